@@ -9,12 +9,16 @@ use std::path::Path;
 
 use words::{Word, words};
 
+#[path = "tidy/badges.rs"]
+mod badges;
 #[path = "tidy/earlier.rs"]
 mod earlier;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/openings.rs"]
 mod openings;
+#[path = "tidy/pages.rs"]
+mod pages;
 #[path = "tidy/types.rs"]
 mod types;
 #[path = "tidy/words.rs"]
@@ -168,6 +172,38 @@ fn few_doc_comments_open_with_a_question_word() {
     if let Some(complaint) = openings::complaint(&files(".rs")) {
         panic!("\n{complaint}");
     }
+}
+
+#[test]
+fn each_operation_of_the_protocol_has_a_drawing() {
+    let protocol = page("docs/protocol.md").expect("the page of the protocol");
+    assert!(pages::operations(&protocol) > 0, "found no operation: the check is broken");
+    assert_eq!(pages::undrawn(&protocol), [""; 0], "operations without a drawing");
+}
+
+#[test]
+fn the_defaults_name_constants_and_fields_that_their_files_have() {
+    let unfounded = pages::unfounded(&page("docs/operations.md").expect("the page of operations"), page);
+    assert!(unfounded.is_empty(), "in docs/operations.md:\n  {}", unfounded.join("\n  "));
+}
+
+#[test]
+fn badges_state_facts_of_the_manifest_and_of_the_sources() {
+    let manifest = page("Cargo.toml").expect("the manifest");
+    for badge in badges::badges(&manifest, UNSAFE_FILES, &files(".rs")) {
+        let path = format!("{}/{}.svg", badges::FOLDER, badge.name);
+        if std::env::var_os("UPDATE_BADGES").is_some() {
+            let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+            std::fs::write(root.join(&path), badge.svg()).unwrap_or_else(|error| panic!("{path}: {error}"));
+        }
+        let drawn = page(&path).unwrap_or_default();
+        assert!(badge.is_stated_by(&drawn), "{path} states another fact: UPDATE_BADGES=1 writes it again");
+    }
+}
+
+/// The text of a file of the workspace.
+fn page(path: &str) -> Option<String> {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).ok()
 }
 
 /// Panics with all that `check` finds in the files whose names end so.
