@@ -34,14 +34,14 @@ pub(super) struct SspServer {
     queue: VecDeque<(GradientId, Option<f32>)>,
     /// The record that holds gradients back, under strong VAP.
     unseen: Option<Unseen>,
-    fold: Fold,
+    fold: FoldState,
     expected: Option<GradientId>,
     pushes: bool,
     push_is_due: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fold {
+enum FoldState {
     Idle,
     Running(GradientId),
     /// Running, but the worker has left: its clock belongs to no worker now, even if the worker comes back before the
@@ -61,7 +61,7 @@ impl SspServer {
             folded: ClockTable::at(clock),
             queue: VecDeque::new(),
             unseen: None,
-            fold: Fold::Idle,
+            fold: FoldState::Idle,
             expected: None,
             pushes,
             push_is_due: false,
@@ -102,8 +102,8 @@ impl ServerScheme for SspServer {
                     return;
                 }
                 self.queue.retain(|(gradient, _)| gradient.worker != worker);
-                if matches!(self.fold, Fold::Running(gradient) if gradient.worker == worker) {
-                    self.fold = Fold::Orphaned;
+                if matches!(self.fold, FoldState::Running(gradient) if gradient.worker == worker) {
+                    self.fold = FoldState::Orphaned;
                 }
                 self.expected = None;
                 self.folded.leave(worker);
@@ -125,10 +125,10 @@ impl ServerScheme for SspServer {
                 }
             }
             ServerEvent::Applied { version, .. } => {
-                if let Some(unseen) = self.unseen.as_mut().filter(|_| self.fold != Fold::Idle) {
+                if let Some(unseen) = self.unseen.as_mut().filter(|_| self.fold != FoldState::Idle) {
                     unseen.applied(version);
                 }
-                if let Fold::Running(gradient) = std::mem::replace(&mut self.fold, Fold::Idle) {
+                if let FoldState::Running(gradient) = std::mem::replace(&mut self.fold, FoldState::Idle) {
                     self.folded.advance(gradient.worker, gradient.clock.next());
                 }
             }
@@ -140,7 +140,7 @@ impl ServerScheme for SspServer {
         if std::mem::take(&mut self.push_is_due) {
             return Some(ServerAction::Push);
         }
-        if !self.members.complete() || self.fold != Fold::Idle {
+        if !self.members.complete() || self.fold != FoldState::Idle {
             return None;
         }
         let weight = self.weight();
@@ -151,7 +151,7 @@ impl ServerScheme for SspServer {
             self.queue.pop_front();
             shares.clear();
             shares.push(Share { gradient, weight });
-            self.fold = Fold::Running(gradient);
+            self.fold = FoldState::Running(gradient);
             return Some(ServerAction::Apply);
         }
         let gradient = self.expect()?;
