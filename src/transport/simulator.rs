@@ -9,8 +9,8 @@ use crate::time::{Duration, Instant};
 
 /// A simulator, as one node of it sees it. See [`Transport::simulator`](super::Transport::simulator).
 ///
-/// The node suspends its future after each call that lets time pass, and the simulator polls it again when that time has
-/// come.
+/// The node suspends its future after each call that lets time pass, and the simulator polls it again when that time
+/// has come.
 pub trait Simulator: Send + Sync {
     /// The time.
     fn now(&self) -> Instant;

@@ -1,9 +1,9 @@
 //! The real nodes over a simulated network that is as hostile as the transport contract permits, under virtual time.
 //!
 //! Servers, workers and readers run the code that they run in a process: the futures that their blocking calls wait
-//! for. Wherever a node waits, its future is suspended and virtual time passes. A seed decides everything: the job, how long
-//! anything takes and in what order, what breaks and when. A judge that sees everything from outside holds every run
-//! against the promises, and after the last fault all nodes must get to the end.
+//! for. Wherever a node waits, its future is suspended and virtual time passes. A seed decides everything: the job,
+//! how long anything takes and in what order, what breaks and when. A judge that sees everything from outside holds
+//! every run against the promises, and after the last fault all nodes must get to the end.
 //!
 //! ```
 //! use slackline::sim::fabric;
