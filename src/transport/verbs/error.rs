@@ -17,7 +17,7 @@ pub enum OpenError {
     #[error("this host has no RDMA device; {}", remedy_of(self))]
     NoDevice,
     /// No device has this name.
-    #[error("this host has no RDMA device `{name}`; it has {known}: {}", remedy_of(self))]
+    #[error("this host has no RDMA device `{name}`; {}", remedy_of(self))]
     UnknownDevice {
         /// The name that was asked for.
         name: String,
@@ -105,7 +105,9 @@ impl Diagnostic for OpenError {
                                     type rxe netdev eth0`"
                     .into()
             }
-            OpenError::UnknownDevice { .. } => "see `slackline doctor`".into(),
+            OpenError::UnknownDevice { known, .. } => {
+                format!("it has {known}: see `slackline doctor`").into()
+            }
             OpenError::NoPort { ports, .. } => format!("it has ports 1 to {ports}").into(),
             OpenError::Open { remedy, .. } | OpenError::System { remedy, .. } => (*remedy).into(),
             OpenError::PortDown { remedy, .. }

@@ -75,7 +75,11 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 1,
         parts_links: false,
-        job: Job::Tests { target: "verbs", release: false, filters: &["verbs::", "rdma", "the_servers_of"] },
+        job: Job::Tests {
+            target: "verbs",
+            release: false,
+            filters: &["verbs::", "verbs_proved::", "rdma", "the_servers_of"],
+        },
         timeout: Duration::from_secs(600),
     },
     Run {

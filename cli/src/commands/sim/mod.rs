@@ -151,8 +151,8 @@ fn give_text(args: &Args, text: &str, json: &Value) -> Result<(), Failure> {
 
 fn keep(option: &str, path: &Path, text: &str) -> Result<(), Failure> {
     output::replace(path, text.as_bytes()).map_err(|error| {
-        let what = "cannot be written; check the folder, its permissions and the space left";
-        Failure::failed(format!("{option} {}: {error}: {what}", path.display()))
+        let remedy = "check the folder, its permissions and the space left";
+        Failure::failed(format!("{option} {}: cannot be written: {error}", path.display())).help(remedy)
     })
 }
 

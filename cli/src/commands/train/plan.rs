@@ -432,19 +432,20 @@ fn learning_rate(optimizer: OptimizerName) -> f32 {
 /// Nothing is trained whose result could not be kept, and nothing that is read is written over.
 fn check_outputs(args: &Args) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    let taken = |option: &str, path: &Path, what: String| {
+        Err(Failure::usage(format!("{option} {}: {what}", path.display())).help("choose another name"))
+    };
     for (option, path) in [("--save", args.save.as_deref()), ("--json", json)] {
         let Some(path) = path else { continue };
         output::check(option, path)?;
         if args.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
-            let what = "is the file to train on, and would be replaced; choose another name";
-            return Err(Failure::usage(format!("{option} {}: {what}", path.display())));
+            return taken(option, path, "is the file to train on, and would be replaced".to_owned());
         }
     }
     let Some(json) = json else { return Ok(()) };
     for (option, path) in [("--save", &args.save), ("--load", &args.load)] {
         if path.as_deref().is_some_and(|path| output::same_file(path, json)) {
-            let what = format!("{option} names the same file; choose another name");
-            return Err(Failure::usage(format!("--json {}: {what}", json.display())));
+            return taken("--json", json, format!("{option} names the same file"));
         }
     }
     Ok(())
