@@ -92,8 +92,8 @@ fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
     }
     if let Some(path) = &plan.json {
         output::replace(path, report::json(plan, outcome).as_bytes()).map_err(|error| {
-            let remedy = "check the folder, its permissions and the space left";
-            Failure::failed(format!("--json {}: cannot be written: {error}", path.display())).help(remedy)
+            Failure::failed(format!("--json {}: cannot be written: {error}", path.display()))
+                .help("check the folder, its permissions and the space left")
         })?;
     }
     io::stdout().write_all(table.as_bytes()).map_err(stdout_failed)

@@ -443,12 +443,11 @@ fn check_outputs(args: &Args) -> Result<(), Failure> {
         }
     }
     let Some(json) = json else { return Ok(()) };
-    for (option, path) in [("--save", &args.save), ("--load", &args.load)] {
-        if path.as_deref().is_some_and(|path| output::same_file(path, json)) {
-            return taken("--json", json, format!("{option} names the same file"));
-        }
+    let is_json = |path: &Option<PathBuf>| path.as_deref().is_some_and(|path| output::same_file(path, json));
+    match [("--save", &args.save), ("--load", &args.load)].into_iter().find(|(_, path)| is_json(path)) {
+        Some((option, _)) => taken("--json", json, format!("{option} names the same file")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The shape of the model, and its parameters where they come from a file.
