@@ -546,11 +546,12 @@ impl<E: Endpoint> Link<E> {
         let begun = runtime.now();
         // A dead owner's memory would satisfy this reader for ever.
         self.look_around(begun)?;
+        // Most pins end here, and read the clock once.
+        if let Some(pulled) = self.hold_once(bound)? {
+            return Ok(pulled);
+        }
         let held = wait(&runtime, begun + timeout, |now| {
-            let shard = self.welcome.shard;
-            let failed = |source| Error::Pin { shard, source };
-            let pins = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?;
-            if let Some(pulled) = pins.hold(bound).map_err(failed)? {
+            if let Some(pulled) = self.hold_once(bound)? {
                 return Ok(WaitTurn::Done(pulled));
             }
             self.look_around(now)?;
@@ -560,6 +561,13 @@ impl<E: Endpoint> Link<E> {
         let held = held.await?;
         let (operation, seen) = ("pinning a version", self.line.seen);
         held.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
+    }
+
+    /// Pins the newest version if it satisfies `bound`.
+    fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
+        let shard = self.welcome.shard;
+        let failed = |source| Error::Pin { shard, source };
+        self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)
     }
 
     /// Returns the memory of the slot that `publish` reserved, if it is mapped.

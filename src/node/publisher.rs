@@ -3,7 +3,7 @@
 use super::Error;
 use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions};
-use super::wait::{WaitTurn, wait};
+use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::Pinned;
@@ -112,17 +112,9 @@ impl<T: Transport> Publisher<T> {
         until: impl Fn(&Self) -> bool,
         timeout: Duration,
     ) -> Result<bool, Error> {
-        let runtime = self.shard.runtime.clone();
-        let deadline = runtime.now() + timeout;
-        let ended = wait(&runtime, deadline, |now| {
-            let progress = self.poll(now);
-            Ok(match until(self) {
-                true => WaitTurn::Done(()),
-                false if progress => WaitTurn::Progress,
-                false => self.shard.sleep(false, deadline - now),
-            })
-        });
-        Ok(ended.await?.is_some())
+        let poll = |publisher: &mut Self, now| Ok(publisher.poll(now));
+        let sleep = |publisher: &mut Self, at_most| publisher.shard.sleep(false, at_most);
+        drive(self.shard.runtime.clone(), self, poll, sleep, until, timeout).await
     }
 
     /// Publishes `bytes`, the whole table, as the next version.

@@ -358,7 +358,7 @@ impl<T: Transport> Shard<T> {
 
     /// The end of a turn that got nowhere: sleeps for `at_most` where peers wake this thread. An owner does not sleep
     /// while it has work under way whose end no peer announces (`is_busy`).
-    pub(super) fn sleep<R>(&mut self, is_busy: bool, at_most: Duration) -> WaitTurn<R> {
+    pub(super) fn sleep(&mut self, is_busy: bool, at_most: Duration) -> WaitTurn<()> {
         let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };

@@ -208,6 +208,28 @@ pub(super) async fn wait<R>(
     }
 }
 
+/// Polls an owner until `until` says so or `timeout` has passed; false if it was the timeout. `sleep` ends a turn that
+/// got nowhere, and is told for how long it may sleep at most.
+pub(super) async fn drive<N>(
+    runtime: Runtime,
+    node: &mut N,
+    mut poll: impl FnMut(&mut N, Instant) -> Result<bool, Error>,
+    mut sleep: impl FnMut(&mut N, Duration) -> WaitTurn<()>,
+    until: impl Fn(&N) -> bool,
+    timeout: Duration,
+) -> Result<bool, Error> {
+    let deadline = runtime.now() + timeout;
+    let ended = wait(&runtime, deadline, |now| {
+        let progress = poll(node, now)?;
+        Ok(match until(node) {
+            true => WaitTurn::Done(()),
+            false if progress => WaitTurn::Progress,
+            false => sleep(node, deadline - now),
+        })
+    });
+    Ok(ended.await?.is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,8 +3,8 @@
 use super::Server;
 use crate::node::Error;
 use crate::node::runtime::complete;
-use crate::node::wait::{WaitTurn, wait};
-use crate::time::{Duration, Instant};
+use crate::node::wait::{WaitTurn, drive};
+use crate::time::Duration;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
@@ -19,24 +19,15 @@ impl<T: Transport> Server<T> {
         until: impl Fn(&Self) -> bool,
         timeout: Duration,
     ) -> Result<bool, Error> {
-        let runtime = self.shard.runtime.clone();
-        let deadline = runtime.now() + timeout;
-        let ended = wait(&runtime, deadline, |now| {
-            let progress = self.poll(now)?;
-            Ok(match until(self) {
-                true => WaitTurn::Done(()),
-                false if progress => WaitTurn::Progress,
-                false => self.sleep(now, deadline),
-            })
-        });
-        Ok(ended.await?.is_some())
+        drive(self.shard.runtime.clone(), self, Self::poll, Self::sleep, until, timeout).await
     }
 
-    fn sleep<R>(&mut self, now: Instant, deadline: Instant) -> WaitTurn<R> {
-        let until = self.scheme.poll_timeout().map_or(deadline, |timer| timer.min(deadline));
+    fn sleep(&mut self, at_most: Duration) -> WaitTurn<()> {
+        let timer = self.scheme.poll_timeout().map(|at| at.saturating_since(self.shard.runtime.now()));
+        let at_most = timer.map_or(at_most, |timer| at_most.min(timer));
         // The chunks of a gradient that is being folded come in without a word, and so does the end of what holds up a
         // fold that counts.
         let is_busy = self.work.bound || self.aggregator.is_running();
-        self.shard.sleep(is_busy, until - now)
+        self.shard.sleep(is_busy, at_most)
     }
 }

@@ -293,7 +293,7 @@ impl Initiator {
     #[inline]
     fn send(&mut self) {
         while self.broken.is_none() && self.unsent < self.queue.len() {
-            if self.is_blocked && !self.socket.wait_for_room(0) {
+            if self.is_blocked && !self.socket.has_room() {
                 return;
             }
             let mut pieces = SmallVec::<[VolatileSlice<'_>; MAX_PIECES]>::new();

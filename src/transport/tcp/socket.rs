@@ -100,13 +100,12 @@ impl Socket {
         }
     }
 
-    /// Waits until a good part of the system's buffer is free, or the connection has ended, for at most `timeout_ms`;
-    /// whether it came to that.
-    pub(super) fn wait_for_room(&self, timeout_ms: i64) -> bool {
+    /// True if a good part of the system's buffer is free, or the connection has ended.
+    pub(super) fn has_room(&self) -> bool {
         let mut sockets = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::OUT)];
-        let timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: timeout_ms * 1_000_000 };
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // If the question fails, the next send tells.
-        !matches!(rustix::event::poll(&mut sockets, Some(&timeout)), Ok(0))
+        !matches!(rustix::event::poll(&mut sockets, Some(&at_once)), Ok(0))
     }
 
     /// Ends the connection now.
