@@ -43,6 +43,17 @@ pub enum ChannelError {
         /// The purpose that this side wanted.
         ours: &'static str,
     },
+    /// One side demands that TCP data is encrypted, and the other one does not.
+    #[error(
+        "its tcp data is {theirs}, that of this process {ours}: encrypt it in all processes of the job or in none \
+         (--encrypt, or SLACKLINE_TCP_ENCRYPT=1)"
+    )]
+    Encryption {
+        /// The way in which the other side's data travels.
+        theirs: &'static str,
+        /// The way in which this side's data travels.
+        ours: &'static str,
+    },
     /// The other side does not know the secret that this side knows.
     #[error("the two sides do not know the same secret: give all processes of the job the same secret file")]
     Secret,

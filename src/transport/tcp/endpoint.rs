@@ -107,8 +107,8 @@ impl TcpEndpoint {
 
 #[cold]
 fn take_lane(connection: &Connection, queue_depth: usize) -> Option<Initiator> {
-    let stream = connection.reverse(Lane::ReverseData).take()?;
-    Some(Initiator::new(Socket::patient(stream), connection.theirs.blob.epoch, queue_depth))
+    let socket = connection.reverse(Lane::ReverseData).take()?;
+    Some(Initiator::new(socket, connection.theirs.blob.epoch, queue_depth))
 }
 
 impl Endpoint for TcpEndpoint {
