@@ -72,7 +72,8 @@ impl Fixture for EncryptedTcpFixture {
     const ROUNDS: u64 = TcpFixture::ROUNDS;
 
     fn transport() -> Tcp {
-        Tcp::encrypted(Secret::from_text("the secret of both processes", "a test").expect("it is long enough"))
+        let secret = Secret::from_text("the secret of both processes", "a test").expect("it is long enough");
+        Tcp::with_secret(secret.encrypting())
     }
 
     fn address() -> Address {

@@ -195,8 +195,12 @@ impl Greeting {
         const CLEAR: u32 = Purpose::Transport as u32;
         const ENCRYPTED: u32 = Purpose::EncryptedTransport as u32;
         match (theirs, self.purpose as u32) {
-            (CLEAR, ENCRYPTED) => return ChannelError::Encryption { theirs: "in the clear", ours: "encrypted" },
-            (ENCRYPTED, CLEAR) => return ChannelError::Encryption { theirs: "encrypted", ours: "in the clear" },
+            (CLEAR, ENCRYPTED) => {
+                return ChannelError::Encryption { theirs: "in the clear", ours: "encrypted" };
+            }
+            (ENCRYPTED, CLEAR) => {
+                return ChannelError::Encryption { theirs: "encrypted", ours: "in the clear" };
+            }
             _ => {}
         }
         ChannelError::Purpose { theirs: purpose_name(theirs), ours: self.purpose.name() }

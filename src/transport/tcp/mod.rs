@@ -27,7 +27,7 @@
 //! **Who is let in.** Each peer that proves that it knows the [secret](crate::channel::Secret); without one, each
 //! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
 //! tickets by which lanes join, are told over an encrypted channel. Requests and data are in the clear unless both
-//! sides [encrypt](Tcp::encrypted) them: then all bytes behind the handshake travel in records that are encrypted and
+//! sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that are encrypted and
 //! authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on either side.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
@@ -106,7 +106,6 @@ const NAME: &str = "tcp";
 pub struct Tcp {
     queue_depth: usize,
     secret: Option<Secret>,
-    encrypts: bool,
     /// The progress thread, once it was needed.
     engine: Arc<Mutex<Option<Arc<Engine>>>>,
     access_violations: Arc<AtomicU64>,
@@ -124,21 +123,16 @@ impl Tcp {
         Tcp {
             queue_depth: QUEUE_DEPTH,
             secret: None,
-            encrypts: false,
             engine: Arc::default(),
             access_violations: Arc::default(),
         }
     }
 
-    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are.
+    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are. With one that
+    /// [encrypts](Secret::encrypting), all that follows the handshake is encrypted, and a peer that does not encrypt is
+    /// refused.
     pub fn with_secret(secret: Secret) -> Self {
         Tcp { secret: Some(secret), ..Tcp::new() }
-    }
-
-    /// Makes a transport over TCP between all processes that know `secret` and that encrypt, too: everything travels
-    /// encrypted and authenticated. A peer that does not encrypt is refused.
-    pub fn encrypted(secret: Secret) -> Self {
-        Tcp { encrypts: true, ..Tcp::with_secret(secret) }
     }
 
     /// The same with queues of `queue_depth` requests.
@@ -163,8 +157,12 @@ impl Tcp {
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
+    fn encrypts(&self) -> bool {
+        self.secret.as_ref().is_some_and(Secret::encrypts)
+    }
+
     fn terms(&self) -> channel::ChannelTerms {
-        let purpose = if self.encrypts { Purpose::EncryptedTransport } else { Purpose::Transport };
+        let purpose = if self.encrypts() { Purpose::EncryptedTransport } else { Purpose::Transport };
         let terms = channel::ChannelTerms::new(purpose);
         channel::ChannelTerms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
@@ -176,7 +174,7 @@ impl std::fmt::Debug for Tcp {
         f.debug_struct("Tcp")
             .field("queue_depth", &self.queue_depth)
             .field("has_secret", &has_secret)
-            .field("encrypts", &self.encrypts)
+            .field("encrypts", &self.encrypts())
             .finish()
     }
 }

@@ -36,8 +36,9 @@ const RECORDS_PER_KEY: u64 = 1 << 20;
 
 pub(super) const DAMAGED: Broken =
     Broken("an encrypted record was changed, dropped, repeated or moved on its way");
-pub(super) const CUT: Broken =
-    Broken("the connection ended within an encrypted record: the peer process ended, or the rest was cut off");
+pub(super) const CUT: Broken = Broken(
+    "the connection ended within an encrypted record: the peer process ended, or the rest was cut off",
+);
 
 /// Both directions of a lane.
 pub(super) struct Records {
@@ -131,7 +132,11 @@ impl Key {
     fn next(&mut self) -> (&Aes256Gcm, Nonce<<Aes256Gcm as aes_gcm::aead::AeadCore>::NonceSize>) {
         if self.records == RECORDS_PER_KEY {
             *self = Key::new(
-                Sha256::new().chain_update(b"slackline next key\0").chain_update(self.bytes).finalize().into(),
+                Sha256::new()
+                    .chain_update(b"slackline next key\0")
+                    .chain_update(self.bytes)
+                    .finalize()
+                    .into(),
             );
         }
         let mut nonce = Nonce::default();
@@ -289,5 +294,136 @@ impl Opening {
                 true
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::initiator::ENDED;
+    use super::*;
+
+    /// The two ends of a lane.
+    fn ends() -> (Records, Records) {
+        let (a, b) = ([1; 32], [2; 32]);
+        (Records::new(&DataKeys { send: a, receive: b }), Records::new(&DataKeys { send: b, receive: a }))
+    }
+
+    /// Sends in one piece; returns the bytes on the wire.
+    fn seal(end: &mut Records, bytes: &[u8]) -> Vec<u8> {
+        let mut wire = Vec::new();
+        let sent = end.send(&[VolatileSlice::from_ref(bytes)], |record| {
+            wire.extend(record);
+            Ok(Moved::Bytes(record.len()))
+        });
+        assert_eq!(sent, Ok(Moved::Bytes(bytes.len())));
+        wire
+    }
+
+    /// Receives all that the wire brings, in portions, and then the end of the stream.
+    fn open(end: &mut Records, mut wire: &[u8], portion: usize) -> (Vec<u8>, Broken) {
+        let (mut opened, mut buffer) = (Vec::new(), [0; 1000]);
+        loop {
+            let received = end.receive(None, &mut buffer, |inbox| {
+                let bytes = portion.min(inbox.len()).min(wire.len());
+                inbox[..bytes].copy_from_slice(&wire[..bytes]);
+                wire = &wire[bytes..];
+                if bytes > 0 { Ok(Moved::Bytes(bytes)) } else { Err(Broken(ENDED)) }
+            });
+            match received {
+                Ok(Moved::Bytes(bytes)) => opened.extend(&buffer[..bytes]),
+                Ok(Moved::Nothing) => {}
+                Err(broken) => return (opened, broken),
+            }
+        }
+    }
+
+    fn payload(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|index| (index * 7 % 251) as u8).collect()
+    }
+
+    #[test]
+    fn what_was_sealed_is_opened_whatever_portions_it_comes_in() {
+        let bytes = payload(3 * RECORD_BYTES + 17);
+        for portion in [1, 19, 4096, RECORD_BYTES + 1, usize::MAX] {
+            let (mut sender, mut receiver) = ends();
+            let mut wire = seal(&mut sender, &bytes[..5]);
+            wire.extend(seal(&mut sender, &bytes[5..]));
+            assert!(open(&mut receiver, &wire, portion) == (bytes.clone(), Broken(ENDED)), "{portion}");
+        }
+    }
+
+    #[test]
+    fn a_record_that_does_not_fit_is_sent_on_later_and_counts_then() {
+        let (mut sender, mut receiver) = ends();
+        let (bytes, mut wire) = (payload(2 * RECORD_BYTES), Vec::new());
+        let (mut sent, mut calls) = (0, 0);
+        while sent < bytes.len() {
+            calls += 1;
+            let moved = sender.send(&[VolatileSlice::from_ref(&bytes[sent..])], |record| {
+                let some = record.len().min(50_000);
+                wire.extend(&record[..some]);
+                Ok(Moved::Bytes(some))
+            });
+            if let Moved::Bytes(moved) = moved.unwrap() {
+                sent += moved;
+            }
+        }
+        assert_eq!(calls, 4);
+        assert!(open(&mut receiver, &wire, usize::MAX).0 == bytes);
+    }
+
+    #[test]
+    fn no_changed_byte_and_no_cut_lets_any_of_a_record_out() {
+        let (first, second) = (payload(40), payload(60));
+        for at in 0..2 * 20 + 100 {
+            let (mut sender, mut receiver) = ends();
+            let mut wire = seal(&mut sender, &first);
+            wire.extend(seal(&mut sender, &second));
+            let intact = if at < 60 { 0 } else { 40 };
+            let (cut, why) = open(&mut receiver, &wire[..at], usize::MAX);
+            assert_eq!(cut.len(), intact, "cut at {at}");
+            assert_eq!(why, if at % 60 == 0 { Broken(ENDED) } else { CUT }, "cut at {at}");
+            wire[at] ^= 1;
+            let (opened, why) = open(&mut ends().1, &wire, usize::MAX);
+            assert_eq!(opened.len(), intact, "byte {at}");
+            // A length that grew waits for bytes that do not come.
+            assert!(why == DAMAGED || why == CUT, "byte {at}: {why:?}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_a_swapped_and_a_returned_record_do_not_open() {
+        let (mut sender, _) = ends();
+        let (one, two) = (seal(&mut sender, b"one"), seal(&mut sender, b"two"));
+        let wires = [[one.clone(), one.clone()], [two.clone(), one.clone()]];
+        for (wire, opened) in wires.iter().zip([&b"one"[..], b""]) {
+            assert_eq!(open(&mut ends().1, &wire.concat(), usize::MAX), (opened.to_vec(), DAMAGED));
+        }
+        // Back to the side that sent it.
+        assert_eq!(open(&mut ends().0, &one, usize::MAX), (Vec::new(), DAMAGED));
+        // To another lane.
+        let mut other = Records::new(&DataKeys { send: [1; 32], receive: [3; 32] });
+        assert_eq!(open(&mut other, &one, usize::MAX), (Vec::new(), DAMAGED));
+    }
+
+    #[test]
+    fn a_length_that_no_record_has_ends_the_lane() {
+        for length in [0, RECORD_BYTES as u32 + 1, u32::MAX] {
+            let mut wire = length.to_le_bytes().to_vec();
+            wire.extend([7; 100]);
+            assert_eq!(open(&mut ends().1, &wire, usize::MAX), (Vec::new(), DAMAGED));
+        }
+    }
+
+    #[test]
+    fn after_its_last_record_a_key_is_replaced_on_both_sides() {
+        let (mut sender, mut receiver) = ends();
+        sender.sealing.key.records = RECORDS_PER_KEY - 1;
+        receiver.opening.key.records = RECORDS_PER_KEY - 1;
+        let last = seal(&mut sender, b"same");
+        let next = seal(&mut sender, b"same");
+        assert_eq!((sender.sealing.key.records, sender.sealing.key.bytes == [1; 32]), (1, false));
+        let wire = [last, next].concat();
+        assert_eq!(open(&mut receiver, &wire, usize::MAX), (b"samesame".to_vec(), Broken(ENDED)));
     }
 }

@@ -140,7 +140,8 @@ fn send(stream: &TcpStream, pieces: &[VolatileSlice<'_>]) -> Result<Moved, Broke
     // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
     // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many
     // vectors were written as the header counts, and both live on this stack until the call returns.
-    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    let sent =
+        unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
     match moved(sent)? {
         Some(0) | None => Ok(Moved::Nothing),
         Some(bytes) => Ok(Moved::Bytes(bytes)),

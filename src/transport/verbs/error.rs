@@ -11,6 +11,12 @@ pub enum OpenError {
     /// There is no verbs library, or one that is too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
+    /// Encryption is demanded.
+    #[error(
+        "data by RDMA cannot be encrypted here, as the device sends it from memory; use TCP, or leave the encryption out \
+         and protect the link by IPsec or MACsec"
+    )]
+    Encryption,
     /// There is a library and no device.
     #[error(
         "this host has no RDMA device; load the driver of its adapter, or make a software one with \
@@ -98,7 +104,7 @@ impl OpenError {
     #[doc(hidden)]
     pub fn device(&self) -> Option<&str> {
         match self {
-            OpenError::Library(_) | OpenError::NoDevice => None,
+            OpenError::Library(_) | OpenError::Encryption | OpenError::NoDevice => None,
             OpenError::UnknownDevice { name: device, .. }
             | OpenError::Open { device, .. }
             | OpenError::NoPort { device, .. }

@@ -62,12 +62,8 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
                  or --coordinate to be met by `slackline serve` and `slackline work`",
             ));
         }
-        // No other process needs to know where these processes meet, nor their secret, unless a file with one was
-        // given.
-        let secret = match args.job.secret_file {
-            Some(_) => args.job.secret()?,
-            None => Some(Secret::random().map_err(Failure::failed)?),
-        };
+        // No other process needs to know where these processes meet.
+        let secret = args.job.secret.own()?;
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
@@ -115,7 +111,7 @@ fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Resu
     let mut addresses =
         meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
     let listen = addresses.next().ok_or_else(|| unusable("it has no address".into()))?;
-    Ok(Part::Coordinate(Job { listen, secret: args.job.secret()?, starts }))
+    Ok(Part::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }
 
 impl Job {
