@@ -142,7 +142,7 @@ impl Greeting {
         self.check_prefix(hello, HELLO).map_err(|error| {
             let reason = match error {
                 ChannelError::Version { .. } => GreetingRefusal::Version,
-                ChannelError::Purpose { .. } => GreetingRefusal::Purpose,
+                ChannelError::Purpose { .. } | ChannelError::Encryption { .. } => GreetingRefusal::Purpose,
                 _ => return silent(error),
             };
             Failed { error, answer: Some(refusal(reason, self.purpose)) }
