@@ -20,9 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Start the processes of a job on this host.
 ///
 /// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS, _SECRET and
-/// _TCP_ENCRYPT, which `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on: the job itself
-/// decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one kills them.
-/// SIGUSR1 and SIGUSR2 are passed on, too, and end nothing by themselves.
+/// _TCP_ENCRYPT, which `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on:
+/// the job itself decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one
+/// kills them. SIGUSR1 and SIGUSR2 are passed on, too, and end nothing by themselves.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:

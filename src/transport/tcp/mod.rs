@@ -27,8 +27,8 @@
 //! **Who is let in.** Each peer that proves that it knows the [secret](crate::channel::Secret); without one, each
 //! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
 //! tickets by which lanes join, are told over an encrypted channel. Requests and data are in the clear unless both
-//! sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that are encrypted and
-//! authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on either side.
+//! sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that are encrypted
+//! and authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on either side.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
 //! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.

@@ -13,8 +13,8 @@ pub enum OpenError {
     Library(#[from] LibraryError),
     /// Encryption is demanded.
     #[error(
-        "data by RDMA cannot be encrypted here, as the device sends it from memory; use TCP, or leave the encryption out \
-         and protect the link by IPsec or MACsec"
+        "data by RDMA cannot be encrypted here, as the device sends it from memory; use TCP, or leave the encryption \
+         out and protect the link by IPsec or MACsec"
     )]
     Encryption,
     /// There is a library and no device.

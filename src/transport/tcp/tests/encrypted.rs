@@ -11,7 +11,7 @@ use crate::transport::Disconnected;
 /// The change that the man in the middle makes to the records of one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Tamper {
-    /// Flips a bit of the byte at this place of the first record.
+    /// Flips a bit of this byte of the first record.
     Flip(usize),
     /// Keeps the first record to itself.
     Drop,
