@@ -20,7 +20,7 @@ mod transport {
     pub(crate) mod service;
 }
 
-use slackline::{Address, Shm, Tcp, sim::fabric::SimTransport};
+use slackline::{Address, Secret, Shm, Tcp, sim::fabric::SimTransport};
 use transport::apart::Apart;
 use transport::fixture::Fixture;
 
@@ -62,6 +62,27 @@ impl Fixture for TcpFixture {
 
 conformance!(tcp, super::TcpFixture);
 conformance!(tcp_apart, super::Apart<super::TcpFixture>, apart);
+
+/// TCP with all that follows the handshake encrypted.
+struct EncryptedTcpFixture;
+
+impl Fixture for EncryptedTcpFixture {
+    type Transport = Tcp;
+    const MODULE: &'static str = "tcp_encrypted";
+    const ROUNDS: u64 = TcpFixture::ROUNDS;
+
+    fn transport() -> Tcp {
+        let secret = Secret::from_text("the secret of both processes", "a test").expect("it is long enough");
+        Tcp::with_secret(secret.encrypting())
+    }
+
+    fn address() -> Address {
+        TcpFixture::address()
+    }
+}
+
+conformance!(tcp_encrypted, super::EncryptedTcpFixture);
+conformance!(tcp_encrypted_apart, super::Apart<super::EncryptedTcpFixture>, apart);
 
 struct SimFixture;
 

@@ -13,5 +13,6 @@ mod optimizer_name;
 mod output;
 mod rank_args;
 mod scheme_args;
+mod secret_args;
 
 pub use cli::run;

@@ -56,6 +56,19 @@ fn writes_of_every_shape_play_their_ping_pong() {
 }
 
 #[test]
+fn encrypted_tcp_is_measured_and_nothing_else_is_encrypted() {
+    let tcp = ["--transport", "tcp", "--op", "write", "--bytes", "1M", "--validate"];
+    let value = json(&[&tcp[..], &["--encrypt"], &FEW[..]].concat());
+    assert_eq!((&value["transport"], &value["encrypted"]), (&"tcp".into(), &true.into()), "{value}");
+    assert!(json(&[&tcp[..], &FEW[..]].concat()).get("encrypted").is_none());
+    for (transport, why) in [("shm", "does not leave its host"), ("verbs", "IPsec or MACsec")] {
+        let output = bench(&["--transport", transport, "--op", "write", "--encrypt"]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains(why), "{text}");
+    }
+}
+
+#[test]
 fn sizes_may_be_repeated_and_have_suffixes() {
     let sizes = ["--bytes", "1K", "--bytes", "2K,4K", "--sizes", "8"];
     let value = json(&[&["--op", "memcpy", "--from-shared"], &sizes[..], &FEW[..]].concat());

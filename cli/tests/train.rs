@@ -427,6 +427,25 @@ fn a_secret_file_that_others_can_read_is_refused_and_a_good_one_is_used() {
 }
 
 #[test]
+fn a_run_over_encrypted_tcp_learns_what_one_in_the_clear_does() {
+    let options = ["--scheme", "bsp", "--seed", "7", "--transport", "tcp", "--servers", "2", "--epochs", "2"];
+    let encrypted = train(&[&options[..], &["--encrypt"]].concat());
+    assert_eq!(encrypted["final_accuracy"], train(&options)["final_accuracy"]);
+    assert_eq!((&encrypted["transport"], &encrypted["evicted"]), (&"tcp".into(), &0.into()), "{encrypted}");
+}
+
+#[test]
+fn encryption_that_cannot_be_had_is_refused_with_a_remedy() {
+    let coordinate = ["--coordinate", "--rendezvous", "127.0.0.1:0", "--encrypt"];
+    misused(&coordinate, "tcp data cannot be encrypted without a secret", "SLACKLINE_SECRET_FILE");
+    let output = command(&["--epochs", "1"]).env("SLACKLINE_TCP_ENCRYPT", "maybe").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("SLACKLINE_TCP_ENCRYPT is `maybe`"), "{}", stderr(&output));
+    let text = refused(1, &["--transport", "verbs", "--encrypt", "--epochs", "1"]);
+    assert!(text.contains("RDMA cannot be encrypted") && text.contains("IPsec or MACsec"), "{text}");
+}
+
+#[test]
 fn a_run_over_tcp_that_goes_well_warns_of_nothing() {
     let options = ["--transport", "tcp", "--servers", "2", "--epochs", "1", "--model", "softmax"];
     let output = command(&options).env("RUST_LOG", "warn").output().unwrap();

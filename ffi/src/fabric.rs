@@ -25,8 +25,8 @@ pub(crate) enum Source<'a> {
 pub(crate) fn fabric(secret: Source<'_>, addresses: &[Address]) -> Result<Fabric, Failure> {
     let secret = match secret {
         Source::Environment => Secret::from_environment()?,
-        Source::Text(text) => Some(Secret::from_text(text, "the options")?),
-        Source::File(path) => Some(Secret::from_file(path)?),
+        Source::Text(text) => Secret::demanding(Some(Secret::from_text(text, "the options")?), false)?,
+        Source::File(path) => Secret::demanding(Some(Secret::from_file(path)?), false)?,
     };
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
     let Some(peer) = addresses.iter().find_map(rdma) else { return Ok(mixed) };
@@ -95,9 +95,10 @@ impl From<SecretError> for Failure {
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Failure {
         let status = match error {
-            OpenError::Library(_) | OpenError::NoDevice | OpenError::UnknownDevice { .. } => {
-                Status::Unsupported
-            }
+            OpenError::Library(_)
+            | OpenError::NoDevice
+            | OpenError::UnknownDevice { .. }
+            | OpenError::Encryption => Status::Unsupported,
             _ => Status::System,
         };
         Failure::of(status, &error)

@@ -45,6 +45,14 @@ pub enum ChannelError {
         /// The purpose that this side wanted.
         ours: &'static str,
     },
+    /// One side demands that TCP data is encrypted, and the other one does not.
+    #[error("its tcp data is {theirs}, that of this process {ours}: {}", remedy_of(self))]
+    Encryption {
+        /// The way in which the other side's data travels.
+        theirs: &'static str,
+        /// The way in which this side's data travels.
+        ours: &'static str,
+    },
     /// The other side does not know the secret that this side knows.
     #[error("the two sides do not know the same secret: {}", remedy_of(self))]
     Secret,
@@ -83,6 +91,9 @@ impl Diagnostic for ChannelError {
             ChannelError::Foreign => "check the address and the port".into(),
             ChannelError::Version { .. } => "run the same slackline on both sides".into(),
             ChannelError::Purpose { .. } => "check the port".into(),
+            ChannelError::Encryption { .. } => {
+                "encrypt it in all processes of the job or in none (--encrypt, or SLACKLINE_TCP_ENCRYPT=1)".into()
+            }
             ChannelError::Secret => "give all processes of the job the same secret file".into(),
             ChannelError::NeedsSecret { .. } => {
                 "give all processes of the job one secret (a file of mode 0600)".into()

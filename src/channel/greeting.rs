@@ -142,7 +142,7 @@ impl Greeting {
         self.check_prefix(hello, HELLO).map_err(|error| {
             let reason = match error {
                 ChannelError::Version { .. } => GreetingRefusal::Version,
-                ChannelError::Purpose { .. } => GreetingRefusal::Purpose,
+                ChannelError::Purpose { .. } | ChannelError::Encryption { .. } => GreetingRefusal::Purpose,
                 _ => return silent(error),
             };
             Failed { error, answer: Some(refusal(reason, self.purpose)) }
@@ -156,7 +156,7 @@ impl Greeting {
         let mut welcome = self.prefix(WELCOME).to_vec();
         welcome.resize(WELCOME_BYTES, 0);
         noise.write_message(&encode(self.identity), &mut welcome[PREFIX_BYTES..]).map_err(failed)?;
-        self.stage = Stage::Welcomed(Session::new(noise).map_err(failed)?);
+        self.stage = Stage::Welcomed(Session::new(noise, self.purpose).map_err(failed)?);
         Ok(GreetingStep::Answer(welcome))
     }
 
@@ -171,7 +171,7 @@ impl Greeting {
             Ok(IDENTITY_BYTES) => {}
             _ => return Err(ChannelError::Secret),
         }
-        let mut session = Session::new(noise).map_err(cannot_begin)?;
+        let mut session = Session::new(noise, self.purpose).map_err(cannot_begin)?;
         let mut confirmation = Vec::with_capacity(CONFIRMATION_BYTES);
         session.write(&encode(self.identity), &mut confirmation);
         Ok(GreetingStep::Done(Some(confirmation), Agreed { peer: decode(&identity), session }))
@@ -192,6 +192,17 @@ impl Greeting {
     }
 
     fn cross_purposes(&self, theirs: u32) -> ChannelError {
+        const CLEAR: u32 = Purpose::Transport as u32;
+        const ENCRYPTED: u32 = Purpose::EncryptedTransport as u32;
+        match (theirs, self.purpose as u32) {
+            (CLEAR, ENCRYPTED) => {
+                return ChannelError::Encryption { theirs: "in the clear", ours: "encrypted" };
+            }
+            (ENCRYPTED, CLEAR) => {
+                return ChannelError::Encryption { theirs: "encrypted", ours: "in the clear" };
+            }
+            _ => {}
+        }
         ChannelError::Purpose { theirs: purpose_name(theirs), ours: self.purpose.name() }
     }
 
@@ -244,6 +255,7 @@ impl Purpose {
             Purpose::Transport => "memory over tcp",
             Purpose::Verbs => "memory by RDMA",
             Purpose::Measurement => "measurements",
+            Purpose::EncryptedTransport => "memory over encrypted tcp",
         }
     }
 }
@@ -254,6 +266,7 @@ fn purpose_name(number: u32) -> &'static str {
         2 => Purpose::Transport.name(),
         3 => Purpose::Verbs.name(),
         4 => Purpose::Measurement.name(),
+        5 => Purpose::EncryptedTransport.name(),
         _ => "something else",
     }
 }

@@ -18,6 +18,10 @@
 //! versions refuse each other by name. They are the prologue of the handshake, so that no attacker can change them
 //! unseen. Version 1 had a challenge and response of its own, and encrypted nothing.
 //!
+//! What two sides say on the socket after their last message, in a format of their own, is theirs to protect. For a
+//! purpose that wants it encrypted, both take keys for it that are derived from those of the session, so that no two
+//! conversations have the same.
+//!
 //! An unauthenticated peer can make this side hold one message of 64 bytes and no more. A peer that does not know
 //! the secret costs this side a few hashes and no Diffie-Hellman operation. The listener bounds how long such a
 //! peer may take, and how many of them may be under way.
@@ -72,6 +76,7 @@ use std::net::SocketAddr;
 
 pub use error::ChannelError;
 pub use secret::{Secret, SecretError};
+pub(crate) use session::DataKeys;
 pub use socket::listen;
 pub use stream::Channel;
 
@@ -89,6 +94,8 @@ pub enum Purpose {
     Verbs = 3,
     /// The other side of a measurement.
     Measurement = 4,
+    /// Memory of a peer over TCP, with all that follows the handshake encrypted.
+    EncryptedTransport = 5,
 }
 
 /// One side of a conversation, as it calls itself. Encrypted on its way, and authenticated.

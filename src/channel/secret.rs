@@ -1,6 +1,7 @@
 //! The secret of a job.
 
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -16,11 +17,17 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 4096;
 
-/// The secret that all processes of a job know, and no other process. `Debug` does not show its value.
+/// The environment variables that hold a secret, and the demand for encryption.
+const TEXT: &str = "SLACKLINE_SECRET";
+const ENCRYPT: &str = "SLACKLINE_TCP_ENCRYPT";
+
+/// The secret that all processes of a job know, and no other process, and whether it is to protect their data, too.
+/// `Debug` does not show its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: Arc<str>,
     key: [u8; 32],
+    encrypts: bool,
 }
 
 /// A secret that cannot be used.
@@ -63,6 +70,18 @@ pub enum SecretError {
         /// The variable.
         variable: &'static str,
     },
+    /// Encryption is demanded, and there is no secret.
+    #[error(
+        "tcp data cannot be encrypted without a secret, since any process could be the other side; {}",
+        remedy_of(self)
+    )]
+    NoneToEncrypt,
+    /// The variable that demands encryption holds something else than a switch.
+    #[error("SLACKLINE_TCP_ENCRYPT is `{value}`, which says neither yes nor no; {}", remedy_of(self))]
+    Unclear {
+        /// Its value.
+        value: String,
+    },
     /// No random numbers are to be had.
     #[error("cannot make a secret: the system gives no random numbers: {0}")]
     NoRandom(String),
@@ -87,6 +106,10 @@ impl Diagnostic for SecretError {
             SecretError::NotText { .. } => {
                 "use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE".into()
             }
+            SecretError::NoneToEncrypt => {
+                "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)".into()
+            }
+            SecretError::Unclear { .. } => "use 1 or 0".into(),
             SecretError::NoRandom(_) => return None,
         })
     }
@@ -101,7 +124,30 @@ impl Secret {
             return Err(SecretError::Unusable { origin: origin.to_owned(), bytes: text.len() });
         }
         let key = Sha256::new().chain_update(b"slackline secret\0").chain_update(text).finalize().into();
-        Ok(Secret { text: text.into(), key })
+        Ok(Secret { text: text.into(), key, encrypts: false })
+    }
+
+    /// The same secret, with the demand that data is encrypted and authenticated, too, and not the handshakes alone. A
+    /// transport that is opened with it refuses peers that do not encrypt. RDMA cannot encrypt and does not open;
+    /// shared memory never leaves its host and stays as it is.
+    pub fn encrypting(self) -> Secret {
+        Secret { encrypts: true, ..self }
+    }
+
+    /// True if data is to be encrypted.
+    #[doc(hidden)]
+    pub fn encrypts(&self) -> bool {
+        self.encrypts
+    }
+
+    /// The secret of a process, with the demand for encryption if `demanded` is true or `SLACKLINE_TCP_ENCRYPT` is 1.
+    #[doc(hidden)]
+    pub fn demanding(secret: Option<Secret>, demanded: bool) -> Result<Option<Secret>, SecretError> {
+        match (secret, demanded || is_on(std::env::var_os(ENCRYPT).as_deref())?) {
+            (None, true) => Err(SecretError::NoneToEncrypt),
+            (secret, false) => Ok(secret),
+            (Some(secret), true) => Ok(Some(secret.encrypting())),
+        }
     }
 
     /// Reads the secret from a file that belongs to this user (or root) and that no other user can read or change.
@@ -120,17 +166,25 @@ impl Secret {
     }
 
     /// From the environment: the file that `SLACKLINE_SECRET_FILE` names, or the text in `SLACKLINE_SECRET`; none where
-    /// neither is set.
+    /// neither is set. With `SLACKLINE_TCP_ENCRYPT=1` it is one that [encrypts](Self::encrypting).
     pub fn from_environment() -> Result<Option<Secret>, SecretError> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        match (variable("SLACKLINE_SECRET_FILE"), variable("SLACKLINE_SECRET")) {
-            (Some(file), _) => Secret::from_file(Path::new(&file)).map(Some),
+        let secret = match (variable("SLACKLINE_SECRET_FILE"), variable(TEXT)) {
+            (Some(file), _) => Some(Secret::from_file(Path::new(&file))?),
             (None, Some(text)) => {
-                let text = text.to_str().ok_or(SecretError::NotText { variable: "SLACKLINE_SECRET" })?;
-                Secret::from_text(text, "SLACKLINE_SECRET").map(Some)
+                let text = text.to_str().ok_or(SecretError::NotText { variable: TEXT })?;
+                Some(Secret::from_text(text, TEXT)?)
             }
-            (None, None) => Ok(None),
-        }
+            (None, None) => None,
+        };
+        Secret::demanding(secret, false)
+    }
+
+    /// Returns the environment variables by which a child process finds the same secret, if `SLACKLINE_SECRET_FILE` is
+    /// not set there. Hand them to your own child processes and to no other process.
+    #[doc(hidden)]
+    pub fn variables(&self) -> [(&'static str, &str); 2] {
+        [(TEXT, &self.text), (ENCRYPT, if self.encrypts { "1" } else { "0" })]
     }
 
     /// Makes a random secret, which no other process knows.
@@ -153,6 +207,15 @@ impl Secret {
     }
 }
 
+/// Reads a switch.
+fn is_on(value: Option<&OsStr>) -> Result<bool, SecretError> {
+    match value.map(OsStr::to_string_lossy).as_deref() {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(value) => Err(SecretError::Unclear { value: value.into() }),
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
@@ -170,6 +233,20 @@ mod tests {
         assert_eq!(format!("{secret:?}"), "Secret(..)");
         assert_eq!(secret, Secret::from_text(" correct horse battery\n", "a test").unwrap());
         assert_ne!(Secret::random().unwrap(), Secret::random().unwrap());
+    }
+
+    #[test]
+    fn encryption_without_a_secret_and_a_switch_that_is_none_are_refused() {
+        let error = Secret::demanding(None, true).unwrap_err();
+        assert!(error.to_string().contains("SLACKLINE_SECRET_FILE"), "{error}");
+        assert!(Secret::demanding(None, false).unwrap().is_none());
+        let secret = Secret::demanding(Some(Secret::random().unwrap()), true).unwrap().unwrap();
+        assert!(secret.encrypts() && secret.variables()[1] == ("SLACKLINE_TCP_ENCRYPT", "1"));
+        for (value, on) in [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true)] {
+            assert_eq!(is_on(value.map(OsStr::new)).ok(), Some(on), "{value:?}");
+        }
+        let error = is_on(Some(OsStr::new("maybe"))).unwrap_err().to_string();
+        assert!(error.contains("SLACKLINE_TCP_ENCRYPT is `maybe`"), "{error}");
     }
 
     #[test]

@@ -8,9 +8,10 @@
 //! Each of them is a transport message of Noise, and 16 bytes longer than what it holds: its tag covers its number in
 //! its direction, so that nothing can be changed, cut, repeated, moved or sent back.
 
+use sha2::{Digest, Sha256};
 use snow::{HandshakeState, TransportState};
 
-use super::ChannelError;
+use super::{ChannelError, Purpose};
 
 pub(super) const TAG_BYTES: usize = 16;
 
@@ -21,12 +22,40 @@ pub(super) const HEADER_BYTES: usize = 4 + TAG_BYTES;
 const PIECE_BYTES: usize = 65535 - TAG_BYTES;
 
 /// Both directions of a conversation.
-pub(super) struct Session(Box<TransportState>);
+pub(super) struct Session {
+    noise: Box<TransportState>,
+    data_keys: Option<DataKeys>,
+}
+
+/// The keys of what two sides say on their socket after the conversation, one for each direction.
+#[derive(Clone)]
+pub(crate) struct DataKeys {
+    pub(crate) send: [u8; 32],
+    pub(crate) receive: [u8; 32],
+}
+
+impl DataKeys {
+    /// Derives the keys from those of a session whose handshake is over.
+    fn of(handshake: &mut HandshakeState) -> DataKeys {
+        let (client, server) = handshake.dangerously_get_raw_split();
+        let (client, server) = (data_key(&client), data_key(&server));
+        match handshake.is_initiator() {
+            true => DataKeys { send: client, receive: server },
+            false => DataKeys { send: server, receive: client },
+        }
+    }
+}
 
 impl Session {
     /// Goes on where a handshake has ended.
-    pub(super) fn new(handshake: HandshakeState) -> Result<Session, snow::Error> {
-        Ok(Session(Box::new(handshake.into_transport_mode()?)))
+    pub(super) fn new(mut handshake: HandshakeState, purpose: Purpose) -> Result<Session, snow::Error> {
+        let data_keys = (purpose == Purpose::EncryptedTransport).then(|| DataKeys::of(&mut handshake));
+        Ok(Session { noise: Box::new(handshake.into_transport_mode()?), data_keys })
+    }
+
+    /// Returns the keys for what follows the conversation, if its purpose has any.
+    pub(super) fn data_keys(&self) -> Option<&DataKeys> {
+        self.data_keys.as_ref()
     }
 
     /// Appends `piece`, encrypted.
@@ -36,14 +65,14 @@ impl Session {
     pub(super) fn write(&mut self, piece: &[u8], bytes: &mut Vec<u8>) {
         let begin = bytes.len();
         bytes.resize(begin + piece.len() + TAG_BYTES, 0);
-        self.0.write_message(piece, &mut bytes[begin..]).expect("a piece fits a message of Noise");
+        self.noise.write_message(piece, &mut bytes[begin..]).expect("a piece fits a message of Noise");
     }
 
     /// Appends to `bytes` what `sealed` holds, if it is the other side's next piece.
     pub(super) fn read(&mut self, sealed: &[u8], bytes: &mut Vec<u8>) -> Result<(), ChannelError> {
         let begin = bytes.len();
         bytes.resize(begin + sealed.len().checked_sub(TAG_BYTES).ok_or(ChannelError::Damaged)?, 0);
-        self.0.read_message(sealed, &mut bytes[begin..]).map_err(|_| ChannelError::Damaged)?;
+        self.noise.read_message(sealed, &mut bytes[begin..]).map_err(|_| ChannelError::Damaged)?;
         Ok(())
     }
 
@@ -75,6 +104,11 @@ impl Session {
         }
         Ok(payload)
     }
+}
+
+/// Derives a key for other messages than those of the session: it tells nothing of the session's own key.
+fn data_key(key: &[u8; 32]) -> [u8; 32] {
+    Sha256::new().chain_update(b"slackline data key\0").chain_update(key).finalize().into()
 }
 
 /// Length of the body of a message with `payload` bytes.

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
 use super::socket::{self, dial};
-use super::{ChannelError, ChannelTerms, Identity};
+use super::{ChannelError, ChannelTerms, DataKeys, Identity};
 use crate::time::Duration;
 
 /// Bytes that are read at a time of a long message: memory grows as they come, not as they are promised.
@@ -286,6 +286,15 @@ impl Channel {
     /// This side's address, as the other side sees it if nothing translates addresses in between.
     pub fn local_address(&self) -> io::Result<SocketAddr> {
         self.stream.local_addr()
+    }
+
+    /// The keys of what follows on the bare socket, if the purpose of the channel has any and both sides have proved
+    /// that they know the secret.
+    pub(crate) fn data_keys(&self) -> Option<&DataKeys> {
+        match &self.state {
+            State::Open { session, .. } => session.data_keys(),
+            _ => None,
+        }
     }
 
     /// The bare socket, which does not block, for whatever the two sides have agreed to say next. To be taken when

@@ -12,16 +12,17 @@ use signal_hook::iterator::Signals;
 use slackline::{MeetingPoint, Secret};
 
 use crate::failure::Failure;
+use crate::secret_args;
 
 /// Time between two looks at the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Start the processes of a job on this host.
 ///
-/// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS and _SECRET, which
-/// `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on: the job itself
-/// decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one kills them.
-/// SIGUSR1 and SIGUSR2 are passed on, too, and end nothing by themselves.
+/// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS, _SECRET and
+/// _TCP_ENCRYPT, which `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on:
+/// the job itself decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one
+/// kills them. SIGUSR1 and SIGUSR2 are passed on, too, and end nothing by themselves.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -32,6 +33,10 @@ pub(crate) struct Args {
     /// Number of processes
     #[arg(short = 'n', long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processes: u32,
+
+    /// Encrypt data over TCP, too [default: SLACKLINE_TCP_ENCRYPT]
+    #[arg(long)]
+    encrypt: bool,
 
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -49,7 +54,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn launch(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
-    let secret = Secret::random().map_err(|error| Failure::of(&error))?;
+    let secret = secret_args::random(args.encrypt)?;
     let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
         .map_err(|error| Failure::failed(format!("cannot find a free port of 127.0.0.1: {error}")))?
         .to_string();
@@ -59,7 +64,7 @@ fn launch(args: &Args) -> Result<(), Failure> {
         command.args(&args.program[1..]);
         command.env("SLACKLINE_RANK", rank.to_string()).env("SLACKLINE_LOCAL_RANK", rank.to_string());
         command.env("SLACKLINE_WORLD_SIZE", args.processes.to_string());
-        command.env("SLACKLINE_RENDEZVOUS", &rendezvous).env("SLACKLINE_SECRET", secret.expose());
+        command.env("SLACKLINE_RENDEZVOUS", &rendezvous).envs(secret.iter().flat_map(Secret::variables));
         // A group of its own: a signal from the terminal reaches this process alone, which passes it on once.
         command.env_remove("SLACKLINE_SECRET_FILE").process_group(0);
         let child = command.spawn().map_err(|error| {

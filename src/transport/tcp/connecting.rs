@@ -1,7 +1,7 @@
 //! The connector's side of a handshake: the first connection makes the offer, the further ones join it.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -31,13 +31,13 @@ pub struct TcpConnecting {
 
 enum State {
     Offering { channel: Channel, ours: Terms, memory: Vec<LocalSlice> },
-    Joining { first: TcpStream, connection: Arc<Connection>, received: Received, lanes: Vec<Joining> },
+    Joining { first: Channel, connection: Arc<Connection>, received: Received, lanes: Vec<Joining> },
 }
 
 struct Joining {
     lane: Lane,
     channel: Option<Channel>,
-    joined: Option<TcpStream>,
+    joined: Option<Channel>,
 }
 
 impl TcpConnecting {
@@ -96,8 +96,7 @@ impl TcpConnecting {
         }
         let received = theirs.received(message);
         let connection = Arc::new(Connection::new(ours, memory, theirs));
-        let first = channel.into_stream();
-        self.state = Some(State::Joining { first, connection, received, lanes: joining });
+        self.state = Some(State::Joining { first: channel, connection, received, lanes: joining });
         Ok(())
     }
 
@@ -111,14 +110,14 @@ impl TcpConnecting {
         };
         let mut heartbeat = None;
         for Joining { lane, joined, .. } in lanes {
-            let (Some(stream), engine) = (joined, &self.engine) else { continue };
+            let (Some(channel), engine) = (joined, &self.engine) else { continue };
             let socket = match lane {
                 Lane::ForwardHeartbeat => {
-                    heartbeat = Some(Socket::new(stream));
+                    heartbeat = Some(Socket::new(channel));
                     continue;
                 }
-                Lane::ReverseData => Socket::patient(stream),
-                Lane::ReverseHeartbeat => Socket::new(stream),
+                Lane::ReverseData => Socket::patient(channel),
+                Lane::ReverseHeartbeat => Socket::new(channel),
             };
             if let Some(engine) = engine {
                 engine.tell(Command::Serve(socket, Arc::clone(&connection)));
@@ -136,7 +135,7 @@ impl Joining {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         let Some(message) = channel.poll().map_err(|error| failed(address, error))? else { return Ok(()) };
         match Hello::decode(&message) {
-            Ok((Hello::Note(Note::Joined), _)) => self.joined = self.channel.take().map(Channel::into_stream),
+            Ok((Hello::Note(Note::Joined), _)) => self.joined = self.channel.take(),
             Ok(_) => return Err(protocol(address, &WireError::Rule("it answered out of turn"))),
             Err(error) => return Err(protocol(address, &error)),
         }

@@ -1,11 +1,11 @@
 //! The state that the lanes of one connection share: what each side may reach, and whether it is over.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::check::check;
 use super::hello::{Lane, Terms};
+use super::socket::Socket;
 use super::wire::{Kind, MAX_WORDS, Request};
 use crate::mem::{LocalSlice, RemoteSlice};
 use crate::transport::Disconnected;
@@ -28,8 +28,8 @@ pub(super) struct Connection {
     pub(super) theirs: Terms,
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
-    reverse_data: Mutex<Option<TcpStream>>,
-    reverse_heartbeat: Mutex<Option<TcpStream>>,
+    reverse_data: Mutex<Option<Socket>>,
+    reverse_heartbeat: Mutex<Option<Socket>>,
 }
 
 impl Connection {
@@ -65,7 +65,7 @@ impl Connection {
 
     /// Returns the field through which a reverse lane is handed over. It is locked until the peer may know that the
     /// lane stands, so that a thread that hears of the lane from the peer finds it here.
-    pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<TcpStream>> {
+    pub(super) fn reverse(&self, lane: Lane) -> MutexGuard<'_, Option<Socket>> {
         lock(if lane == Lane::ReverseHeartbeat { &self.reverse_heartbeat } else { &self.reverse_data })
     }
 

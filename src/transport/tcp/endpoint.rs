@@ -6,7 +6,7 @@ use super::connection::{Connection, lock};
 use super::engine::{Command, Engine};
 use super::heartbeat::HeartbeatLane;
 use super::hello::Lane;
-use super::initiator::{Broken, Initiator};
+use super::initiator::{Broken, ENDED, Initiator};
 use super::socket::Socket;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{Disconnected, Endpoint, HeartbeatWord, PostError, WorkCompletion, WorkRequest};
@@ -88,6 +88,10 @@ impl TcpEndpoint {
     #[cold]
     fn end(&mut self, broken: Option<Broken>) {
         if let Some(Broken(reason)) = broken {
+            if reason != ENDED {
+                // The end of the other lanes, which follows, tells less.
+                self.connection.fail(reason);
+            }
             // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
             lock(&self.heartbeat).look();
             self.connection.fail(reason);
@@ -107,8 +111,8 @@ impl TcpEndpoint {
 
 #[cold]
 fn take_lane(connection: &Connection, queue_depth: usize) -> Option<Initiator> {
-    let stream = connection.reverse(Lane::ReverseData).take()?;
-    Some(Initiator::new(Socket::patient(stream), connection.theirs.blob.epoch, queue_depth))
+    let socket = connection.reverse(Lane::ReverseData).take()?;
+    Some(Initiator::new(socket, connection.theirs.blob.epoch, queue_depth))
 }
 
 impl Endpoint for TcpEndpoint {

@@ -397,7 +397,7 @@ impl Progress {
         }
         // Not polled: what the peer sends next is no message of the channel.
         match channel.flush() {
-            Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel.into_stream()), connection),
+            Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel), connection),
             Ok(()) => self.add(Source::Finishing(channel, connection), epoll::EventFlags::OUT),
             Err(_) => self.end(&connection, super::initiator::ENDED),
         }
@@ -463,8 +463,13 @@ impl Progress {
         let Some(Source::Lane(target)) = &mut self.sources[index].source else { return };
         match target.serve() {
             Ok(turn) => {
-                let sends = turn == Turn::Blocked || target.is_sending();
-                self.wants(index, if sends { epoll::EventFlags::OUT } else { epoll::EventFlags::IN });
+                let interest = match turn == Turn::Blocked || target.is_sending() {
+                    true => epoll::EventFlags::OUT,
+                    // What the system has handed over already is served once the others have had their turns.
+                    false if target.has_input() => epoll::EventFlags::IN | epoll::EventFlags::OUT,
+                    false => epoll::EventFlags::IN,
+                };
+                self.wants(index, interest);
             }
             Err(broken) => {
                 let connection = Arc::clone(target.connection());
@@ -485,10 +490,15 @@ impl Progress {
             return self.end(&connection, super::initiator::ENDED);
         }
         match &mut reverse {
-            Some(reverse) => **reverse = Some(channel.into_stream()),
+            Some(reverse) => {
+                **reverse = Some(match lane {
+                    Lane::ReverseData => Socket::patient(channel),
+                    Lane::ForwardHeartbeat | Lane::ReverseHeartbeat => Socket::new(channel),
+                });
+            }
             None => {
                 drop(reverse);
-                self.serve(Socket::new(channel.into_stream()), connection);
+                self.serve(Socket::new(channel), connection);
             }
         }
     }
@@ -550,7 +560,7 @@ mod tests {
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
         let served = connection();
-        engine.tell(Command::Serve(Socket::new(stream), Arc::clone(&served)));
+        engine.tell(Command::Serve(Socket::bare(stream), Arc::clone(&served)));
         // The thread waits for this within a command, and looks whether it is to end right after that.
         let held = lock(&engine.shared.expected);
         engine.tell(Command::Forget(connection()));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::connection::{Connection, words};
 use super::hello::Lane;
-use super::initiator::{CLOSED, ENDED, PROTOCOL, REFUSED, reason};
+use super::initiator::{Broken, CLOSED, ENDED, PROTOCOL, REFUSED};
 use super::socket::{Moved, Socket};
 use super::wire::{Encoded, RESPONSE_BYTES, Response};
 use crate::mem::{RemoteSlice, VolatileSlice};
@@ -43,7 +43,7 @@ impl HeartbeatLane {
 
     /// Sends the beat that is on its way. True if none is left.
     fn flush(&mut self) -> bool {
-        while let (Some(socket), Some((beat, sent))) = (&self.socket, &mut self.under_way) {
+        while let (Some(socket), Some((beat, sent))) = (&mut self.socket, &mut self.under_way) {
             match socket.send(&[VolatileSlice::from_ref(&beat.as_bytes()[*sent..])]) {
                 Ok(Moved::Bytes(bytes)) => {
                     *sent += bytes;
@@ -52,8 +52,8 @@ impl HeartbeatLane {
                     }
                 }
                 Ok(Moved::Nothing) => return false,
-                Err(error) => {
-                    self.connection.fail(reason(&error).0);
+                Err(Broken(reason)) => {
+                    self.connection.fail(reason);
                     return false;
                 }
             }
@@ -64,9 +64,9 @@ impl HeartbeatLane {
     /// Looks whether the peer is still there.
     pub(super) fn look(&mut self) {
         if self.socket.is_none() && self.connection.over().is_none() {
-            self.socket = self.connection.reverse(Lane::ReverseHeartbeat).take().map(Socket::new);
+            self.socket = self.connection.reverse(Lane::ReverseHeartbeat).take();
         }
-        let Some(socket) = &self.socket else { return };
+        let Some(socket) = &mut self.socket else { return };
         let mut buffer = [0; RESPONSE_BYTES];
         match socket.receive(None, &mut buffer) {
             Ok(Moved::Nothing) => {}
@@ -81,7 +81,7 @@ impl HeartbeatLane {
                     _ => PROTOCOL,
                 });
             }
-            Err(error) => self.connection.fail(reason(&error).0),
+            Err(Broken(reason)) => self.connection.fail(reason),
         }
     }
 

@@ -326,10 +326,10 @@ impl Initiator {
                     self.is_blocked = true;
                     return;
                 }
-                Err(error) => {
+                Err(broken) => {
                     drop(pieces);
                     // What the peer answered before it went may be a refusal.
-                    self.end(reason(&error));
+                    self.end(broken);
                 }
             }
         }
@@ -363,8 +363,8 @@ impl Initiator {
         let bytes = match self.socket.receive(memory, &mut self.buffer[self.end..]) {
             Ok(Moved::Bytes(bytes)) => bytes,
             Ok(Moved::Nothing) => return false,
-            Err(error) => {
-                self.fail(reason(&error));
+            Err(broken) => {
+                self.fail(broken);
                 return false;
             }
         };

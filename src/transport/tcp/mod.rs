@@ -26,8 +26,9 @@
 //!
 //! **Who is let in.** Each peer that proves that it knows the [secret](crate::channel::Secret); without one, each
 //! peer on this host. Keys are random numbers made for one connection, and mean nothing on another; they, and the
-//! tickets by which lanes join, are told over an encrypted channel. Requests and data are not encrypted: on a
-//! network where others can listen, or slip bytes into a connection, use a tunnel.
+//! tickets by which lanes join, are told over an encrypted channel. Requests and data are in the clear unless both
+//! sides [encrypt](Secret::encrypting) them: then all bytes behind the handshake travel in records that are encrypted
+//! and authenticated, and a peer that does not do so is refused. It costs a copy and a pass of AES on either side.
 //!
 //! **Forked children.** What a forked child inherits is dead there, and only there; the progress thread stays with the
 //! parent. A [`Tcp`] itself may be used in the child: it starts a thread of its own.
@@ -70,6 +71,7 @@ mod heartbeat;
 mod hello;
 mod initiator;
 mod listener;
+mod record;
 mod socket;
 mod target;
 mod wire;
@@ -126,7 +128,9 @@ impl Tcp {
         }
     }
 
-    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are.
+    /// Makes a transport over TCP between all processes that know `secret`, on whatever host they are. With one that
+    /// [encrypts](Secret::encrypting), all that follows the handshake is encrypted, and a peer that does not encrypt is
+    /// refused.
     pub fn with_secret(secret: Secret) -> Self {
         Tcp { secret: Some(secret), ..Tcp::new() }
     }
@@ -153,8 +157,13 @@ impl Tcp {
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
+    fn encrypts(&self) -> bool {
+        self.secret.as_ref().is_some_and(Secret::encrypts)
+    }
+
     fn terms(&self) -> channel::ChannelTerms {
-        let terms = channel::ChannelTerms::new(Purpose::Transport);
+        let purpose = if self.encrypts() { Purpose::EncryptedTransport } else { Purpose::Transport };
+        let terms = channel::ChannelTerms::new(purpose);
         channel::ChannelTerms { secret: self.secret.clone(), limit: wireup::LIMIT, ..terms }
     }
 }
@@ -165,6 +174,7 @@ impl std::fmt::Debug for Tcp {
         f.debug_struct("Tcp")
             .field("queue_depth", &self.queue_depth)
             .field("has_secret", &has_secret)
+            .field("encrypts", &self.encrypts())
             .finish()
     }
 }

@@ -6,6 +6,9 @@ use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+use super::initiator::{Broken, ENDED, reason};
+use super::record::Records;
+use crate::channel::Channel;
 use crate::mem::{ForkGuard, VolatileSlice};
 
 /// Most pieces of memory that one call sends.
@@ -24,80 +27,71 @@ pub(super) enum Moved {
 /// the child's copy does not.
 pub(super) struct Socket {
     stream: TcpStream,
+    /// The records in which everything travels, if it is encrypted.
+    records: Option<Box<Records>>,
     guard: ForkGuard,
 }
 
 impl Socket {
     /// Takes over a socket that a handshake is done with: it does not block, is closed on exec, waits for nothing
     /// before it sends, and gives a peer up that acknowledges nothing for seconds.
-    pub(super) fn new(stream: TcpStream) -> Socket {
-        Socket { stream, guard: ForkGuard::new() }
+    pub(super) fn new(channel: Channel) -> Socket {
+        let records = channel.data_keys().map(|keys| Box::new(Records::new(keys)));
+        Socket { stream: channel.into_stream(), records, guard: ForkGuard::new() }
     }
 
     /// The same for bulk data, which may stand still for as long as its reader has other things to do: with
     /// `TCP_USER_TIMEOUT` the system would end a connection whose window was closed for that long, though its peer
     /// answers every probe. That the peer is alive is seen on the lane for heartbeats, and by keep-alive.
-    pub(super) fn patient(stream: TcpStream) -> Socket {
-        if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, 0) {
+    pub(super) fn patient(channel: Channel) -> Socket {
+        if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&channel, 0) {
             tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
         }
-        Socket::new(stream)
+        Socket::new(channel)
     }
 
-    /// Sends the pieces, in order, as far as they fit.
+    /// A socket whose bytes are sent and received as they are.
+    #[cfg(test)]
+    pub(super) fn bare(stream: TcpStream) -> Socket {
+        Socket { stream, records: None, guard: ForkGuard::new() }
+    }
+
+    /// Sends the pieces, in order, as far as they fit. After pieces of which not all has left, the next ones begin with
+    /// what has not.
     ///
     /// # Panics
     /// If there are more than [`MAX_PIECES`], or none with a byte in it.
     #[inline]
-    pub(super) fn send(&self, pieces: &[VolatileSlice<'_>]) -> io::Result<Moved> {
-        assert!(pieces.len() <= MAX_PIECES);
-        // Only as many are written as there are pieces: a call with one need not clear the room for all.
-        let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_PIECES];
-        let mut total = 0;
-        for (vector, piece) in vectors.iter_mut().zip(pieces) {
-            vector.write(libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() });
-            total += piece.len();
-        }
-        assert!(total > 0, "nothing to send");
-        let message = header(vectors.as_mut_ptr().cast(), pieces.len());
-        // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
-        // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many
-        // vectors were written as the header counts, and both live on this stack until the call returns.
-        let sent = unsafe {
-            libc::sendmsg(self.stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-        };
-        match moved(sent)? {
-            Some(0) | None => Ok(Moved::Nothing),
-            Some(bytes) => Ok(Moved::Bytes(bytes)),
+    pub(super) fn send(&mut self, pieces: &[VolatileSlice<'_>]) -> Result<Moved, Broken> {
+        let stream = &self.stream;
+        match &mut self.records {
+            None => send(stream, pieces),
+            Some(records) => records.send(pieces, |record| send(stream, &[VolatileSlice::from_ref(record)])),
         }
     }
 
-    /// Receives into `memory` first, then into `buffer`, what is there. The end of the stream is an error.
+    /// Receives into `memory` first, then into `buffer`, what is there. Fewer bytes than there is room for are all that
+    /// there is. The end of the stream is an error.
     ///
     /// # Panics
     /// If the memory is not writable, or there is no room in either.
     #[inline]
-    pub(super) fn receive(&self, memory: Option<VolatileSlice<'_>>, buffer: &mut [u8]) -> io::Result<Moved> {
-        let mut vectors = [EMPTY; 2];
-        let mut count = 0;
-        if let Some(memory) = memory {
-            assert!(memory.is_writable(), "receiving into memory that was granted read-only");
-            vectors[0] = libc::iovec { iov_base: memory.as_ptr().cast(), iov_len: memory.len() };
-            count = 1;
+    pub(super) fn receive(
+        &mut self,
+        memory: Option<VolatileSlice<'_>>,
+        buffer: &mut [u8],
+    ) -> Result<Moved, Broken> {
+        let stream = &self.stream;
+        match &mut self.records {
+            None => receive(stream, memory, buffer),
+            Some(records) => records.receive(memory, buffer, |inbox| receive(stream, None, inbox)),
         }
-        vectors[count] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        count += 1;
-        assert!(vectors.iter().any(|vector| vector.iov_len > 0), "no room to receive into");
-        let mut message = header(vectors.as_mut_ptr(), count);
-        // SAFETY: the first vector is the range of a writable volatile slice, borrowed for this call, which the kernel
-        // writes by address; the second is the caller's own buffer, exclusively borrowed. The header and the vectors
-        // live on this stack until the call returns.
-        let received = unsafe { libc::recvmsg(self.stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
-        match moved(received)? {
-            Some(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Some(bytes) => Ok(Moved::Bytes(bytes)),
-            None => Ok(Moved::Nothing),
-        }
+    }
+
+    /// True if there is more to receive of which the system does not tell: it has handed that over already.
+    #[inline]
+    pub(super) fn has_input(&self) -> bool {
+        self.records.as_ref().is_some_and(|records| records.has_input())
     }
 
     /// True if a good part of the system's buffer is free, or the connection has ended.
@@ -129,6 +123,59 @@ impl Drop for Socket {
     }
 }
 
+/// Sends the pieces as they are.
+#[inline]
+fn send(stream: &TcpStream, pieces: &[VolatileSlice<'_>]) -> Result<Moved, Broken> {
+    assert!(pieces.len() <= MAX_PIECES);
+    // Only as many are written as there are pieces: a call with one need not clear the room for all.
+    let mut vectors = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_PIECES];
+    let mut total = 0;
+    for (vector, piece) in vectors.iter_mut().zip(pieces) {
+        vector.write(libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() });
+        total += piece.len();
+    }
+    assert!(total > 0, "nothing to send");
+    let message = header(vectors.as_mut_ptr().cast(), pieces.len());
+    // SAFETY: the vectors are the ranges of volatile slices, valid for reads for as long as `pieces` is borrowed;
+    // the kernel reads them by address, so no Rust reference to memory that a peer may write is made. As many
+    // vectors were written as the header counts, and both live on this stack until the call returns.
+    let sent =
+        unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    match moved(sent)? {
+        Some(0) | None => Ok(Moved::Nothing),
+        Some(bytes) => Ok(Moved::Bytes(bytes)),
+    }
+}
+
+/// Receives bytes as they are.
+#[inline]
+fn receive(
+    stream: &TcpStream,
+    memory: Option<VolatileSlice<'_>>,
+    buffer: &mut [u8],
+) -> Result<Moved, Broken> {
+    let mut vectors = [EMPTY; 2];
+    let mut count = 0;
+    if let Some(memory) = memory {
+        assert!(memory.is_writable(), "receiving into memory that was granted read-only");
+        vectors[0] = libc::iovec { iov_base: memory.as_ptr().cast(), iov_len: memory.len() };
+        count = 1;
+    }
+    vectors[count] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    count += 1;
+    assert!(vectors.iter().any(|vector| vector.iov_len > 0), "no room to receive into");
+    let mut message = header(vectors.as_mut_ptr(), count);
+    // SAFETY: the first vector is the range of a writable volatile slice, borrowed for this call, which the kernel
+    // writes by address; the second is the caller's own buffer, exclusively borrowed. The header and the vectors
+    // live on this stack until the call returns.
+    let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    match moved(received)? {
+        Some(0) => Err(Broken(ENDED)),
+        Some(bytes) => Ok(Moved::Bytes(bytes)),
+        None => Ok(Moved::Nothing),
+    }
+}
+
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 fn header(vectors: *mut libc::iovec, count: usize) -> libc::msghdr {
@@ -141,14 +188,14 @@ fn header(vectors: *mut libc::iovec, count: usize) -> libc::msghdr {
 
 /// The bytes that a call moved; none if it would have had to wait.
 #[inline]
-fn moved(result: isize) -> io::Result<Option<usize>> {
+fn moved(result: isize) -> Result<Option<usize>, Broken> {
     match usize::try_from(result) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(_) => {
             let error = io::Error::last_os_error();
             match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
+                _ => Err(reason(&error)),
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::check::{Span, check};
 use super::connection::Connection;
-use super::initiator::{Broken, PROTOCOL, reason};
+use super::initiator::{Broken, PROTOCOL};
 use super::socket::{Moved, Socket};
 use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response, SHORT_BYTES, checksum};
 use crate::mem::{self, Streaming, VolatileSlice};
@@ -120,6 +120,11 @@ impl Target {
         self.out_begin < self.out_end || matches!(self.state, State::Answering { .. })
     }
 
+    /// True if there is more to serve of which the system does not tell.
+    pub(super) fn has_input(&self) -> bool {
+        self.socket.has_input()
+    }
+
     /// True if the lane is only kept so that its peer hears why it ends.
     pub(super) fn is_draining(&self) -> bool {
         matches!(self.state, State::Draining { .. })
@@ -164,7 +169,7 @@ impl Target {
             }
             let in_outbox = waiting.len();
             let pieces = [waiting, payload.unwrap_or(VolatileSlice::from_ref(&[]))];
-            let bytes = match self.socket.send(&pieces).map_err(|error| reason(&error))? {
+            let bytes = match self.socket.send(&pieces)? {
                 Moved::Bytes(bytes) => bytes,
                 Moved::Nothing => return Ok(Some(Turn::Blocked)),
             };
@@ -201,7 +206,7 @@ impl Target {
             Ok(Moved::Bytes(bytes)) => bytes,
             Ok(Moved::Nothing) => return Ok(true),
             Err(_) if self.is_draining() => return Err(OFFENDED),
-            Err(error) => return Err(reason(&error)),
+            Err(broken) => return Err(broken),
         };
         *budget = budget.saturating_sub(bytes);
         if let State::Payload { received, .. } = &mut self.state {

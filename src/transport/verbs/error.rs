@@ -13,6 +13,9 @@ pub enum OpenError {
     /// There is no verbs library, or one that is too old.
     #[error(transparent)]
     Library(#[from] LibraryError),
+    /// Encryption is demanded.
+    #[error("data by RDMA cannot be encrypted here, as the device sends it from memory; {}", remedy_of(self))]
+    Encryption,
     /// There is a library and no device.
     #[error("this host has no RDMA device; {}", remedy_of(self))]
     NoDevice,
@@ -100,6 +103,9 @@ impl Diagnostic for OpenError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(match self {
             OpenError::Library(error) => return error.remedy(),
+            OpenError::Encryption => {
+                "use TCP, or leave the encryption out and protect the link by IPsec or MACsec".into()
+            }
             OpenError::NoDevice => {
                 "load the driver of its adapter, or make a software one with `rdma link add rxe0 \
                                     type rxe netdev eth0`"
@@ -122,7 +128,7 @@ impl OpenError {
     #[doc(hidden)]
     pub fn device(&self) -> Option<&str> {
         match self {
-            OpenError::Library(_) | OpenError::NoDevice => None,
+            OpenError::Library(_) | OpenError::Encryption | OpenError::NoDevice => None,
             OpenError::UnknownDevice { name: device, .. }
             | OpenError::Open { device, .. }
             | OpenError::NoPort { device, .. }

@@ -204,6 +204,9 @@ impl Verbs {
     /// Something is missing: the library, a device, the right to use it, a port that is up, or an address. The
     /// error says what, and how to repair it.
     pub fn open(options: VerbsOptions) -> Result<Verbs, OpenError> {
+        if options.secret.as_ref().is_some_and(Secret::encrypts) {
+            return Err(OpenError::Encryption);
+        }
         let mut rails = Vec::new();
         for opened in open::open(&options)? {
             let domain = ProtectionDomain::new(&opened.device).map_err(|source| OpenError::System {

@@ -110,6 +110,9 @@ pub(crate) struct Args {
     /// SLACKLINE_SECRET itself]
     #[arg(long, help_heading = "Two hosts", value_name = "FILE")]
     secret_file: Option<PathBuf>,
+    /// tcp: encrypt all that follows the handshake [default: SLACKLINE_TCP_ENCRYPT]
+    #[arg(long)]
+    encrypt: bool,
     #[command(flatten)]
     device: DeviceArgs,
     /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.
@@ -228,7 +231,8 @@ impl Settings {
         // Another host has other cores.
         let core = core.filter(|_| self.remote.is_none());
         let device = self.means.device.clone();
-        Task { transport: self.transport, address: None, core, bytes, device, role }
+        let secret = self.means.secret.clone();
+        Task { transport: self.transport, address: None, core, bytes, device, secret, role }
     }
 
     /// Says in the result that it was validated, if it was.
@@ -243,18 +247,19 @@ impl Settings {
 
 impl Args {
     fn secret(&self) -> Result<Option<Secret>, BenchError> {
-        if self.listen.is_none() && self.peer.is_none() {
+        let is_local = self.listen.is_none() && self.peer.is_none();
+        if is_local {
             if self.secret_file.is_some() {
                 let help = "leave it out, or use --listen or --peer";
                 return Err(BenchError::usage("--secret-file is for two hosts", help));
             }
-            return Ok(None);
         }
         let secret = match &self.secret_file {
             Some(file) => Secret::from_file(file).map(Some),
+            None if is_local => Secret::random().map(Some),
             None => Secret::from_environment(),
         };
-        Ok(secret?)
+        Ok(Secret::demanding(secret?, self.encrypt)?)
     }
 
     /// Checks that the options go together, and fills in the defaults.
@@ -265,6 +270,18 @@ impl Args {
                 let what = format!("{option}: shared memory does not leave its host");
                 return Err(BenchError::usage(what, "use --transport verbs or tcp"));
             }
+        }
+        if self.encrypt && self.transport != TransportName::Tcp {
+            let (what, help) = match self.transport {
+                TransportName::Shm => {
+                    ("--encrypt: shared memory does not leave its host", "leave it out, or use --transport tcp")
+                }
+                _ => (
+                    "--encrypt: data by RDMA cannot be encrypted here",
+                    "use --transport tcp, or IPsec or MACsec on the link",
+                ),
+            };
+            return Err(BenchError::usage(what, help));
         }
         let means =
             Means { secret: self.secret()?, device: self.device, queue_depth: self.queue_depth, peer: None };

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use slackline::{Address, Shm, Tcp, Transport, Verbs};
+use slackline::{Address, Secret, Shm, Tcp, Transport, Verbs};
 
 use super::BenchError;
 use super::means::Means;
@@ -58,6 +58,13 @@ impl Carrier for Tcp {
 
     fn anywhere(host: IpAddr) -> Address {
         Address::Tcp(SocketAddr::new(host, 0))
+    }
+
+    fn describe(&self, means: &Means, measured: Measured) -> Measured {
+        match means.secret.as_ref().is_some_and(Secret::encrypts) {
+            true => measured.with("encrypted", true).note("encrypted and authenticated".into()),
+            false => measured,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use slackline::{Address, Shm, Tcp, Verbs};
+use slackline::{Address, Secret, Shm, Tcp, Verbs};
 
 use super::arguments::{Op, TransportName};
 use super::carrier::Carrier;
@@ -39,6 +39,9 @@ pub(super) struct Task {
     pub(super) bytes: u64,
     /// For one on the same host: another one has its own.
     pub(super) device: DeviceArgs,
+    /// The same: another one has the file. It travels in the environment, which other users cannot read.
+    #[serde(skip)]
+    pub(super) secret: Option<Secret>,
     pub(super) role: Role,
 }
 
@@ -72,6 +75,8 @@ impl Task {
         let task = serde_json::to_string(self).map_err(|error| BenchError::Peer(error.to_string()))?;
         let mut child = Command::new(program)
             .args(["bench-peer", &task])
+            .envs(self.secret.iter().flat_map(Secret::variables))
+            .env_remove("SLACKLINE_SECRET_FILE")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -177,7 +182,7 @@ pub(super) struct Client {
 
 impl Client {
     /// The process that started this one.
-    fn parent(device: DeviceArgs) -> Client {
+    fn parent(device: DeviceArgs, secret: Option<Secret>) -> Client {
         let is_done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&is_done);
         std::thread::spawn(move || {
@@ -185,7 +190,7 @@ impl Client {
             let _ended = std::io::stdin().lock().read_to_end(&mut Vec::new());
             flag.store(true, Ordering::Relaxed);
         });
-        let means = Means { device, ..Means::default() };
+        let means = Means { device, secret, ..Means::default() };
         Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, is_done }
     }
 
@@ -223,7 +228,8 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
         BenchError::usage(format!("cannot read the task: {error}"), "bench-peer is for `bench` alone")
     })?;
     // Before it is pinned: its thread only waits.
-    let client = Client::parent(task.device.clone());
+    let secret = Secret::from_environment()?;
+    let client = Client::parent(task.device.clone(), secret);
     if let Some(core) = task.core {
         pin_to(core);
     }

@@ -43,15 +43,14 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 
     let folds = rounds.clamp(5, 20);
     let role = Role::Server { asynchronous: false, workers, chunk, threads, folds };
-    let (transport, device) = (settings.transport, settings.means.device.clone());
-    let task = Task { transport, address: None, core: server_core, bytes, device: device.clone(), role };
+    let task = settings.task(bytes, server_core, role);
     let (address, mut server) = task.start(None)?.ready()?;
     let mut peers = Vec::new();
     for worker in 0..usize::from(workers) {
         let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };
         let role = Role::Worker { borrow, warmup, rounds };
-        let (address, device) = (Some(address.clone()), device.clone());
-        peers.push(Task { transport, address, core, bytes, device, role }.start(None)?);
+        let task = Task { address: Some(address.clone()), ..settings.task(bytes, core, role) };
+        peers.push(task.start(None)?);
     }
     let mut all = Vec::new();
     for mut peer in peers {

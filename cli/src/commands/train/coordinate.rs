@@ -220,7 +220,7 @@ impl Caller for Run<'_> {
         }
         // A command line can be read by every user, an environment by its own user alone.
         match &plan.job.secret {
-            Some(secret) => command.env("SLACKLINE_SECRET", secret.expose()),
+            Some(secret) => command.envs(secret.variables()),
             None => command.env_remove("SLACKLINE_SECRET"),
         };
         command.env_remove("SLACKLINE_SECRET_FILE").stdin(Stdio::null()).stdout(Stdio::null());

@@ -2,20 +2,20 @@
 //! with it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
+use slackline::Placement;
 use slackline::internals::job::MemberRole as Role;
 use slackline::internals::job::env;
-use slackline::{Placement, Secret};
 
 use super::part::Part;
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
 use crate::rank_args::RankArgs;
+use crate::secret_args::SecretArgs;
 
 /// Options that every process of a job takes.
 #[derive(clap::Args, Clone, Debug)]
@@ -23,21 +23,8 @@ pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(super) rank: RankArgs,
 
-    /// File with the job's shared secret (mode 600); needed beyond this host
-    /// [default: the file that SLACKLINE_SECRET_FILE names, or SLACKLINE_SECRET itself]
-    #[arg(long, help_heading = "Job", value_name = "FILE")]
-    pub(super) secret_file: Option<PathBuf>,
-}
-
-impl JobArgs {
-    /// The secret of the job, if there is one.
-    pub(super) fn secret(&self) -> Result<Option<Secret>, Failure> {
-        let secret = match &self.secret_file {
-            Some(file) => Secret::from_file(file).map(Some),
-            None => Secret::from_environment(),
-        };
-        secret.map_err(|error| Failure::refused(&error))
-    }
+    #[command(flatten)]
+    pub(super) secret: SecretArgs,
 }
 
 /// Serve a shard of a job's parameters.

@@ -66,12 +66,8 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
                 "add --rank and --world-size, or --coordinate to be met by `slackline serve` and `work`";
             return Err(Failure::usage(what).help(help));
         }
-        // No other process needs to know where these processes meet, nor their secret, unless a file with one was
-        // given.
-        let secret = match args.job.secret_file {
-            Some(_) => args.job.secret()?,
-            None => Some(Secret::random().map_err(|error| Failure::of(&error))?),
-        };
+        // No other process needs to know where these processes meet.
+        let secret = args.job.secret.own()?;
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
@@ -122,7 +118,7 @@ fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Resu
     let mut addresses =
         meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
     let listen = addresses.next().ok_or_else(|| unusable("it has no address".into()))?;
-    Ok(Part::Coordinate(Job { listen, secret: args.job.secret()?, starts }))
+    Ok(Part::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }
 
 impl Job {

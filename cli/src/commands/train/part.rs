@@ -64,7 +64,7 @@ impl Part {
 
     fn join(self, args: &JobArgs) -> Result<Taken, Failure> {
         let Part { role, role_rank, address, rank, metrics, timeout, quiet } = self;
-        let secret = args.secret()?;
+        let secret = args.secret.secret()?;
         // Every process of a job may be sent the signal, and it is no reason to die.
         let checkpoint = checkpoint_requests()?;
         let node = match role {
