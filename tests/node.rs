@@ -3,6 +3,7 @@
 mod node {
     mod decided;
     mod own_scheme;
+    mod polled;
     mod step;
 }
 

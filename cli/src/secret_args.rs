@@ -28,7 +28,9 @@ impl SecretArgs {
             Some(file) => Secret::from_file(file).map(Some),
             None => Secret::from_environment(),
         };
-        secret.and_then(|secret| Secret::demanding(secret, self.encrypt)).map_err(|error| Failure::refused(&error))
+        secret
+            .and_then(|secret| Secret::demanding(secret, self.encrypt))
+            .map_err(|error| Failure::refused(&error))
     }
 
     /// Returns the secret of a job whose processes are all started by this one: no other process needs to know it,

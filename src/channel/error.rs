@@ -92,7 +92,8 @@ impl Diagnostic for ChannelError {
             ChannelError::Version { .. } => "run the same slackline on both sides".into(),
             ChannelError::Purpose { .. } => "check the port".into(),
             ChannelError::Encryption { .. } => {
-                "encrypt it in all processes of the job or in none (--encrypt, or SLACKLINE_TCP_ENCRYPT=1)".into()
+                "encrypt it in all processes of the job or in none (--encrypt, or SLACKLINE_TCP_ENCRYPT=1)"
+                    .into()
             }
             ChannelError::Secret => "give all processes of the job the same secret file".into(),
             ChannelError::NeedsSecret { .. } => {

@@ -1,10 +1,11 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
+mod refresh;
+
 use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, retry, wait};
-use super::worker::private;
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, VolatileSlice};
 use crate::param::{Consistency, PeerRole, PinnedFrame, Pins, PullOptions, Pulled};
@@ -12,6 +13,7 @@ use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
+use refresh::Refresh;
 
 /// Settings of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +49,8 @@ pub struct Reader<T: Transport> {
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
     held: Option<Pulled>,
+    /// The refresh that has begun and has not ended.
+    refresh: Option<Refresh>,
     /// Bytes pulled since the connection was last looked after.
     unwatched: usize,
 }
@@ -79,7 +83,7 @@ impl<T: Transport> Reader<T> {
             Link::connect(&transport, address, (PeerRole::Reader, false), None, left).await
         };
         let link = retry(&runtime, deadline, may_pass, connect).await?;
-        Ok(Reader { link, transport, runtime, options, copy: None, held: None, unwatched: 0 })
+        Ok(Reader { link, transport, runtime, options, copy: None, held: None, refresh: None, unwatched: 0 })
     }
 
     /// The table that the owner holds a shard of (a publisher: all of it).
@@ -105,65 +109,6 @@ impl<T: Transport> Reader<T> {
         self.link.welcome.epoch
     }
 
-    /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest, waiting at most
-    /// `timeout`. A copy that is fresh enough already is kept.
-    pub fn refresh(&mut self, max_staleness: u64, timeout: Duration) -> Result<Fresh, Error> {
-        complete(self.refresh_async(max_staleness, timeout))
-    }
-
-    pub(crate) async fn refresh_async(
-        &mut self,
-        max_staleness: u64,
-        timeout: Duration,
-    ) -> Result<Fresh, Error> {
-        let deadline = self.runtime.now() + timeout;
-        loop {
-            let newest = self.newest_async(deadline - self.runtime.now()).await?;
-            if let Some(held) = self.held
-                && held.version.behind(newest) <= max_staleness
-            {
-                let behind = held.version.behind(newest);
-                return Ok(Fresh {
-                    version: held.version,
-                    behind,
-                    epoch: held.epoch,
-                    retries: 0,
-                    copied: false,
-                });
-            }
-            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
-            let fresh = self.copy(bound, deadline - self.runtime.now(), timeout).await?;
-            if fresh.behind <= max_staleness {
-                return Ok(fresh);
-            }
-            if self.runtime.now() >= deadline {
-                let seen = Bound::version(fresh.version);
-                let (operation, waited) = ("keeping up with the publisher", timeout);
-                return Err(Error::Deadline { operation, waited, needed: bound, seen });
-            }
-        }
-    }
-
-    /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
-    pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
-        complete(self.copy(Bound::version(version), timeout, timeout))
-    }
-
-    async fn copy(&mut self, bound: Bound, left: Duration, timeout: Duration) -> Result<Fresh, Error> {
-        let mut buffer = match self.copy.take() {
-            Some(buffer) => buffer,
-            None => private(&self.transport, self.payload_bytes() as u64)?,
-        };
-        // What was held is being overwritten.
-        self.held = None;
-        let into = buffer.slice(0, self.payload_bytes());
-        self.copy = Some(buffer);
-        let pulled = self.pull_within(&into?, bound, left, timeout).await?;
-        self.held = Some(pulled);
-        let Pulled { version, behind, epoch, retries, .. } = pulled;
-        Ok(Fresh { version, behind, epoch, retries, copied: true })
-    }
-
     /// The reader's copy.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let out_of_turn = Error::OutOfTurn { operation: "read the copy", reason: "call `refresh` first" };
@@ -186,6 +131,7 @@ impl<T: Transport> Reader<T> {
         left: Duration,
         timeout: Duration,
     ) -> Result<Pulled, Error> {
+        self.abandon_refresh();
         self.release();
         // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
         // is read once for so many bytes.
@@ -278,6 +224,7 @@ impl<T: Transport> Reader<T> {
     /// owner leaves the frame alone while the result lives.
     #[doc(hidden)]
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        self.abandon_refresh();
         complete(self.link.pin(bound, timeout))
     }
 
@@ -285,6 +232,7 @@ impl<T: Transport> Reader<T> {
     /// [`held`](Self::held) lends the bytes.
     #[doc(hidden)]
     pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        self.abandon_refresh();
         complete(self.link.hold(bound, timeout))
     }
 

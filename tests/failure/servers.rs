@@ -94,17 +94,23 @@ fn a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for() {
     let claim = a_reader_of_a_dead_publisher_is_told_though_it_has_all_it_asked_for;
     let mut publisher = Second::start(claim, &[address.to_string()]);
     let connect = || retry(|| Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE));
-    let (mut refreshes, mut copies, mut pins) = (connect(), connect(), connect());
+    let (mut refreshes, mut copies, mut pins, mut polls) = (connect(), connect(), connect(), connect());
     refreshes.refresh_to(Version::new(1), PATIENCE).unwrap();
     copies.refresh_to(Version::new(1), PATIENCE).unwrap();
     drop(pins.pin(Bound::version(Version::new(1)), PATIENCE).unwrap());
+    polls.refresh(0, PATIENCE).unwrap();
     publisher.kill();
     let killed = Instant::now();
-    // Each by the call that its user makes: all three find a version that satisfies them, in a dead process's memory.
+    // Each by the call that its user makes: all find a version that satisfies them, in a dead process's memory.
+    let mut poll = || {
+        polls.begin_refresh(5);
+        polls.poll(slackline::now()).err()
+    };
     let told = [
         wait_for("refresh to say so", || refreshes.refresh(5, NOTICE).err()),
         wait_for("refresh_to to say so", || copies.refresh_to(Version::new(1), NOTICE).err()),
         wait_for("pin to say so", || pins.pin(Bound::NONE, NOTICE).err()),
+        wait_for("poll to say so", &mut poll),
     ];
     assert!(killed.elapsed() < NOTICE, "told after {:?}", killed.elapsed());
     for error in told {

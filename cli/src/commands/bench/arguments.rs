@@ -273,9 +273,10 @@ impl Args {
         }
         if self.encrypt && self.transport != TransportName::Tcp {
             let (what, help) = match self.transport {
-                TransportName::Shm => {
-                    ("--encrypt: shared memory does not leave its host", "leave it out, or use --transport tcp")
-                }
+                TransportName::Shm => (
+                    "--encrypt: shared memory does not leave its host",
+                    "leave it out, or use --transport tcp",
+                ),
                 _ => (
                     "--encrypt: data by RDMA cannot be encrypted here",
                     "use --transport tcp, or IPsec or MACsec on the link",

@@ -1,0 +1,239 @@
+//! Refreshes of a reader's copy, as a state machine that never waits and as blocking calls.
+
+use super::super::Error;
+use super::super::runtime::complete;
+use super::super::wait::{WaitTurn, wait};
+use super::super::worker::private;
+use super::{Fresh, Reader};
+use crate::clock::Version;
+use crate::param::Pulled;
+use crate::scheme::Bound;
+use crate::time::{Duration, Instant};
+use crate::transport::Transport;
+
+/// A refresh that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refresh {
+    /// The most versions by which the copy may be behind the newest. `None`: the bound of its only pull is all that
+    /// is asked.
+    max_staleness: Option<u64>,
+    step: RefreshStep,
+    /// The version of the last copy, which was too far behind when it was there.
+    too_stale: Option<Version>,
+}
+
+/// The step that a refresh has come to.
+#[derive(Clone, Copy, Debug)]
+enum RefreshStep {
+    /// The newest version's number is to be asked for.
+    Ask,
+    /// That number is there once so many probes were answered.
+    Asked { answers: u64 },
+    /// A version within the bound is to be copied.
+    Copy { bound: Bound },
+    /// It is being copied, once the requests of an earlier pull are over.
+    Copying { bound: Bound, has_begun: bool },
+}
+
+impl<T: Transport> Reader<T> {
+    /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest, waiting at most
+    /// `timeout`. A copy that is fresh enough already is kept.
+    pub fn refresh(&mut self, max_staleness: u64, timeout: Duration) -> Result<Fresh, Error> {
+        complete(self.refresh_async(max_staleness, timeout))
+    }
+
+    pub(crate) async fn refresh_async(
+        &mut self,
+        max_staleness: u64,
+        timeout: Duration,
+    ) -> Result<Fresh, Error> {
+        self.begin_refresh(max_staleness);
+        self.finish(timeout).await
+    }
+
+    /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
+    pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
+        let step = RefreshStep::Copy { bound: Bound::version(version) };
+        self.begin(Refresh { max_staleness: None, step, too_stale: None });
+        complete(self.finish(timeout))
+    }
+
+    /// Begins what [`refresh`](Self::refresh) does, and does not wait for it: [`poll`](Self::poll) moves it on, while
+    /// this thread does something else in between. There is no copy to read from the moment when a newer version is
+    /// found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+    /// # let timeout = Duration::from_secs(10);
+    /// # let table = Table::flat(4, ElementType::F32)?;
+    /// # let mut publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
+    /// # let address = publisher.address().clone();
+    /// # let reading = std::thread::spawn(move || {
+    /// #     Reader::connect(Shm::new(), &address, ReaderOptions::default(), timeout)
+    /// # });
+    /// # while !reading.is_finished() {
+    /// #     publisher.poll(slackline::now());
+    /// # }
+    /// # let mut reader = reading.join().expect("no panic")?;
+    /// publisher.publish(&[7; 16], timeout)?;
+    /// reader.begin_refresh(0);
+    /// let fresh = loop {
+    ///     publisher.poll(slackline::now()); // Here both live in one thread.
+    ///     if let Some(fresh) = reader.poll(slackline::now())? {
+    ///         break fresh;
+    ///     }
+    ///     // Compute something.
+    /// };
+    /// assert_eq!((fresh.version.get(), reader.bytes()?), (1, &[7; 16][..]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn begin_refresh(&mut self, max_staleness: u64) {
+        self.begin(Refresh { max_staleness: Some(max_staleness), step: RefreshStep::Ask, too_stale: None });
+    }
+
+    /// Moves the refresh that [`begin_refresh`](Self::begin_refresh) began on as far as it goes without waiting, and
+    /// looks after the connection. `now` is the time by [`now`](crate::now). Returns the version once it is in the
+    /// copy; `None` before that, and while there is no refresh.
+    ///
+    /// # Errors
+    /// The owner is lost, or has let this reader go; the refresh has ended.
+    pub fn poll(&mut self, now: Instant) -> Result<Option<Fresh>, Error> {
+        Ok(match self.turn(now)? {
+            WaitTurn::Done(fresh) => Some(fresh),
+            _ => None,
+        })
+    }
+
+    fn begin(&mut self, refresh: Refresh) {
+        self.abandon_refresh();
+        self.refresh = Some(refresh);
+    }
+
+    /// Ends the refresh that has begun, if there is one.
+    pub(super) fn abandon_refresh(&mut self) {
+        if self.refresh.take().is_some() {
+            self.link.pull.cancel();
+        }
+    }
+
+    /// Waits for the end of the refresh.
+    async fn finish(&mut self, timeout: Duration) -> Result<Fresh, Error> {
+        let runtime = self.runtime.clone();
+        let deadline = runtime.now() + timeout;
+        let fresh = wait(&runtime, deadline, |now| self.turn(now)).await?;
+        fresh.ok_or_else(|| {
+            let late = self.late(timeout);
+            self.abandon_refresh();
+            late
+        })
+    }
+
+    /// The error of a refresh that has not ended within `waited`.
+    fn late(&self, waited: Duration) -> Error {
+        let late = |operation, needed, seen| Error::Deadline { operation, waited, needed, seen };
+        let seen = self.link.line.seen;
+        match self.refresh {
+            Some(Refresh {
+                step: RefreshStep::Copy { bound } | RefreshStep::Copying { bound, .. }, ..
+            }) => late("waiting for a version", bound, self.link.pull.seen()),
+            Some(Refresh { too_stale: Some(version), max_staleness, .. }) => {
+                let needed = self.within(max_staleness.unwrap_or_default());
+                late("keeping up with the publisher", needed, Bound::version(version))
+            }
+            _ => late("asking for the version", Bound::NONE, seen),
+        }
+    }
+
+    /// The bound on a copy that is at most so many versions behind the newest that is known.
+    fn within(&self, max_staleness: u64) -> Bound {
+        Bound::version(Version::new(self.link.line.seen.version.get().saturating_sub(max_staleness)))
+    }
+
+    fn turn(&mut self, now: Instant) -> Result<WaitTurn<Fresh>, Error> {
+        let turn = self.steps(now);
+        match &turn {
+            Ok(WaitTurn::Done(_)) => self.refresh = None,
+            Ok(_) => {}
+            Err(_) => self.abandon_refresh(),
+        }
+        turn
+    }
+
+    /// The copy at hand, if it is at most so many versions behind the newest that is known.
+    fn kept(&self, max_staleness: u64) -> Option<Fresh> {
+        let held = self.held?;
+        let behind = held.version.behind(self.link.line.seen.version);
+        (behind <= max_staleness).then(|| fresh(Pulled { behind, retries: 0, ..held }, false))
+    }
+
+    /// Takes steps until one has to wait.
+    fn steps(&mut self, now: Instant) -> Result<WaitTurn<Fresh>, Error> {
+        let Some(mut refresh) = self.refresh else {
+            self.link.look_around(now)?;
+            return Ok(WaitTurn::Idle);
+        };
+        let turn = loop {
+            refresh.step = match refresh.step {
+                RefreshStep::Ask => {
+                    // An answer to a question of an earlier call may be older than this one.
+                    let answers = self.link.answers() + 1 + u64::from(self.link.is_probing());
+                    self.link.look_around(now)?;
+                    RefreshStep::Asked { answers }
+                }
+                RefreshStep::Asked { answers } => {
+                    self.link.probe()?;
+                    self.link.advance()?;
+                    if self.link.answers() < answers {
+                        self.link.look_around(now)?;
+                        break WaitTurn::Idle;
+                    }
+                    let most = refresh.max_staleness.unwrap_or_default();
+                    if let Some(kept) = self.kept(most) {
+                        break WaitTurn::Done(kept);
+                    }
+                    RefreshStep::Copy { bound: self.within(most) }
+                }
+                RefreshStep::Copy { bound } => {
+                    // A dead owner's memory would satisfy this reader for ever.
+                    self.link.look_around(now)?;
+                    self.release();
+                    // The copy that was held is being overwritten.
+                    self.held = None;
+                    if self.copy.is_none() {
+                        self.copy = Some(private(&self.transport, self.payload_bytes() as u64)?);
+                    }
+                    RefreshStep::Copying { bound, has_begun: false }
+                }
+                RefreshStep::Copying { bound, mut has_begun } => {
+                    let bytes = self.payload_bytes();
+                    let Some(copy) = &mut self.copy else { break WaitTurn::Idle };
+                    let into = copy.slice(0, bytes)?;
+                    let (pulled, progress) = self.pull_once(&into, bound, &mut has_begun)?;
+                    if let Some(pulled) = pulled {
+                        self.held = Some(pulled);
+                        if refresh.max_staleness.is_none_or(|most| pulled.behind <= most) {
+                            break WaitTurn::Done(fresh(pulled, true));
+                        }
+                        refresh =
+                            Refresh { step: RefreshStep::Ask, too_stale: Some(pulled.version), ..refresh };
+                        break WaitTurn::Progress;
+                    }
+                    refresh.step = RefreshStep::Copying { bound, has_begun };
+                    self.link.look_around(now)?;
+                    break match self.link.pull.is_lapped() {
+                        true if !progress => WaitTurn::Lapped,
+                        _ => WaitTurn::of(progress),
+                    };
+                }
+            };
+        };
+        self.refresh = Some(refresh);
+        Ok(turn)
+    }
+}
+
+fn fresh(pulled: Pulled, copied: bool) -> Fresh {
+    let Pulled { version, behind, epoch, retries, .. } = pulled;
+    Fresh { version, behind, epoch, retries, copied }
+}
