@@ -13,7 +13,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) staleness: Option<String>,
 
-    /// Gradients in each update (dbw: always so many; abs, adasync: at the beginning; k-async, k-sync)
+    /// Gradients in each update (dbw, k-sync, k-async: in all updates; abs, adasync: in the first ones)
     #[arg(long, help_heading = "Scheme", value_name = "N")]
     pub(crate) k: Option<String>,
 

@@ -10,8 +10,8 @@ use crate::failure::Failure;
 pub struct Args {
     /// Serve metrics for Prometheus and `slackline top` at this PORT or ADDRESS:PORT
     ///
-    /// A PORT is one of this machine alone (127.0.0.1), an ADDRESS:PORT is as told (0.0.0.0:PORT is all that can reach
-    /// this machine). Process i of a host, from 0, takes PORT + i.
+    /// With PORT only this machine can connect (127.0.0.1:PORT); with 0.0.0.0:PORT every machine that reaches this one
+    /// can. Process i of a host, from 0, listens at PORT + i.
     #[arg(long, help_heading = "Output", value_name = "ADDR", value_parser = listen_address)]
     pub metrics: Option<SocketAddr>,
 }

@@ -14,9 +14,9 @@ use crate::scheme_args::SchemeArgs;
 
 /// Simulate a job in virtual time.
 ///
-/// The schemes are those of `slackline train`, the very same objects; gradients are real gradients of a real, small
-/// problem, or left out to simulate time alone; only time is not real. The same options give the same run, to the
-/// last bit, on every machine.
+/// The schemes are the same code as in `slackline train`, and the gradients are those of a small problem (--problem),
+/// or none to simulate time alone. Time is computed, not measured: the same options give the same run, to the last
+/// bit, on every machine.
 #[derive(clap::Args, Clone, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(conflicts_with_all = ["compare", "sweep", "reproduce", "plot"], conflicts_with_all = JOB)]
     pub(super) fabric: bool,
 
-    /// With --fabric: so many seeds, from --seed on
+    /// With --fabric: number of seeds to run, from --seed on
     #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
     pub(super) seeds: Option<u64>,
 
@@ -119,7 +119,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Faults", value_name = "WORKER@TIME", value_parser = crash)]
     pub(super) crash: Vec<Crash>,
 
-    /// Crash every worker again and again, after so long
+    /// Crash every worker again and again: seconds from each start to the next crash
     #[arg(long, help_heading = "Faults", value_name = "DIST", value_parser = random_time)]
     pub(super) lifetime: Option<Distribution>,
 
@@ -251,7 +251,7 @@ const EXAMPLES: &str = "Examples:
   slackline sim --compare 'bsp,bap(4),ssp(4),essp(4)' --problem softmax --seconds 300 --plot compare.svg
       what staleness buys under jitter: loss against time, time per clock, staleness
   slackline sim --compare 'bsp,dbw,abs' --factor 0=5 --problem mlp --target-loss 0.1
-      who copes with one worker that is five times slower
+      how each scheme does with one worker that is five times slower
   slackline sim --sweep workers=4,16,64 --sweep 'scheme=bsp,ssp(3),ssp(16)' --json grid.json
       a grid, on all cores
   slackline sim --scheme ssp --workers 10000
@@ -259,7 +259,7 @@ const EXAMPLES: &str = "Examples:
   slackline sim --scheme bsp --workers 32 --server-bandwidth 1250M --message-bytes 100M --latency 20e-6
       in-cast: 32 gradients of 100 MB on one link of 10 Gbit/s
   slackline sim --fabric --seeds 1000
-      the real nodes through a thousand bad days; a seed that breaks a promise is told, with the command to see it again
+      the real nodes under a thousand seeds of faults; a seed that breaks a promise is printed, with a command to run it
   slackline sim --reproduce bap
       a table of the literature, and ours beside it; `--reproduce list` has the others
 

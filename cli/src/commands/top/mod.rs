@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 
-    /// Measure one interval, print it, and end; so it is anyway where there is no terminal
+    /// Measure one interval, print it, and end; without a terminal that is the default
     #[arg(long)]
     once: bool,
 

@@ -25,10 +25,12 @@ use crate::scheme_args::SchemeArgs;
 pub(crate) struct Args {
     /// Scheme of synchronisation; `slackline help schemes` has all of them
     ///
-    /// Workers wait for all others at every step: bsp. Never: asp. Once they are too far apart: ssp, essp (new
-    /// parameters are sent to them at once), bap (whole steps are folded in), vap (too much is on its way). The first
-    /// few make an update: dbw, k-sync (late ones are dropped), abs, k-async, adasync (they count, up to a bound).
-    /// Without a server: ds-sync. For tests: delay. Settings may follow, as in 'abs(k=2, staleness=4)'.
+    /// Under bsp workers wait for all others at every step, under asp for none. Under ssp and essp a worker waits
+    /// when it is too far ahead (essp sends new parameters to workers at once), and likewise under bap, where each
+    /// update has one gradient of each worker. Under vap a worker waits while too much of its updates is in transit.
+    /// Under dbw and k-sync the first k gradients make an update, and later ones are dropped; under k-async, adasync
+    /// and abs later ones count in a later update (abs: up to a bound). ds-sync has no server, and delay is for
+    /// tests. Settings may follow in parentheses, as in 'abs(k=2, staleness=4)'.
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
@@ -113,7 +115,7 @@ pub(crate) struct Args {
 
     /// Time that each step takes besides computing, in seconds, drawn from a distribution: constant(0.01), exp(0.01),
     /// shifted-exp(SHIFT, MEAN), pareto(SHAPE, SCALE), uniform(FROM, TO), trace:FILE, or a number for a constant; a
-    /// straggler's is as many times longer
+    /// straggler's is multiplied by its FACTOR
     #[arg(long, help_heading = "Processes", value_name = "DIST")]
     pub(super) jitter: Option<String>,
 
@@ -221,7 +223,7 @@ const EXAMPLES: &str = "Examples:
   slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
       MNIST, unpacked, with the labels and the t10k files beside it
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
-      and on from there
+      train the saved model further
   slackline train --json - | jq .final_accuracy
   srun -n 5 slackline train --scheme bsp
       a server and four workers, wherever Slurm puts them; likewise mpirun -n 5, torchrun --nproc-per-node 5
