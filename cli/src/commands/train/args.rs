@@ -25,12 +25,10 @@ use crate::scheme_args::SchemeArgs;
 pub(crate) struct Args {
     /// Scheme of synchronisation; `slackline help schemes` has all of them
     ///
-    /// Under bsp workers wait for all others at every step, under asp for none. Under ssp and essp a worker waits
-    /// when it is too far ahead (essp sends new parameters to workers at once), and likewise under bap, where each
-    /// update has one gradient of each worker. Under vap a worker waits while too much of its updates is in transit.
-    /// Under dbw and k-sync the first k gradients make an update, and later ones are dropped; under k-async, adasync
-    /// and abs later ones count in a later update (abs: up to a bound). ds-sync has no server, and delay is for
-    /// tests. Settings may follow in parentheses, as in 'abs(k=2, staleness=4)'.
+    /// Under bsp all workers wait for each other, under asp none; under ssp, essp, bap and vap a worker waits when it
+    /// is too far ahead. Under dbw and k-sync the first k gradients make an update, and late ones are dropped; under
+    /// k-async, adasync and abs they count later (abs: up to a bound). ds-sync has no server, and delay is for tests.
+    /// Settings may follow, as in 'abs(k=2, staleness=4)'.
     #[arg(long, help_heading = "Scheme", value_name = "SCHEME", value_parser = scheme, default_value = "ssp")]
     pub(super) scheme: String,
 
