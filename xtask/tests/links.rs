@@ -84,8 +84,7 @@ fn no_relative_link_of_a_page_is_dead() {
 #[test]
 fn every_page_of_docs_is_in_the_table_of_contents() {
     let contents = targets(&fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap());
-    let names =
-        pages().into_iter().filter(|page| page.parent().is_some_and(|folder| folder.ends_with("docs")));
+    let names = pages().into_iter().filter(|page| page.parent() == Some(root().join("docs").as_path()));
     let names = names.map(|page| page.file_name().unwrap().to_string_lossy().into_owned());
     let missing: Vec<_> = names.filter(|name| name != "SUMMARY.md" && !contents.contains(name)).collect();
     assert!(missing.is_empty(), "not in docs/SUMMARY.md: {missing:?}");
