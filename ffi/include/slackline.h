@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 2
+#define SLACKLINE_VERSION_PATCH 3
 
 /**
  * The version of this header as one number that grows with it.
@@ -1562,6 +1562,23 @@ slackline_status slackline_reader_refresh_to(struct slackline_reader *reader,
                                              uint64_t version,
                                              uint64_t timeout_ms,
                                              struct slackline_fresh *fresh);
+
+/**
+ * Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and the
+ * calling thread may do something else in between. There is no copy to read from the moment when a newer version is
+ * found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+ */
+slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
+                                                uint64_t max_staleness);
+
+/**
+ * Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks after
+ * the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
+ * (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has ended.
+ */
+slackline_status slackline_reader_poll(struct slackline_reader *reader,
+                                       uint32_t *done,
+                                       struct slackline_fresh *fresh);
 
 /**
  * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh or destroy of this reader.

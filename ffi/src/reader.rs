@@ -118,6 +118,11 @@ unsafe fn refresh(
     let out = unsafe { SizedOut::wanted(fresh, "fresh")? };
     // SAFETY: the contract.
     let fresh = unsafe { with(reader, |reading| operation(reading.unpinned()?))? };
+    tell(out, fresh);
+    Ok(())
+}
+
+fn tell(out: Option<SizedOut<slackline_fresh>>, fresh: Fresh) {
     if let Some(out) = out {
         out.set(slackline_fresh {
             size: size_of::<slackline_fresh>(),
@@ -128,7 +133,46 @@ unsafe fn refresh(
             copied: fresh.copied.into(),
         });
     }
-    Ok(())
+}
+
+/// Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and the
+/// calling thread may do something else in between. There is no copy to read from the moment when a newer version is
+/// found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_begin_refresh(
+    reader: *mut slackline_reader,
+    max_staleness: u64,
+) -> slackline_status {
+    call(|| {
+        let begin = |reading: &mut Reading| {
+            reading.unpinned()?.begin_refresh(max_staleness);
+            Ok(())
+        };
+        // SAFETY: the contract.
+        unsafe { with(reader, begin) }
+    })
+}
+
+/// Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks after
+/// the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
+/// (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_poll(
+    reader: *mut slackline_reader,
+    done: *mut u32,
+    fresh: *mut slackline_fresh,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (is_done, out) = unsafe { (Out::new(done, "done")?, SizedOut::wanted(fresh, "fresh")?) };
+        // SAFETY: the contract.
+        let fresh = unsafe { with(reader, |reading| Ok(reading.reader.poll(slackline::now())?))? };
+        is_done.set(fresh.is_some().into());
+        if let Some(fresh) = fresh {
+            tell(out, fresh);
+        }
+        Ok(())
+    })
 }
 
 /// The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh or destroy of this reader.

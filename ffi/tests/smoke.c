@@ -112,6 +112,7 @@ static void follow(const char *address)
     const unsigned char *values;
     const void *bytes;
     size_t len, index;
+    uint32_t done;
 
     options.size = sizeof options;
     OK(slackline_reader_options_init(&options));
@@ -132,6 +133,13 @@ static void follow(const char *address)
     OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, &fresh));
     CHECK(fresh.version == VERSIONS && fresh.copied == 0);
     OK(slackline_reader_refresh(reader, 3, TIMEOUT_MS, NULL));
+    /* The same without waiting. */
+    OK(slackline_reader_poll(reader, &done, NULL));
+    CHECK(done == 0);
+    OK(slackline_reader_begin_refresh(reader, 0));
+    for (fresh.version = 0, done = 0; !done;)
+        OK(slackline_reader_poll(reader, &done, &fresh));
+    CHECK(fresh.version == VERSIONS && fresh.copied == 0);
     slackline_reader_destroy(reader);
 }
 
@@ -246,6 +254,8 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_reader_connect(NULL, NULL, 0, NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_refresh(NULL, 0, 0, NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_refresh_to(NULL, 0, 0, NULL));
+    EXPECT(BAD_ARGUMENT, slackline_reader_begin_refresh(NULL, 0));
+    EXPECT(BAD_ARGUMENT, slackline_reader_poll(NULL, &flag, NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_bytes(NULL, &bytes, &len));
     EXPECT(BAD_ARGUMENT, slackline_server_checkpoint(NULL, 0, NULL));
     EXPECT(BAD_ARGUMENT, slackline_worker_should_stop(NULL, &flag));
