@@ -61,7 +61,7 @@ fn one_thread_polls_a_publisher_and_its_reader_over_shm() {
 
 #[test]
 fn one_thread_polls_a_publisher_and_its_reader_over_tcp() {
-    one_thread_is_enough(&Tcp::new(), &"tcp:127.0.0.1:0".parse().unwrap());
+    one_thread_is_enough(&Tcp::new(), &"127.0.0.1:0".parse().unwrap());
 }
 
 #[test]
