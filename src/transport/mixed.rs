@@ -145,7 +145,10 @@ impl Listener for MixedListener {
             let incoming = self.verbs.iter_mut().find_map(|listener| listener.poll(now));
             incoming.map(|incoming| MixedIncoming::Verbs(Box::new(incoming)))
         })
-        .or_else(|| self.tcp.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Tcp))
+        .or_else(|| {
+            let incoming = self.tcp.iter_mut().find_map(|listener| listener.poll(now));
+            incoming.map(|incoming| MixedIncoming::Tcp(Box::new(incoming)))
+        })
     }
 
     /// Works where this process listens at one RDMA address and nothing else: peers over the other transports could
@@ -178,7 +181,7 @@ pub enum MixedIncoming {
     /// Over shared memory.
     Shm(ShmIncoming),
     /// Over TCP.
-    Tcp(TcpIncoming),
+    Tcp(Box<TcpIncoming>),
     /// By RDMA.
     Verbs(Box<VerbsIncoming>),
 }

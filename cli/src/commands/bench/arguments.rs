@@ -248,11 +248,9 @@ impl Settings {
 impl Args {
     fn secret(&self) -> Result<Option<Secret>, BenchError> {
         let is_local = self.listen.is_none() && self.peer.is_none();
-        if is_local {
-            if self.secret_file.is_some() {
-                let help = "leave it out, or use --listen or --peer";
-                return Err(BenchError::usage("--secret-file is for two hosts", help));
-            }
+        if is_local && self.secret_file.is_some() {
+            let help = "leave it out, or use --listen or --peer";
+            return Err(BenchError::usage("--secret-file is for two hosts", help));
         }
         let secret = match &self.secret_file {
             Some(file) => Secret::from_file(file).map(Some),
