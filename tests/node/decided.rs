@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackline::{
     Address, ElementType, Error, Optimizer, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport,
-    Worker, WorkerOptions, scheme::SchemeConfig,
+    Worker, WorkerOptions, now, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -156,4 +156,67 @@ fn shards_reached_over_tcp_follow_the_one_that_decides() {
         let address = || "127.0.0.1:0".parse().unwrap();
         all_shards_are_made_of_the_same_gradients(Tcp::new, address, scheme);
     }
+}
+
+/// Has a follower let its only worker go, and the worker announce a gradient after that. Returns the servers; `None` if
+/// the worker noticed it too early.
+fn announced_after_the_follower_let_go(scheme: SchemeConfig) -> Option<[Server<Shm>; 2]> {
+    let one_of_two = |shard: u16| {
+        let table = Table::flat(32, ElementType::F32).unwrap();
+        let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(scheme, 1, 1.0) };
+        Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options).unwrap()
+    };
+    let (mut decider, mut follower) = (one_of_two(0), one_of_two(1));
+    let addresses = [decider.address(), follower.address()];
+    let is_in = AtomicBool::new(false);
+    let mut worker = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_in.load(SeqCst) {
+                decider.poll(now()).unwrap();
+            }
+        });
+        follower.follow(&addresses[0], TIMEOUT).unwrap();
+        let worker = scope.spawn(|| {
+            let worker = Worker::connect(Shm::new(), &addresses, WorkerOptions::new(scheme), TIMEOUT);
+            is_in.store(true, SeqCst);
+            worker.unwrap()
+        });
+        while !is_in.load(SeqCst) {
+            follower.poll(now()).unwrap();
+        }
+        worker.join().unwrap()
+    });
+    // The follower's clock runs ahead of the worker's heartbeat, so that it takes the worker for dead.
+    let mut ahead = now();
+    let mut poll = |follower: &mut Server<Shm>| {
+        ahead = ahead + Duration::from_millis(20);
+        follower.poll(ahead).unwrap();
+    };
+    let mut step = worker.step(TIMEOUT).unwrap();
+    step.gradient().unwrap().fill(-1.0);
+    while follower.status().left == 0 {
+        poll(&mut follower);
+    }
+    match step.publish(None, TIMEOUT) {
+        Ok(()) => {}
+        Err(Error::Evicted { shard: 1, .. }) => return None,
+        Err(error) => panic!("{error}"),
+    }
+    let deadline = std::time::Instant::now() + TIMEOUT;
+    while follower.status().version.get() == 0 {
+        assert!(std::time::Instant::now() < deadline, "{:?} {:?}", decider.status(), follower.status());
+        decider.poll(now()).unwrap();
+        poll(&mut follower);
+    }
+    Some([decider, follower])
+}
+
+#[test]
+fn a_gradient_that_comes_after_a_follower_let_its_worker_go_counts() {
+    let scheme = "dbw(k=1, delivery=wait)".parse().unwrap();
+    let servers = (0..1000).find_map(|_| announced_after_the_follower_let_go(scheme));
+    let [decider, follower] = servers.expect("a worker that has not noticed");
+    assert_eq!(follower.status().missing, 0);
+    assert_eq!(follower.parameters().unwrap(), [1.0; 16]);
+    assert_eq!(decider.parameters().unwrap(), [1.0; 16]);
 }
