@@ -436,7 +436,7 @@ fn a_run_over_encrypted_tcp_learns_what_one_in_the_clear_does() {
 
 #[test]
 fn encryption_that_cannot_be_had_is_refused_with_a_remedy() {
-    let coordinate = ["--coordinate", "--rendezvous", "127.0.0.1:0", "--encrypt"];
+    let coordinate = ["--coordinate", "--rendezvous", "127.0.0.1:21000", "--encrypt"];
     misused(&coordinate, "tcp data cannot be encrypted without a secret", "SLACKLINE_SECRET_FILE");
     let output = command(&["--epochs", "1"]).env("SLACKLINE_TCP_ENCRYPT", "maybe").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
