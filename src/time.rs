@@ -29,6 +29,7 @@ impl Instant {
     }
 
     /// Nanoseconds since the origin.
+    #[doc(hidden)]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }

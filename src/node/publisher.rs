@@ -89,6 +89,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// Readers that ever joined.
+    #[doc(hidden)]
     pub fn joined(&self) -> u64 {
         self.joined
     }

@@ -261,6 +261,7 @@ impl Verbs {
     }
 
     /// The device's name. Where there are several, this and the following tell of the first.
+    #[doc(hidden)]
     pub fn device(&self) -> &str {
         &self.shared.first().info.name
     }
