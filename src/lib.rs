@@ -86,6 +86,8 @@
 
 // Under the model checker there are no nodes, and what only they use lies idle.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
+// Without a transport, what only it uses lies idle.
+#![cfg_attr(not(all(feature = "tcp", feature = "verbs")), allow(dead_code))]
 
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
 /// `--cfg slackline_mutant="name"`, or, under the model checker or `--cfg slackline_mutants`, run with
@@ -146,13 +148,12 @@ pub use node::{
 pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
 pub use time::Instant;
 pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
+#[cfg(all(feature = "tcp", not(loom)))]
+pub use transport::tcp::Tcp;
+#[cfg(all(feature = "verbs", not(loom)))]
+pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
 #[cfg(not(loom))]
-pub use transport::{
-    mixed::Mixed,
-    shm::Shm,
-    tcp::Tcp,
-    verbs::{OpenError, Verbs, VerbsOptions},
-};
+pub use transport::{mixed::Mixed, shm::Shm};
 
 /// The modules behind the public face, for the tests, benchmarks, fuzz targets and tools of this repository.
 ///
