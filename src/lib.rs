@@ -79,8 +79,13 @@
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
+//! | `verbs` | on | the transport [`Verbs`]: RDMA |
+//! | `tcp` | on | the transport [`Tcp`], and its encryption |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
+//!
+//! Shared memory, and what a job says to its processes, is always there. Addresses of a transport without which the
+//! library was built are errors when the program runs ([`ConnectError::NotBuilt`]).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
@@ -147,11 +152,11 @@ pub use node::{
 };
 pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
 pub use time::Instant;
-pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
 #[cfg(all(feature = "tcp", not(loom)))]
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
 pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
+pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
 #[cfg(not(loom))]
 pub use transport::{mixed::Mixed, shm::Shm};
 

@@ -11,12 +11,12 @@ pub use rdma::rdma_options;
 
 use super::JobError;
 use crate::channel::Secret;
-#[cfg(not(feature = "verbs"))]
-use crate::transport::{NotBuilt, absent::Absent as Verbs};
 use crate::transport::mixed::Mixed;
 #[cfg(feature = "verbs")]
 use crate::transport::verbs::Verbs;
 use crate::transport::{Address, TransportKind};
+#[cfg(not(feature = "verbs"))]
+use crate::transport::{NotBuilt, absent::Absent as Verbs};
 #[cfg(feature = "tcp")]
 use crate::transport::{shm::Shm, tcp::Tcp};
 

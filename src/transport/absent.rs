@@ -4,8 +4,8 @@
 use std::task::Poll;
 
 use super::{
-    Address, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord, Incoming, Listener,
-    Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
+    Address, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord, Incoming,
+    Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;

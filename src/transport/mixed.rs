@@ -81,7 +81,9 @@ impl Transport for Mixed {
         Capabilities {
             name: "mixed",
             queue_depth: others().map(|it| it.queue_depth).fold(shm.queue_depth, usize::min),
-            max_request_bytes: others().map(|it| it.max_request_bytes).fold(shm.max_request_bytes, usize::min),
+            max_request_bytes: others()
+                .map(|it| it.max_request_bytes)
+                .fold(shm.max_request_bytes, usize::min),
             // Shared memory and TCP carry atomics out on the target's CPUs, which those of a device do not know of.
             atomics: if verbs.is_some() { AtomicDomain::None } else { AtomicDomain::Host },
             in_place: false,
