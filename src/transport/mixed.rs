@@ -266,6 +266,7 @@ impl Incoming for MixedIncoming {
 }
 
 /// A connection in the making over one of them.
+#[allow(clippy::large_enum_variant, reason = "TCP, if the library has it, is as large as shared memory")]
 pub enum MixedConnecting {
     /// Over shared memory.
     Shm(ShmConnecting),
