@@ -222,14 +222,14 @@ impl From<WaitError> for JobError {
 mod tests {
     use super::*;
     use crate::table::{ElementType, Table};
-    use crate::transport::Address;
+    use crate::transport::{Address, TransportKind};
 
     #[test]
     fn every_error_of_a_start_ends_in_its_remedy_and_names_its_operation() {
         let (path, source) = ("secret".into(), std::io::Error::from_raw_os_error(libc::ENOENT));
         let (name, value) = ("RANK", "x".to_owned());
         let table = Table::flat(16, ElementType::F32).unwrap();
-        let errors: [Box<dyn Diagnostic>; 8] = [
+        let errors: [Box<dyn Diagnostic>; 9] = [
             Box::new(JobError::from(SecretError::Unreadable { path, source })),
             Box::new(JobError::from(LaunchError::Number { name, value })),
             Box::new(JobError::from(rendezvous::RendezvousError::NeedsSecret {
@@ -240,6 +240,7 @@ mod tests {
             Box::new(Table::flat(0, ElementType::F32).unwrap_err()),
             Box::new("nowhere".parse::<Address>().unwrap_err()),
             Box::new(JobError::NoServer),
+            Box::new(JobError::from(NotBuilt { transport: TransportKind::Tcp })),
         ];
         for error in errors {
             let remedy = error.remedy().expect("there is a remedy");
