@@ -79,13 +79,20 @@
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
+//! | `verbs` | on | the transport [`Verbs`]: RDMA |
+//! | `tcp` | on | the transport [`Tcp`], and its encryption |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
+//!
+//! Shared memory, and what a job says to its processes, is always there. Addresses of a transport without which the
+//! library was built are errors when the program runs ([`ConnectError::NotBuilt`]).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
 // Under the model checker there are no nodes, and what only they use lies idle.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
+// Without a transport, what only it uses lies idle.
+#![cfg_attr(not(all(feature = "tcp", feature = "verbs")), allow(dead_code))]
 
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
 /// `--cfg slackline_mutant="name"`, or, under the model checker or `--cfg slackline_mutants`, run with
@@ -145,14 +152,13 @@ pub use node::{
 };
 pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
 pub use time::Instant;
+#[cfg(all(feature = "tcp", not(loom)))]
+pub use transport::tcp::Tcp;
+#[cfg(all(feature = "verbs", not(loom)))]
+pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
 pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
 #[cfg(not(loom))]
-pub use transport::{
-    mixed::Mixed,
-    shm::Shm,
-    tcp::Tcp,
-    verbs::{OpenError, Verbs, VerbsOptions},
-};
+pub use transport::{mixed::Mixed, shm::Shm};
 
 /// The modules behind the public face, for the tests, benchmarks, fuzz targets and tools of this repository.
 ///

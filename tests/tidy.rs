@@ -62,8 +62,13 @@ const MODULES: &[Row] = &[
 const FOR_ALL: &str = "diagnostic";
 
 /// The files that may name a backend, besides `lib.rs`. All other code that uses a transport is generic over the trait.
-const NAMES_BACKENDS: &[&str] =
-    &["src/transport/mod.rs", "src/transport/mixed.rs", "src/job/transports.rs", "src/fuzzing.rs"];
+const NAMES_BACKENDS: &[&str] = &[
+    "src/transport/mod.rs",
+    "src/transport/mixed.rs",
+    "src/job/transports.rs",
+    "src/job/transports/rdma.rs",
+    "src/fuzzing.rs",
+];
 
 /// The backends of `transport`, besides every folder under `src/transport/` but the one that they share.
 const BACKENDS: &[&str] = &["shm", "tcp", "verbs"];

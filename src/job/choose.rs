@@ -84,9 +84,12 @@ fn way(
             let address = address.ok_or("it has no RDMA, or does not offer it")?;
             rdma().map(|()| (address, "both have RDMA"))
         }
-        TransportKind::Tcp => find(|address| matches!(address, Address::Tcp(_)))
-            .map(|address| (address, "it listens at a port"))
-            .ok_or("it listens at no port".into()),
+        TransportKind::Tcp => {
+            let address = find(|address| matches!(address, Address::Tcp(_)));
+            let address = address.ok_or("it listens at no port")?;
+            path.check_built().map_err(|error| error.to_string())?;
+            Ok((address, "it listens at a port"))
+        }
     }
 }
 

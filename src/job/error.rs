@@ -9,6 +9,7 @@ use super::rendezvous;
 use crate::channel::SecretError;
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::node;
+use crate::transport::NotBuilt;
 
 /// A job, or this process's part in it, has failed. The text names the cause and the remedy; [`Diagnostic`] says them
 /// to programs.
@@ -91,6 +92,9 @@ pub enum JobError {
     /// RDMA is required, and this process has none.
     #[error("RDMA is required and not available: {0}")]
     NoRdma(String),
+    /// The library was built without the transport that is required.
+    #[error(transparent)]
+    NotBuilt(#[from] NotBuilt),
     /// The initial values are not those of the table.
     #[error("the table has {elements} elements and {values} initial values were given; {}", self.help())]
     InitialValues {
@@ -136,6 +140,7 @@ impl Diagnostic for JobError {
             | JobError::OtherServers { .. }
             | JobError::HasServers { .. }
             | JobError::OtherRole { .. } => "checking the role",
+            JobError::NotBuilt(error) => error.operation(),
             JobError::Wait(_) | JobError::NoRdma(_) => "reaching the other processes",
             JobError::NotBack { .. } => "reconnecting",
             JobError::Failed(_) | JobError::Lost(_) | JobError::Order(_) => "running the job",
@@ -149,6 +154,7 @@ impl Diagnostic for JobError {
             JobError::Launch(error) => error.remedy(),
             JobError::Secret(error) => error.remedy(),
             JobError::Rendezvous(error) => error.remedy(),
+            JobError::NotBuilt(error) => error.remedy(),
             JobError::Wait(WaitError::Deadline { .. }) => Some("use a longer timeout".into()),
             JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
             JobError::NoWorker { servers, .. } => {
@@ -216,14 +222,14 @@ impl From<WaitError> for JobError {
 mod tests {
     use super::*;
     use crate::table::{ElementType, Table};
-    use crate::transport::Address;
+    use crate::transport::{Address, TransportKind};
 
     #[test]
     fn every_error_of_a_start_ends_in_its_remedy_and_names_its_operation() {
         let (path, source) = ("secret".into(), std::io::Error::from_raw_os_error(libc::ENOENT));
         let (name, value) = ("RANK", "x".to_owned());
         let table = Table::flat(16, ElementType::F32).unwrap();
-        let errors: [Box<dyn Diagnostic>; 8] = [
+        let errors: [Box<dyn Diagnostic>; 9] = [
             Box::new(JobError::from(SecretError::Unreadable { path, source })),
             Box::new(JobError::from(LaunchError::Number { name, value })),
             Box::new(JobError::from(rendezvous::RendezvousError::NeedsSecret {
@@ -234,6 +240,7 @@ mod tests {
             Box::new(Table::flat(0, ElementType::F32).unwrap_err()),
             Box::new("nowhere".parse::<Address>().unwrap_err()),
             Box::new(JobError::NoServer),
+            Box::new(JobError::from(NotBuilt { transport: TransportKind::Tcp })),
         ];
         for error in errors {
             let remedy = error.remedy().expect("there is a remedy");

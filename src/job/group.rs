@@ -44,7 +44,7 @@ impl<C: Conversation> JobMember<C> {
         options: GroupOptions,
     ) -> Result<(GroupMember<Mixed>, Vec<TransportChoice>), JobError> {
         // Before the transports are opened: it opens the device, where RDMA is taken.
-        let address = self.transports.listen_at(kinds).map_err(JobError::NoRdma)?;
+        let address = self.transports.listen_at(kinds)?;
         let (transports, rank) = (self.transports.open(), self.role_rank as usize);
         let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
         self.announce(flatten(listener.address()));

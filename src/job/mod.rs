@@ -48,6 +48,8 @@ use messages::{EndOnly, FromMember, encode};
 pub use rendezvous::MemberRole;
 use rendezvous::{Host, Introduction};
 
+use crate::transport::TransportKind;
+
 /// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
 pub struct Job {
     plan: JobPlan,
@@ -83,6 +85,7 @@ impl Job {
     /// The plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the rank is taken.
     pub fn join(plan: JobPlan, placement: &Placement, secret: Option<Secret>) -> Result<Job, JobError> {
         let Placement { rank, world, .. } = *placement;
+        plan.transport.map_or(Ok(()), TransportKind::check_built)?;
         let servers = plan.servers;
         if let Some(launched) = placement.servers.filter(|launched| *launched != servers) {
             return Err(JobError::OtherServers { servers, launched, launcher: placement.source });

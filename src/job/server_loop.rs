@@ -48,7 +48,7 @@ impl<C: Conversation> JobMember<C> {
         options: ServerOptions,
     ) -> Result<Server<Mixed>, JobError> {
         // Before the transports are opened: it opens the device, where RDMA is taken.
-        let address = self.transports.listen_at(kinds).map_err(JobError::NoRdma)?;
+        let address = self.transports.listen_at(kinds)?;
         let transports = self.transports.open();
         Ok(match checkpoint {
             Some(checkpoint) => Server::resume(transports, &address, table, checkpoint, options)?,

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use super::{Address, Refusal};
+use super::{Address, NotBuilt, Refusal};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
 
@@ -65,6 +65,16 @@ pub enum ConnectError {
         transport: &'static str,
         /// The kind of address that the transport takes.
         takes: &'static str,
+    },
+    /// The library was built without the transport of the address.
+    #[error("cannot {operation} at {address}: {source}")]
+    NotBuilt {
+        /// "listen" or "connect".
+        operation: &'static str,
+        /// The address.
+        address: Address,
+        /// The transport, and what to do about it.
+        source: NotBuilt,
     },
     /// The system refused.
     #[error("cannot {operation} at {address}: {source}; {remedy}")]
@@ -162,9 +172,9 @@ impl ConnectError {
 impl Diagnostic for ConnectError {
     fn operation(&self) -> &'static str {
         match self {
-            ConnectError::WrongAddress { operation, .. } | ConnectError::System { operation, .. } => {
-                operation
-            }
+            ConnectError::WrongAddress { operation, .. }
+            | ConnectError::NotBuilt { operation, .. }
+            | ConnectError::System { operation, .. } => operation,
             ConnectError::NeedsSecret { .. } => "listen",
             _ => "connect",
         }
@@ -174,6 +184,7 @@ impl Diagnostic for ConnectError {
         Some(match self {
             ConnectError::System { remedy, .. } => (*remedy).into(),
             ConnectError::WrongAddress { takes, .. } => format!("it takes {takes}").into(),
+            ConnectError::NotBuilt { source, .. } => return source.remedy(),
             ConnectError::AnotherUser { .. } => "start both as the same user".into(),
             ConnectError::NeedsSecret { .. } => {
                 "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)".into()

@@ -1,9 +1,12 @@
 //! The transports that a pair of processes can use.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// A transport between two processes, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -21,6 +24,35 @@ pub enum TransportKind {
 impl TransportKind {
     /// All transports, the cheapest first.
     pub const ALL: [TransportKind; 3] = [TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp];
+
+    /// Checks that the library was built with this transport.
+    pub(crate) fn check_built(self) -> Result<(), NotBuilt> {
+        let is_built = match self {
+            TransportKind::Shm => true,
+            TransportKind::Verbs => cfg!(feature = "verbs"),
+            TransportKind::Tcp => cfg!(feature = "tcp"),
+        };
+        if is_built { Ok(()) } else { Err(NotBuilt { transport: self }) }
+    }
+}
+
+/// The library was built without a transport that is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this program has a slackline without the transport {transport}; {}", remedy_of(self))]
+#[non_exhaustive]
+pub struct NotBuilt {
+    /// The transport, and the feature of the library that adds it.
+    pub transport: TransportKind,
+}
+
+impl Diagnostic for NotBuilt {
+    fn operation(&self) -> &'static str {
+        "choosing a transport"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(format!("build it with the feature `{}` of slackline", self.transport).into())
+    }
 }
 
 impl fmt::Display for TransportKind {

@@ -6,29 +6,52 @@
 
 use std::task::Poll;
 
+#[cfg(not(feature = "tcp"))]
+use super::absent::{
+    Absent as Tcp, AbsentConnecting as TcpConnecting, AbsentEndpoint as TcpEndpoint,
+    AbsentIncoming as TcpIncoming, AbsentListener as TcpListener,
+};
+#[cfg(not(feature = "verbs"))]
+use super::absent::{
+    Absent as Verbs, AbsentConnecting as VerbsConnecting, AbsentEndpoint as VerbsEndpoint,
+    AbsentIncoming as VerbsIncoming, AbsentListener as VerbsListener,
+};
 use super::shm::{self, Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
+#[cfg(feature = "tcp")]
 use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
+#[cfg(feature = "verbs")]
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
     Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
-    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion,
-    WorkRequest,
+    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, TransportKind,
+    WorkCompletion, WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
 /// Shared memory on one host, RDMA or TCP between hosts. Memory is of the kind that all can serve.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Mixed {
     shm: Shm,
-    tcp: Tcp,
+    tcp: Option<Tcp>,
     verbs: Option<Verbs>,
+}
+
+impl Default for Mixed {
+    /// Shared memory, and TCP if the library was built with it.
+    fn default() -> Mixed {
+        #[cfg(feature = "tcp")]
+        let tcp = Some(Tcp::new());
+        #[cfg(not(feature = "tcp"))]
+        let tcp = None;
+        Mixed { shm: Shm::new(), tcp, verbs: None }
+    }
 }
 
 impl Mixed {
     /// Puts both side by side, without RDMA.
     pub fn new(shm: Shm, tcp: Tcp) -> Mixed {
-        Mixed { shm, tcp, verbs: None }
+        Mixed { shm, tcp: Some(tcp), verbs: None }
     }
 
     /// The same with RDMA beside them.
@@ -36,13 +59,12 @@ impl Mixed {
         Mixed { verbs: Some(verbs), ..self }
     }
 
+    fn tcp(&self, operation: &'static str, address: &Address) -> Result<&Tcp, ConnectError> {
+        find(&self.tcp, TransportKind::Tcp, operation, address)
+    }
+
     fn verbs(&self, operation: &'static str, address: &Address) -> Result<&Verbs, ConnectError> {
-        self.verbs.as_ref().ok_or_else(|| ConnectError::WrongAddress {
-            operation,
-            address: address.clone(),
-            transport: "shm and tcp",
-            takes: "@NAME, a path or IP:PORT, as no RDMA device was opened",
-        })
+        find(&self.verbs, TransportKind::Verbs, operation, address)
     }
 }
 
@@ -52,18 +74,16 @@ impl Transport for Mixed {
     type Connecting = MixedConnecting;
 
     fn capabilities(&self) -> Capabilities {
-        let (shm, tcp) = (self.shm.capabilities(), self.tcp.capabilities());
+        let shm = self.shm.capabilities();
+        let tcp = self.tcp.as_ref().map(Transport::capabilities);
         let verbs = self.verbs.as_ref().map(Transport::capabilities);
+        let others = || tcp.into_iter().chain(verbs);
         Capabilities {
             name: "mixed",
-            queue_depth: verbs
-                .map_or(usize::MAX, |it| it.queue_depth)
-                .min(shm.queue_depth)
-                .min(tcp.queue_depth),
-            max_request_bytes: verbs
-                .map_or(usize::MAX, |it| it.max_request_bytes)
-                .min(shm.max_request_bytes)
-                .min(tcp.max_request_bytes),
+            queue_depth: others().map(|it| it.queue_depth).fold(shm.queue_depth, usize::min),
+            max_request_bytes: others()
+                .map(|it| it.max_request_bytes)
+                .fold(shm.max_request_bytes, usize::min),
             // Shared memory and TCP carry atomics out on the target's CPUs, which those of a device do not know of.
             atomics: if verbs.is_some() { AtomicDomain::None } else { AtomicDomain::Host },
             in_place: false,
@@ -93,7 +113,7 @@ impl Transport for Mixed {
         let mut listener = MixedListener { shm: Vec::new(), tcp: Vec::new(), verbs: Vec::new() };
         for address in addresses {
             match address {
-                Address::Tcp(_) => listener.tcp.push(self.tcp.listen(address)?),
+                Address::Tcp(_) => listener.tcp.push(self.tcp("listen", address)?.listen(address)?),
                 Address::Verbs(_) => {
                     listener.verbs.push(self.verbs("listen", address)?.listen(address)?);
                 }
@@ -104,12 +124,15 @@ impl Transport for Mixed {
     }
 
     fn access_violations(&self) -> u64 {
-        self.tcp.access_violations() + self.verbs.as_ref().map_or(0, Transport::access_violations)
+        self.tcp.as_ref().map_or(0, Transport::access_violations)
+            + self.verbs.as_ref().map_or(0, Transport::access_violations)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {
         match address {
-            Address::Tcp(_) => self.tcp.connect(address, offer).map(MixedConnecting::Tcp),
+            Address::Tcp(_) => {
+                self.tcp("connect", address)?.connect(address, offer).map(MixedConnecting::Tcp)
+            }
             Address::Verbs(_) => {
                 let verbs = self.verbs("connect", address)?;
                 verbs.connect(address, offer).map(|made| MixedConnecting::Verbs(Box::new(made)))
@@ -117,6 +140,24 @@ impl Transport for Mixed {
             _ => self.shm.connect(address, offer).map(MixedConnecting::Shm),
         }
     }
+}
+
+/// The transport of an address, if it is there.
+fn find<'a, T>(
+    transport: &'a Option<T>,
+    kind: TransportKind,
+    operation: &'static str,
+    address: &Address,
+) -> Result<&'a T, ConnectError> {
+    transport.as_ref().ok_or_else(|| match kind.check_built() {
+        Err(source) => ConnectError::NotBuilt { operation, address: address.clone(), source },
+        Ok(()) => ConnectError::WrongAddress {
+            operation,
+            address: address.clone(),
+            transport: "mixed",
+            takes: "no such address, as no RDMA device was opened",
+        },
+    })
 }
 
 /// The listeners at which peers arrive, over all transports.
@@ -225,6 +266,7 @@ impl Incoming for MixedIncoming {
 }
 
 /// A connection in the making over one of them.
+#[allow(clippy::large_enum_variant, reason = "TCP, if the library has it, is as large as shared memory")]
 pub enum MixedConnecting {
     /// Over shared memory.
     Shm(ShmConnecting),

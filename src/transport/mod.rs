@@ -32,6 +32,8 @@
 //!    earlier incarnation may be answered out of the new memory, where keys are the same again; WRITEs never land
 //!    there.
 
+#[cfg(all(not(all(feature = "tcp", feature = "verbs")), not(loom)))]
+pub(crate) mod absent;
 mod address;
 mod error;
 mod kind;
@@ -41,9 +43,9 @@ pub mod mixed;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
-#[cfg(not(loom))]
+#[cfg(all(feature = "tcp", not(loom)))]
 pub mod tcp;
-#[cfg(not(loom))]
+#[cfg(all(feature = "verbs", not(loom)))]
 pub mod verbs;
 #[cfg(not(loom))]
 pub(crate) mod wireup;
@@ -56,7 +58,7 @@ pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
-pub use kind::{TransportKind, UnknownTransport};
+pub use kind::{NotBuilt, TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]

@@ -47,7 +47,7 @@ impl CoordinatedMember {
         let elements = group.table.shards(1).map_err(Error::from)?[0].end as usize / 4;
         let initial = self.values(elements, timeout)?;
         let transports = &self.member.transports;
-        let address = transports.listen_at(&group.listen).map_err(JobError::NoRdma)?;
+        let address = transports.listen_at(&group.listen)?;
         let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
         let options = PublisherOptions { memory };
         let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
