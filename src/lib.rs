@@ -81,18 +81,20 @@
 //! | --- | --- | --- |
 //! | `verbs` | on | the transport [`Verbs`]: RDMA |
 //! | `tcp` | on | the transport [`Tcp`], and its encryption |
+//! | `checkpoint` | on | files of checkpoints: [`CheckpointOptions`], [`Checkpoint`] |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
 //!
 //! Shared memory, and what a job says to its processes, is always there. Addresses of a transport without which the
-//! library was built are errors when the program runs ([`ConnectError::NotBuilt`]).
+//! library was built are errors when the program runs ([`ConnectError::NotBuilt`]), and so are checkpoints
+//! ([`CheckpointError::NotBuilt`]).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
 // Under the model checker there are no nodes, and what only they use lies idle.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]
-// Without a transport, what only it uses lies idle.
-#![cfg_attr(not(all(feature = "tcp", feature = "verbs")), allow(dead_code))]
+// Without one of the features, what only it uses lies idle.
+#![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
 /// `--cfg slackline_mutant="name"`, or, under the model checker or `--cfg slackline_mutants`, run with

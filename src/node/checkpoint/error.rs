@@ -49,6 +49,12 @@ pub enum CheckpointError {
         /// The largest length that the format allows, in bytes.
         most: usize,
     },
+    /// The library was built without checkpoints.
+    #[error("{}: this build of slackline has no checkpoints; {}", file.display(), remedy_of(self))]
+    NotBuilt {
+        /// The file.
+        file: PathBuf,
+    },
     /// There is no such file.
     #[error("{}: no such checkpoint; {}", file.display(), remedy_of(self))]
     Missing {
@@ -138,6 +144,7 @@ impl Diagnostic for CheckpointError {
             }
             CheckpointError::NotFinite { .. } => "go on from the last one, with a smaller learning rate",
             CheckpointError::Header { .. } => "use fewer tensors or shorter names",
+            CheckpointError::NotBuilt { .. } => "build slackline with its feature `checkpoint`",
             CheckpointError::Missing { .. } => "check the path, or start the job from its initial values",
             CheckpointError::Unreadable { .. } => "check its permissions and the disk it is on",
             CheckpointError::Foreign { .. } => "check the path",

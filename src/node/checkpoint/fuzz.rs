@@ -6,7 +6,8 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::Checkpoint;
-use super::file::{CHECKSUM_KEY, Header, KEY, names, parse, serialise};
+use super::format::{CHECKSUM_KEY, KEY, names, parse, serialise};
+use super::header::Header;
 use crate::clock::{Clock, Version};
 use crate::kernel::{AdamParameters, Optimizer, crc64};
 use crate::mem::VolatileSlice;

@@ -5,19 +5,23 @@
 //! server, and nothing else: workers [`reconnect`](super::Worker::reconnect) and go on from the version they are told.
 
 mod error;
+#[cfg_attr(not(feature = "checkpoint"), path = "no_file.rs")]
 mod file;
-#[cfg(any(test, fuzzing))]
+#[cfg(feature = "checkpoint")]
+mod format;
+#[cfg(all(feature = "checkpoint", any(test, fuzzing)))]
 pub(crate) mod fuzz;
+mod header;
 mod writer;
 
-#[cfg(test)]
+#[cfg(all(feature = "checkpoint", test))]
 mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use error::CheckpointError;
-use file::Header;
+use header::Header;
 pub(super) use writer::{CheckpointIdentity, CheckpointWrite, Checkpointer};
 
 use crate::clock::{Clock, Version};

@@ -4,7 +4,8 @@ use std::fs;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::file::{Header, read, write};
+use super::file::{read, write};
+use super::header::Header;
 use super::{Checkpoint, CheckpointError, CheckpointOptions};
 use crate::clock::{Clock, Version};
 use crate::kernel::{AdamParameters, Optimizer};

@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use super::file::{self, Header};
-use super::{CheckpointError, CheckpointOptions};
+use super::header::Header;
+use super::{CheckpointError, CheckpointOptions, file};
 use crate::clock::{Clock, Version};
 use crate::kernel::Optimizer;
 use crate::mem::LocalSlice;
