@@ -42,11 +42,11 @@ pub(super) struct Greeting {
     key: [u8; 32],
     purpose: Purpose,
     identity: Identity,
-    stage: Stage,
+    stage: GreetingStage,
 }
 
 /// The message that this side waits for.
-enum Stage {
+enum GreetingStage {
     /// Client: a welcome.
     HelloSent(Box<HandshakeState>),
     /// Server: a hello.
@@ -90,7 +90,7 @@ impl Greeting {
         let mut hello = greeting.prefix(HELLO).to_vec();
         hello.resize(OPENING_BYTES, 0);
         noise.write_message(&[], &mut hello[PREFIX_BYTES..]).map_err(cannot_begin)?;
-        greeting.stage = Stage::HelloSent(Box::new(noise));
+        greeting.stage = GreetingStage::HelloSent(Box::new(noise));
         Ok((greeting, hello))
     }
 
@@ -99,7 +99,7 @@ impl Greeting {
         // Without a secret both sides use a key that every process knows. It authenticates no peer. Instead both
         // must be on loopback.
         let key = secret.map_or([0; 32], |secret| *secret.key());
-        Greeting { key, purpose, identity, stage: Stage::Waiting }
+        Greeting { key, purpose, identity, stage: GreetingStage::Waiting }
     }
 
     /// Noise with the job's secret as its pre-shared key and the hello's prefix as its prologue.
@@ -119,21 +119,21 @@ impl Greeting {
     /// The length of the next message of the other side, as far as its first bytes tell.
     pub(super) fn wanted(&self, begin: &[u8]) -> usize {
         match self.stage {
-            Stage::Waiting => OPENING_BYTES,
-            Stage::Welcomed(_) => CONFIRMATION_BYTES,
-            Stage::HelloSent(_) if begin.starts_with(&self.prefix(WELCOME)) => WELCOME_BYTES,
-            Stage::HelloSent(_) if begin.starts_with(REFUSAL) => OPENING_BYTES,
-            Stage::HelloSent(_) | Stage::Over => PREFIX_BYTES,
+            GreetingStage::Waiting => OPENING_BYTES,
+            GreetingStage::Welcomed(_) => CONFIRMATION_BYTES,
+            GreetingStage::HelloSent(_) if begin.starts_with(&self.prefix(WELCOME)) => WELCOME_BYTES,
+            GreetingStage::HelloSent(_) if begin.starts_with(REFUSAL) => OPENING_BYTES,
+            GreetingStage::HelloSent(_) | GreetingStage::Over => PREFIX_BYTES,
         }
     }
 
     /// Takes the other side's next message, which has the [`wanted`](Self::wanted) length.
     pub(super) fn receive(&mut self, message: &[u8]) -> Result<GreetingStep, Failed> {
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Waiting => self.welcome(message),
-            Stage::Welcomed(session) => confirmed(session, message),
-            Stage::HelloSent(noise) => self.confirm(*noise, message).map_err(silent),
-            Stage::Over => Err(silent(ChannelError::Closed { when: "after an error" })),
+        match std::mem::replace(&mut self.stage, GreetingStage::Over) {
+            GreetingStage::Waiting => self.welcome(message),
+            GreetingStage::Welcomed(session) => confirmed(session, message),
+            GreetingStage::HelloSent(noise) => self.confirm(*noise, message).map_err(silent),
+            GreetingStage::Over => Err(silent(ChannelError::Closed { when: "after an error" })),
         }
     }
 
@@ -156,7 +156,7 @@ impl Greeting {
         let mut welcome = self.prefix(WELCOME).to_vec();
         welcome.resize(WELCOME_BYTES, 0);
         noise.write_message(&encode(self.identity), &mut welcome[PREFIX_BYTES..]).map_err(failed)?;
-        self.stage = Stage::Welcomed(Session::new(noise, self.purpose).map_err(failed)?);
+        self.stage = GreetingStage::Welcomed(Session::new(noise, self.purpose).map_err(failed)?);
         Ok(GreetingStep::Answer(welcome))
     }
 
@@ -208,7 +208,7 @@ impl Greeting {
 
     /// The number of messages of the other side that were right so far.
     pub(super) fn taken(&self) -> u8 {
-        u8::from(matches!(self.stage, Stage::Welcomed(_)))
+        u8::from(matches!(self.stage, GreetingStage::Welcomed(_)))
     }
 
     fn refused(&self, theirs: u32, reason: u32) -> ChannelError {

@@ -22,7 +22,7 @@ const OUTBOX_MAX: usize = 64 << 20;
 pub struct Channel {
     stream: TcpStream,
     redial: Option<Box<Redial>>,
-    state: State,
+    state: StreamState,
     outbox: Vec<u8>,
     /// Bytes of the outbox that are sent.
     sent: usize,
@@ -44,7 +44,7 @@ struct Redial {
     after: Duration,
 }
 
-enum State {
+enum StreamState {
     /// The system has not connected yet.
     Dialling(Box<Greeting>),
     Greeting(Box<Greeting>),
@@ -63,7 +63,7 @@ impl Channel {
         loopback_without_secret(address, terms)?;
         let stream = dial(address).map_err(ChannelError::system("connect"))?;
         let (greeting, hello) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity)?;
-        let mut channel = Channel::new(stream, State::Dialling(Box::new(greeting)), terms);
+        let mut channel = Channel::new(stream, StreamState::Dialling(Box::new(greeting)), terms);
         let begun = std::time::Instant::now();
         channel.redial = Some(Box::new(Redial { address, begun, after: REDIAL_AFTER }));
         channel.outbox.extend(hello);
@@ -82,10 +82,10 @@ impl Channel {
             return Ok(Err(error));
         }
         let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
-        Ok(Ok(Channel::new(stream, State::Greeting(Box::new(greeting)), terms)))
+        Ok(Ok(Channel::new(stream, StreamState::Greeting(Box::new(greeting)), terms)))
     }
 
-    fn new(stream: TcpStream, state: State, terms: &ChannelTerms) -> Channel {
+    fn new(stream: TcpStream, state: StreamState, terms: &ChannelTerms) -> Channel {
         Channel {
             stream,
             redial: None,
@@ -105,21 +105,21 @@ impl Channel {
     pub fn poll(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
         let result = self.advance();
         if result.is_err() {
-            self.state = State::Failed;
+            self.state = StreamState::Failed;
         }
         result
     }
 
     fn advance(&mut self) -> Result<Option<Vec<u8>>, ChannelError> {
-        if matches!(self.state, State::Dialling(_)) && !self.is_connected()? {
+        if matches!(self.state, StreamState::Dialling(_)) && !self.is_connected()? {
             return Ok(None);
         }
         loop {
             self.flush()?;
             match &mut self.state {
-                State::Dialling(_) => return Ok(None),
-                State::Failed => return Err(ChannelError::Closed { when: "after an error" }),
-                State::Greeting(greeting) => {
+                StreamState::Dialling(_) => return Ok(None),
+                StreamState::Failed => return Err(ChannelError::Closed { when: "after an error" }),
+                StreamState::Greeting(greeting) => {
                     let wanted = greeting.wanted(&self.inbox);
                     if self.inbox.len() < wanted {
                         if !fill(&self.stream, &mut self.inbox, wanted, "in the handshake")? {
@@ -137,7 +137,7 @@ impl Channel {
                             for message in self.early.drain(..) {
                                 session.seal(&message, &mut self.outbox);
                             }
-                            self.state = State::Open { peer, session, promised: None };
+                            self.state = StreamState::Open { peer, session, promised: None };
                         }
                         Err(failed) => {
                             self.outbox.extend(failed.answer.iter().flatten());
@@ -147,7 +147,7 @@ impl Channel {
                         }
                     }
                 }
-                State::Open { session, promised, .. } => {
+                StreamState::Open { session, promised, .. } => {
                     let Some(bytes) = *promised else {
                         if !fill(&self.stream, &mut self.inbox, HEADER_BYTES, "by the peer")? {
                             return Ok(None);
@@ -188,8 +188,8 @@ impl Channel {
             Ok(Some(error)) | Err(error) => return Err(failed(error)),
         }
         self.redial = None;
-        if let State::Dialling(greeting) = std::mem::replace(&mut self.state, State::Failed) {
-            self.state = State::Greeting(greeting);
+        if let StreamState::Dialling(greeting) = std::mem::replace(&mut self.state, StreamState::Failed) {
+            self.state = StreamState::Greeting(greeting);
         }
         Ok(true)
     }
@@ -234,12 +234,12 @@ impl Channel {
             return Err(ChannelError::Oversized { bytes: waiting + message.len(), limit: OUTBOX_MAX });
         }
         match &mut self.state {
-            State::Open { session, .. } => {
+            StreamState::Open { session, .. } => {
                 session.seal(message, &mut self.outbox);
                 self.flush()
             }
-            State::Failed => Err(ChannelError::Closed { when: "after an error" }),
-            State::Dialling(_) | State::Greeting(_) => {
+            StreamState::Failed => Err(ChannelError::Closed { when: "after an error" }),
+            StreamState::Dialling(_) | StreamState::Greeting(_) => {
                 self.early.push(message.to_vec());
                 Ok(())
             }
@@ -248,22 +248,22 @@ impl Channel {
 
     /// True once both sides have proved that they know the secret.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open { .. })
+        matches!(self.state, StreamState::Open { .. })
     }
 
     /// The number of messages of the handshake that a client has sent and this side has taken.
     pub(crate) fn greetings(&self) -> u8 {
         match &self.state {
-            State::Greeting(greeting) => greeting.taken(),
-            State::Open { .. } => 2,
-            State::Dialling(_) | State::Failed => 0,
+            StreamState::Greeting(greeting) => greeting.taken(),
+            StreamState::Open { .. } => 2,
+            StreamState::Dialling(_) | StreamState::Failed => 0,
         }
     }
 
     /// The other side, as it calls itself, once both have proved that they know the secret.
     pub fn peer(&self) -> Option<Identity> {
         match self.state {
-            State::Open { peer, .. } => Some(peer),
+            StreamState::Open { peer, .. } => Some(peer),
             _ => None,
         }
     }
@@ -292,7 +292,7 @@ impl Channel {
     /// that they know the secret.
     pub(crate) fn data_keys(&self) -> Option<&DataKeys> {
         match &self.state {
-            State::Open { session, .. } => session.data_keys(),
+            StreamState::Open { session, .. } => session.data_keys(),
             _ => None,
         }
     }

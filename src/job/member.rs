@@ -82,7 +82,7 @@ pub enum WaitError {
 
 /// A member of a job. Dropping the last clone of its `Arc` leaves the job.
 pub struct JobMember<C: Conversation> {
-    shared: Arc<Shared<C>>,
+    shared: Arc<MemberThread<C>>,
     /// The host of this process.
     pub host: Host,
     /// The transports of this process.
@@ -93,14 +93,14 @@ pub struct JobMember<C: Conversation> {
     pub generation: u64,
 }
 
-struct Shared<C> {
-    state: Mutex<State<C>>,
+struct MemberThread<C> {
+    state: Mutex<MemberState<C>>,
     changed: Condvar,
     /// Wakes the thread.
     wake: OwnedFd,
 }
 
-struct State<C> {
+struct MemberState<C> {
     conversation: C,
     members: Vec<Member>,
     outgoing: Vec<Vec<u8>>,
@@ -112,13 +112,13 @@ struct State<C> {
     leaving: bool,
 }
 
-impl<C> Shared<C> {
-    fn state(&self) -> MutexGuard<'_, State<C>> {
+impl<C> MemberThread<C> {
+    fn state(&self) -> MutexGuard<'_, MemberState<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state and wakes the thread, which looks at it.
-    fn tell(&self, change: impl FnOnce(&mut State<C>)) {
+    fn tell(&self, change: impl FnOnce(&mut MemberState<C>)) {
         change(&mut self.state());
         // It fails only where the counter is full: the thread is awake then.
         let _counted = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -140,7 +140,7 @@ impl<C: Conversation> JobMember<C> {
         let (role_rank, generation) = (membership.role_rank(), membership.generation());
         let index = rank.or(wanted).map_or(0, |index| index as usize);
         let transports = Transports::new(secret, Some(membership.local_address()?.ip()), index);
-        let state = State {
+        let state = MemberState {
             conversation,
             members: Vec::new(),
             outgoing: Vec::new(),
@@ -151,7 +151,7 @@ impl<C: Conversation> JobMember<C> {
         };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| rendezvous::RendezvousError::Thread(errno.into()))?;
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), wake });
+        let shared = Arc::new(MemberThread { state: Mutex::new(state), changed: Condvar::new(), wake });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("slackline-job".into())
@@ -255,7 +255,7 @@ impl<C: Conversation> JobMember<C> {
         &self,
         timeout: Duration,
         what: &str,
-        mut until: impl FnMut(&mut State<C>) -> Option<R>,
+        mut until: impl FnMut(&mut MemberState<C>) -> Option<R>,
     ) -> Result<R, WaitError> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.state();
@@ -282,7 +282,7 @@ impl<C: Conversation> Drop for JobMember<C> {
 }
 
 /// Runs the thread until the job is over, rank 0 is gone or the member leaves.
-fn keep<C: Conversation>(mut membership: Membership, shared: &Shared<C>) {
+fn keep<C: Conversation>(mut membership: Membership, shared: &MemberThread<C>) {
     let end = loop {
         match turn(&mut membership, shared) {
             Ok(None) => {
@@ -305,7 +305,7 @@ fn keep<C: Conversation>(mut membership: Membership, shared: &Shared<C>) {
 /// Sends and receives the messages that there are.
 fn turn<C: Conversation>(
     membership: &mut Membership,
-    shared: &Shared<C>,
+    shared: &MemberThread<C>,
 ) -> Result<Option<End>, rendezvous::RendezvousError> {
     let mut state = shared.state();
     let mut messages = std::mem::take(&mut state.outgoing);

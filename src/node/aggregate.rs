@@ -39,12 +39,12 @@ impl Input {
 }
 
 /// An array to read and one to write.
-pub(super) struct Stage {
+pub(super) struct FoldArray {
     pub(super) from: LocalSlice,
     pub(super) to: LocalSlice,
 }
 
-impl Stage {
+impl FoldArray {
     fn chunk(&self, offset: usize, len: usize) -> Pass<'_> {
         let cut = |slice: &LocalSlice| (slice.len(), offset, len);
         debug_assert!(cut(&self.from) == cut(&self.to));
@@ -88,8 +88,8 @@ pub(super) struct FoldJob {
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) step: u64,
-    pub(super) parameters: Stage,
-    pub(super) states: Vec<Stage>,
+    pub(super) parameters: FoldArray,
+    pub(super) states: Vec<FoldArray>,
     pub(super) chunk_bytes: usize,
     pub(super) streaming: bool,
     pub(super) progress: Progress,
@@ -157,7 +157,7 @@ impl FoldJob {
     }
 }
 
-struct Shared {
+struct FoldThreads {
     /// Written by the owner between jobs, read by all threads during one.
     job: RwLock<Option<FoldJob>>,
     /// The number of the job; threads wait for it to change.
@@ -173,7 +173,7 @@ struct Shared {
     done: Box<[CachePadded<AtomicUsize>]>,
 }
 
-impl Shared {
+impl FoldThreads {
     fn read(&self) -> RwLockReadGuard<'_, Option<FoldJob>> {
         self.job.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,7 +250,7 @@ impl Shared {
 /// [`advance`](Self::advance).
 pub(super) struct Aggregator {
     running: bool,
-    shared: Arc<Shared>,
+    shared: Arc<FoldThreads>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -263,7 +263,7 @@ impl Aggregator {
                 reason: "use 1 to 1024, as many as there are cores to spare",
             });
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FoldThreads {
             job: RwLock::new(None),
             generation: AtomicU64::new(0),
             abort: AtomicBool::new(false),
@@ -429,7 +429,7 @@ mod tests {
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate: 0.1,
             step: 1,
-            parameters: Stage { from: frames.payload(0), to: frames.payload(1) },
+            parameters: FoldArray { from: frames.payload(0), to: frames.payload(1) },
             states: Vec::new(),
             chunk_bytes: 64,
             streaming: false,

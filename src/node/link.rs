@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use super::Error;
 use super::heartbeat::Heartbeat;
-use super::runtime::Runtime;
+use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
@@ -33,7 +33,7 @@ pub(super) struct Link<E: Endpoint> {
     /// The newest knowledge of this peer's own line.
     pub(super) line: Line,
     probe: Probe,
-    held: Held,
+    held: HeldMessage,
     answers: u64,
     /// The number of answers that there are once the last question of [`ask_again`](Self::ask_again) is answered.
     awaited: u64,
@@ -66,7 +66,7 @@ struct Probe {
 }
 
 /// The message to the owner that names the version this peer holds.
-struct Held {
+struct HeldMessage {
     page: RemoteSlice,
     /// The version to be named, once the message before it has arrived.
     version: Option<Version>,
@@ -216,7 +216,7 @@ impl<E: Endpoint> Link<E> {
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
-        let held = Held { page: words.page, version: None, outstanding: false };
+        let held = HeldMessage { page: words.page, version: None, outstanding: false };
         let probe = Probe {
             mapped: endpoint.map(&words.line),
             line: words.line,
@@ -534,22 +534,31 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
-    pub(super) async fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
-        self.hold(bound, timeout).await?;
+    pub(super) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        self.hold(bound, timeout)?;
         let not_mapped = Error::Pin { shard: self.welcome.shard, source: PinError::NotMapped };
         self.pins.as_mut().and_then(Pins::held_frame).ok_or(not_mapped)
     }
 
     /// As [`pin`](Self::pin), until it is released or the next one is pinned.
-    pub(super) async fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        let runtime = self.runtime.clone();
-        let begun = runtime.now();
+    pub(super) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        let begun = self.runtime.now();
         // A dead owner's memory would satisfy this reader for ever.
         self.look_around(begun)?;
-        // Most pins end here, and read the clock once.
-        if let Some(pulled) = self.hold_once(bound)? {
-            return Ok(pulled);
+        // Most pins end at once: they have read the clock once, and have not made a future.
+        match self.hold_once(bound)? {
+            Some(pulled) => Ok(pulled),
+            None => complete(self.wait_to_hold(bound, begun, timeout)),
         }
+    }
+
+    async fn wait_to_hold(
+        &mut self,
+        bound: Bound,
+        begun: Instant,
+        timeout: Duration,
+    ) -> Result<Pulled, Error> {
+        let runtime = self.runtime.clone();
         let held = wait(&runtime, begun + timeout, |now| {
             if let Some(pulled) = self.hold_once(bound)? {
                 return Ok(WaitTurn::Done(pulled));

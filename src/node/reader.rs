@@ -121,16 +121,6 @@ impl<T: Transport> Reader<T> {
     /// `timeout`.
     #[doc(hidden)]
     pub fn pull(&mut self, into: &LocalSlice, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        complete(self.pull_within(into, bound, timeout, timeout))
-    }
-
-    async fn pull_within(
-        &mut self,
-        into: &LocalSlice,
-        bound: Bound,
-        left: Duration,
-        timeout: Duration,
-    ) -> Result<Pulled, Error> {
         self.abandon_refresh();
         self.release();
         // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
@@ -140,27 +130,28 @@ impl<T: Transport> Reader<T> {
             self.unwatched = 0;
             self.link.look_around(self.runtime.now())?;
         }
-        let pulled = self.try_pull(into, bound, left, timeout).await;
+        // Most pulls end at once, and have neither read the clock nor made a future.
+        let mut has_begun = false;
+        let pulled = match self.pull_once(into, bound, &mut has_begun) {
+            Ok((Some(pulled), _)) => return Ok(pulled),
+            Ok((None, _)) => complete(self.finish_pull(into, bound, has_begun, timeout)),
+            Err(error) => Err(error),
+        };
         if pulled.is_err() {
             self.link.pull.cancel();
         }
         pulled
     }
 
-    async fn try_pull(
+    async fn finish_pull(
         &mut self,
         into: &LocalSlice,
         bound: Bound,
-        left: Duration,
+        mut has_begun: bool,
         timeout: Duration,
     ) -> Result<Pulled, Error> {
-        // Most pulls end here, and have not read the clock.
-        let mut has_begun = false;
-        if let Some(pulled) = self.pull_once(into, bound, &mut has_begun)?.0 {
-            return Ok(pulled);
-        }
         let runtime = self.runtime.clone();
-        let deadline = runtime.now() + left;
+        let deadline = runtime.now() + timeout;
         let pulled = wait(&runtime, deadline, |now| {
             let (pulled, progress) = self.pull_once(into, bound, &mut has_begun)?;
             if let Some(pulled) = pulled {
@@ -225,7 +216,7 @@ impl<T: Transport> Reader<T> {
     #[doc(hidden)]
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         self.abandon_refresh();
-        complete(self.link.pin(bound, timeout))
+        self.link.pin(bound, timeout)
     }
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next call that pins, pulls or refreshes.
@@ -233,7 +224,7 @@ impl<T: Transport> Reader<T> {
     #[doc(hidden)]
     pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         self.abandon_refresh();
-        complete(self.link.hold(bound, timeout))
+        self.link.hold(bound, timeout)
     }
 
     /// The bytes that [`hold`](Self::hold) has pinned, in place.

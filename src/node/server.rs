@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
-use super::aggregate::{Aggregator, FoldJob, Input, Measured, Stage};
+use super::aggregate::{Aggregator, FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
@@ -67,7 +67,7 @@ impl WorkerState {
 
 /// The source of a gradient that is folded. It is kept although its worker may leave meanwhile.
 #[derive(Clone)]
-struct GradientSource {
+struct FoldSource {
     inbox: PeerInbox,
     /// Generation, identity and session of the worker.
     generation: u64,
@@ -77,20 +77,20 @@ struct GradientSource {
     began: Clock,
 }
 
-impl GradientSource {
-    fn of<E>(peer: &ShardPeer<E>) -> GradientSource {
+impl FoldSource {
+    fn of<E>(peer: &ShardPeer<E>) -> FoldSource {
         let ShardPeer { generation, identity, session, began, .. } = *peer;
-        GradientSource { inbox: peer.inbox.clone(), generation, identity, session, began }
+        FoldSource { inbox: peer.inbox.clone(), generation, identity, session, began }
     }
 }
 
 /// A fold that was begun, for certain or in hope.
 #[derive(Default)]
-struct Work {
+struct BegunFold {
     /// The gradients that it folds, with their weights.
     shares: Vec<Share>,
     /// The source of each share's gradient.
-    sources: Vec<GradientSource>,
+    sources: Vec<FoldSource>,
     /// The frame it writes.
     frame: Option<u8>,
     /// The step size that it is made with.
@@ -150,7 +150,7 @@ pub struct Server<T: Transport> {
     /// The workers that the job expects, and the identities of the first so many that have joined.
     expected: usize,
     identities: BTreeSet<u64>,
-    work: Work,
+    work: BegunFold,
     shares: Vec<Share>,
     /// The gradients that the newest version was made of, with their weights, and those that the last poll dropped.
     newest: Vec<Share>,
@@ -163,7 +163,7 @@ pub struct Server<T: Transport> {
 }
 
 /// The state with which an incarnation of a server begins.
-struct Start<'a> {
+struct IncarnationStart<'a> {
     parameters: &'a [f32],
     /// The optimiser's states; zeros where there are none.
     states: &'a [Vec<f32>],
@@ -188,7 +188,7 @@ impl<T: Transport> Server<T> {
         options: ServerOptions,
     ) -> Result<Self, Error> {
         let (version, smallest_clock) = (Version::new(0), Clock::new(0));
-        let start = Start {
+        let start = IncarnationStart {
             parameters: initial,
             states: &[],
             version,
@@ -203,7 +203,7 @@ impl<T: Transport> Server<T> {
         transport: T,
         address: &Address,
         table: Table,
-        start: Start<'_>,
+        start: IncarnationStart<'_>,
         options: ServerOptions,
     ) -> Result<Self, Error> {
         if table.uniform_element() != Some(ElementType::F32) {
@@ -288,7 +288,7 @@ impl<T: Transport> Server<T> {
             workers: vec![None; peers],
             expected: options.workers,
             identities: BTreeSet::new(),
-            work: Work::default(),
+            work: BegunFold::default(),
             shares: Vec::with_capacity(peers),
             newest: Vec::with_capacity(peers),
             dropped: Vec::with_capacity(peers),
@@ -530,7 +530,7 @@ impl<T: Transport> Server<T> {
     /// Begins to fold if the first chunk has come from every worker of the fold and a frame is free.
     fn begin_fold(&mut self) -> Result<bool, Error> {
         let mut sources = self.work.shares.iter().zip(&self.work.sources);
-        let has_begun = |(share, GradientSource { inbox, .. }): (&Share, &GradientSource)| {
+        let has_begun = |(share, FoldSource { inbox, .. }): (&Share, &FoldSource)| {
             let clock = share.gradient.clock;
             inbox.landed(clock) > 0 || inbox.published() > clock
         };
@@ -570,7 +570,7 @@ impl<T: Transport> Server<T> {
 
     fn start_job(&mut self, frame: u8, version: Version) -> Result<(), Error> {
         let frames = &self.shard.frames;
-        let parameters = Stage { from: frames.payload(frames.latest().frame), to: frames.payload(frame) };
+        let parameters = FoldArray { from: frames.payload(frames.latest().frame), to: frames.payload(frame) };
         let progress = frames.progress(frame);
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
@@ -581,7 +581,7 @@ impl<T: Transport> Server<T> {
         let chunks = frames.geometry().chunks();
         let measures = self.measures_moments;
         // All workers of a server publish in one encoding: others are not admitted.
-        let geometry = |source: &GradientSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
+        let geometry = |source: &FoldSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
@@ -594,7 +594,7 @@ impl<T: Transport> Server<T> {
             }
             inputs.clear();
             stages.clear();
-            for (share, GradientSource { inbox, .. }) in work.shares.iter().zip(&work.sources) {
+            for (share, FoldSource { inbox, .. }) in work.shares.iter().zip(&work.sources) {
                 let (gradient, clock) = (share.gradient, share.gradient.clock);
                 let Some(payload) = inbox.payload(clock) else { continue };
                 if work.left_out.contains(&gradient) {
@@ -603,7 +603,7 @@ impl<T: Transport> Server<T> {
                 inputs.push(Input { gradient, inbox: inbox.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
-                stages.push(Stage { from: state[current].whole(), to: state[1 - current].whole() });
+                stages.push(FoldArray { from: state[current].whole(), to: state[1 - current].whole() });
             }
             Ok(FoldJob {
                 inputs,

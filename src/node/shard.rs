@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::decider::Decider;
-use self::joining::{Joining, PreparedPeer};
+use self::joining::{JoiningPeers, PreparedPeer};
 use super::Error;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
@@ -189,7 +189,7 @@ pub(super) struct Shard<T: Transport> {
     range: Range<u64>,
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
-    joining: Joining<IncomingOf<T>>,
+    joining: JoiningPeers<IncomingOf<T>>,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two incarnations differ.
@@ -274,7 +274,7 @@ impl<T: Transport> Shard<T> {
             range,
             frames,
             peers,
-            joining: Joining::default(),
+            joining: JoiningPeers::default(),
             answering: Vec::new(),
             generations,
             beats: 0,

@@ -25,7 +25,7 @@ pub(in crate::node) struct Applied {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct TakenClocks {
     /// The clock after the latest one that was taken: bound into a fold that counts, which may not have ended.
     taken: Clock,
     /// The clock after the latest one that is in the newest version.
@@ -38,7 +38,7 @@ struct Entry {
 /// that were and went past the smallest clock.
 #[derive(Debug)]
 pub(super) struct Taken {
-    workers: BTreeMap<u64, Entry>,
+    workers: BTreeMap<u64, TakenClocks>,
     /// Identities that are not in the map begin here at the earliest: some of them were forgotten to bound it.
     others: Clock,
     departed_max: usize,
@@ -46,7 +46,7 @@ pub(super) struct Taken {
 
 impl Taken {
     pub(super) fn new(before: &Applied) -> Taken {
-        let entry = |clock: &Clock| Entry { taken: *clock, applied: *clock, present: false };
+        let entry = |clock: &Clock| TakenClocks { taken: *clock, applied: *clock, present: false };
         let workers = before.workers.iter().map(|(identity, clock)| (*identity, entry(clock))).collect();
         Taken { workers, others: before.others, departed_max: DEPARTED_MAX }
     }
@@ -60,7 +60,7 @@ impl Taken {
     pub(super) fn join(&mut self, identity: u64, smallest: Clock) {
         let others = self.others;
         let entry = self.workers.entry(identity);
-        entry.or_insert(Entry { taken: others, applied: others, present: false }).present = true;
+        entry.or_insert(TakenClocks { taken: others, applied: others, present: false }).present = true;
         self.workers.retain(|_, entry| entry.present || entry.taken > smallest);
         let mut departed: Vec<_> =
             self.workers.iter().filter(|(_, entry)| !entry.present).map(|(id, e)| (e.taken, *id)).collect();

@@ -115,7 +115,7 @@ impl View {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum WorkerPhase {
     /// Ask the scheme.
     Deciding,
     /// Copies are being brought.
@@ -223,7 +223,7 @@ pub struct Worker<T: Transport> {
     consumed: Clock,
     /// Workers that are in, as the scheme was told; 0 before it was.
     members: usize,
-    phase: Phase,
+    phase: WorkerPhase,
     retries: u64,
     /// This clock's staleness is in the statistics.
     counted: bool,
@@ -296,7 +296,7 @@ impl<T: Transport> Worker<T> {
             reached: Vec::new(),
             consumed: clock,
             members: 0,
-            phase: Phase::Deciding,
+            phase: WorkerPhase::Deciding,
             retries: 0,
             counted: false,
             statistics: WorkerStatistics::default(),
@@ -348,11 +348,11 @@ impl<T: Transport> Worker<T> {
 
     pub(crate) async fn step_async(&mut self, timeout: Duration) -> Result<Step<'_, T>, Error> {
         let deadline = self.runtime.now() + timeout;
-        if self.phase == Phase::Publishing {
+        if self.phase == WorkerPhase::Publishing {
             self.finish_publish(timeout).await?;
         }
         // The loss of a server is also reported where there is nothing to wait for.
-        let computing = |worker: &Self| worker.phase == Phase::Computing;
+        let computing = |worker: &Self| worker.phase == WorkerPhase::Computing;
         self.wait(deadline - self.runtime.now(), "waiting for parameters", computing).await?;
         let view = self.view();
         // A clock that is begun again counts once.
@@ -366,11 +366,11 @@ impl<T: Transport> Worker<T> {
     #[doc(hidden)]
     pub fn resume(&mut self) -> Result<Step<'_, T>, Error> {
         match self.phase {
-            Phase::Computing => {
+            WorkerPhase::Computing => {
                 let view = self.view();
                 Ok(Step::new(self, view))
             }
-            Phase::Apart => Err(Error::OutOfTurn { operation: "go on with a step", reason: APART }),
+            WorkerPhase::Apart => Err(Error::OutOfTurn { operation: "go on with a step", reason: APART }),
             _ => {
                 let reason = "no step is open: begin one first";
                 Err(Error::OutOfTurn { operation: "go on with a step", reason })
@@ -395,7 +395,7 @@ impl<T: Transport> Worker<T> {
 
     fn expect_connected(&self, operation: &'static str) -> Result<(), Error> {
         match self.phase {
-            Phase::Apart => Err(Error::OutOfTurn { operation, reason: APART }),
+            WorkerPhase::Apart => Err(Error::OutOfTurn { operation, reason: APART }),
             _ => Ok(()),
         }
     }
@@ -437,18 +437,18 @@ impl<T: Transport> Worker<T> {
             }
             part.published = false;
         }
-        self.phase = Phase::Publishing;
+        self.phase = WorkerPhase::Publishing;
         Ok(())
     }
 
     async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.wait(timeout, "publishing a gradient", |worker| worker.phase != Phase::Publishing).await
+        self.wait(timeout, "publishing a gradient", |worker| worker.phase != WorkerPhase::Publishing).await
     }
 
     /// True while a gradient is being written.
     #[doc(hidden)]
     pub fn is_publishing(&self) -> bool {
-        self.phase == Phase::Publishing
+        self.phase == WorkerPhase::Publishing
     }
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
@@ -494,7 +494,7 @@ impl<T: Transport> Worker<T> {
             return Err(out_of_turn("this worker reads in place already: use `Step::in_place`"));
         }
         let out_of_range = out_of_turn("there is no such shard");
-        self.parts.get_mut(shard).ok_or(out_of_range).and_then(|part| complete(part.link.pin(bound, timeout)))
+        self.parts.get_mut(shard).ok_or(out_of_range).and_then(|part| part.link.pin(bound, timeout))
     }
 
     async fn wait(
@@ -525,7 +525,7 @@ impl<T: Transport> Worker<T> {
         };
         let ended = runtime.now();
         self.statistics.wait += ended - begun;
-        if self.phase == Phase::Computing && self.computing_since.is_none() {
+        if self.phase == WorkerPhase::Computing && self.computing_since.is_none() {
             self.computing_since = Some(ended);
         }
         result
@@ -533,7 +533,7 @@ impl<T: Transport> Worker<T> {
 
     fn deadline(&mut self, operation: &'static str, waited: Duration) -> Error {
         let needed = match self.phase {
-            Phase::Refreshing { bound } => bound,
+            WorkerPhase::Refreshing { bound } => bound,
             _ => Bound::NONE,
         };
         // The shard that lags most is the one to name.
@@ -551,13 +551,13 @@ impl<T: Transport> Worker<T> {
         let mut progress = false;
         loop {
             // Also while it waits for a copy: what it has learned may have changed what it waits for.
-            if matches!(self.phase, Phase::Deciding | Phase::Refreshing { .. }) {
+            if matches!(self.phase, WorkerPhase::Deciding | WorkerPhase::Refreshing { .. }) {
                 progress |= self.decide(now)?;
             }
             let before = self.phase;
             progress |= self.advance(now)?;
             // Once a gradient is out it is for the user to ask for the next parameters.
-            if self.phase == before || before == Phase::Publishing {
+            if self.phase == before || before == WorkerPhase::Publishing {
                 break;
             }
         }
@@ -575,8 +575,8 @@ impl<T: Transport> Worker<T> {
         }
         self.tell_consumed(now);
         match self.phase {
-            Phase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
-            Phase::Publishing => {
+            WorkerPhase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
+            WorkerPhase::Publishing => {
                 for part in &mut self.parts {
                     part.published |= part.link.publish.as_mut().is_none_or(|publish| publish.take());
                 }
@@ -587,11 +587,11 @@ impl<T: Transport> Worker<T> {
                     self.counted = false;
                     let magnitude = self.magnitude;
                     self.scheme.handle_event(now, WorkerEvent::Published { magnitude });
-                    self.phase = Phase::Deciding;
+                    self.phase = WorkerPhase::Deciding;
                     progress = true;
                 }
             }
-            Phase::Deciding | Phase::Computing | Phase::Apart => {}
+            WorkerPhase::Deciding | WorkerPhase::Computing | WorkerPhase::Apart => {}
         }
         Ok(progress)
     }
@@ -638,7 +638,7 @@ impl<T: Transport> Worker<T> {
                 }
             }
             self.scheme.handle_event(now, WorkerEvent::Holds { version, smallest_clock });
-            self.phase = Phase::Deciding;
+            self.phase = WorkerPhase::Deciding;
         }
         Ok(())
     }

@@ -178,7 +178,7 @@ impl From<OutOfBounds> for FollowError {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum ReadStep {
     /// Ask for the count next.
     Idle,
     Counting,
@@ -200,7 +200,7 @@ pub struct DecisionReader {
     next: u64,
     /// The decider was told that entries before this one were taken.
     said: u64,
-    state: State,
+    state: ReadStep,
     outstanding: u32,
     failed: Option<CompletionError>,
     /// Looks that were begun, and the latest of those that found nothing new.
@@ -230,7 +230,7 @@ impl DecisionReader {
             scratch,
             next: from.next,
             said: from.next,
-            state: State::Idle,
+            state: ReadStep::Idle,
             outstanding: 0,
             failed: None,
             looks: 0,
@@ -274,7 +274,7 @@ impl DecisionReader {
             return Ok(false);
         }
         match self.state {
-            State::Idle => {
+            ReadStep::Idle => {
                 if self.said < self.next {
                     return self.say_taken(endpoint);
                 }
@@ -283,25 +283,25 @@ impl DecisionReader {
                     .post(endpoint, &[WorkRequest::unsignalled(FOLLOW_TAG, count), self.look_at_line()?])?
                 {
                     self.looks += 1;
-                    self.state = State::Counting;
+                    self.state = ReadStep::Counting;
                 }
                 // Looking is no progress; a change is.
                 Ok(false)
             }
-            State::Counting => {
+            ReadStep::Counting => {
                 self.check_line()?;
                 let end = self.scratch.as_volatile().load_u64(0);
                 let new = end.saturating_sub(self.next);
                 if new > ENTRIES {
                     return Err(FollowError::Impossible);
                 }
-                self.state = if new > 0 { State::Wanted(new) } else { State::Idle };
+                self.state = if new > 0 { ReadStep::Wanted(new) } else { ReadStep::Idle };
                 if new == 0 {
                     self.settled = self.looks;
                 }
                 Ok(new > 0)
             }
-            State::Wanted(new) => {
+            ReadStep::Wanted(new) => {
                 // Up to the end of the ring at most: what lies behind it comes with the next look.
                 let first = self.next % ENTRIES;
                 let count = new.min(BATCH).min(ENTRIES - first);
@@ -312,10 +312,10 @@ impl DecisionReader {
                 {
                     return Ok(false);
                 }
-                self.state = State::Reading(count);
+                self.state = ReadStep::Reading(count);
                 Ok(true)
             }
-            State::Reading(count) => {
+            ReadStep::Reading(count) => {
                 self.check_line()?;
                 let memory = self.scratch.as_volatile();
                 for index in 0..count as usize {
@@ -324,7 +324,7 @@ impl DecisionReader {
                     take(Decision::from_words(words).ok_or(FollowError::Impossible)?);
                 }
                 self.next += count;
-                self.state = State::Idle;
+                self.state = ReadStep::Idle;
                 Ok(true)
             }
         }

@@ -78,7 +78,7 @@ pub enum PublishError {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum PublishStep {
     Idle,
     /// Read the consumed word next.
     NeedCredit,
@@ -124,7 +124,7 @@ pub struct Publish {
     consumed: Clock,
     /// The gradient to be written once a slot is free.
     pending: Option<(GradientSource, SlotHeader)>,
-    state: State,
+    state: PublishStep,
     gains: u64,
     outstanding: u32,
     failed: Option<CompletionError>,
@@ -159,7 +159,7 @@ impl Publish {
             clock: welcome.clock,
             consumed: welcome.clock,
             pending: None,
-            state: State::Idle,
+            state: PublishStep::Idle,
             gains: 0,
             outstanding: 0,
             failed: None,
@@ -186,9 +186,9 @@ impl Publish {
     /// [`reserved`](Self::reserved) says where it is, and a publish of [`GradientSource::Slot`] announces it.
     pub fn reserve(&mut self) -> Result<(), PublishError> {
         match self.state {
-            State::Idle => self.state = State::NeedCredit,
-            State::Watch => self.reserving = true,
-            State::NeedCredit | State::Credit | State::Reserved => {}
+            PublishStep::Idle => self.state = PublishStep::NeedCredit,
+            PublishStep::Watch => self.reserving = true,
+            PublishStep::NeedCredit | PublishStep::Credit | PublishStep::Reserved => {}
             _ => return Err(PublishError::Busy),
         }
         Ok(())
@@ -196,7 +196,7 @@ impl Publish {
 
     /// The slot that was reserved.
     pub fn reserved(&self) -> Option<RemoteSlice> {
-        matches!(self.state, State::Reserved).then(|| self.slot()).and_then(Result::ok)
+        matches!(self.state, PublishStep::Reserved).then(|| self.slot()).and_then(Result::ok)
     }
 
     /// Begins to publish the gradient of this worker's clock, computed from version `base`.
@@ -209,7 +209,11 @@ impl Publish {
         if self.pending.is_some()
             || !matches!(
                 self.state,
-                State::Idle | State::Watch | State::NeedCredit | State::Credit | State::Reserved
+                PublishStep::Idle
+                    | PublishStep::Watch
+                    | PublishStep::NeedCredit
+                    | PublishStep::Credit
+                    | PublishStep::Reserved
             )
         {
             return Err(PublishError::Busy);
@@ -217,7 +221,7 @@ impl Publish {
         if self.clock >= WorkerProgress::CLOCK_MAX {
             return Err(PublishError::LastClock { clock: self.clock });
         }
-        if matches!(source, GradientSource::Slot) && !matches!(self.state, State::Reserved) {
+        if matches!(source, GradientSource::Slot) && !matches!(self.state, PublishStep::Reserved) {
             return Err(PublishError::NoSlot);
         }
         if let GradientSource::Memory(memory) = &source
@@ -244,8 +248,8 @@ impl Publish {
             header.checksum = inbox_of_owner::slot_checksum(&header, memory.as_volatile());
         }
         self.pending = Some((source, header));
-        if matches!(self.state, State::Idle) {
-            self.state = State::NeedCredit;
+        if matches!(self.state, PublishStep::Idle) {
+            self.state = PublishStep::NeedCredit;
         }
         Ok(())
     }
@@ -285,10 +289,10 @@ impl Publish {
 
     /// True once, when the gradient is announced and its memory is free again. The clock has moved on.
     pub fn take(&mut self) -> bool {
-        if !matches!(self.state, State::Done) {
+        if !matches!(self.state, PublishStep::Done) {
             return false;
         }
-        self.state = State::Idle;
+        self.state = PublishStep::Idle;
         true
     }
 
@@ -303,44 +307,46 @@ impl Publish {
     /// Goes as far as it can without waiting. True if it got anywhere.
     pub fn advance(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
         if let Some(error) = self.failed.take() {
-            (self.state, self.pending) = (State::Idle, None);
+            (self.state, self.pending) = (PublishStep::Idle, None);
             return Err(error.into());
         }
         match self.state.clone() {
-            State::Idle if self.watching && self.consumed < self.clock => self.look_at_consumed(endpoint),
-            State::Idle | State::Done => Ok(false),
-            State::Watch if self.outstanding > 0 => Ok(false),
-            State::Watch => {
+            PublishStep::Idle if self.watching && self.consumed < self.clock => {
+                self.look_at_consumed(endpoint)
+            }
+            PublishStep::Idle | PublishStep::Done => Ok(false),
+            PublishStep::Watch if self.outstanding > 0 => Ok(false),
+            PublishStep::Watch => {
                 // A publish may have been started while the look was under way.
                 let wanted = std::mem::take(&mut self.reserving) || self.pending.is_some();
-                self.state = if wanted { State::NeedCredit } else { State::Idle };
+                self.state = if wanted { PublishStep::NeedCredit } else { PublishStep::Idle };
                 let before = self.consumed;
                 self.learn_credit()?;
                 Ok(before != self.consumed || wanted)
             }
-            State::NeedCredit => self.ask_for_credit(endpoint),
-            State::Credit if self.outstanding > 0 => Ok(false),
-            State::Credit => {
+            PublishStep::NeedCredit => self.ask_for_credit(endpoint),
+            PublishStep::Credit if self.outstanding > 0 => Ok(false),
+            PublishStep::Credit => {
                 self.learn_credit()?;
-                self.state = State::NeedCredit;
+                self.state = PublishStep::NeedCredit;
                 Ok(self.has_credit())
             }
-            State::Reserved => match &self.pending {
+            PublishStep::Reserved => match &self.pending {
                 None => Ok(false),
                 Some((source, header)) => {
                     let chunk =
                         if matches!(source, GradientSource::Slot) { self.geometry.chunks() } else { 0 };
-                    self.state = State::Writing { header: *header, chunk };
+                    self.state = PublishStep::Writing { header: *header, chunk };
                     Ok(true)
                 }
             },
-            State::Writing { header, chunk } => self.write(endpoint, header, chunk),
-            State::Flushing if self.outstanding > 0 => Ok(false),
-            State::Flushing => {
+            PublishStep::Writing { header, chunk } => self.write(endpoint, header, chunk),
+            PublishStep::Flushing if self.outstanding > 0 => Ok(false),
+            PublishStep::Flushing => {
                 self.clock = self.clock.next();
                 self.gains += 1;
                 self.pending = None;
-                self.state = State::Done;
+                self.state = PublishStep::Done;
                 Ok(true)
             }
         }
@@ -353,19 +359,19 @@ impl Publish {
 
     fn ask_for_credit(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
         if self.has_credit() {
-            self.state = State::Reserved;
+            self.state = PublishStep::Reserved;
             return Ok(true);
         }
         let posted = self.read_consumed(endpoint)?;
         if posted {
-            self.state = State::Credit;
+            self.state = PublishStep::Credit;
         }
         Ok(posted)
     }
 
     fn look_at_consumed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PublishError> {
         if self.read_consumed(endpoint)? {
-            self.state = State::Watch;
+            self.state = PublishStep::Watch;
         }
         // Looking is no progress; a change is.
         Ok(false)
@@ -390,7 +396,7 @@ impl Publish {
         let consumed = self.scratch.as_volatile().load_u64(0);
         let line = read_line(&self.scratch.as_volatile().subslice(LINE, LINE), self.generation);
         if let Some(why) = line.evicted.filter(|_| !mutant!("withheld")) {
-            (self.state, self.pending) = (State::Idle, None);
+            (self.state, self.pending) = (PublishStep::Idle, None);
             return Err(PublishError::Evicted { why });
         }
         self.learn_consumed(Clock::new(consumed));
@@ -419,7 +425,8 @@ impl Publish {
         self.batch = batch;
         if posted? {
             self.gains += 1;
-            self.state = if is_last { State::Flushing } else { State::Writing { header, chunk: end } };
+            self.state =
+                if is_last { PublishStep::Flushing } else { PublishStep::Writing { header, chunk: end } };
             return Ok(true);
         }
         Ok(false)

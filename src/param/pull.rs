@@ -153,7 +153,7 @@ pub enum PullError {
 /// header is stored and loaded in pieces that do not match, and behind a long copy such a load waits for all of the
 /// copy's stores (a profile showed it; without it a pull of 64 KiB takes about 20 ns less).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PullStep {
     Idle,
     /// Read the status line next, and the header of the frame that was the latest before.
     Begin,
@@ -209,7 +209,7 @@ pub struct Pull {
     into: Option<LocalSlice>,
     options: PullOptions,
     bound: Bound,
-    state: State,
+    state: PullStep,
     /// The version and the frame that the status line named.
     latest: Latest,
     /// The header that the payload is read under, which frame that is, and how much has been read.
@@ -276,7 +276,7 @@ impl Pull {
             into: None,
             options: PullOptions::default(),
             bound: Bound::NONE,
-            state: State::Idle,
+            state: PullStep::Idle,
             latest: Latest::NONE,
             before: FrameHeader::default(),
             frame: 0,
@@ -328,7 +328,7 @@ impl Pull {
     /// Begins to pull the newest version that satisfies `bound` into `into`. Whole versions never go back: it is no
     /// older than any that this pull handed out before.
     pub fn start(&mut self, bound: Bound, into: LocalSlice, options: PullOptions) -> Result<(), PullError> {
-        if !matches!(self.state, State::Idle) || self.outstanding > 0 {
+        if !matches!(self.state, PullStep::Idle) || self.outstanding > 0 {
             return Err(PullError::Busy);
         }
         if into.len() as u64 != self.source.geometry.payload_bytes {
@@ -341,7 +341,7 @@ impl Pull {
         self.options = options;
         self.amend(bound);
         self.retries = 0;
-        self.state = State::Begin;
+        self.state = PullStep::Begin;
         Ok(())
     }
 
@@ -356,12 +356,12 @@ impl Pull {
 
     /// True between `start` and the result.
     pub fn is_active(&self) -> bool {
-        !matches!(self.state, State::Idle)
+        !matches!(self.state, PullStep::Idle)
     }
 
     /// Gives up waiting. Reads in flight own the destination until they have completed, and no pull begins before that.
     pub fn cancel(&mut self) {
-        self.state = State::Idle;
+        self.state = PullStep::Idle;
         self.release();
     }
 
@@ -372,7 +372,7 @@ impl Pull {
 
     /// Lets go of the destination once nothing of it is in flight.
     fn release(&mut self) {
-        if self.outstanding == 0 && matches!(self.state, State::Idle) {
+        if self.outstanding == 0 && matches!(self.state, PullStep::Idle) {
             self.into = None;
         }
     }
@@ -391,7 +391,7 @@ impl Pull {
     /// request is in flight. It is for a pull that a fast writer laps again and again. [`finish`](Self::finish)
     /// ends the pull then.
     pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
-        let idle = self.is_active() && self.outstanding == 0 && self.state != State::Done;
+        let idle = self.is_active() && self.outstanding == 0 && self.state != PullStep::Done;
         let plain = self.options.consistency == Consistency::Whole && !self.options.checksum;
         self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
     }
@@ -401,7 +401,7 @@ impl Pull {
         self.gains += 1;
         self.floor = self.floor.max(pulled.version);
         self.pulled = Pulled { retries: self.retries, ..pulled };
-        self.state = State::Done;
+        self.state = PullStep::Done;
     }
 
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
@@ -418,10 +418,10 @@ impl Pull {
 
     /// The result, once there is one.
     pub fn take(&mut self) -> Option<Pulled> {
-        if self.state != State::Done {
+        if self.state != PullStep::Done {
             return None;
         }
-        self.state = State::Idle;
+        self.state = PullStep::Idle;
         self.into = None;
         Some(self.pulled)
     }
@@ -455,16 +455,16 @@ impl Pull {
 
     fn step(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         match self.state {
-            State::Idle | State::Done => Ok(false),
-            State::Begin => self.look(endpoint, self.guess, BEGIN, State::Status),
-            State::Status => self.on_status(endpoint),
-            State::Header => self.on_header(endpoint),
-            State::Payload => self.on_payload(endpoint),
-            State::Verify => self.on_verify(),
-            State::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, State::FollowHeader),
-            State::FollowHeader => self.on_follow(endpoint),
-            State::FollowPayload => {
-                self.state = State::FollowBegin;
+            PullStep::Idle | PullStep::Done => Ok(false),
+            PullStep::Begin => self.look(endpoint, self.guess, BEGIN, PullStep::Status),
+            PullStep::Status => self.on_status(endpoint),
+            PullStep::Header => self.on_header(endpoint),
+            PullStep::Payload => self.on_payload(endpoint),
+            PullStep::Verify => self.on_verify(),
+            PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
+            PullStep::FollowHeader => self.on_follow(endpoint),
+            PullStep::FollowPayload => {
+                self.state = PullStep::FollowBegin;
                 Ok(true)
             }
         }
@@ -475,7 +475,7 @@ impl Pull {
         self.latest = latest;
         self.seen = Bound { version: latest.version, smallest_clock };
         if latest == Latest::NONE {
-            return Ok(self.look_again(State::Begin));
+            return Ok(self.look_again(PullStep::Begin));
         }
         if latest.frame >= self.source.geometry.frames {
             return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
@@ -486,7 +486,7 @@ impl Pull {
                 // status names, and whole.
                 return self.on_header(endpoint);
             }
-            return self.look(endpoint, latest.frame, HEADER, State::Header);
+            return self.look(endpoint, latest.frame, HEADER, PullStep::Header);
         }
         if self.options.follow
             && writing.version > latest.version
@@ -501,14 +501,14 @@ impl Pull {
                 chunks: 0,
                 ended: false,
             };
-            self.state = State::FollowBegin;
+            self.state = PullStep::FollowBegin;
             return Ok(true);
         }
-        Ok(self.look_again(State::Begin))
+        Ok(self.look_again(PullStep::Begin))
     }
 
     /// Nothing new: look again later. No progress.
-    fn look_again(&mut self, state: State) -> bool {
+    fn look_again(&mut self, state: PullStep) -> bool {
         self.state = state;
         false
     }
@@ -522,7 +522,7 @@ impl Pull {
             }
             self.check_header(&before)?;
             if !self.bound.is_met_by(before.version, before.smallest_clock) {
-                self.state = State::Begin;
+                self.state = PullStep::Begin;
                 return Ok(false);
             }
         }
@@ -545,18 +545,18 @@ impl Pull {
             let posted = endpoint.post(look.ok_or(PullError::Damaged { expected: total, found: 0 })?);
             *is_due = posted.is_err();
             // The payload goes along with it, if there is any left.
-            if !self.posted(posted, State::Payload)? || self.copied == total {
+            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
                 return Ok(!self.is_included_due());
             }
         }
         if self.copied == total {
-            return self.look(endpoint, self.frame, VERIFY, State::Verify);
+            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
         }
         let range = self.copied..total.min(self.copied + MAX_READ_BYTES);
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
             let posted = endpoint.post(&[self.payload(self.frame, range)?]);
-            return self.read(posted, end, State::Payload);
+            return self.read(posted, end, PullStep::Payload);
         }
         // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
         // right behind a long copy, which waits for all its stores.
@@ -568,10 +568,10 @@ impl Pull {
         if let Operation::Read { local, .. } = request.operation {
             self.into = Some(local);
         }
-        self.read(posted, end, State::Payload)
+        self.read(posted, end, PullStep::Payload)
     }
 
-    fn read(&mut self, posted: Result<(), PostError>, end: u64, next: State) -> Result<bool, PullError> {
+    fn read(&mut self, posted: Result<(), PostError>, end: u64, next: PullStep) -> Result<bool, PullError> {
         let posted = self.posted(posted, next)?;
         if posted {
             self.copied = end;
@@ -602,14 +602,14 @@ impl Pull {
         }
         if !begun && header.is_whole() {
             // It was committed before the first look: pull it in the ordinary way.
-            self.state = State::Begin;
+            self.state = PullStep::Begin;
             return Ok(true);
         }
         if header.sequence == attempt.wrapping_add(1) {
             // The attempt ended whole. The words of this header were read in any order, so that some of them may be
             // older than its sequence; those of one that is read after it cannot.
             if !std::mem::replace(&mut self.follow.ended, true) {
-                self.state = State::FollowBegin;
+                self.state = PullStep::FollowBegin;
                 return Ok(true);
             }
             self.check_header(&header)?;
@@ -624,14 +624,14 @@ impl Pull {
         let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
         let landed = header.landed_chunks().min(total).min(follow.chunks + most);
         if landed <= follow.chunks {
-            return Ok(self.look_again(State::FollowBegin));
+            return Ok(self.look_again(PullStep::FollowBegin));
         }
         let geometry = &self.source.geometry;
         let begin = follow.chunks as u64 * geometry.chunk_bytes;
         let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
         let request = self.payload(follow.frame, begin..end)?;
         let posted = endpoint.post(&[request]);
-        let posted = self.posted(posted, State::FollowPayload)?;
+        let posted = self.posted(posted, PullStep::FollowPayload)?;
         if posted {
             self.follow.chunks = landed;
         }
@@ -646,7 +646,7 @@ impl Pull {
         // Bytes of a frame may satisfy the bound no longer being the latest; its own header decides.
         let whole = self.options.consistency == Consistency::Whole;
         if whole && !self.bound.is_met_by(header.version, header.smallest_clock) {
-            self.state = State::Begin;
+            self.state = PullStep::Begin;
             return Ok(false);
         }
         if self.options.checksum
@@ -677,13 +677,13 @@ impl Pull {
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };
-        self.state = State::Done;
+        self.state = PullStep::Done;
         Ok(true)
     }
 
     fn retry(&mut self) -> bool {
         self.retries += 1;
-        self.state = State::Begin;
+        self.state = PullStep::Begin;
         true
     }
 
@@ -728,7 +728,7 @@ impl Pull {
         endpoint: &mut impl Endpoint,
         frame: u8,
         which: Range<usize>,
-        next: State,
+        next: PullStep,
     ) -> Result<bool, PullError> {
         let looks = self.looks.get(usize::from(frame)).and_then(|looks| looks.get(which));
         let expected = self.source.geometry.payload_bytes;
@@ -736,10 +736,10 @@ impl Pull {
         self.posted(posted, next)
     }
 
-    fn posted(&mut self, posted: Result<(), PostError>, next: State) -> Result<bool, PullError> {
+    fn posted(&mut self, posted: Result<(), PostError>, next: PullStep) -> Result<bool, PullError> {
         match posted {
             Ok(()) => {
-                let looks = matches!(next, State::Status | State::Header | State::FollowHeader);
+                let looks = matches!(next, PullStep::Status | PullStep::Header | PullStep::FollowHeader);
                 // What is copied again was a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);
                 self.outstanding += 1;

@@ -73,7 +73,7 @@ pub(super) struct AbsServer {
     k: u64,
     first_loss: Option<f64>,
     /// The workers that compute, and for each a version that it is not behind.
-    computing: Line,
+    computing: VersionOrder,
     /// Gradients that were not too stale when they came, in order of arrival.
     admitted: VecDeque<(GradientId, Version)>,
     taken: Vec<GradientId>,
@@ -90,7 +90,7 @@ impl AbsServer {
             newest,
             k: u64::from(rules.wait_for.k()),
             first_loss: None,
-            computing: Line::default(),
+            computing: VersionOrder::default(),
             admitted: VecDeque::new(),
             taken: Vec::new(),
             folding: false,
@@ -224,7 +224,7 @@ impl ServerScheme for AbsServer {
 /// Workers in the order of the versions they compute on. Versions only grow, so a worker that joins goes to the end,
 /// and the first is the stalest; every step costs the same whatever the length.
 #[derive(Debug, Default)]
-struct Line {
+struct VersionOrder {
     /// The position of each worker, by its id.
     positions: Vec<Option<Position>>,
     first: Option<u16>,
@@ -238,7 +238,7 @@ struct Position {
     after: Option<u16>,
 }
 
-impl Line {
+impl VersionOrder {
     fn join(&mut self, worker: WorkerId, base: Version) {
         self.remove(worker);
         let index = usize::from(worker.0);
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_line_is_in_order_whoever_leaves_it() {
-        let mut line = Line::default();
+        let mut line = VersionOrder::default();
         for (version, worker) in [3, 0, 2, 1].into_iter().enumerate() {
             line.join(WorkerId(worker), Version::new(version as u64));
         }

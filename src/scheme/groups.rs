@@ -97,11 +97,11 @@ impl Groups {
 #[derive(Debug, Default)]
 pub(super) struct Averager {
     round: u64,
-    turn: Turn,
+    turn: MemberTurn,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Turn {
+enum MemberTurn {
     #[default]
     Out,
     ComputeIsDue,
@@ -114,12 +114,16 @@ impl WorkerScheme for Averager {
     fn handle_event(&mut self, _now: Instant, event: WorkerEvent) {
         match event {
             WorkerEvent::Joined { clock } => {
-                *self = Averager { round: clock.get(), turn: Turn::ComputeIsDue };
+                *self = Averager { round: clock.get(), turn: MemberTurn::ComputeIsDue };
             }
-            WorkerEvent::Published { .. } if self.turn == Turn::Computing => self.turn = Turn::AverageIsDue,
-            WorkerEvent::Interrupted if self.turn == Turn::Computing => self.turn = Turn::ComputeIsDue,
-            WorkerEvent::Averaged { round } if self.turn == Turn::Averaging && round == self.round => {
-                *self = Averager { round: self.round.saturating_add(1), turn: Turn::ComputeIsDue };
+            WorkerEvent::Published { .. } if self.turn == MemberTurn::Computing => {
+                self.turn = MemberTurn::AverageIsDue
+            }
+            WorkerEvent::Interrupted if self.turn == MemberTurn::Computing => {
+                self.turn = MemberTurn::ComputeIsDue
+            }
+            WorkerEvent::Averaged { round } if self.turn == MemberTurn::Averaging && round == self.round => {
+                *self = Averager { round: self.round.saturating_add(1), turn: MemberTurn::ComputeIsDue };
             }
             _ => {}
         }
@@ -127,15 +131,15 @@ impl WorkerScheme for Averager {
 
     fn poll_action(&mut self) -> Option<WorkerAction> {
         match self.turn {
-            Turn::ComputeIsDue => {
-                self.turn = Turn::Computing;
+            MemberTurn::ComputeIsDue => {
+                self.turn = MemberTurn::Computing;
                 Some(WorkerAction::Compute)
             }
-            Turn::AverageIsDue => {
-                self.turn = Turn::Averaging;
+            MemberTurn::AverageIsDue => {
+                self.turn = MemberTurn::Averaging;
                 Some(WorkerAction::Average { round: self.round })
             }
-            Turn::Out | Turn::Computing | Turn::Averaging => None,
+            MemberTurn::Out | MemberTurn::Computing | MemberTurn::Averaging => None,
         }
     }
 }

@@ -33,14 +33,14 @@ fn bound_at(bound: f32, clock: Clock) -> f64 {
 
 /// Magnitudes in the order in which they came, and their sum.
 #[derive(Debug)]
-struct Transit<T> {
+struct InTransit<T> {
     entries: VecDeque<(T, f64)>,
     sum: f64,
 }
 
-impl<T: Copy + PartialOrd> Transit<T> {
-    fn new() -> Transit<T> {
-        Transit { entries: VecDeque::new(), sum: 0.0 }
+impl<T: Copy + PartialOrd> InTransit<T> {
+    fn new() -> InTransit<T> {
+        InTransit { entries: VecDeque::new(), sum: 0.0 }
     }
 
     fn push(&mut self, at: T, magnitude: f64) {
@@ -81,7 +81,7 @@ pub(super) struct Unseen {
     /// Each worker's newest version, as far as it is known, where others have clocks.
     seen: ClockTable,
     newest: Version,
-    folded: Transit<Version>,
+    folded: InTransit<Version>,
     /// The magnitude of the fold that is under way.
     folding: f64,
 }
@@ -89,7 +89,7 @@ pub(super) struct Unseen {
 impl Unseen {
     /// Makes the book of a server that begins with the version `newest`.
     pub(super) fn new(bound: f32, newest: Version) -> Unseen {
-        Unseen { bound, seen: ClockTable::default(), newest, folded: Transit::new(), folding: 0.0 }
+        Unseen { bound, seen: ClockTable::default(), newest, folded: InTransit::new(), folding: 0.0 }
     }
 
     /// Takes a worker in. It holds nothing that could be too old: what it will pull is the newest version.
@@ -145,7 +145,7 @@ pub(super) struct VapWorker {
     /// The weight of a gradient; 1 until it is told how many workers there are, which is stricter.
     weight: f64,
     clock: Clock,
-    transit: Transit<Clock>,
+    transit: InTransit<Clock>,
     last: f64,
     held: Option<Version>,
     step: TurnStep,
@@ -161,7 +161,7 @@ impl VapWorker {
             room: usize::from(slots.max(1)),
             weight: 1.0,
             clock: Clock::new(0),
-            transit: Transit::new(),
+            transit: InTransit::new(),
             last: 0.0,
             held: None,
             step: TurnStep::Out,
@@ -184,7 +184,7 @@ impl WorkerScheme for VapWorker {
         match event {
             WorkerEvent::Joined { clock } => {
                 (self.clock, self.held, self.last) = (clock, None, 0.0);
-                self.transit = Transit::new();
+                self.transit = InTransit::new();
                 self.begin();
             }
             WorkerEvent::Holds { version, .. } => {

@@ -52,7 +52,7 @@ pub(super) enum Passage {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Link {
+struct NetworkLink {
     /// The time at which the link can take the next message.
     free: u64,
     /// The time at which the last message began to arrive.
@@ -71,8 +71,8 @@ pub(super) struct Wires {
     worker_pace: f64,
     server_pace: f64,
     faults: Faults,
-    up: Vec<Link>,
-    down: Vec<Link>,
+    up: Vec<NetworkLink>,
+    down: Vec<NetworkLink>,
     ingress: u64,
     egress: u64,
     pub(super) lost: u64,
@@ -88,8 +88,8 @@ impl Wires {
             worker_pace: pace(network.worker_bandwidth),
             server_pace: pace(network.server_bandwidth),
             faults: faults.clone(),
-            up: vec![Link::default(); workers],
-            down: vec![Link::default(); workers],
+            up: vec![NetworkLink::default(); workers],
+            down: vec![NetworkLink::default(); workers],
             ingress: 0,
             egress: 0,
             lost: 0,
@@ -98,8 +98,8 @@ impl Wires {
 
     /// A worker connects again: nothing of the old connection holds it up.
     pub(super) fn connect(&mut self, worker: usize) {
-        self.up[worker] = Link::default();
-        self.down[worker] = Link::default();
+        self.up[worker] = NetworkLink::default();
+        self.down[worker] = NetworkLink::default();
     }
 
     /// Sends from a worker to the server.

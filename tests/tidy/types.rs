@@ -1,4 +1,4 @@
-//! The rule on the names of types: in the library, one name stands for one type that is seen outside of its file.
+//! The rule on the names of types: in the library, one name stands for one type.
 //!
 //! The backends of `transport` are parallel: each may have its own `Initiator`, `Hello` and so on, as the wire-up has
 //! them. The models of loom stand in for the types whose names they have.
@@ -19,7 +19,7 @@ pub(super) fn shared(files: &[(String, String)]) -> Vec<String> {
         |file: &str| file.starts_with("src/") && !file.starts_with(MODELS) && !file.contains("/tests");
     for (file, text) in files.iter().filter(|(file, _)| ships(file)) {
         let parallel = PARALLEL.iter().find(|folder| file.starts_with(*folder));
-        for name in visible(text) {
+        for name in defined(text) {
             seen.entry(name).or_default().push((file, parallel.copied().unwrap_or("")));
         }
     }
@@ -37,21 +37,16 @@ pub(super) fn shared(files: &[(String, String)]) -> Vec<String> {
         .collect()
 }
 
-/// The types that are visible outside of the file: `pub`, `pub(crate)`, `pub(super)`.
-fn visible(text: &str) -> Vec<String> {
+/// The types that the file defines. A `type` without `pub` may be one that a trait asks for, and is left out.
+fn defined(text: &str) -> Vec<String> {
     let words = super::shipped(&super::words(text));
-    let mut names = Vec::new();
-    for (at, _) in words.iter().enumerate().filter(|(_, word)| word.text == "pub") {
-        let after =
-            if super::starts(&words[at + 1..], &["("]) { super::closing(&words, at + 1) } else { at + 1 };
-        let kinds = ["struct", "enum", "union", "trait", "type"];
-        if let [kind, name, ..] = &words[after.min(words.len())..]
-            && kinds.contains(&kind.text.as_str())
-        {
-            names.push(name.text.clone());
-        }
-    }
-    names
+    let kinds = ["struct", "enum", "union", "trait"];
+    let alias =
+        |at: usize| words[at].text == "type" && at > 0 && ["pub", ")"].contains(&words[at - 1].text.as_str());
+    let is_kind = |at: usize| kinds.contains(&words[at].text.as_str()) || alias(at);
+    let names =
+        (0..words.len().saturating_sub(1)).filter(|at| is_kind(*at)).map(|at| words[at + 1].text.clone());
+    names.filter(|name| name.starts_with(|letter: char| letter.is_ascii_uppercase())).collect()
 }
 
 mod the_check {
@@ -63,7 +58,7 @@ mod the_check {
 
     #[test]
     fn catches_two_types_of_one_name() {
-        let found = shared_of(&[("src/a.rs", "pub struct A;"), ("src/b.rs", "pub(in crate::b) enum A {}")]);
+        let found = shared_of(&[("src/a.rs", "pub struct A;"), ("src/b.rs", "enum A {}")]);
         assert_eq!(found, ["A: src/a.rs, src/b.rs"]);
         let found =
             shared_of(&[("src/a.rs", "pub type A = u8;"), ("src/transport/tcp/b.rs", "pub struct A;")]);
@@ -71,10 +66,10 @@ mod the_check {
     }
 
     #[test]
-    fn lets_pass_private_types_tests_and_parallel_backends() {
+    fn lets_pass_types_of_traits_tests_and_parallel_backends() {
         let files = [
-            ("src/a.rs", "struct A; pub fn f() {}"),
-            ("src/b.rs", "pub struct A;"),
+            ("src/a.rs", "impl T for B { type A = u8; }"),
+            ("src/b.rs", "struct A;"),
             ("src/c.rs", "#[cfg(test)] mod tests { pub struct A; }"),
             ("src/transport/tcp/d.rs", "pub(super) struct D;"),
             ("src/transport/shm/d.rs", "pub(super) struct D;"),

@@ -10,7 +10,7 @@ use super::super::roster::Roster;
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;
-use super::entries::{Members, ServerEntry, State, WorkerEntry};
+use super::entries::{Members, ProcessState, ServerEntry, WorkerEntry};
 use super::orders::{Body, Message, Order, VALUES_PER_MESSAGE, json, read, values};
 use super::reports::{ServerReport, WorkerReport};
 use super::{Coordination, JobOutcome};
@@ -114,12 +114,12 @@ impl<C: Caller> Coordinator<C> {
             }
             if self.is_enough || self.has_all_gradients() {
                 // They go on until they are told to leave, and it counts for nothing.
-                let running = self.workers.iter_mut().filter(|entry| entry.state == State::Running);
-                running.for_each(|entry| entry.state = State::Finished);
+                let running = self.workers.iter_mut().filter(|entry| entry.state == ProcessState::Running);
+                running.for_each(|entry| entry.state = ProcessState::Finished);
                 break;
             }
         }
-        if !self.workers.iter().any(|entry| entry.state == State::Finished) {
+        if !self.workers.iter().any(|entry| entry.state == ProcessState::Finished) {
             // Where they all died of a lost server, that is what to tell.
             self.hear_out(LAST_WORDS / 4)?;
             return Err(self.all_lost());
@@ -274,7 +274,7 @@ impl<C: Caller> Coordinator<C> {
             checkpoint.resume = Resume::IfThere;
         }
         // A server that returns does not wait for workers that are gone for good.
-        let is_in = |entry: &&WorkerEntry| !matches!(entry.state, State::Lost { .. });
+        let is_in = |entry: &&WorkerEntry| !matches!(entry.state, ProcessState::Lost { .. });
         order.workers =
             if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
         order.shard = shard as u16;
@@ -377,24 +377,24 @@ impl<C: Caller> Coordinator<C> {
         let entry = &mut self.workers[worker];
         entry.heard += 1;
         match (entry.state, message) {
-            (State::Starting | State::Running, Message::Joined(paths)) => {
-                entry.state = State::Running;
+            (ProcessState::Starting | ProcessState::Running, Message::Joined(paths)) => {
+                entry.state = ProcessState::Running;
                 entry.paths = paths;
             }
-            (State::Running, Message::Progress(report)) => {
+            (ProcessState::Running, Message::Progress(report)) => {
                 let loss = report.loss.or(entry.report.loss);
                 entry.report = WorkerReport { loss, ..report.after(&entry.earlier) };
             }
-            (State::Running, Message::Finished(report)) => {
+            (ProcessState::Running, Message::Finished(report)) => {
                 let loss = entry.report.loss;
                 entry.report = WorkerReport { loss, ..report.after(&entry.earlier) };
-                entry.state = State::Finished;
+                entry.state = ProcessState::Finished;
             }
             (_, Message::Failed { message }) => entry.lost = Some(Loss::Said(message)),
             // What an incarnation that is over had said before.
-            (State::Lost { .. }, _) => {}
+            (ProcessState::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.
-            (State::Finished, _) => {}
+            (ProcessState::Finished, _) => {}
             (_, other) => {
                 entry.lost = Some(Loss::ended(format!("said what it should not: {other:?}")));
                 self.let_go(worker);

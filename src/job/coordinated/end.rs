@@ -7,7 +7,7 @@ use super::super::rendezvous::MemberId;
 use super::caller::Caller;
 use super::causes::{sentence, split};
 use super::coordinator::{Coordinator, LAST_WORDS};
-use super::entries::State;
+use super::entries::ProcessState;
 use super::orders::{Order, json};
 
 /// Most missing processes that are named; more of them are counted.
@@ -22,7 +22,8 @@ impl<C: Caller> Coordinator<C> {
         let servers = (0..).map(Role::Server).zip(&self.servers);
         let servers = servers.filter(|(_, entry)| entry.address.is_none()).map(|(role, _)| role);
         let workers = (0..).map(Role::Worker).zip(&self.workers);
-        let workers = workers.filter(|(_, entry)| entry.state == State::Starting).map(|(role, _)| role);
+        let workers =
+            workers.filter(|(_, entry)| entry.state == ProcessState::Starting).map(|(role, _)| role);
         let mut missing: Vec<_> = servers.chain(workers).map(|role| role.to_string()).collect();
         if missing.len() > MISSING_MAX {
             let more = missing.len() - MISSING_MAX;

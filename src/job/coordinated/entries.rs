@@ -11,7 +11,7 @@ use crate::time::Silence;
 use crate::transport::{Address, TransportKind};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) enum State {
+pub(super) enum ProcessState {
     #[default]
     Starting,
     Running,
@@ -35,7 +35,7 @@ pub(super) struct WorkerEntry {
     pub(super) returns: u32,
     /// Counters of its earlier incarnations.
     pub(super) earlier: WorkerReport,
-    pub(super) state: State,
+    pub(super) state: ProcessState,
     pub(super) report: WorkerReport,
     pub(super) lost: Option<Loss>,
     pub(super) paths: Vec<PathTaken>,
@@ -46,7 +46,7 @@ pub(super) struct WorkerEntry {
 
 impl WorkerEntry {
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.state, State::Starting | State::Running)
+        matches!(self.state, ProcessState::Starting | ProcessState::Running)
     }
 
     pub(super) fn never_joined(&self) -> bool {
@@ -150,7 +150,10 @@ impl<'a> Members<'a> {
         };
         let worker = move |(worker, entry): (u32, &WorkerEntry)| Peer {
             role: Role::Worker(worker),
-            presence: presence(Role::Worker(worker), matches!(entry.state, State::Running | State::Finished)),
+            presence: presence(
+                Role::Worker(worker),
+                matches!(entry.state, ProcessState::Running | ProcessState::Finished),
+            ),
             transport: TransportKind::Tcp,
             bytes_told: 4 * entry.told as u64,
         };

@@ -8,7 +8,7 @@ use super::caller::{Caller, CoordinatorError};
 use super::causes::{Loss, causes, could_not_join, sentence, split};
 use super::child::Process;
 use super::coordinator::{Coordinator, LAST_WORDS};
-use super::entries::{State, WorkerEntry};
+use super::entries::{ProcessState, WorkerEntry};
 use super::orders::{Order, json};
 
 /// Workers report ten times a second; one silent for so long, and evicted by the servers, is stopped or hangs.
@@ -56,14 +56,15 @@ impl<C: Caller> Coordinator<C> {
         let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
         entry.lost.get_or_insert(Loss::Ended(how));
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
-        entry.state = if entry.state == State::Finished {
+        entry.state = if entry.state == ProcessState::Finished {
             entry.lost = None;
-            State::Finished
+            ProcessState::Finished
         } else {
-            State::Lost { announced: false }
+            ProcessState::Lost { announced: false }
         };
-        let again =
-            entry.state != State::Finished && entry.process.is_some() && entry.restarts < self.plan.restarts;
+        let again = entry.state != ProcessState::Finished
+            && entry.process.is_some()
+            && entry.restarts < self.plan.restarts;
         if again {
             self.restart_worker(worker);
         }
@@ -78,7 +79,7 @@ impl<C: Caller> Coordinator<C> {
         match self.start_process(Role::Worker(worker as u32)) {
             Ok(process) => {
                 self.workers[worker].process = process;
-                self.workers[worker].state = State::Starting;
+                self.workers[worker].state = ProcessState::Starting;
                 self.workers[worker].heard += 1;
             }
             Err(error) => self.workers[worker].lost = Some(Loss::Said(error.to_string())),
@@ -88,11 +89,11 @@ impl<C: Caller> Coordinator<C> {
     /// Takes back a worker that was lost and is there again, whichever process started it.
     pub(super) fn take_back(&mut self, worker: usize) {
         let entry = &mut self.workers[worker];
-        if matches!(entry.state, State::Lost { .. }) {
+        if matches!(entry.state, ProcessState::Lost { .. }) {
             self.caller.tell(&format!("worker {worker} is back"));
         }
         entry.returns += 1;
-        entry.state = State::Starting;
+        entry.state = ProcessState::Starting;
         entry.lost = None;
         entry.earlier = entry.report.clone();
     }
@@ -127,13 +128,14 @@ impl<C: Caller> Coordinator<C> {
         let now = crate::node::now();
         let silent = |entry: &mut WorkerEntry| entry.silence.observe(now, entry.heard, SILENT_FOR);
         let silent: Vec<bool> = self.workers.iter_mut().map(silent).collect();
-        let lost = self.workers.iter().filter(|entry| matches!(entry.state, State::Lost { .. })).count();
+        let lost =
+            self.workers.iter().filter(|entry| matches!(entry.state, ProcessState::Lost { .. })).count();
         if self.evicted().is_some_and(|evicted| evicted <= lost as u64) {
             return;
         }
         for (worker, silent) in silent.into_iter().enumerate() {
             let entry = &mut self.workers[worker];
-            if silent && entry.state == State::Running && entry.lost.is_none() {
+            if silent && entry.state == ProcessState::Running && entry.lost.is_none() {
                 let why = format!("was silent for {} s", SILENT_FOR.as_secs());
                 entry.lost = Some(Loss::Ended(why));
                 // A process that is started again after it was stopped reads this first.
@@ -158,9 +160,10 @@ impl<C: Caller> Coordinator<C> {
     pub(super) fn announce_losses(&mut self, regardless: bool) -> usize {
         let left = self.evicted().unwrap_or(u64::MAX);
         let lost =
-            self.workers.iter().filter(|entry| matches!(entry.state, State::Lost { .. })).count() as u64;
+            self.workers.iter().filter(|entry| matches!(entry.state, ProcessState::Lost { .. })).count()
+                as u64;
         let remaining = self.plan.workers() - lost as usize;
-        let is_new = |entry: &WorkerEntry| entry.state == State::Lost { announced: false };
+        let is_new = |entry: &WorkerEntry| entry.state == ProcessState::Lost { announced: false };
         if left < lost && !regardless {
             return self.workers.iter().filter(|entry| is_new(entry)).count();
         }
@@ -171,7 +174,7 @@ impl<C: Caller> Coordinator<C> {
             self.caller.warn(&format!("{cause}; evicted, {remaining} of {} go on", self.plan.workers()));
         }
         for entry in self.workers.iter_mut().filter(|entry| is_new(entry)) {
-            entry.state = State::Lost { announced: true };
+            entry.state = ProcessState::Lost { announced: true };
         }
         0
     }
@@ -196,7 +199,7 @@ impl<C: Caller> Coordinator<C> {
         let how = self.servers[shard].process.as_mut().map(Process::wait);
         let mut how = how.or(reason.map(str::to_owned)).unwrap_or_else(|| "is gone".into());
         let told = |job: &Self| {
-            let done = |entry: &WorkerEntry| entry.state == State::Finished || entry.lost.is_some();
+            let done = |entry: &WorkerEntry| entry.state == ProcessState::Finished || entry.lost.is_some();
             job.workers.iter().all(done)
         };
         // A second server that is gone adds nothing.

@@ -6,7 +6,7 @@ use super::super::plan::Role;
 use super::caller::{Caller, CoordinatorError};
 use super::child::Process;
 use super::coordinator::{Coordinator, LAST_WORDS};
-use super::entries::{State, WorkerEntry};
+use super::entries::{ProcessState, WorkerEntry};
 
 /// Workers that are started before the first of them have joined. Listeners keep 64 handshakes and drop others: more
 /// at a time would push each other out, again and again where each waits long for its turn of a processor.
@@ -34,7 +34,7 @@ impl<C: Caller> Coordinator<C> {
                 self.start_process(Role::Worker(worker as u32)).map_err(|e| self.caller.explain(e))?;
         }
         self.wait_for("the workers to join", |job| {
-            job.workers.iter().all(|entry| entry.state != State::Starting)
+            job.workers.iter().all(|entry| entry.state != ProcessState::Starting)
         })
     }
 
@@ -50,7 +50,7 @@ impl<C: Caller> Coordinator<C> {
         let joining = |(who, entry): &(Role, &WorkerEntry)| match self.plan.server {
             // There all say that they have joined once the last one is there.
             None => self.roster.member(*who).is_none(),
-            Some(_) => entry.state == State::Starting,
+            Some(_) => entry.state == ProcessState::Starting,
         };
         let workers = (0..).map(Role::Worker).zip(&self.workers);
         workers.filter(|(_, entry)| entry.process.is_some()).filter(joining).count()
@@ -73,7 +73,7 @@ impl<C: Caller> Coordinator<C> {
                 // The others may fail for a cause of their own, and have it to tell.
                 self.listen_on(LAST_WORDS, |job| {
                     let is_settled =
-                        |entry: &WorkerEntry| entry.state != State::Starting || entry.never_joined();
+                        |entry: &WorkerEntry| entry.state != ProcessState::Starting || entry.never_joined();
                     job.workers.iter().all(is_settled)
                 })?;
                 if self.workers.iter().any(WorkerEntry::never_joined) {

@@ -18,12 +18,12 @@ pub(super) struct Claim {
 
 /// A number, and where it was said.
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct StatedNumber {
     name: &'static str,
     value: u32,
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for StatedNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // A flag reads as it was written.
         let sign = if self.name.starts_with("--") { ' ' } else { '=' };
@@ -82,8 +82,11 @@ pub(super) fn number(
     env(name).map(parse).transpose()
 }
 
-fn said(name: &'static str, env: &impl Fn(&str) -> Option<String>) -> Result<Option<Said>, LaunchError> {
-    Ok(number(name, env)?.map(|value| Said { name, value }))
+fn said(
+    name: &'static str,
+    env: &impl Fn(&str) -> Option<String>,
+) -> Result<Option<StatedNumber>, LaunchError> {
+    Ok(number(name, env)?.map(|value| StatedNumber { name, value }))
 }
 
 /// Believes one of the launchers that say something, or explains why none can be believed.
@@ -149,7 +152,7 @@ fn slurm_local_world(world: u32, env: &impl Fn(&str) -> Option<String>) -> Optio
 /// Reads the claim of PMIx, where it does not merely repeat Open MPI or Slurm; PMIx lacks the size.
 fn pmix(
     claims: &[Claim],
-    told: Option<Said>,
+    told: Option<StatedNumber>,
     env: &impl Fn(&str) -> Option<String>,
 ) -> Result<Option<Claim>, LaunchError> {
     let Some(rank) = said("PMIX_RANK", env)? else { return Ok(None) };
@@ -207,15 +210,15 @@ fn believe(claims: &[Claim]) -> Result<Option<Claim>, LaunchError> {
 
 /// The rank that flags tell, or the variables that stand for them.
 struct Told {
-    rank: Option<Said>,
-    world: Option<Said>,
-    local_rank: Option<Said>,
+    rank: Option<StatedNumber>,
+    world: Option<StatedNumber>,
+    local_rank: Option<StatedNumber>,
 }
 
 impl Told {
     fn read(flags: &LaunchFlags, env: &impl Fn(&str) -> Option<String>) -> Result<Told, LaunchError> {
         let told = |flag: Option<u32>, name, variable| match flag {
-            Some(value) => Ok(Some(Said { name, value })),
+            Some(value) => Ok(Some(StatedNumber { name, value })),
             None => said(variable, env),
         };
         let told = Told {
@@ -283,7 +286,7 @@ impl Told {
             if told.value != value {
                 return Err(LaunchError::Contradiction {
                     told: told.to_string(),
-                    launched: Said { name, value }.to_string(),
+                    launched: StatedNumber { name, value }.to_string(),
                     launcher: claim.source,
                 });
             }
@@ -293,7 +296,7 @@ impl Told {
     }
 }
 
-fn check(rank: Said, world: Said) -> Result<(u32, u32), LaunchError> {
+fn check(rank: StatedNumber, world: StatedNumber) -> Result<(u32, u32), LaunchError> {
     if world.value == 0 {
         return Err(LaunchError::Empty { world: world.to_string() });
     }

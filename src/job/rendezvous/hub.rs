@@ -56,7 +56,7 @@ pub struct Hub {
     address: SocketAddr,
     options: HubOptions,
     epoch: u64,
-    newcomers: Newcomers<Pending>,
+    newcomers: Newcomers<PendingProcess>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
     /// Number of times that each rank within a role was taken.
@@ -67,9 +67,9 @@ pub struct Hub {
 }
 
 /// A process that has not introduced itself.
-struct Pending(Channel);
+struct PendingProcess(Channel);
 
-impl Newcomer for Pending {
+impl Newcomer for PendingProcess {
     type Said = Introduction;
 
     fn hear(&mut self) -> Result<Option<Introduction>, String> {
@@ -156,7 +156,7 @@ impl Hub {
         }
         let mut sockets = Vec::with_capacity(1 + self.newcomers.iter().len() + self.inside.len());
         sockets.push(PollFd::new(&self.listener, PollFlags::IN));
-        let unauthenticated_peers = self.newcomers.iter().map(|Pending(channel)| channel);
+        let unauthenticated_peers = self.newcomers.iter().map(|PendingProcess(channel)| channel);
         let channels = unauthenticated_peers.chain(self.inside.iter().map(|inside| &inside.channel));
         sockets.extend(channels.map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), interest(channel))));
         let timeout = if self.changed { timeout.min(TELL_EVERY) } else { timeout };
@@ -174,8 +174,8 @@ impl Hub {
         let identity = Identity { role: 0, rank: Some(0), epoch: self.epoch };
         let secret = self.options.secret.clone();
         let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
-        self.newcomers.admit(&address, now, || Ok(accept(&self.listener, &terms)?.map(Pending)));
-        while let Some((Pending(channel), introduction)) = self.newcomers.next(&address, now) {
+        self.newcomers.admit(&address, now, || Ok(accept(&self.listener, &terms)?.map(PendingProcess)));
+        while let Some((PendingProcess(channel), introduction)) = self.newcomers.next(&address, now) {
             self.admit(channel, introduction);
         }
     }

@@ -31,12 +31,12 @@ pub struct GroupListener<T: Transport> {
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 
 /// By rank: the connection whose peer says that it is that member.
-type Claims<T> = Vec<Option<Claim<IncomingOf<T>>>>;
+type Claims<T> = Vec<Option<RankClaim<IncomingOf<T>>>>;
 
 /// A connection whose peer claims a rank. A member's process may have been started again while no member has
 /// noticed yet that the old one is gone; over a network that takes seconds. So a peer that claims a rank which is
 /// taken waits for a lease.
-struct Claim<I> {
+struct RankClaim<I> {
     incoming: I,
     /// The time that it has waited while this member listened.
     wait: Silence,
@@ -210,7 +210,7 @@ impl<T: Transport> GroupListener<T> {
         let claimant = &mut claims[rank];
         self.settle(rank, claimant, now)?;
         let beat = self.peers[rank].as_ref().map_or(0, |peer| peer.inbox.heartbeat());
-        let claim = Claim { incoming, wait: Silence::default(), beat };
+        let claim = RankClaim { incoming, wait: Silence::default(), beat };
         if let Some(older) = claimant.replace(claim) {
             turn_away(older.incoming, &taken(rank));
         }
@@ -222,7 +222,7 @@ impl<T: Transport> GroupListener<T> {
     fn settle(
         &mut self,
         rank: usize,
-        claimant: &mut Option<Claim<IncomingOf<T>>>,
+        claimant: &mut Option<RankClaim<IncomingOf<T>>>,
         now: Instant,
     ) -> Result<(), Error> {
         use crate::transport::Endpoint;
@@ -235,7 +235,7 @@ impl<T: Transport> GroupListener<T> {
         if stands && !is_over {
             return Ok(());
         }
-        let Some(Claim { incoming, .. }) = claimant.take() else { return Ok(()) };
+        let Some(RankClaim { incoming, .. }) = claimant.take() else { return Ok(()) };
         if stands {
             turn_away(incoming, &taken(rank));
             return Ok(());

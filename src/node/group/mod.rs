@@ -16,7 +16,7 @@ use heartbeat::GroupHeartbeat;
 pub use join::GroupListener;
 pub use peer::Absence;
 use peer::GroupPeer;
-use round::{Phase, Round};
+use round::{Round, RoundPhase};
 
 use smallvec::SmallVec;
 
@@ -219,7 +219,7 @@ impl<T: Transport> GroupMember<T> {
 
     /// The parameters, to change them between rounds. They lie elsewhere after each round.
     pub fn parameters_mut(&mut self) -> Result<&mut [f32], Error> {
-        if !matches!(self.round.phase, Phase::None | Phase::Ended(_)) {
+        if !matches!(self.round.phase, RoundPhase::None | RoundPhase::Ended(_)) {
             let reason = "a round is under way: wait for its end, or abandon it";
             return Err(Error::OutOfTurn { operation: "change parameters", reason });
         }
@@ -232,7 +232,7 @@ impl<T: Transport> GroupMember<T> {
     /// Members that are gone are left out of the mean. After [`GroupError::Deadline`] it may be called again for the
     /// same round and goes on where it was; [`abandon`](Self::abandon) gives it up.
     pub fn average(&mut self, round: u64, group: &[usize], timeout: Duration) -> Result<Averaged, Error> {
-        if matches!(self.round.phase, Phase::None) || self.round.number != round {
+        if matches!(self.round.phase, RoundPhase::None) || self.round.number != round {
             self.start_average(round, group)?;
         }
         let runtime = self.runtime.clone();
@@ -262,7 +262,7 @@ impl<T: Transport> GroupMember<T> {
     /// Begins a round.
     pub fn start_average(&mut self, round: u64, group: &[usize]) -> Result<(), Error> {
         let operation = "begin a round";
-        if !matches!(self.round.phase, Phase::None) {
+        if !matches!(self.round.phase, RoundPhase::None) {
             let reason = "another one is under way: wait for its end and take it, or abandon it";
             return Err(Error::OutOfTurn { operation, reason });
         }
@@ -290,7 +290,7 @@ impl<T: Transport> GroupMember<T> {
         if self.is_cut_off {
             return Err(GroupError::CutOff { rank: self.rank() }.into());
         }
-        let is_averaging = !matches!(self.round.phase, Phase::None | Phase::Ended(_));
+        let is_averaging = !matches!(self.round.phase, RoundPhase::None | RoundPhase::Ended(_));
         let begun = *self.round.begun.get_or_insert(now);
         let mut progress = self.watch(now)?;
         for _ in 0..TURNS {
@@ -300,7 +300,7 @@ impl<T: Transport> GroupMember<T> {
                 break;
             }
         }
-        if is_averaging && matches!(self.round.phase, Phase::Ended(_)) {
+        if is_averaging && matches!(self.round.phase, RoundPhase::Ended(_)) {
             self.statistics.wait += now - begun;
         }
         Ok(progress)
@@ -308,8 +308,8 @@ impl<T: Transport> GroupMember<T> {
 
     /// Returns the outcome of the round, once it has ended.
     pub fn take(&mut self) -> Option<Averaged> {
-        let Phase::Ended(averaged) = self.round.phase else { return None };
-        self.round.phase = Phase::None;
+        let RoundPhase::Ended(averaged) = self.round.phase else { return None };
+        self.round.phase = RoundPhase::None;
         Some(averaged)
     }
 
@@ -317,14 +317,16 @@ impl<T: Transport> GroupMember<T> {
     /// had ended. They can be changed as soon as they are no longer being sent to any member.
     #[doc(hidden)]
     pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
-        if self.round.phase == Phase::Averaging {
+        if self.round.phase == RoundPhase::Averaging {
             self.end(true);
         }
         if !self.is_cut_off {
             self.attend(self.now)?;
         }
-        let (Phase::Ending(averaged) | Phase::Ended(averaged)) = self.round.phase else { return Ok(None) };
-        self.round.phase = Phase::None;
+        let (RoundPhase::Ending(averaged) | RoundPhase::Ended(averaged)) = self.round.phase else {
+            return Ok(None);
+        };
+        self.round.phase = RoundPhase::None;
         Ok(Some(averaged))
     }
 

@@ -13,7 +13,7 @@ use crate::transport::Transport;
 
 /// The progress of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum RoundPhase {
     /// There is none.
     None,
     /// Parts come and go.
@@ -28,7 +28,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) number: u64,
-    pub(super) phase: Phase,
+    pub(super) phase: RoundPhase,
     /// The members that were to average, in order of rank.
     pub(super) group: Vec<u16>,
     group_word: u64,
@@ -52,7 +52,7 @@ impl Round {
     pub(super) fn new(members: usize) -> Round {
         Round {
             number: 0,
-            phase: Phase::None,
+            phase: RoundPhase::None,
             group: Vec::with_capacity(members),
             group_word: 0,
             view: Vec::with_capacity(members),
@@ -70,7 +70,7 @@ impl Round {
         self.group.clear();
         self.group.extend(group.iter().map(|rank| *rank as u16));
         self.group_word = ranks_word(&self.group);
-        (self.number, self.phase, self.begun) = (number, Phase::Averaging, None);
+        (self.number, self.phase, self.begun) = (number, RoundPhase::Averaging, None);
     }
 
     /// Begins the round again with the members of the group that are not gone.
@@ -103,7 +103,7 @@ impl Round {
 }
 
 /// The result of looking for a part.
-enum Taken {
+enum PartTaken {
     /// The part is there.
     Yes,
     /// The part is not there yet, or no more.
@@ -146,7 +146,7 @@ impl<T: Transport> GroupMember<T> {
 
     /// Takes what has come, and judges whether the rest can come. True if it got anywhere.
     pub(super) fn advance(&mut self) -> Result<bool, Error> {
-        if self.round.phase != Phase::Averaging {
+        if self.round.phase != RoundPhase::Averaging {
             return Ok(self.settle());
         }
         // The members that are gone were found out before the parts are looked at: all that they have written is
@@ -170,7 +170,7 @@ impl<T: Transport> GroupMember<T> {
         } else {
             self.judge()?;
         }
-        Ok(self.round.phase != Phase::Averaging || self.progress() != before)
+        Ok(self.round.phase != RoundPhase::Averaging || self.progress() != before)
     }
 
     /// Changes whenever something has come.
@@ -181,10 +181,10 @@ impl<T: Transport> GroupMember<T> {
 
     /// Ends a round once all that was written in it has arrived: only then is the memory free that it comes from.
     fn settle(&mut self) -> bool {
-        let Phase::Ending(averaged) = self.round.phase else { return false };
+        let RoundPhase::Ending(averaged) = self.round.phase else { return false };
         let has_settled = self.peers.iter().flatten().all(|peer| peer.has_all());
         if has_settled {
-            self.round.phase = Phase::Ended(averaged);
+            self.round.phase = RoundPhase::Ended(averaged);
         }
         has_settled
     }
@@ -199,32 +199,32 @@ impl<T: Transport> GroupMember<T> {
             let range = self.round.part(self.terms.layout, index);
             let to = self.buffers[1 - self.current].slice(range.start, range.len())?;
             match self.take_mean(rank, to) {
-                Taken::Yes => self.round.means[index] = true,
-                Taken::No => {}
-                Taken::Wrong(how) => self.reject(rank, how),
+                PartTaken::Yes => self.round.means[index] = true,
+                PartTaken::No => {}
+                PartTaken::Wrong(how) => self.reject(rank, how),
             }
         }
         Ok(())
     }
 
-    fn take_mean(&mut self, rank: usize, to: LocalSlice) -> Taken {
-        let Some(peer) = &self.peers[rank] else { return Taken::No };
+    fn take_mean(&mut self, rank: usize, to: LocalSlice) -> PartTaken {
+        let Some(peer) = &self.peers[rank] else { return PartTaken::No };
         let area = GroupArea::Mean;
         let header = peer.inbox.header(area).filter(|header| self.round.is_of(header));
-        let Some(header) = header else { return Taken::No };
+        let Some(header) = header else { return PartTaken::No };
         let Some(payload) = peer.inbox.payload(area, header.bytes).filter(|from| from.len() == to.len())
         else {
-            return Taken::Wrong(WRONG_LENGTH);
+            return PartTaken::Wrong(WRONG_LENGTH);
         };
         to.as_volatile().copy_from(payload, Streaming::ByLength);
         let is_right = self.is_right(&header, to.as_volatile());
         if !peer.inbox.is_still(area, header.sequence) {
             self.statistics.retries += 1;
-            Taken::No
+            PartTaken::No
         } else if is_right {
-            Taken::Yes
+            PartTaken::Yes
         } else {
-            Taken::Wrong(WRONG_CHECKSUM)
+            PartTaken::Wrong(WRONG_CHECKSUM)
         }
     }
 
@@ -371,7 +371,7 @@ impl<T: Transport> GroupMember<T> {
     /// Returns the members for which the round that is under way waits: those that owe a part, or, at its end,
     /// those to which a part is on its way.
     pub(super) fn missing(&self) -> Vec<usize> {
-        if self.round.phase != Phase::Averaging {
+        if self.round.phase != RoundPhase::Averaging {
             return self.unreached();
         }
         let indices = (0..self.round.view.len()).filter(|index| self.lacks(*index));
@@ -399,6 +399,6 @@ impl<T: Transport> GroupMember<T> {
                 peer.through_is_due = peer.is_alive();
             }
         }
-        self.round.phase = Phase::Ending(Averaged { round, members, skipped });
+        self.round.phase = RoundPhase::Ending(Averaged { round, members, skipped });
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::{GradientSource, Server, WorkerState};
+use super::{FoldSource, Server, WorkerState};
 use crate::clock::{Clock, WorkerId};
 use crate::mem::Access;
 use crate::node::Error;
@@ -50,7 +50,7 @@ struct Decided<E> {
 /// A worker that has left, and on whose gradients the decider may still decide. No other peer gets its index meanwhile.
 struct Departed {
     peer: u16,
-    source: GradientSource,
+    source: FoldSource,
     /// Its gradients of clocks before this one are whole.
     arrived: Clock,
     /// Its gradients of clocks before this one were consumed when it left.
@@ -261,7 +261,7 @@ impl<T: Transport> Server<T> {
     pub(super) fn keep_departed(&mut self, peer: u16, gone: Gone, state: &WorkerState) {
         let Some(following) = self.following.as_mut().filter(|_| gone.is_honest) else { return };
         let Gone { inbox, generation, identity, session, began, .. } = gone;
-        let source = GradientSource { inbox, generation, identity, session, began };
+        let source = FoldSource { inbox, generation, identity, session, began };
         let look = following.link.as_ref().map_or(0, |link| link.follow.next_look());
         let (arrived, consumed) = (state.arrived, state.consumed);
         following.departed.push(Departed { peer, source, arrived, consumed, look });
@@ -319,18 +319,18 @@ impl<T: Transport> Server<T> {
         self.shard.withheld.retain(|(peer, _)| is_folding(*peer));
         let kept = self.following.iter().flat_map(|following| &following.departed);
         self.shard.withheld.extend(kept.map(|departed| {
-            let GradientSource { began, session, .. } = departed.source;
+            let FoldSource { began, session, .. } = departed.source;
             (departed.peer, (departed.arrived == began).then_some(session))
         }));
     }
 
     /// Returns the source of the gradients of a worker, which may have left.
-    pub(super) fn source(&self, peer: u16) -> Option<GradientSource> {
+    pub(super) fn source(&self, peer: u16) -> Option<FoldSource> {
         let mut departed = self.following.iter().flat_map(|following| &following.departed);
         if let Some(gone) = departed.find(|gone| gone.peer == peer) {
             return Some(gone.source.clone());
         }
-        self.shard.peers.get(usize::from(peer))?.as_ref().map(GradientSource::of)
+        self.shard.peers.get(usize::from(peer))?.as_ref().map(FoldSource::of)
     }
 
     // ------------------------------------------------------------------ the server that decides

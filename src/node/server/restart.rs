@@ -1,6 +1,6 @@
 //! The end of one incarnation of a server and the begin of the next: checkpoints.
 
-use super::{Server, ServerOptions, Start};
+use super::{IncarnationStart, Server, ServerOptions};
 use crate::clock::Version;
 use crate::node::Error;
 use crate::node::checkpoint::{Checkpoint, CheckpointError, CheckpointWrite, Checkpointer};
@@ -30,7 +30,7 @@ impl<T: Transport> Server<T> {
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
-        let start = Start { parameters, states, version, smallest_clock, folded, applied };
+        let start = IncarnationStart { parameters, states, version, smallest_clock, folded, applied };
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
@@ -199,7 +199,8 @@ mod tests {
     /// A server of one worker that begins with this version and smallest clock.
     fn late(version: Version, smallest_clock: Clock) -> Server<Shm> {
         let (folded, applied) = (0, Applied::default());
-        let start = Start { parameters: &[0.0; 4], states: &[], version, smallest_clock, folded, applied };
+        let start =
+            IncarnationStart { parameters: &[0.0; 4], states: &[], version, smallest_clock, folded, applied };
         let table = Table::flat(4, ElementType::F32).unwrap();
         let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.1);
         Server::begin(Shm::new(), &Address::random(), table, start, options).unwrap()

@@ -25,7 +25,7 @@ pub(super) struct PreparedPeer<I> {
 }
 
 /// Peers that are being prepared for, in the order in which they came.
-pub(super) struct Joining<I> {
+pub(super) struct JoiningPeers<I> {
     /// A thread that outlives its owner ends by itself, and closes the connection.
     threads: Vec<JoinHandle<PreparedPeer<I>>>,
     /// Under a simulator: those that were prepared for on the spot, and when a thread would have ended.
@@ -34,13 +34,13 @@ pub(super) struct Joining<I> {
     is_fresh: bool,
 }
 
-impl<I> Default for Joining<I> {
+impl<I> Default for JoiningPeers<I> {
     fn default() -> Self {
-        Joining { threads: Vec::new(), ready: Vec::new(), is_fresh: false }
+        JoiningPeers { threads: Vec::new(), ready: Vec::new(), is_fresh: false }
     }
 }
 
-impl<I: Incoming + 'static> Joining<I> {
+impl<I: Incoming + 'static> JoiningPeers<I> {
     pub(super) fn len(&self) -> usize {
         self.threads.len() + self.ready.len()
     }

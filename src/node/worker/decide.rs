@@ -1,6 +1,6 @@
 //! The events that a worker's scheme is told of, and the actions that it asks for.
 
-use super::{Part, Phase, Worker};
+use super::{Part, Worker, WorkerPhase};
 use crate::clock::Clock;
 use crate::node::Error;
 use crate::param::PullOptions;
@@ -18,15 +18,15 @@ impl<T: Transport> Worker<T> {
             None => Ok(false),
             Some(WorkerAction::Compute) => {
                 self.show_own()?;
-                self.phase = Phase::Computing;
+                self.phase = WorkerPhase::Computing;
                 Ok(true)
             }
             Some(WorkerAction::Refresh { bound }) => {
                 match self.phase {
-                    Phase::Refreshing { .. } => self.amend_refresh(bound),
+                    WorkerPhase::Refreshing { .. } => self.amend_refresh(bound),
                     _ => self.start_refresh(bound)?,
                 }
-                self.phase = Phase::Refreshing { bound };
+                self.phase = WorkerPhase::Refreshing { bound };
                 Ok(true)
             }
             Some(WorkerAction::Average { .. }) => {

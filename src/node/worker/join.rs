@@ -70,7 +70,7 @@ pub(super) const LEAVING: Duration = Duration::from_millis(50);
 /// The most that a worker begins later than it must, so as to begin at the same clock everywhere.
 const MARGIN_MAX: u64 = 1 << 20;
 
-struct Joining<'a, T> {
+struct ServerJoin<'a, T> {
     transport: &'a T,
     runtime: Runtime,
     role: PeerRole,
@@ -93,7 +93,7 @@ pub(super) async fn join<T: Transport>(
     let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
     let runtime = Runtime::of(transport);
     let deadline = runtime.now() + timeout;
-    let joining = Joining { transport, runtime, role, wants_push, deadline, timeout };
+    let joining = ServerJoin { transport, runtime, role, wants_push, deadline, timeout };
     let may_pass_first =
         |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let mut links = Vec::with_capacity(servers.len());
@@ -125,7 +125,7 @@ fn may_pass(error: &Error) -> bool {
     matches!(error, Error::Connect(ConnectError::Refused { .. })) || error.is_retryable()
 }
 
-impl<T: Transport> Joining<'_, T> {
+impl<T: Transport> ServerJoin<'_, T> {
     fn left(&self) -> Duration {
         self.deadline - self.runtime.now()
     }

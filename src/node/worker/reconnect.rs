@@ -1,7 +1,7 @@
 //! Coming back: to servers that were restarted, or that took this worker for dead.
 
 use super::join::{self, Reached, Who};
-use super::{Part, Phase, Worker};
+use super::{Part, Worker, WorkerPhase};
 use crate::node::Error;
 use crate::node::runtime::complete;
 use crate::scheme::WorkerEvent;
@@ -34,7 +34,7 @@ impl<T: Transport> Worker<T> {
             self.parts.clear();
             self.runtime.sleep(join::LEAVING.min(timeout)).await;
         }
-        self.phase = Phase::Apart;
+        self.phase = WorkerPhase::Apart;
         self.computing_since = None;
         let reached = Reached { clock: self.clock, shards: &self.reached };
         let links = join::join(
@@ -57,7 +57,7 @@ impl<T: Transport> Worker<T> {
         super::ask_included(&mut self.parts, &self.options)?;
         self.scheme = self.kind.worker();
         self.scheme.handle_event(self.runtime.now(), WorkerEvent::Joined { clock: self.clock });
-        self.phase = Phase::Deciding;
+        self.phase = WorkerPhase::Deciding;
         self.members = 0;
         self.counted = false;
         self.statistics.reconnects += 1;

@@ -1,6 +1,6 @@
 //! One step of a worker: the parameters of a clock, and the gradient that is computed from them.
 
-use super::{Part, Phase, Sources, View, Worker};
+use super::{Part, Sources, View, Worker, WorkerPhase};
 use crate::mem::{LocalSlice, VolatileSlice};
 use crate::node::Error;
 use crate::node::runtime::complete;
@@ -231,7 +231,7 @@ impl<T: Transport> Worker<T> {
 
     /// Does nothing once the gradient is on its way.
     fn abandon(&mut self) -> Result<(), Error> {
-        if self.phase != Phase::Computing {
+        if self.phase != WorkerPhase::Computing {
             return Ok(());
         }
         let now = self.runtime.now();
@@ -247,7 +247,7 @@ impl<T: Transport> Worker<T> {
         }
         if is_asked {
             self.scheme.handle_event(now, WorkerEvent::Interrupted);
-            self.phase = Phase::Deciding;
+            self.phase = WorkerPhase::Deciding;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use super::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
 use crate::scheme::{Choice, Delivery, Partition, Shrink, Strength, WaitFor};
 
 /// A name that people can write, and what it takes. The first setting may be given without its name.
-struct Entry {
+struct SchemeEntry {
     name: &'static str,
     takes: &'static [&'static str],
     make: fn(&Given) -> Result<SchemeConfig, SchemeConfigError>,
@@ -17,44 +17,44 @@ pub(super) const COUNT: &str = "a whole number from 1 to 65535";
 pub(super) const POSITIVE: &str = "a number above 0, such as 1.01";
 pub(super) const RUN_AHEAD: &str = "a whole number of clocks from 0 to 1024";
 
-const ENTRIES: [Entry; 13] = [
-    Entry { name: "bsp", takes: &[], make: |_| Ok(SchemeConfig::Bsp) },
-    Entry { name: "asp", takes: &[], make: |_| Ok(SchemeConfig::Asp) },
-    Entry {
+const ENTRIES: [SchemeEntry; 13] = [
+    SchemeEntry { name: "bsp", takes: &[], make: |_| Ok(SchemeConfig::Bsp) },
+    SchemeEntry { name: "asp", takes: &[], make: |_| Ok(SchemeConfig::Asp) },
+    SchemeEntry {
         name: "ssp",
         takes: &["staleness"],
         make: |given| Ok(SchemeConfig::Ssp { staleness: given.staleness()? }),
     },
-    Entry {
+    SchemeEntry {
         name: "essp",
         takes: &["staleness"],
         make: |given| Ok(SchemeConfig::Essp { staleness: given.staleness()? }),
     },
-    Entry {
+    SchemeEntry {
         name: "bap",
         takes: &["staleness"],
         make: |given| Ok(SchemeConfig::Bap { staleness: given.run_ahead()? }),
     },
-    Entry { name: "vap", takes: &["bound", "strength"], make: vap },
-    Entry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
-    Entry { name: "abs", takes: &["k", "staleness", "rule", "shrink", "local-steps"], make: abs },
-    Entry {
+    SchemeEntry { name: "vap", takes: &["bound", "strength"], make: vap },
+    SchemeEntry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
+    SchemeEntry { name: "abs", takes: &["k", "staleness", "rule", "shrink", "local-steps"], make: abs },
+    SchemeEntry {
         name: "k-async",
         takes: &["k", "local-steps"],
         make: |given| first_k(given, WaitFor::Fixed, None),
     },
-    Entry {
+    SchemeEntry {
         name: "k-sync",
         takes: &["k", "local-steps"],
         make: |given| first_k(given, WaitFor::Fixed, Some(0)),
     },
-    Entry {
+    SchemeEntry {
         name: "adasync",
         takes: &["k", "local-steps"],
         make: |given| first_k(given, WaitFor::LossRatio, None),
     },
-    Entry { name: "ds-sync", takes: &["group", "partition"], make: ds_sync },
-    Entry { name: "delay", takes: &["staleness", "seed"], make: delay },
+    SchemeEntry { name: "ds-sync", takes: &["group", "partition"], make: ds_sync },
+    SchemeEntry { name: "delay", takes: &["staleness", "seed"], make: delay },
 ];
 
 fn vap(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
@@ -111,7 +111,11 @@ fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     })
 }
 
-fn first_k(given: &Given, rule: Rule, staleness: Option<u64>) -> Result<SchemeConfig, SchemeConfigError> {
+fn first_k(
+    given: &Given,
+    rule: BarrierRule,
+    staleness: Option<u64>,
+) -> Result<SchemeConfig, SchemeConfigError> {
     let (wait_for, local_steps) = (rule(given.count("k", 1)?), given.count("local-steps", 1)?);
     Ok(SchemeConfig::Abs { wait_for, staleness, shrink: Shrink::Fixed, local_steps })
 }
@@ -133,13 +137,13 @@ const DBW_BLIND_WINDOW: u16 = 5;
 const DBW_LOSS_GROWTH: f32 = 1.0;
 
 /// Makes a rule of a `k`.
-type Rule = fn(u16) -> WaitFor;
+type BarrierRule = fn(u16) -> WaitFor;
 
 /// The words that stand for values of a setting; the first word is the default.
 const STRENGTHS: [(&str, Strength); 2] = [("weak", Strength::Weak), ("strong", Strength::Strong)];
 const DELIVERIES: [(&str, Delivery); 3] =
     [("interrupt", Delivery::Interrupt), ("wait", Delivery::Wait), ("pull", Delivery::Pull)];
-const RULES: [(&str, Rule); 2] = [("loss-ratio", WaitFor::LossRatio), ("fixed", WaitFor::Fixed)];
+const RULES: [(&str, BarrierRule); 2] = [("loss-ratio", WaitFor::LossRatio), ("fixed", WaitFor::Fixed)];
 const SHRINKS: [(&str, Shrink); 2] = [("with-k", Shrink::WithK), ("fixed", Shrink::Fixed)];
 const PARTITIONS: [(&str, Partition); 3] =
     [("digits", Partition::Digits), ("authors", Partition::Authors), ("uneven", Partition::Uneven)];
@@ -162,7 +166,7 @@ pub(super) const NAMES: [&str; ENTRIES.len()] = {
 
 /// The settings that were given to one scheme.
 struct Given<'a> {
-    entry: &'static Entry,
+    entry: &'static SchemeEntry,
     settings: Vec<(&'static str, &'a str)>,
 }
 
@@ -230,7 +234,7 @@ impl<'a> Given<'a> {
 /// Returns the remedy for a setting that `scheme` does not take.
 pub(super) fn remedy(scheme: &str, setting: &str) -> String {
     let mut remedy = "leave it out".to_owned();
-    let takes = |entry: &&Entry| entry.takes.contains(&setting);
+    let takes = |entry: &&SchemeEntry| entry.takes.contains(&setting);
     let others: Vec<_> = ENTRIES.iter().filter(takes).map(|entry| entry.name).collect();
     if !others.is_empty() {
         remedy += &format!(", or use {}", others.join(" or "));
@@ -279,7 +283,7 @@ impl FromStr for SchemeConfig {
 impl fmt::Display for SchemeConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
-        let mut list = List { f, is_open: false };
+        let mut list = SettingList { f, is_open: false };
         match *self {
             SchemeConfig::Bsp | SchemeConfig::Asp => {}
             SchemeConfig::Ssp { staleness }
@@ -329,12 +333,12 @@ impl fmt::Display for SchemeConfig {
 }
 
 /// Settings as they are written, in parentheses if there are any.
-struct List<'a, 'b> {
+struct SettingList<'a, 'b> {
     f: &'a mut fmt::Formatter<'b>,
     is_open: bool,
 }
 
-impl List<'_, '_> {
+impl SettingList<'_, '_> {
     fn add(&mut self, setting: &str, value: impl fmt::Display) -> fmt::Result {
         let before = if std::mem::replace(&mut self.is_open, true) { ", " } else { "(" };
         write!(self.f, "{before}{setting}={value}")

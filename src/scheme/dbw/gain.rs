@@ -57,7 +57,7 @@ impl Mean {
 
 /// One update as it was measured.
 #[derive(Clone, Copy, Debug)]
-struct TurnStep {
+struct PreviousStep {
     learning_rate: f64,
     mean_norm_squared: f64,
     norm_squared: f64,
@@ -92,7 +92,7 @@ pub(super) struct Estimates {
     loss_noise: Mean,
     /// The losses of the window before, and since.
     losses: Vec<f64>,
-    last: Option<TurnStep>,
+    last: Option<PreviousStep>,
 }
 
 /// The part of all updates that norm and variance are means of.
@@ -142,7 +142,7 @@ impl Estimates {
         let part = 1.0 / k.max(1) as f64;
         let step = (|| {
             let mean_norm_squared = measured.mean_norm_squared?;
-            Some(TurnStep {
+            Some(PreviousStep {
                 learning_rate: measured.learning_rate?,
                 mean_norm_squared,
                 norm_squared: mean_norm_squared - self.variance()? * part,

@@ -43,7 +43,7 @@ const ROUNDS_MAX: usize = 64;
 
 /// One version: the time at which it came out, and what came of it.
 #[derive(Clone, Copy, Debug)]
-struct Round {
+struct VersionTime {
     published: Instant,
     /// Gradients that went into the update that made it.
     h: usize,
@@ -69,7 +69,7 @@ pub(super) struct DbwServer {
     k: usize,
     chooser: Chooser,
     /// The last versions; the newest is the last.
-    rounds: VecDeque<Round>,
+    rounds: VecDeque<VersionTime>,
     /// By worker: the version of the last gradient that came from it.
     answered: Vec<Option<Version>>,
     /// Gradients of the newest version in order of arrival.
@@ -130,7 +130,7 @@ impl DbwServer {
         if self.rounds.len() == ROUNDS_MAX {
             self.rounds.pop_front();
         }
-        self.rounds.push_back(Round { published: now, h, arrived: 0 });
+        self.rounds.push_back(VersionTime { published: now, h, arrived: 0 });
     }
 
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {

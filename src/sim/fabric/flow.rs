@@ -31,7 +31,7 @@ pub(super) struct NetGrant {
 pub(super) struct ConnectionEnd {
     pub(super) host: HostId,
     pub(super) reach: Vec<NetGrant>,
-    requests: VecDeque<Request>,
+    requests: VecDeque<PostedRequest>,
     /// Serial number of the first of them.
     first: u64,
     completions: VecDeque<WorkCompletion>,
@@ -68,14 +68,14 @@ impl ConnectionEnd {
     }
 }
 
-enum Source {
+enum WriteSource {
     Memory(LocalSlice),
     Words(Inline),
 }
 
-enum Work {
+enum WireOperation {
     Write {
-        from: Source,
+        from: WriteSource,
         to: LocalSlice,
     },
     Read {
@@ -86,10 +86,10 @@ enum Work {
     Refused,
 }
 
-struct Request {
+struct PostedRequest {
     id: WorkRequestId,
     flags: Flags,
-    work: Work,
+    work: WireOperation,
     /// The time at which it is at the other end.
     arrival: u64,
     /// Its pieces in the order in which they move, and where each part of them ends.
@@ -104,9 +104,9 @@ struct Request {
     is_done: bool,
 }
 
-impl Request {
+impl PostedRequest {
     fn is_read(&self) -> bool {
-        matches!(self.work, Work::Read { .. })
+        matches!(self.work, WireOperation::Read { .. })
     }
 }
 
@@ -173,7 +173,7 @@ impl Net {
         for request in &mut self.connections[connection].ends[end].requests {
             move_part(request, WHOLE, None);
             (request.is_begun, request.is_moved, request.is_done) = (true, true, true);
-            if matches!(request.work, Work::Refused) {
+            if matches!(request.work, WireOperation::Refused) {
                 break;
             }
         }
@@ -193,23 +193,25 @@ impl Net {
         let work = match &request.operation {
             Operation::Write { local, remote, .. } => poster
                 .target(remote, Access::REMOTE_WRITE)
-                .map(|to| Work::Write { from: Source::Memory(local.clone()), to }),
+                .map(|to| WireOperation::Write { from: WriteSource::Memory(local.clone()), to }),
             Operation::WriteInline { remote, .. } => poster
                 .target(remote, Access::REMOTE_WRITE)
                 .filter(|to| to.as_volatile().is_aligned())
-                .map(|to| Work::Write { from: Source::Words(tampered), to }),
+                .map(|to| WireOperation::Write { from: WriteSource::Words(tampered), to }),
             Operation::Read { local, remote, .. } => poster
                 .target(remote, Access::REMOTE_READ)
-                .map(|from| Work::Read { from, into: local.clone() }),
+                .map(|from| WireOperation::Read { from, into: local.clone() }),
             Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => None,
         };
-        let work = work.unwrap_or(Work::Refused);
+        let work = work.unwrap_or(WireOperation::Refused);
         let (pieces, parts) = match &work {
-            Work::Write { to: there, .. } | Work::Read { from: there, .. } => self.cut_up(there),
-            Work::Refused => (Vec::new(), Vec::new()),
+            WireOperation::Write { to: there, .. } | WireOperation::Read { from: there, .. } => {
+                self.cut_up(there)
+            }
+            WireOperation::Refused => (Vec::new(), Vec::new()),
         };
         let parts_left = parts.len() as u32;
-        let request = Request {
+        let request = PostedRequest {
             id: request.id,
             flags: request.flags,
             work,
@@ -258,7 +260,7 @@ impl Net {
             if request.flags.contains(Flags::FENCE) && !reads_moved {
                 break;
             }
-            if let Work::Refused = request.work {
+            if let WireOperation::Refused = request.work {
                 // Nothing behind it is carried out.
                 if !std::mem::replace(&mut request.is_begun, true) {
                     let at = request.arrival + self.latency();
@@ -281,7 +283,7 @@ impl Net {
         }
     }
 
-    fn request(&mut self, connection: usize, end: usize, serial: u64) -> Option<&mut Request> {
+    fn request(&mut self, connection: usize, end: usize, serial: u64) -> Option<&mut PostedRequest> {
         let poster = &mut self.connections[connection].ends[end];
         let index = usize::try_from(serial.checked_sub(poster.first)?).ok()?;
         poster.requests.get_mut(index)
@@ -315,7 +317,9 @@ impl Net {
         let same_keys = self.distribution.same_keys;
         let Some(request) = self.request(connection, end, serial) else { return };
         let mut instead = None;
-        if let (Work::Read { from, .. }, Some(successor), false) = (&request.work, successor, answering) {
+        if let (WireOperation::Read { from, .. }, Some(successor), false) =
+            (&request.work, successor, answering)
+        {
             // The key means something to the node's next incarnation, too: a READ cannot tell.
             let index = from.region().local_key().keys[0] as usize;
             let (offset, len) = (from.offset(), from.len());
@@ -361,7 +365,7 @@ impl Net {
         }
         let back = self.latency();
         if let Some(request) = self.request(connection, end, serial) {
-            request.work = Work::Refused;
+            request.work = WireOperation::Refused;
             request.is_begun = true;
             self.schedule_in(back, NetEvent::Done { connection, end, serial });
         }
@@ -392,7 +396,7 @@ impl Net {
         while poster.requests.front().is_some_and(|request| request.is_done) {
             let Some(request) = poster.requests.pop_front() else { break };
             poster.first += 1;
-            is_refused = matches!(request.work, Work::Refused);
+            is_refused = matches!(request.work, WireOperation::Refused);
             let result = if is_refused { Err(CompletionError::RemoteAccess) } else { Ok(()) };
             if is_refused || request.flags.contains(Flags::SIGNALLED) {
                 poster.completions.push_back(WorkCompletion { id: request.id, result });
@@ -436,8 +440,10 @@ impl Net {
         let mut late = VecDeque::new();
         for request in &poster.requests {
             match &request.work {
-                Work::Write { from, to } if !request.is_moved => late.push_back((to.clone(), snapshot(from))),
-                Work::Refused => break,
+                WireOperation::Write { from, to } if !request.is_moved => {
+                    late.push_back((to.clone(), snapshot(from)))
+                }
+                WireOperation::Refused => break,
                 _ => {}
             }
         }
@@ -571,10 +577,10 @@ impl Net {
     }
 }
 
-fn snapshot(from: &Source) -> Vec<u8> {
+fn snapshot(from: &WriteSource) -> Vec<u8> {
     match from {
-        Source::Words(words) => words.words().iter().flat_map(|word| word.to_le_bytes()).collect(),
-        Source::Memory(memory) => {
+        WriteSource::Words(words) => words.words().iter().flat_map(|word| word.to_le_bytes()).collect(),
+        WriteSource::Memory(memory) => {
             let mut bytes = vec![0; memory.len()];
             memory.as_volatile().read(&mut bytes);
             bytes
@@ -583,7 +589,7 @@ fn snapshot(from: &Source) -> Vec<u8> {
 }
 
 /// Moves one part of a request's pieces. A READ whose target is another memory by now reads `instead`.
-fn move_part(request: &Request, part: u32, instead: Option<&LocalSlice>) {
+fn move_part(request: &PostedRequest, part: u32, instead: Option<&LocalSlice>) {
     let index = part as usize;
     let pieces = match request.parts.get(index) {
         _ if part == WHOLE => &request.pieces[..],
@@ -594,25 +600,25 @@ fn move_part(request: &Request, part: u32, instead: Option<&LocalSlice>) {
         None => &[],
     };
     match &request.work {
-        Work::Refused => {}
-        Work::Write { from, to } => {
+        WireOperation::Refused => {}
+        WireOperation::Write { from, to } => {
             mem::fence(Release);
             for (at, len) in pieces.iter().map(|(at, len)| (*at as usize, *len as usize)) {
                 match from {
-                    Source::Words(words) => {
+                    WriteSource::Words(words) => {
                         for (offset, word) in words.words().iter().enumerate() {
                             if (at..at + len).contains(&(offset * 8)) {
                                 to.as_volatile().store(offset * 8, *word, Relaxed);
                             }
                         }
                     }
-                    Source::Memory(memory) => {
+                    WriteSource::Memory(memory) => {
                         copy(memory.as_volatile(), to.as_volatile(), at, len, to.offset())
                     }
                 }
             }
         }
-        Work::Read { from, into } => {
+        WireOperation::Read { from, into } => {
             let from = instead.unwrap_or(from);
             for (at, len) in pieces.iter().map(|(at, len)| (*at as usize, *len as usize)) {
                 copy(from.as_volatile(), into.as_volatile(), at, len, from.offset());

@@ -31,7 +31,7 @@ pub(super) struct PublishedVersion<'a> {
 }
 
 /// One incarnation of a server.
-struct Incarnation {
+struct JudgedServer {
     epoch: u64,
     shard: usize,
     /// The bytes of each version, from the first that it had.
@@ -75,7 +75,7 @@ pub(super) struct Base {
     pub(super) peer: u16,
 }
 
-impl Incarnation {
+impl JudgedServer {
     /// The number of its newest version.
     fn newest(&self) -> u64 {
         self.first + self.versions.len() as u64 - 1
@@ -142,7 +142,7 @@ pub(super) struct FabricJudge {
     members_most: usize,
     /// All shards count a worker's gradients alike.
     names_agree: bool,
-    incarnations: Vec<Incarnation>,
+    incarnations: Vec<JudgedServer>,
     workers: Vec<Seen>,
     /// The worker that breaks the protocol: what it is told is judged, and nothing that it says.
     liar: Option<usize>,
@@ -290,7 +290,7 @@ impl FabricJudge {
     pub(super) fn born(&mut self, shard: usize, epoch: u64, initial: &[f32]) {
         let versions = vec![initial.iter().flat_map(|value| value.to_le_bytes()).collect()];
         self.trace.note(self.incarnations.len() as u64);
-        self.incarnations.push(Incarnation {
+        self.incarnations.push(JudgedServer {
             epoch,
             shard,
             versions,
@@ -509,7 +509,7 @@ impl FabricJudge {
         let seen = &self.workers[worker];
         let size = |number: usize| (1u64 << (number % BITS)) as f64;
         let is_missing = |number: &&usize| {
-            let lacks = |one: &Incarnation| !one.is_over && !one.applied.contains_key(&(worker, **number));
+            let lacks = |one: &JudgedServer| !one.is_over && !one.applied.contains_key(&(worker, **number));
             let computed = &seen.gradients[**number];
             self.incarnations.iter().any(|one| computed.of_incarnation(one.epoch) && lacks(one))
         };

@@ -178,7 +178,7 @@ pub(super) struct Light {
 }
 
 /// A heart that beats.
-pub(super) struct Heart {
+pub(super) struct SimulatedHeart {
     pub(super) host: HostId,
     pub(super) interval: u64,
     pub(super) stop: Arc<AtomicBool>,
@@ -212,7 +212,7 @@ pub(super) struct Net {
     pub(super) acceptors: Vec<SimAcceptor>,
     pub(super) attempts: Vec<Attempt>,
     pub(super) lights: Vec<Light>,
-    pub(super) hearts: Vec<Heart>,
+    pub(super) hearts: Vec<SimulatedHeart>,
     stalls: Vec<Stall>,
     /// Pins that were set for a while.
     pub(super) pins: Vec<LocalSlice>,
@@ -461,7 +461,13 @@ impl Net {
         stop: Arc<AtomicBool>,
     ) {
         let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
-        self.hearts.push(Heart { host, interval, stop, heartbeat_word: Some(heartbeat_word), count: 0 });
+        self.hearts.push(SimulatedHeart {
+            host,
+            interval,
+            stop,
+            heartbeat_word: Some(heartbeat_word),
+            count: 0,
+        });
         let heartbeat = self.hearts.len() - 1;
         self.schedule_in(0, NetEvent::Beat { heartbeat });
     }

@@ -10,7 +10,7 @@ use crate::sim::Random;
 pub struct Factorisation {
     seed: u64,
     shape: Shape,
-    entries: Vec<Entry>,
+    entries: Vec<KnownEntry>,
 }
 
 /// Size of a [`Factorisation`].
@@ -39,7 +39,7 @@ impl Default for Shape {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct KnownEntry {
     row: usize,
     column: usize,
     value: f32,
@@ -71,7 +71,7 @@ impl Factorisation {
                 let product: f64 = (0..shape.rank)
                     .map(|at| left[row * shape.rank + at] * right[column * shape.rank + at])
                     .sum();
-                Entry { row, column, value: (product + noise * random.normal()) as f32 }
+                KnownEntry { row, column, value: (product + noise * random.normal()) as f32 }
             })
             .collect();
         Factorisation { seed, shape, entries }
@@ -79,7 +79,7 @@ impl Factorisation {
 
     /// Returns where the factors of an entry lie among the parameters, and by how much their product misses the
     /// entry.
-    fn miss(&self, entry: Entry, parameters: &[f32]) -> (usize, usize, f32) {
+    fn miss(&self, entry: KnownEntry, parameters: &[f32]) -> (usize, usize, f32) {
         let rank = self.shape.rank;
         let (left, right) = (entry.row * rank, (self.shape.rows + entry.column) * rank);
         let product: f32 = (0..rank).map(|at| parameters[left + at] * parameters[right + at]).sum();

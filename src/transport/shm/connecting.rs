@@ -6,7 +6,9 @@ use std::task::Poll;
 use rustix::net::SocketAddrUnix;
 
 use super::ShmEndpoint;
-use super::handshake::{Inbox, MappedOffer, Outbox, Said, ShmHandshakeError, UserError, check_user, is_gone};
+use super::handshake::{
+    Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user, is_gone,
+};
 use super::socket::{self, SocketEnd};
 use crate::time::Instant;
 use crate::transport::wireup::{Side, WireError};
@@ -17,12 +19,12 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received, Refus
 pub struct ShmConnecting {
     address: Address,
     dialled: SocketAddrUnix,
-    state: Option<State>,
+    state: Option<Handshake>,
     queue_depth: usize,
     user: u32,
 }
 
-struct State {
+struct Handshake {
     link: SocketEnd,
     /// False while the listener's queue is full.
     connected: bool,
@@ -42,13 +44,13 @@ impl ShmConnecting {
         let outbox = Outbox::offer(Side::Connector, offer).map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
         let link = SocketEnd::new(socket::new_socket().map_err(failed)?);
-        let mut state = State { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
+        let mut state = Handshake { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
         state.dial(address, &dialled, user)?;
         Ok(ShmConnecting { address: address.clone(), dialled, state: Some(state), queue_depth, user })
     }
 }
 
-impl State {
+impl Handshake {
     /// Tries to connect, and checks the user of the process that listens there before anything is said.
     fn dial(&mut self, address: &Address, dialled: &SocketAddrUnix, user: u32) -> Result<(), ConnectError> {
         if self.connected {
@@ -83,9 +85,11 @@ impl State {
     /// Checks the whole answer, which may be a refusal.
     fn open(mut self) -> Result<Result<(SocketEnd, MappedOffer), Refusal>, ShmHandshakeError> {
         match self.inbox.open()? {
-            Said::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
-            Said::Refuse(refusal) => Ok(Err(refusal)),
-            Said::Accept(_) | Said::Offer(_) => Err(WireError::Rule("it answered out of turn").into()),
+            ShmMessage::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
+            ShmMessage::Refuse(refusal) => Ok(Err(refusal)),
+            ShmMessage::Accept(_) | ShmMessage::Offer(_) => {
+                Err(WireError::Rule("it answered out of turn").into())
+            }
         }
     }
 }

@@ -163,7 +163,7 @@ impl Inbox {
     }
 
     /// Checks the whole message and maps the memory that came along.
-    pub(super) fn open(&mut self) -> Result<Said, ShmHandshakeError> {
+    pub(super) fn open(&mut self) -> Result<ShmMessage, ShmHandshakeError> {
         // Moved out first: whatever goes wrong, the descriptors are closed on return.
         let files = std::mem::take(&mut self.files);
         self.length = None;
@@ -175,16 +175,20 @@ impl Inbox {
         };
         let segments = segments.map(files)?;
         Ok(match hello {
-            Hello::Offer(terms) => Said::Offer(MappedOffer { received: terms.received(message), segments }),
-            Hello::Accept(terms) => Said::Accept(MappedOffer { received: terms.received(message), segments }),
-            Hello::Refuse(refusal) => Said::Refuse(refusal),
+            Hello::Offer(terms) => {
+                ShmMessage::Offer(MappedOffer { received: terms.received(message), segments })
+            }
+            Hello::Accept(terms) => {
+                ShmMessage::Accept(MappedOffer { received: terms.received(message), segments })
+            }
+            Hello::Refuse(refusal) => ShmMessage::Refuse(refusal),
             Hello::Note(note) => match note {},
         })
     }
 }
 
 /// A message that has arrived.
-pub(super) enum Said {
+pub(super) enum ShmMessage {
     Offer(MappedOffer),
     Accept(MappedOffer),
     Refuse(Refusal),

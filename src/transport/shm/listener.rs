@@ -7,7 +7,7 @@ use rustix::net::{Shutdown, SocketFlags};
 
 use super::ShmEndpoint;
 use super::file;
-use super::handshake::{Inbox, MappedOffer, Outbox, Said, ShmHandshakeError, UserError, check_user};
+use super::handshake::{Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user};
 use super::socket::SocketEnd;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
@@ -67,8 +67,8 @@ impl Pending {
             return Ok(None);
         }
         match self.inbox.open()? {
-            Said::Offer(opened) => Ok(Some(opened)),
-            Said::Accept(_) | Said::Refuse(_) => {
+            ShmMessage::Offer(opened) => Ok(Some(opened)),
+            ShmMessage::Accept(_) | ShmMessage::Refuse(_) => {
                 Err(WireError::Rule("it answered without a question").into())
             }
         }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Poll;
 
-use super::handshake::{Inbox, Outbox, Said};
+use super::handshake::{Inbox, Outbox, ShmMessage};
 use super::socket::{self, Heard, SocketEnd};
 use super::wire::{self, Hello, Segments, Terms};
 use super::*;
@@ -138,7 +138,7 @@ fn another_wire_version_is_named_on_both_sides() {
     assert!(listener.poll(NOW).is_none());
     let mut inbox = Inbox::default();
     assert!(inbox.fill(&link).unwrap());
-    let Said::Refuse(Refusal { reason, .. }) = inbox.open().unwrap() else { panic!("a refusal") };
+    let ShmMessage::Refuse(Refusal { reason, .. }) = inbox.open().unwrap() else { panic!("a refusal") };
     let ours = format!("speaks {WIRE_VERSION}");
     assert!(reason.contains("version 99") && reason.contains(&ours), "{reason}");
 

@@ -30,12 +30,12 @@ const NICENESS: i32 = 10;
 
 /// The thread that greets the newcomers of a listener, as the listener holds it.
 pub(super) struct Acceptor {
-    shared: Arc<Shared>,
+    shared: Arc<AcceptorThread>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The state that the thread shares with its listener.
-struct Shared {
+struct AcceptorThread {
     /// The peers that have made their offer, in order.
     ready: Mutex<VecDeque<PendingConnection>>,
     wake: OwnedFd,
@@ -57,7 +57,7 @@ impl Acceptor {
         engine: Arc<Engine>,
     ) -> io::Result<Acceptor> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
+        let shared = Arc::new(AcceptorThread { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
         let newcomers = Newcomers::default();
         let greeter = Greeter { shared: Arc::clone(&shared), socket, address, terms, engine, newcomers };
         let named = std::thread::Builder::new().name("slackline-accept".into());
@@ -99,7 +99,7 @@ impl Drop for Acceptor {
     }
 }
 
-impl Shared {
+impl AcceptorThread {
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -112,7 +112,7 @@ impl Shared {
 
 /// The state of the thread.
 struct Greeter {
-    shared: Arc<Shared>,
+    shared: Arc<AcceptorThread>,
     socket: TcpListener,
     address: Address,
     terms: channel::ChannelTerms,
@@ -136,10 +136,10 @@ impl Greeter {
             }
             while let Some((Pending { channel, .. }, said)) = self.newcomers.next(&self.address, now) {
                 match said {
-                    Said::Offer(terms, message) => {
+                    TcpMessage::Offer(terms, message) => {
                         lock(&self.shared.ready).push_back(PendingConnection { channel, terms, message });
                     }
-                    Said::Join(ticket, lane) => self.engine.tell(Command::Join(channel, ticket, lane)),
+                    TcpMessage::Join(ticket, lane) => self.engine.tell(Command::Join(channel, ticket, lane)),
                 }
             }
         }
@@ -171,7 +171,7 @@ struct Pending {
 }
 
 /// The wish of a newcomer.
-enum Said {
+enum TcpMessage {
     /// It wants to connect.
     Offer(Terms, Vec<u8>),
     /// It is one more lane of a connection, which the progress thread serves.
@@ -179,14 +179,14 @@ enum Said {
 }
 
 impl Newcomer for Pending {
-    type Said = Said;
+    type Said = TcpMessage;
 
-    fn hear(&mut self) -> Result<Option<Said>, String> {
+    fn hear(&mut self) -> Result<Option<TcpMessage>, String> {
         let Some(bytes) = self.channel.poll().map_err(|error| error.to_string())? else { return Ok(None) };
         match Hello::decode(&bytes) {
-            Ok((Hello::Offer(terms), message)) => Ok(Some(Said::Offer(terms, message))),
+            Ok((Hello::Offer(terms), message)) => Ok(Some(TcpMessage::Offer(terms, message))),
             Ok((Hello::Note(Note::Join(ticket, lane)), _)) if self.engine.expects(&ticket, lane) => {
-                Ok(Some(Said::Join(ticket, lane)))
+                Ok(Some(TcpMessage::Join(ticket, lane)))
             }
             Ok((Hello::Note(Note::Join(..)), _)) => {
                 Err("it joins a connection that does not wait for it".into())

@@ -25,16 +25,16 @@ pub struct TcpConnecting {
     /// Serves what is granted to the peer; none if nothing is.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
-    state: Option<State>,
+    state: Option<Handshake>,
     guard: ForkGuard,
 }
 
-enum State {
+enum Handshake {
     Offering { channel: Channel, ours: Terms, memory: Vec<LocalSlice> },
-    Joining { first: Channel, connection: Arc<Connection>, received: Received, lanes: Vec<Joining> },
+    Joining { first: Channel, connection: Arc<Connection>, received: Received, lanes: Vec<JoiningLane> },
 }
 
-struct Joining {
+struct JoiningLane {
     lane: Lane,
     channel: Option<Channel>,
     joined: Option<Channel>,
@@ -53,14 +53,14 @@ impl TcpConnecting {
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let mut channel = Channel::connect(address, &terms).map_err(|error| failed(address, error))?;
         channel.send(&said).map_err(|error| failed(address, error))?;
-        let state = Some(State::Offering { channel, ours, memory: offer.grants });
+        let state = Some(Handshake::Offering { channel, ours, memory: offer.grants });
         Ok(TcpConnecting { address, terms, engine, queue_depth, state, guard: ForkGuard::new() })
     }
 
     /// Moves the handshake on; what it made once it is over.
     fn advance(&mut self) -> Result<Option<(TcpEndpoint, Received)>, ConnectError> {
         let address = self.address;
-        if let Some(State::Offering { channel, .. }) = &mut self.state {
+        if let Some(Handshake::Offering { channel, .. }) = &mut self.state {
             let Some(message) = channel.poll().map_err(|error| failed(address, error))? else {
                 return Ok(None);
             };
@@ -74,7 +74,7 @@ impl TcpConnecting {
             };
             self.join(theirs, message)?;
         }
-        let Some(State::Joining { lanes, .. }) = &mut self.state else { return Ok(None) };
+        let Some(Handshake::Joining { lanes, .. }) = &mut self.state else { return Ok(None) };
         for lane in lanes {
             lane.advance(address)?;
         }
@@ -83,7 +83,7 @@ impl TcpConnecting {
 
     /// Dials the further lanes.
     fn join(&mut self, theirs: Terms, message: Vec<u8>) -> Result<(), ConnectError> {
-        let Some(State::Offering { channel, ours, memory }) = self.state.take() else { return Ok(()) };
+        let Some(Handshake::Offering { channel, ours, memory }) = self.state.take() else { return Ok(()) };
         let mut joining = Vec::new();
         for lane in lanes(&theirs, &ours) {
             let terms = channel::ChannelTerms { limit: 64, ..self.terms.clone() };
@@ -92,24 +92,24 @@ impl TcpConnecting {
             channel
                 .send(&Hello::Note(Note::Join(theirs.blob.ticket, lane)).encode(&[]))
                 .map_err(|error| failed(self.address, error))?;
-            joining.push(Joining { lane, channel: Some(channel), joined: None });
+            joining.push(JoiningLane { lane, channel: Some(channel), joined: None });
         }
         let received = theirs.received(message);
         let connection = Arc::new(Connection::new(ours, memory, theirs));
-        self.state = Some(State::Joining { first: channel, connection, received, lanes: joining });
+        self.state = Some(Handshake::Joining { first: channel, connection, received, lanes: joining });
         Ok(())
     }
 
     fn finish(&mut self) -> Result<Option<(TcpEndpoint, Received)>, ConnectError> {
-        let is_done = |lanes: &[Joining]| lanes.iter().all(|lane| lane.joined.is_some());
-        if !matches!(&self.state, Some(State::Joining { lanes, .. }) if is_done(lanes)) {
+        let is_done = |lanes: &[JoiningLane]| lanes.iter().all(|lane| lane.joined.is_some());
+        if !matches!(&self.state, Some(Handshake::Joining { lanes, .. }) if is_done(lanes)) {
             return Ok(None);
         }
-        let Some(State::Joining { first, connection, received, lanes }) = self.state.take() else {
+        let Some(Handshake::Joining { first, connection, received, lanes }) = self.state.take() else {
             return Ok(None);
         };
         let mut heartbeat = None;
-        for Joining { lane, joined, .. } in lanes {
+        for JoiningLane { lane, joined, .. } in lanes {
             let (Some(channel), engine) = (joined, &self.engine) else { continue };
             let socket = match lane {
                 Lane::ForwardHeartbeat => {
@@ -130,7 +130,7 @@ impl TcpConnecting {
     }
 }
 
-impl Joining {
+impl JoiningLane {
     fn advance(&mut self, address: SocketAddr) -> Result<(), ConnectError> {
         let Some(channel) = &mut self.channel else { return Ok(()) };
         let Some(message) = channel.poll().map_err(|error| failed(address, error))? else { return Ok(()) };
@@ -165,7 +165,7 @@ impl Connecting for TcpConnecting {
 
     fn is_accepted(&self) -> bool {
         match &self.state {
-            Some(State::Offering { channel, .. }) => channel.peer_address().is_ok(),
+            Some(Handshake::Offering { channel, .. }) => channel.peer_address().is_ok(),
             _ => true,
         }
     }

@@ -17,7 +17,7 @@ use rustix::time::Timespec;
 use super::connection::{Connection, lock};
 use super::hello::{Hello, Lane, Note, Ticket};
 use super::socket::Socket;
-use super::target::{Target, Turn};
+use super::target::{ServeOutcome, Target};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 
@@ -63,7 +63,7 @@ pub(super) struct Expected {
 }
 
 /// The state that the thread shares with the threads that command it.
-pub(super) struct Shared {
+pub(super) struct ProgressThread {
     commands: Mutex<Vec<Command>>,
     expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
@@ -77,7 +77,7 @@ pub(super) struct Shared {
 
 /// The progress thread, as its owners hold it.
 pub(super) struct Engine {
-    shared: Arc<Shared>,
+    shared: Arc<ProgressThread>,
     thread: Option<JoinHandle<()>>,
     guard: ForkGuard,
 }
@@ -87,7 +87,7 @@ impl Engine {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProgressThread {
             commands: Mutex::default(),
             expected: Mutex::default(),
             wake,
@@ -96,7 +96,8 @@ impl Engine {
             answered: AtomicU64::new(0),
             access_violations,
         });
-        let progress = Progress { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
+        let progress =
+            ProgressState { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
         let named = std::thread::Builder::new().name("slackline-tcp".into());
         let thread = Some(named.spawn(move || progress.run())?);
         Ok(Engine { shared, thread, guard: ForkGuard::new() })
@@ -142,7 +143,7 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl ProgressThread {
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -204,28 +205,28 @@ impl Spin {
 
 /// The look at all sources that answers a question whether the thread has caught up.
 #[derive(Default)]
-struct Round {
+struct CatchUp {
     /// The question that it answers.
     asked: u64,
     /// Events that it takes at most: the system hands them out by turns, so each source has had one by then.
     left: usize,
 }
 
-impl Round {
+impl CatchUp {
     /// True while there is a question: its answer waits for no event.
-    fn is_open(&self, shared: &Shared) -> bool {
+    fn is_open(&self, shared: &ProgressThread) -> bool {
         shared.asked.load(Ordering::Acquire) != shared.answered.load(Ordering::Relaxed)
     }
 
     /// So many events were taken and dealt with, of so many sources.
-    fn advance(&mut self, shared: &Shared, taken: usize, sources: usize) {
+    fn advance(&mut self, shared: &ProgressThread, taken: usize, sources: usize) {
         if !self.is_open(shared) {
             return;
         }
         let asked = shared.asked.load(Ordering::Acquire);
         if self.asked != asked {
             // These events may be older than the question.
-            *self = Round { asked, left: sources };
+            *self = CatchUp { asked, left: sources };
             return;
         }
         self.left = self.left.saturating_sub(taken);
@@ -236,51 +237,51 @@ impl Round {
 }
 
 /// Something that events come from.
-enum Source {
+enum EventSource {
     Finishing(Channel, Arc<Connection>),
     Lane(Target),
 }
 
-impl Source {
+impl EventSource {
     fn connection(&self) -> &Arc<Connection> {
         match self {
-            Source::Finishing(_, connection) => connection,
-            Source::Lane(target) => target.connection(),
+            EventSource::Finishing(_, connection) => connection,
+            EventSource::Lane(target) => target.connection(),
         }
     }
 }
 
-impl AsFd for Source {
+impl AsFd for EventSource {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
-            Source::Finishing(channel, _) => channel.as_fd(),
-            Source::Lane(target) => target.socket().as_fd(),
+            EventSource::Finishing(channel, _) => channel.as_fd(),
+            EventSource::Lane(target) => target.socket().as_fd(),
         }
     }
 }
 
-struct Entry {
+struct SourceEntry {
     /// Grows with every source that this entry has held, so that an event of an earlier one is known.
     generation: u32,
     interest: epoll::EventFlags,
-    source: Option<Source>,
+    source: Option<EventSource>,
 }
 
 /// The state of the thread.
-struct Progress {
-    shared: Arc<Shared>,
+struct ProgressState {
+    shared: Arc<ProgressThread>,
     epoll: OwnedFd,
-    sources: Vec<Entry>,
+    sources: Vec<SourceEntry>,
     free: Vec<usize>,
 }
 
-impl Progress {
+impl ProgressState {
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         let mut busy = Instant::now();
         let mut ticked = busy;
         let mut needs_tick = false;
-        let mut round = Round::default();
+        let mut round = CatchUp::default();
         let mut spin = Spin { allowed_from: busy, restraint: RESTRAINT.0 };
         while !self.shared.stop.load(Ordering::Acquire) {
             let now = Instant::now();
@@ -325,9 +326,9 @@ impl Progress {
         self.obey();
     }
 
-    fn add(&mut self, source: Source, interest: epoll::EventFlags) {
+    fn add(&mut self, source: EventSource, interest: epoll::EventFlags) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.sources.push(Entry { generation: 0, interest, source: None });
+            self.sources.push(SourceEntry { generation: 0, interest, source: None });
             self.sources.len() - 1
         });
         let entry = &mut self.sources[index];
@@ -345,7 +346,7 @@ impl Progress {
     }
 
     /// Takes a source out, so that events of it come no more, whichever process holds copies of its descriptor.
-    fn remove(&mut self, index: usize) -> Option<Source> {
+    fn remove(&mut self, index: usize) -> Option<EventSource> {
         let source = self.sources.get_mut(index)?.source.take()?;
         // Fails only where the descriptor is broken, and then there are no events either.
         let _unknown = epoll::delete(&self.epoll, source.as_fd());
@@ -387,7 +388,7 @@ impl Progress {
     fn serve(&mut self, socket: Socket, connection: Arc<Connection>) {
         if connection.over().is_none() {
             let target = Target::new(socket, connection, Arc::clone(&self.shared.access_violations));
-            self.add(Source::Lane(target), epoll::EventFlags::IN);
+            self.add(EventSource::Lane(target), epoll::EventFlags::IN);
         }
     }
 
@@ -398,7 +399,7 @@ impl Progress {
         // Not polled: what the peer sends next is no message of the channel.
         match channel.flush() {
             Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel), connection),
-            Ok(()) => self.add(Source::Finishing(channel, connection), epoll::EventFlags::OUT),
+            Ok(()) => self.add(EventSource::Finishing(channel, connection), epoll::EventFlags::OUT),
             Err(_) => self.end(&connection, super::initiator::ENDED),
         }
     }
@@ -424,7 +425,7 @@ impl Progress {
                 continue;
             }
             let is_told = match source {
-                Source::Lane(target) => target.close(code),
+                EventSource::Lane(target) => target.close(code),
                 _ => false,
             };
             if is_told {
@@ -435,7 +436,7 @@ impl Progress {
         }
     }
 
-    fn remove_all(&mut self, which: impl Fn(&Source) -> bool) {
+    fn remove_all(&mut self, which: impl Fn(&EventSource) -> bool) {
         for index in 0..self.sources.len() {
             if self.sources[index].source.as_ref().is_some_and(&which) {
                 self.remove(index);
@@ -450,9 +451,9 @@ impl Progress {
         };
         match &mut entry.source {
             None => {}
-            Some(Source::Lane(_)) => self.serve_lane(index),
-            Some(Source::Finishing(..)) => {
-                if let Some(Source::Finishing(channel, connection)) = self.remove(index) {
+            Some(EventSource::Lane(_)) => self.serve_lane(index),
+            Some(EventSource::Finishing(..)) => {
+                if let Some(EventSource::Finishing(channel, connection)) = self.remove(index) {
                     self.finish(channel, connection);
                 }
             }
@@ -460,10 +461,10 @@ impl Progress {
     }
 
     fn serve_lane(&mut self, index: usize) {
-        let Some(Source::Lane(target)) = &mut self.sources[index].source else { return };
+        let Some(EventSource::Lane(target)) = &mut self.sources[index].source else { return };
         match target.serve() {
             Ok(turn) => {
-                let interest = match turn == Turn::Blocked || target.is_sending() {
+                let interest = match turn == ServeOutcome::Blocked || target.is_sending() {
                     true => epoll::EventFlags::OUT,
                     // What the system has handed over already is served once the others have had their turns.
                     false if target.has_input() => epoll::EventFlags::IN | epoll::EventFlags::OUT,
@@ -504,15 +505,14 @@ impl Progress {
     }
 
     fn needs_tick(&self) -> bool {
-        let is_draining =
-            |entry: &Entry| matches!(&entry.source, Some(Source::Lane(target)) if target.is_draining());
-        self.sources.iter().any(is_draining)
+        let mut sources = self.sources.iter().filter_map(|entry| entry.source.as_ref());
+        sources.any(|source| matches!(source, EventSource::Lane(target) if target.is_draining()))
     }
 
     /// Looks after everything that has a time limit.
     fn tick(&mut self, now: Instant) {
         for index in 0..self.sources.len() {
-            let Some(Source::Lane(target)) = &self.sources[index].source else { continue };
+            let Some(EventSource::Lane(target)) = &self.sources[index].source else { continue };
             if target.is_overdue(now) {
                 let connection = Arc::clone(target.connection());
                 self.end(&connection, super::target::OFFENDED.0);

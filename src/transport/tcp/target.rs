@@ -39,7 +39,7 @@ struct Aligned<const BYTES: usize>([u8; BYTES]);
 
 /// The outcome of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum ServeOutcome {
     /// Everything that was there is served.
     Idle,
     /// There is more to do; others first.
@@ -55,7 +55,7 @@ enum Wants {
     Output,
 }
 
-enum State {
+enum ServeStep {
     /// Between two requests.
     Header,
     /// In the payload of a write.
@@ -72,7 +72,7 @@ pub(super) struct Target {
     connection: Arc<Connection>,
     /// Counts what is refused.
     access_violations: Arc<AtomicU64>,
-    state: State,
+    state: ServeStep,
     /// Sequence of the last request that began.
     sequence: u64,
     /// A completion that is to be told, and was not yet. A later answer of any kind tells it too.
@@ -95,7 +95,7 @@ impl Target {
             socket,
             connection,
             access_violations,
-            state: State::Header,
+            state: ServeStep::Header,
             sequence: 0,
             to_tell: None,
             inbox: Box::new(Aligned([0; INBOX_BYTES])),
@@ -117,7 +117,7 @@ impl Target {
 
     /// True if answers wait to be sent; then nothing is received.
     pub(super) fn is_sending(&self) -> bool {
-        self.out_begin < self.out_end || matches!(self.state, State::Answering { .. })
+        self.out_begin < self.out_end || matches!(self.state, ServeStep::Answering { .. })
     }
 
     /// True if there is more to serve of which the system does not tell.
@@ -127,16 +127,16 @@ impl Target {
 
     /// True if the lane is only kept so that its peer hears why it ends.
     pub(super) fn is_draining(&self) -> bool {
-        matches!(self.state, State::Draining { .. })
+        matches!(self.state, ServeStep::Draining { .. })
     }
 
     /// True if a lane that is draining has done so for long enough.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
-        matches!(self.state, State::Draining { until, .. } if now >= until)
+        matches!(self.state, ServeStep::Draining { until, .. } if now >= until)
     }
 
     /// Serves what is there, for one turn.
-    pub(super) fn serve(&mut self) -> Result<Turn, Broken> {
+    pub(super) fn serve(&mut self) -> Result<ServeOutcome, Broken> {
         let mut budget = TURN_BYTES;
         let mut is_dry = false;
         loop {
@@ -148,7 +148,7 @@ impl Target {
             }
             if is_dry || budget == 0 {
                 self.tell();
-                let turn = if is_dry { Turn::Idle } else { Turn::More };
+                let turn = if is_dry { ServeOutcome::Idle } else { ServeOutcome::More };
                 return Ok(self.flush(&mut budget)?.unwrap_or(turn));
             }
             is_dry = self.receive(&mut budget)?;
@@ -156,13 +156,13 @@ impl Target {
     }
 
     /// Sends the answers that wait, as far as they fit; says how the turn ends if some are left.
-    fn flush(&mut self, budget: &mut usize) -> Result<Option<Turn>, Broken> {
+    fn flush(&mut self, budget: &mut usize) -> Result<Option<ServeOutcome>, Broken> {
         while self.is_sending() {
             let waiting = VolatileSlice::from_ref(&self.outbox.0[self.out_begin..self.out_end]);
             let mut payload = None;
-            if let State::Answering { span, sent } = &self.state {
+            if let ServeStep::Answering { span, sent } = &self.state {
                 if *budget == 0 {
-                    return Ok(Some(Turn::More));
+                    return Ok(Some(ServeOutcome::More));
                 }
                 let rest = (span.bytes - sent).min(TURN_BYTES);
                 payload = Some(memory(&self.connection, span).subslice(*sent, rest));
@@ -171,17 +171,17 @@ impl Target {
             let pieces = [waiting, payload.unwrap_or(VolatileSlice::from_ref(&[]))];
             let bytes = match self.socket.send(&pieces)? {
                 Moved::Bytes(bytes) => bytes,
-                Moved::Nothing => return Ok(Some(Turn::Blocked)),
+                Moved::Nothing => return Ok(Some(ServeOutcome::Blocked)),
             };
             *budget = budget.saturating_sub(bytes);
             self.out_begin += bytes.min(in_outbox);
             if self.out_begin == self.out_end {
                 (self.out_begin, self.out_end) = (0, 0);
             }
-            if let State::Answering { span, sent } = &mut self.state {
+            if let ServeStep::Answering { span, sent } = &mut self.state {
                 *sent += bytes.saturating_sub(in_outbox);
                 if *sent == span.bytes {
-                    self.state = State::Header;
+                    self.state = ServeStep::Header;
                 }
             }
         }
@@ -191,7 +191,7 @@ impl Target {
     /// Receives once. True if the socket is empty then: a short read says so without another call.
     fn receive(&mut self, budget: &mut usize) -> Result<bool, Broken> {
         let (mut straight, mut buffer) = (None, &mut self.inbox.0[self.end..]);
-        if let State::Payload { span, received, .. } = &self.state {
+        if let ServeStep::Payload { span, received, .. } = &self.state {
             let rest = span.bytes - received;
             let piece = rest.min(TURN_BYTES);
             straight = Some(memory(&self.connection, span).subslice(*received, piece));
@@ -209,7 +209,7 @@ impl Target {
             Err(broken) => return Err(broken),
         };
         *budget = budget.saturating_sub(bytes);
-        if let State::Payload { received, .. } = &mut self.state {
+        if let ServeStep::Payload { received, .. } = &mut self.state {
             *received += bytes.min(room);
         }
         self.end += bytes.saturating_sub(room);
@@ -220,7 +220,7 @@ impl Target {
     fn digest(&mut self) -> Result<Wants, Broken> {
         loop {
             match &mut self.state {
-                State::Header => {
+                ServeStep::Header => {
                     if OUTBOX_BYTES - self.out_end < 2 * RESPONSE_BYTES + SHORT_BYTES {
                         return Ok(Wants::Output);
                     }
@@ -241,7 +241,7 @@ impl Target {
                         return Ok(wants);
                     }
                 }
-                State::Payload { span, received, answer } => {
+                ServeStep::Payload { span, received, answer } => {
                     let (taken, answer) = ((span.bytes - *received).min(self.end - self.begin), *answer);
                     let piece = &self.inbox.0[self.begin..self.begin + taken];
                     memory(&self.connection, span).subslice(*received, taken).write(piece);
@@ -251,11 +251,11 @@ impl Target {
                         self.compact();
                         return Ok(Wants::Input);
                     }
-                    self.state = State::Header;
+                    self.state = ServeStep::Header;
                     self.done(answer);
                 }
-                State::Answering { .. } => return Ok(Wants::Output),
-                State::Draining { bytes, .. } => {
+                ServeStep::Answering { .. } => return Ok(Wants::Output),
+                ServeStep::Draining { bytes, .. } => {
                     *bytes += self.end - self.begin;
                     if *bytes > DRAIN_BYTES {
                         return Err(OFFENDED);
@@ -300,7 +300,7 @@ impl Target {
             Kind::Write => {
                 self.begin(request, len);
                 mem::fence(Ordering::Release);
-                self.state = State::Payload { span, received: 0, answer: request.answer };
+                self.state = ServeStep::Payload { span, received: 0, answer: request.answer };
             }
             Kind::Words => {
                 self.begin(request, len);
@@ -327,7 +327,7 @@ impl Target {
             Kind::Read => {
                 self.begin(request, len);
                 self.answer(Response::Data { sequence: request.sequence, bytes: request.bytes });
-                self.state = State::Answering { span, sent: 0 };
+                self.state = ServeStep::Answering { span, sent: 0 };
             }
             Kind::FetchAdd => {
                 self.begin(request, len);
@@ -369,9 +369,9 @@ impl Target {
     /// under way, which this cannot interrupt.
     pub(super) fn close(&mut self, code: u64) -> bool {
         match self.state {
-            State::Answering { .. } => return false,
-            State::Draining { .. } => {}
-            State::Header | State::Payload { .. } => {
+            ServeStep::Answering { .. } => return false,
+            ServeStep::Draining { .. } => {}
+            ServeStep::Header | ServeStep::Payload { .. } => {
                 self.tell();
                 self.answer(Response::Closed { code });
                 self.drain();
@@ -381,7 +381,7 @@ impl Target {
     }
 
     fn drain(&mut self) {
-        self.state = State::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
+        self.state = ServeStep::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
     }
 
     /// Tells the completion that waits to be told.

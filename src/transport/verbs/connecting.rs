@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::Shared;
+use super::OpenRails;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
 use super::hello::{Hello, Note, Ports, Terms};
@@ -19,13 +19,13 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
 /// gives up.
 pub struct VerbsConnecting {
-    shared: Arc<Shared>,
+    shared: Arc<OpenRails>,
     address: SocketAddr,
-    state: Option<State>,
+    state: Option<Handshake>,
     guard: ForkGuard,
 }
 
-struct State {
+struct Handshake {
     link: Channel,
     ours: Terms,
     /// The addresses to speak from, one for each rail.
@@ -36,7 +36,7 @@ struct State {
 
 impl VerbsConnecting {
     pub(super) fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<OpenRails>,
         address: SocketAddr,
         offer: Offer,
     ) -> Result<VerbsConnecting, ConnectError> {
@@ -64,7 +64,7 @@ impl VerbsConnecting {
         let failed = |error| ConnectError::from_channel(Address::Verbs(address), error);
         let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
         link.send(&said).map_err(failed)?;
-        let state = Some(State { link, ours, from, requester, responder });
+        let state = Some(Handshake { link, ours, from, requester, responder });
         Ok(VerbsConnecting { shared: Arc::clone(shared), address, state, guard: ForkGuard::new() })
     }
 
@@ -79,7 +79,7 @@ impl VerbsConnecting {
             (Hello::Refuse(refusal), _) => return Err(ConnectError::refused(at, refusal)),
             _ => return Err(protocol(&at, &WireError::Rule("it answered out of turn"))),
         };
-        let Some(State { mut link, ours, from, mut requester, mut responder }) = self.state.take() else {
+        let Some(Handshake { mut link, ours, from, mut requester, mut responder }) = self.state.take() else {
             return Ok(None);
         };
         if theirs.blob.further.len() > ours.blob.further.len() {
@@ -149,7 +149,7 @@ impl Connecting for VerbsConnecting {
 
     fn is_accepted(&self) -> bool {
         match &self.state {
-            Some(State { link, .. }) => link.peer_address().is_ok(),
+            Some(Handshake { link, .. }) => link.peer_address().is_ok(),
             None => true,
         }
     }

@@ -133,19 +133,19 @@ const SYSFS: &str = "/sys/class/infiniband";
 
 /// The names of all devices.
 pub(super) fn names() -> Result<Vec<String>, OpenError> {
-    let list = List::get()?;
+    let list = DeviceList::get()?;
     Ok(list.devices().map(|device| list.name(device)).collect())
 }
 
 /// The library's list of devices; freed when dropped, after which they can only be used if they were opened.
-struct List {
+struct DeviceList {
     library: &'static Library,
     first: *mut *mut sys::ibv_device,
     count: usize,
 }
 
-impl List {
-    fn get() -> Result<List, OpenError> {
+impl DeviceList {
+    fn get() -> Result<DeviceList, OpenError> {
         let library = Library::get()?;
         prepare_for_forks(library);
         let mut count = 0;
@@ -163,7 +163,7 @@ impl List {
                 }
             };
         }
-        Ok(List { library, first, count: usize::try_from(count).unwrap_or(0) })
+        Ok(DeviceList { library, first, count: usize::try_from(count).unwrap_or(0) })
     }
 
     fn devices(&self) -> impl Iterator<Item = *mut sys::ibv_device> + '_ {
@@ -187,7 +187,7 @@ impl List {
     }
 }
 
-impl Drop for List {
+impl Drop for DeviceList {
     fn drop(&mut self) {
         // SAFETY: it was made by `ibv_get_device_list` and is freed once.
         unsafe { (self.library.free_device_list)(self.first) };
@@ -219,7 +219,7 @@ fn prepare_for_forks(library: &Library) -> ForkSafety {
 impl Device {
     /// Opens the device of this name.
     pub(super) fn open(name: &str) -> Result<Arc<Device>, OpenError> {
-        let list = List::get()?;
+        let list = DeviceList::get()?;
         let Some(device) = list.devices().find(|device| list.name(*device) == name) else {
             let known: Vec<String> = list.devices().map(|device| list.name(device)).collect();
             if known.is_empty() {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::OpenRails;
 use super::device::{QueuePairError, lock};
 use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
@@ -39,12 +39,12 @@ const NAP: Duration = Duration::from_micros(50);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
-struct Link {
+struct HandshakeChannel {
     channel: Channel,
     guard: ForkGuard,
 }
 
-impl Drop for Link {
+impl Drop for HandshakeChannel {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
             let _gone = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
@@ -54,9 +54,9 @@ impl Drop for Link {
 
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
-    shared: Arc<Shared>,
+    shared: Arc<OpenRails>,
     /// The conversation of the handshake. It carries no data: it tells that the peer lives.
-    link: Option<Link>,
+    link: Option<HandshakeChannel>,
     /// This side's requests; none if the peer granted nothing.
     data: Option<Rails>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
@@ -76,7 +76,7 @@ pub struct VerbsEndpoint {
 
 impl VerbsEndpoint {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<OpenRails>,
         link: Channel,
         requester: Option<Requester>,
         responder: Option<Responder>,
@@ -94,7 +94,7 @@ impl VerbsEndpoint {
         }
         VerbsEndpoint {
             shared,
-            link: Some(Link { channel: link, guard: ForkGuard::new() }),
+            link: Some(HandshakeChannel { channel: link, guard: ForkGuard::new() }),
             data,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
             responder,
@@ -129,7 +129,7 @@ impl VerbsEndpoint {
     /// Moves the handshake on, and listens whether the peer is there.
     #[cold]
     fn hear(&mut self) {
-        let Some(Link { channel: link, .. }) = &mut self.link else { return };
+        let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
         loop {
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,

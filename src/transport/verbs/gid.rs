@@ -82,9 +82,9 @@ pub(super) fn route_to(peer: IpAddr) -> Option<IpAddr> {
 }
 
 /// The properties that are compared, the most important first. Each is better when it is greater.
-type Rank = (bool, bool, bool, bool, bool, Reverse<u16>);
+type GidOrder = (bool, bool, bool, bool, bool, Reverse<u16>);
 
-fn rank(gid: &Gid, route: Option<IpAddr>) -> Rank {
+fn rank(gid: &Gid, route: Option<IpAddr>) -> GidOrder {
     (
         gid.kind != GidKind::RoceV1,
         gid.is_up,

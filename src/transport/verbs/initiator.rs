@@ -22,7 +22,7 @@ const NOWHERE: RemoteSlice = RemoteSlice { key: RemoteKey(0), offset: 0, len: 0 
 const REFUSED_BY_DEVICE: Disconnected = Disconnected { reason: "the RDMA device refused a request" };
 
 /// A work request of the device: one request of the caller, or a part of a long one.
-struct Entry {
+struct DeviceRequest {
     id: WorkRequestId,
     kind: EntryKind,
     /// The memory that the device may be using.
@@ -46,7 +46,7 @@ pub(super) struct Initiator {
     /// Destroyed first: after that the device touches none of the memory that the entries hold.
     pair: QueuePair,
     /// The requests that were posted and not yet told of, the oldest first. Its capacity is that of the device's queue.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<DeviceRequest>,
     /// Those of them that are proofs.
     proofs: usize,
     /// Number of the oldest entry; they count on from there. The device hands them back with each completion.
@@ -448,7 +448,7 @@ impl Initiator {
             send_flags: flags,
             ..Default::default()
         });
-        self.entries.push_back(Entry { id: request.id, kind, _local: local });
+        self.entries.push_back(DeviceRequest { id: request.id, kind, _local: local });
     }
 
     /// Hands the newest entries to the device: those that requests were built for.
@@ -526,7 +526,7 @@ impl Initiator {
 
     /// Takes the oldest entry out.
     #[inline]
-    fn forget_oldest(&mut self) -> Option<Entry> {
+    fn forget_oldest(&mut self) -> Option<DeviceRequest> {
         let entry = self.entries.pop_front()?;
         self.first += 1;
         self.proofs -= usize::from(entry.kind == EntryKind::Proof);
@@ -576,7 +576,7 @@ impl Initiator {
 
 /// The memory that is held by requests of queue pairs that could not be destroyed. The device may go on to read and
 /// write it, so it is never given back.
-static KEPT: Mutex<Vec<(VecDeque<Entry>, MemoryRegion)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<(VecDeque<DeviceRequest>, MemoryRegion)>> = Mutex::new(Vec::new());
 
 impl Drop for Initiator {
     fn drop(&mut self) {

@@ -94,7 +94,7 @@ pub use sys::LibraryError;
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
 use self::open::OpenedDevice;
-use self::queue_pair::{Path, QueuePair};
+use self::queue_pair::{QueuePair, RoutePath};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
@@ -180,11 +180,11 @@ impl Default for VerbsOptions {
 /// RDMA through one port of one device, or through several side by side. Clones share it.
 #[derive(Clone)]
 pub struct Verbs {
-    shared: Arc<Shared>,
+    shared: Arc<OpenRails>,
 }
 
 /// The state that all connections of one [`Verbs`] have in common.
-struct Shared {
+struct OpenRails {
     /// The ports that are used, side by side: at least one.
     rails: Vec<Rail>,
     queue_depth: usize,
@@ -222,7 +222,7 @@ impl Verbs {
             rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
-        let mut shared = Shared {
+        let mut shared = OpenRails {
             rails,
             queue_depth,
             inline_bytes: options.inline_bytes,
@@ -317,7 +317,7 @@ impl Verbs {
     }
 }
 
-impl Shared {
+impl OpenRails {
     /// The first rail, which carries all that is not striped.
     fn first(&self) -> &Rail {
         &self.rails[0]
@@ -333,8 +333,8 @@ impl Shared {
 
     /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying
     /// things.
-    fn fresh(&self) -> Shared {
-        Shared {
+    fn fresh(&self) -> OpenRails {
+        OpenRails {
             rails: vec![self.first().clone()],
             atomics: self.first().info.limits.atomics,
             atomics_fault: None,
@@ -389,7 +389,12 @@ impl Shared {
     }
 
     /// The ways between two sides, one for each rail that both have.
-    fn paths(&self, from: &[GidChoice], ours: &Terms, theirs: &Terms) -> Result<Vec<Path>, &'static str> {
+    fn paths(
+        &self,
+        from: &[GidChoice],
+        ours: &Terms,
+        theirs: &Terms,
+    ) -> Result<Vec<RoutePath>, &'static str> {
         let addresses = ours.port_addresses().zip(theirs.port_addresses());
         let ways = self.rails.iter().zip(from).zip(addresses);
         ways.map(|((rail, from), (ours, theirs))| rail.path(from, ours, theirs)).collect()

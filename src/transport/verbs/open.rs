@@ -18,7 +18,7 @@ pub(super) struct OpenedDevice {
 }
 
 /// The properties by which usable ports are compared, the most important first. Each is better when it is greater.
-type Rank = (bool, bool, u32);
+type RailOrder = (bool, bool, u32);
 
 /// The devices of this host.
 ///
@@ -98,12 +98,17 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, Ope
     Ok(OpenedDevice { device, info, port, reason })
 }
 
-fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>) -> Rank {
+fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>) -> RailOrder {
     let leads_to_peer = port.gids.iter().any(|gid| gid.is_up && route == Some(gid.address()));
     (leads_to_peer, info.numa_node.is_some() && info.numa_node == node, port.speed)
 }
 
-fn reason(options: &VerbsOptions, (leads_to_peer, is_near, _): Rank, all: usize, equal: usize) -> String {
+fn reason(
+    options: &VerbsOptions,
+    (leads_to_peer, is_near, _): RailOrder,
+    all: usize,
+    equal: usize,
+) -> String {
     if !options.devices.is_empty() {
         return "it was asked for".into();
     }

@@ -27,7 +27,7 @@ pub(super) struct Rails {
 struct Striping {
     striper: Striper,
     /// The rails after the first.
-    further: Vec<Lane>,
+    further: Vec<ExtraRail>,
     /// The requests that the first rail is about to be given.
     outbox: Vec<WorkRequest>,
     /// The peer's grants, by their index: the name of each, and whether it announces nothing.
@@ -37,7 +37,7 @@ struct Striping {
 }
 
 /// A rail after the first.
-struct Lane {
+struct ExtraRail {
     initiator: Initiator,
     outbox: Vec<WorkRequest>,
     /// The keys of the peer's grants on this rail.
@@ -52,14 +52,14 @@ impl Rails {
         let lane = |(initiator, further): (Initiator, &Further)| {
             let responder = further.responder.as_ref()?;
             let sentinel = (initiator.spare(), word_of(responder.sentinel));
-            Some(Lane {
+            Some(ExtraRail {
                 initiator,
                 outbox: Vec::with_capacity(2 * depth),
                 keys: responder.keys.clone(),
                 sentinel,
             })
         };
-        let further: Vec<Lane> = further.into_iter().zip(&theirs.blob.further).map_while(lane).collect();
+        let further: Vec<ExtraRail> = further.into_iter().zip(&theirs.blob.further).map_while(lane).collect();
         let striping = (!further.is_empty()).then(|| {
             Box::new(Striping {
                 striper: Striper::new(1 + further.len(), depth),

@@ -26,7 +26,7 @@ pub(super) enum Dispatch {
 }
 
 /// A request that was posted and not yet told of.
-struct Entry {
+struct StripedRequest {
     id: WorkRequestId,
     is_signalled: bool,
     /// False for READs.
@@ -45,7 +45,7 @@ const _: () = assert!(MAX_RAILS <= u8::BITS as usize);
 pub(super) struct Striper {
     /// All rails, a bit for each.
     all: u8,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<StripedRequest>,
     /// Number of the oldest entry; they count on from there.
     first: u64,
     /// Parts of all entries, at most `depth`.
@@ -91,7 +91,7 @@ impl Striper {
         self.depth - self.parts
     }
 
-    fn forget_oldest(&mut self) -> Option<Entry> {
+    fn forget_oldest(&mut self) -> Option<StripedRequest> {
         let entry = self.entries.pop_front()?;
         self.first += 1;
         self.parts -= entry.parts;
@@ -106,7 +106,7 @@ impl Striper {
         let is_striped = may_be_striped && !waits_for_reads && (writes || self.writes == 0);
         self.writes += usize::from(writes);
         self.parts += parts;
-        self.entries.push_back(Entry {
+        self.entries.push_back(StripedRequest {
             id: request.id,
             is_signalled: request.flags.contains(Flags::SIGNALLED),
             writes,
@@ -127,7 +127,7 @@ impl Striper {
     /// Whether the first rail may be given a request now: what is on the others may not be overtaken.
     fn may_go(&mut self, number: u64, waits_for_reads: bool) -> bool {
         let (entries, first) = (&self.entries, self.first);
-        let arrived = |from: u64, counts: fn(&Entry) -> bool| {
+        let arrived = |from: u64, counts: fn(&StripedRequest) -> bool| {
             let from = from.max(first);
             let new = entries.range((from - first) as usize..);
             from + new.take_while(|entry| entry.pending & !FIRST == 0 || !counts(entry)).count() as u64
@@ -186,7 +186,7 @@ impl Striper {
     /// The next completion that the caller is to hear of.
     pub(super) fn next(&mut self) -> Option<WorkCompletion> {
         while self.entries.front()?.pending == 0 {
-            let Entry { id, is_signalled, error, .. } = self.forget_oldest()?;
+            let StripedRequest { id, is_signalled, error, .. } = self.forget_oldest()?;
             match error {
                 None if is_signalled => return Some(WorkCompletion { id, result: Ok(()) }),
                 None => {}

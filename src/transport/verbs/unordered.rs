@@ -15,7 +15,7 @@ use super::rail::Rail;
 use super::region::ProtectionDomain;
 use super::scripted;
 use super::sys::{self, Library};
-use super::{Shared, Verbs};
+use super::{OpenRails, Verbs};
 use crate::transport::AtomicDomain;
 
 /// Bytes of one packet: a quarter of a page of parameters.
@@ -35,7 +35,7 @@ pub(crate) struct Unordered {
 #[repr(C)]
 struct World {
     context: sys::ibv_context,
-    state: Mutex<State>,
+    state: Mutex<DeviceState>,
 }
 
 // SAFETY: the context's pointers are null, and its functions do not change; all else is behind the lock.
@@ -43,29 +43,29 @@ unsafe impl Send for World {}
 // SAFETY: as above.
 unsafe impl Sync for World {}
 
-struct State {
+struct DeviceState {
     /// Of a generator of random numbers, SplitMix64.
     random: u64,
     /// The answer to who asks of a pair that is ready to send.
     says_in_order: bool,
-    pairs: Vec<Pair>,
+    pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
     /// The number of the next pair or key.
     next: u32,
 }
 
-struct Pair {
+struct ScriptedPair {
     /// The address of the library's structure, and of its completion queue's.
     address: usize,
     queue: usize,
     number: u32,
     state: sys::ibv_qp_state,
     /// The oldest first. Each leaves when it was told of, and all of it is in memory.
-    requests: VecDeque<Request>,
+    requests: VecDeque<ScriptedRequest>,
 }
 
-struct Request {
+struct ScriptedRequest {
     number: u64,
     is_signalled: bool,
     is_fenced: bool,
@@ -92,7 +92,7 @@ struct Region {
 
 /// A step that the specification allows to a queue pair.
 #[derive(Clone, Copy)]
-enum Step {
+enum DeviceStep {
     /// The packet of the request at this index gets into memory.
     Store(usize, usize),
     Read(usize),
@@ -103,7 +103,7 @@ enum Step {
 impl Unordered {
     /// Seeds of one number take the same steps in a single thread.
     pub(crate) fn new(seed: u64, says_in_order: bool) -> Unordered {
-        let state = State {
+        let state = DeviceState {
             random: seed,
             says_in_order,
             pairs: Vec::new(),
@@ -141,7 +141,7 @@ impl Unordered {
         let (gid_index, mtu, read_depth) = (None, 1024, READS);
         let rail = Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order };
         Verbs {
-            shared: Arc::new(Shared {
+            shared: Arc::new(OpenRails {
                 rails: vec![rail; rails],
                 queue_depth,
                 inline_bytes: 64,
@@ -160,7 +160,7 @@ impl Unordered {
     }
 }
 
-impl State {
+impl DeviceState {
     fn random(&mut self, below: usize) -> usize {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.random;
@@ -182,11 +182,11 @@ impl State {
         true
     }
 
-    fn take(&mut self, pair: usize, step: Step) {
+    fn take(&mut self, pair: usize, step: DeviceStep) {
         let request = match step {
-            Step::Store(request, _) | Step::Read(request) | Step::Tell(request) => request,
+            DeviceStep::Store(request, _) | DeviceStep::Read(request) | DeviceStep::Tell(request) => request,
         };
-        let Request { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
+        let ScriptedRequest { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
         let right = match reads_into {
             Some(_) => sys::IBV_ACCESS_REMOTE_READ,
             None => sys::IBV_ACCESS_REMOTE_WRITE,
@@ -198,15 +198,15 @@ impl State {
         let pair = &mut self.pairs[pair];
         let asked = &mut pair.requests[request];
         match step {
-            Step::Store(_, packet) => {
+            DeviceStep::Store(_, packet) => {
                 let (offset, data) = asked.packets.swap_remove(packet);
                 store(at + offset, &data);
             }
-            Step::Read(_) => {
+            DeviceStep::Read(_) => {
                 asked.is_read = true;
                 store(reads_into.unwrap_or(0), &fetch(at, bytes));
             }
-            Step::Tell(_) => {
+            DeviceStep::Tell(_) => {
                 asked.is_told = true;
                 if asked.is_signalled {
                     let wr_id = asked.number;
@@ -248,22 +248,22 @@ impl State {
     }
 }
 
-impl Pair {
+impl ScriptedPair {
     /// All steps that the specification allows next.
-    fn steps(&self) -> Vec<Step> {
+    fn steps(&self) -> Vec<DeviceStep> {
         let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading {
                 // Nothing behind it begins before it.
                 break;
             }
-            steps.extend((0..request.packets.len()).map(|packet| Step::Store(index, packet)));
+            steps.extend((0..request.packets.len()).map(|packet| DeviceStep::Store(index, packet)));
             let is_done = request.reads_into.is_none() || request.is_read;
             if !is_done && !is_storing {
-                steps.push(Step::Read(index));
+                steps.push(DeviceStep::Read(index));
             }
             if is_done && !is_telling && !request.is_told {
-                steps.push(Step::Tell(index));
+                steps.push(DeviceStep::Tell(index));
             }
             is_reading |= !is_done;
             is_storing |= !request.packets.is_empty();
@@ -320,7 +320,7 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     ..Library::absent()
 });
 
-fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, State> {
+fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, DeviceState> {
     // SAFETY: each handle of this library points to a world, which is never freed.
     lock(unsafe { &(*context.cast_const().cast::<World>()).state })
 }
@@ -370,7 +370,7 @@ unsafe extern "C" fn create_qp(
     let qp = Box::into_raw(Box::new(made));
     let (address, queue) = (qp.addr(), send_cq.addr());
     let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
-    state.pairs.push(Pair { address, queue, number, state: reset, requests });
+    state.pairs.push(ScriptedPair { address, queue, number, state: reset, requests });
     qp
 }
 
@@ -482,7 +482,7 @@ unsafe extern "C" fn post_send(
         let data = if is_read { Vec::new() } else { fetch(address, bytes) };
         let packets = data.chunks(PACKET_BYTES).map(<[u8]>::to_vec).enumerate();
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
-        state.pairs[pair].requests.push_back(Request {
+        state.pairs[pair].requests.push_back(ScriptedRequest {
             number: asked.wr_id,
             is_signalled: is(sys::IBV_SEND_SIGNALED),
             is_fenced: is(sys::IBV_SEND_FENCE),
