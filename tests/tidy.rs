@@ -162,7 +162,7 @@ fn no_line_holds_a_tab_or_ends_in_a_blank() {
 }
 
 #[test]
-fn a_name_stands_for_one_type_of_the_library() {
+fn a_name_stands_for_one_type_of_its_crate() {
     let shared = types::shared(&files(".rs"));
     assert!(shared.is_empty(), "names of several types:\n  {}", shared.join("\n  "));
 }

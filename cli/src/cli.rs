@@ -20,15 +20,15 @@ pub(crate) struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Train(Box<train::Args>),
-    Sim(Box<sim::Args>),
-    Schemes(schemes::Args),
-    Bench(bench::Args),
-    Doctor(doctor::Args),
-    Launch(launch::Args),
-    Top(top::Args),
-    Completions(completions::Args),
-    Man(man::Args),
+    Train(Box<train::TrainArgs>),
+    Sim(Box<sim::SimArgs>),
+    Schemes(schemes::SchemesArgs),
+    Bench(bench::BenchArgs),
+    Doctor(doctor::DoctorArgs),
+    Launch(launch::LaunchArgs),
+    Top(top::TopArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchPeer(bench::PeerArgs),

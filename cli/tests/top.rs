@@ -15,7 +15,7 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
 use slackline::TransportKind;
 use slackline_cli::metrics::{
-    MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics,
+    MetricsServer, NodeMetrics, NodeRole, PeerMetrics, PeerState, Registry, ServerMetrics, WorkerMetrics,
     listen_address,
 };
 
@@ -56,7 +56,7 @@ impl Node {
 
     fn worker() -> Node {
         Node::start(NodeMetrics {
-            role: Role::Worker,
+            role: NodeRole::Worker,
             rank: 2,
             worker: Some(WorkerMetrics {
                 staleness: vec![2, 5, 0, 1],
@@ -74,7 +74,7 @@ impl Node {
 
     fn coordinator() -> Node {
         Node::start(NodeMetrics {
-            role: Role::Coordinator,
+            role: NodeRole::Coordinator,
             server: Some(ServerMetrics {
                 workers: 2,
                 loss: Some(0.25),
@@ -102,7 +102,7 @@ impl Drop for Node {
 }
 
 fn peer(name: &str, state: PeerState, path: TransportKind) -> PeerMetrics {
-    PeerMetrics { name: name.into(), role: Role::Server, state, path, bytes_in: 0, bytes_out: 0 }
+    PeerMetrics { name: name.into(), role: NodeRole::Server, state, path, bytes_in: 0, bytes_out: 0 }
 }
 
 /// An address where no process listens, nor can: that of a connection's other end.

@@ -1,4 +1,4 @@
-//! The rule on the names of types: in the library, one name stands for one type.
+//! The rule on the names of types: in each crate, one name stands for one type.
 //!
 //! The backends of `transport` are parallel: each may have its own `Initiator`, `Hello` and so on, as the wire-up has
 //! them. The models of loom stand in for the types whose names they have.
@@ -9,18 +9,21 @@ use std::collections::BTreeMap;
 const PARALLEL: &[&str] =
     &["src/transport/shm/", "src/transport/tcp/", "src/transport/verbs/", "src/transport/wireup/"];
 
+/// The sources of the crates.
+const CRATES: &[&str] = &["src/", "cli/src/", "ffi/src/", "lab/src/", "xtask/src/"];
+
 /// The folder of the models that stand in for types of the library.
 const MODELS: &str = "src/mem/loom/";
 
-/// The names that several types have, each as `name: files`.
+/// The names that several types of one crate have, each as `name: files`.
 pub(super) fn shared(files: &[(String, String)]) -> Vec<String> {
-    let mut seen: BTreeMap<String, Vec<(&str, &str)>> = BTreeMap::new();
-    let ships =
-        |file: &str| file.starts_with("src/") && !file.starts_with(MODELS) && !file.contains("/tests");
-    for (file, text) in files.iter().filter(|(file, _)| ships(file)) {
+    let mut seen: BTreeMap<(&str, String), Vec<(&str, &str)>> = BTreeMap::new();
+    let is_test = |file: &str| file.starts_with(MODELS) || file.contains("/tests");
+    for (file, text) in files.iter().filter(|(file, _)| !is_test(file)) {
+        let Some(folder) = CRATES.iter().find(|folder| file.starts_with(*folder)) else { continue };
         let parallel = PARALLEL.iter().find(|folder| file.starts_with(*folder));
         for name in defined(text) {
-            seen.entry(name).or_default().push((file, parallel.copied().unwrap_or("")));
+            seen.entry((folder, name)).or_default().push((file, parallel.copied().unwrap_or("")));
         }
     }
     let is_shared = |at: &Vec<(&str, &str)>| {
@@ -33,7 +36,7 @@ pub(super) fn shared(files: &[(String, String)]) -> Vec<String> {
     let files = |at: Vec<(&str, &str)>| at.iter().map(|(file, _)| *file).collect::<Vec<_>>().join(", ");
     seen.into_iter()
         .filter(|(_, at)| is_shared(at))
-        .map(|(name, at)| format!("{name}: {}", files(at)))
+        .map(|((_, name), at)| format!("{name}: {}", files(at)))
         .collect()
 }
 
@@ -74,6 +77,7 @@ mod the_check {
             ("src/transport/tcp/d.rs", "pub(super) struct D;"),
             ("src/transport/shm/d.rs", "pub(super) struct D;"),
             ("src/mem/loom/b.rs", "pub struct A;"),
+            ("lab/src/b.rs", "pub struct A;"),
         ];
         assert_eq!(shared_of(&files), [""; 0]);
     }

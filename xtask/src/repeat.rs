@@ -32,7 +32,7 @@ const BUSY: &str =
     "while kill -0 $0 2>/dev/null; do i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; done";
 
 #[derive(Debug, PartialEq)]
-struct Options<'a> {
+struct RepeatOptions<'a> {
     times: usize,
     /// Runs of a step at the same time.
     jobs: usize,
@@ -40,8 +40,8 @@ struct Options<'a> {
     names: Vec<&'a String>,
 }
 
-fn parse(arguments: &[String]) -> Result<Options<'_>, Failure> {
-    let mut options = Options { times: TIMES, jobs: 1, load: false, names: Vec::new() };
+fn parse(arguments: &[String]) -> Result<RepeatOptions<'_>, Failure> {
+    let mut options = RepeatOptions { times: TIMES, jobs: 1, load: false, names: Vec::new() };
     let mut words = arguments.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
@@ -125,7 +125,7 @@ struct Record {
     failures: Vec<PathBuf>,
 }
 
-fn repeat(site: &Site, step: &Step, options: &Options, folder: &Path) -> Result<Record, Failure> {
+fn repeat(site: &Site, step: &Step, options: &RepeatOptions, folder: &Path) -> Result<Record, Failure> {
     let mut record = Record { step: step.name, times: None, failures: Vec::new() };
     if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
         println!("== {}: {NOT_RUN}: {why}", step.name);
@@ -137,9 +137,9 @@ fn repeat(site: &Site, step: &Step, options: &Options, folder: &Path) -> Result<
         let next = || numbers.lock().unwrap_or_else(PoisonError::into_inner).next();
         std::iter::from_fn(next).map(|number| once(site, step, number, options.times, folder)).collect()
     };
-    let mut runs: Vec<Run> = std::thread::scope(|scope| {
+    let mut runs: Vec<RepeatRun> = std::thread::scope(|scope| {
         let rows: Vec<_> = (0..options.jobs).map(|_| scope.spawn(row)).collect();
-        let join = |row: ScopedJoinHandle<'_, Result<Vec<Run>, Failure>>| {
+        let join = |row: ScopedJoinHandle<'_, Result<Vec<RepeatRun>, Failure>>| {
             row.join().unwrap_or_else(|panic| resume_unwind(panic))
         };
         rows.into_iter().map(join).collect::<Result<Vec<_>, _>>()
@@ -153,14 +153,14 @@ fn repeat(site: &Site, step: &Step, options: &Options, folder: &Path) -> Result<
 
 /// The outcome of one run.
 #[derive(Clone)]
-struct Run {
+struct RepeatRun {
     number: usize,
     took: Duration,
     /// Its output, if it failed.
     failure: Option<PathBuf>,
 }
 
-fn once(site: &Site, step: &Step, number: usize, times: usize, folder: &Path) -> Result<Run, Failure> {
+fn once(site: &Site, step: &Step, number: usize, times: usize, folder: &Path) -> Result<RepeatRun, Failure> {
     let path = folder.join(format!("{}-{number}.log", step.name));
     let log = File::create(&path).map_err(|error| Failure::Missing {
         what: format!("cannot write {}: {error}", path.display()),
@@ -183,7 +183,7 @@ fn once(site: &Site, step: &Step, number: usize, times: usize, folder: &Path) ->
             Some(path)
         }
     };
-    Ok(Run { number, took, failure })
+    Ok(RepeatRun { number, took, failure })
 }
 
 fn summary(records: &[Record]) -> String {
@@ -202,7 +202,7 @@ fn summary(records: &[Record]) -> String {
     table::layout(&rows)
 }
 
-fn verdict(records: &[Record], options: &Options) -> Result<(), Failure> {
+fn verdict(records: &[Record], options: &RepeatOptions) -> Result<(), Failure> {
     let failed: Vec<_> = records.iter().filter(|record| !record.failures.is_empty()).collect();
     if failed.is_empty() {
         return Ok(());
@@ -242,8 +242,8 @@ mod tests {
         }
     }
 
-    fn options(times: usize, jobs: usize, load: bool) -> Options<'static> {
-        Options { times, jobs, load, names: Vec::new() }
+    fn options(times: usize, jobs: usize, load: bool) -> RepeatOptions<'static> {
+        RepeatOptions { times, jobs, load, names: Vec::new() }
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         print!("{}", list(&chosen));
         return Ok(());
     }
-    let options = Options { again: has("--again"), long: has("--all") || !names.is_empty() };
+    let options = TestOptions { again: has("--again"), long: has("--all") || !names.is_empty() };
     let running = chosen.iter().filter(|step| !options.leaves_out(step));
     if options.long {
         let needs: Vec<Need> = running.flat_map(|step| step.needs.iter().copied()).collect();
@@ -60,7 +60,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
 
 /// The options of a call that say which steps run.
 #[derive(Clone, Copy, Debug, Default)]
-struct Options {
+struct TestOptions {
     /// Skips the steps that have passed on this very tree.
     again: bool,
     /// Runs the long steps, too, however long it takes. Without it a run keeps within the time that CI has, on a slow
@@ -68,7 +68,7 @@ struct Options {
     long: bool,
 }
 
-impl Options {
+impl TestOptions {
     fn leaves_out(self, step: &Step) -> bool {
         !self.long && LONG.contains(&step.name)
     }
@@ -76,24 +76,24 @@ impl Options {
 
 /// What is left of the time that CI has, which is 90 minutes with what it does before.
 #[derive(Clone, Copy, Debug)]
-struct Budget {
+struct TestBudget {
     begun: Instant,
     hurry: bool,
 }
 
-impl Budget {
+impl TestBudget {
     /// No step, and no second try, begins later than this after the first.
     const LAST_BEGIN: Duration = Duration::from_secs(55 * 60);
     /// No command goes on for longer than this after the first has begun.
     const END: Duration = Duration::from_secs(83 * 60);
 
     fn is_open(self) -> bool {
-        !self.hurry || self.begun.elapsed() < Budget::LAST_BEGIN
+        !self.hurry || self.begun.elapsed() < TestBudget::LAST_BEGIN
     }
 
     /// The time that a command has which begins now.
     fn command(self) -> Duration {
-        let left = Budget::END.saturating_sub(self.begun.elapsed());
+        let left = TestBudget::END.saturating_sub(self.begun.elapsed());
         if self.hurry { left.min(COMMAND_MAX) } else { COMMAND_MAX }
     }
 }
@@ -130,9 +130,9 @@ const BEFORE: &str = "ok before";
 
 /// Runs all steps, whether or not those before them failed, then says how each of them went. Those that have passed
 /// before, those that take long, and those for which there is no time, are skipped where the options say so.
-fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: Options) -> Result<(), Failure> {
+fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: TestOptions) -> Result<(), Failure> {
     let start = Instant::now();
-    let budget = Budget { begun: start, hurry: !options.long };
+    let budget = TestBudget { begun: start, hurry: !options.long };
     let mut done = Vec::new();
     let mut failed = Vec::new();
     for step in steps {
@@ -153,7 +153,7 @@ fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: Options) -
             continue;
         }
         if !budget.is_open() {
-            let minutes = Budget::LAST_BEGIN.as_secs() / 60;
+            let minutes = TestBudget::LAST_BEGIN.as_secs() / 60;
             println!("== {}: {NOT_RUN}: this machine is slow, {minutes} minutes are over", step.name);
             println!("   to run it: cargo xtask test {}\n", step.name);
             done.push((NOT_RUN, before.elapsed()));
@@ -186,7 +186,7 @@ fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: Options) -
 }
 
 /// Returns the verdict on a step that has not failed.
-fn run_one(site: &Site, step: &Step, budget: Budget) -> Result<&'static str, Failure> {
+fn run_one(site: &Site, step: &Step, budget: TestBudget) -> Result<&'static str, Failure> {
     println!("== {}: {}", step.name, step.about);
     // In a hurry, nothing is installed for steps that may never begin.
     needs::ensure(site, &step.needs)?;
@@ -202,7 +202,7 @@ fn run_one(site: &Site, step: &Step, budget: Budget) -> Result<&'static str, Fai
     Ok(verdict)
 }
 
-fn run_command(site: &Site, command: &Cmd, budget: Budget) -> Result<(), Failure> {
+fn run_command(site: &Site, command: &Cmd, budget: TestBudget) -> Result<(), Failure> {
     println!("   {command}");
     // Before the command writes to the same stream.
     let _ = std::io::stdout().flush();
@@ -246,7 +246,7 @@ mod tests {
     }
 
     fn run(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
-        run_all(site, steps, Passed::read(site), Options::default())
+        run_all(site, steps, Passed::read(site), TestOptions::default())
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
         let good = Step { commands: vec![script("good", "true")], ..step("good", "") };
         let bad = Step { commands: vec![script("bad", "false")], ..step("bad", "") };
         let both = [&good, &bad];
-        let again = Options { again: true, ..Options::default() };
+        let again = TestOptions { again: true, ..TestOptions::default() };
         assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
         assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
         assert_eq!((marks("good"), marks("bad")), (1, 2));
@@ -293,7 +293,7 @@ mod tests {
     fn a_step_that_takes_long_runs_only_where_it_is_asked_for() {
         let broken = step(LONG[0], "false");
         assert!(run(&site(), &[&broken]).is_ok());
-        let all = Options { long: true, ..Options::default() };
+        let all = TestOptions { long: true, ..TestOptions::default() };
         assert!(run_all(&site(), &[&broken], Passed::read(&site()), all).is_err());
     }
 
@@ -302,7 +302,7 @@ mod tests {
         let mark = std::env::temp_dir().join(format!("xtask-flaky-{}", std::process::id()));
         let script = format!("test -e {0} || {{ touch {0}; false; }}", mark.display());
         let flaky = Cmd::new("sh", &["-c", &script]);
-        let budget = Budget { begun: Instant::now(), hurry: true };
+        let budget = TestBudget { begun: Instant::now(), hurry: true };
         let run = |command: Cmd| run_one(&site(), &Step { commands: vec![command], ..step("a", "") }, budget);
         assert_eq!(run(flaky.clone().retry()).unwrap(), FLAKY);
         assert_eq!(run(flaky.clone().retry()).unwrap(), "ok");
@@ -318,10 +318,10 @@ mod tests {
     #[test]
     fn no_step_begins_once_the_time_of_ci_is_nearly_over() {
         let begun = Instant::now().checked_sub(Duration::from_secs(70 * 60)).unwrap();
-        let late = Budget { begun, hurry: true };
+        let late = TestBudget { begun, hurry: true };
         assert!(!late.is_open());
         assert!(late.command() <= Duration::from_secs(13 * 60));
-        let patient = Budget { begun, hurry: false };
+        let patient = TestBudget { begun, hurry: false };
         assert!(patient.is_open());
         assert_eq!(patient.command(), COMMAND_MAX);
     }

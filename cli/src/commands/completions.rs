@@ -18,13 +18,13 @@ Examples:
   slackline completions fish > ~/.config/fish/completions/slackline.fish
 
 Exit codes: 0 done, 1 standard output cannot be written to, 2 wrong usage.")]
-pub(crate) struct Args {
+pub(crate) struct CompletionsArgs {
     /// Shell that is to complete
     shell: Shell,
 }
 
 /// Runs `slackline completions` for the commands of `program`.
-pub(crate) fn run(args: &Args, mut program: clap::Command) -> ExitCode {
+pub(crate) fn run(args: &CompletionsArgs, mut program: clap::Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "slackline", &mut script);
     match io::stdout().lock().write_all(&script) {

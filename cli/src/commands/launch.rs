@@ -29,7 +29,7 @@ Examples:
   slackline launch -n 3 -- target/release/examples/parameter_server
 
 Exit codes: 0 all processes succeeded, 1 one failed, 2 wrong usage.")]
-pub(crate) struct Args {
+pub(crate) struct LaunchArgs {
     /// Number of processes
     #[arg(short = 'n', long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processes: u32,
@@ -44,14 +44,14 @@ pub(crate) struct Args {
 }
 
 /// Runs `slackline launch`.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &LaunchArgs) -> ExitCode {
     match launch(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn launch(args: &Args) -> Result<(), Failure> {
+fn launch(args: &LaunchArgs) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
     let secret = secret_args::random(args.encrypt)?;

@@ -15,13 +15,13 @@ Examples:
   slackline man ~/.local/share/man/man1 && man slackline-train
 
 Exit codes: 0 done, 1 a page cannot be written, 2 wrong usage.")]
-pub(crate) struct Args {
+pub(crate) struct ManArgs {
     /// Folder for the pages; it is made if it is not there
     folder: PathBuf,
 }
 
 /// Runs `slackline man` for the commands of `program`.
-pub(crate) fn run(args: &Args, program: clap::Command) -> ExitCode {
+pub(crate) fn run(args: &ManArgs, program: clap::Command) -> ExitCode {
     let folder = &args.folder;
     let written = std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(program, folder));
     match written {

@@ -63,7 +63,7 @@ For tests:
 /// The arguments of `slackline schemes`: none.
 #[derive(clap::Args, Debug)]
 #[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE)]
-pub(crate) struct Args {}
+pub(crate) struct SchemesArgs {}
 
 /// Runs `slackline schemes`.
 pub(crate) fn run() -> ExitCode {

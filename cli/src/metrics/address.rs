@@ -7,7 +7,7 @@ use crate::failure::Failure;
 /// Whether a node serves its metrics, and where.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 #[group(skip)]
-pub struct Args {
+pub struct MetricsArgs {
     /// Serve metrics for Prometheus and `slackline top` at this PORT or ADDRESS:PORT
     ///
     /// With PORT only this machine can connect (127.0.0.1:PORT); with 0.0.0.0:PORT every machine that reaches this one
@@ -16,7 +16,7 @@ pub struct Args {
     pub metrics: Option<SocketAddr>,
 }
 
-impl Args {
+impl MetricsArgs {
     /// Returns the address at which the process with this number on its host listens. All processes have one command
     /// line, and so one port, to which each adds its number.
     pub(crate) fn address(&self, local_rank: Option<u32>) -> Result<Option<SocketAddr>, Failure> {

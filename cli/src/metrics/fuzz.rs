@@ -2,7 +2,7 @@
 
 use super::parse::parse;
 use super::server::{REQUEST_MAX, answer};
-use super::{NodeMetrics, PeerMetrics, PeerState, Registry, Role, ServerMetrics, WorkerMetrics, render};
+use super::{NodeMetrics, NodeRole, PeerMetrics, PeerState, Registry, ServerMetrics, WorkerMetrics, render};
 use slackline::TransportKind;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(crate) fn fuzz_request(bytes: &[u8]) {
 pub(crate) fn text_samples() -> Vec<Vec<u8>> {
     let peer = PeerMetrics {
         name: "a \"b\"\\\nc".into(),
-        role: Role::Server,
+        role: NodeRole::Server,
         state: PeerState::Lost,
         path: TransportKind::Tcp,
         bytes_in: 5,

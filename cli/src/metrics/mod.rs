@@ -23,14 +23,14 @@ use std::time::{Duration, Instant};
 
 use slackline::{ServerStatus, TransportKind, WorkerStatistics};
 
-pub use address::{Args, listen_address};
+pub use address::{MetricsArgs, listen_address};
 pub use parse::{ParseError, Sample, Samples, parse};
 pub use render::render;
 pub use server::{MetricsServer, ServeError};
 
 /// The role of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Role {
+pub enum NodeRole {
     /// Holds a shard of the parameters.
     #[default]
     Server,
@@ -42,14 +42,14 @@ pub enum Role {
     Coordinator,
 }
 
-impl Role {
+impl NodeRole {
     /// As it is written in labels.
     pub fn name(self) -> &'static str {
         match self {
-            Role::Server => "server",
-            Role::Worker => "worker",
-            Role::Reader => "reader",
-            Role::Coordinator => "coordinator",
+            NodeRole::Server => "server",
+            NodeRole::Worker => "worker",
+            NodeRole::Reader => "reader",
+            NodeRole::Coordinator => "coordinator",
         }
     }
 }
@@ -80,7 +80,7 @@ impl PeerState {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeMetrics {
     /// The role of the node.
-    pub role: Role,
+    pub role: NodeRole,
     /// The rank of the process in its job.
     pub rank: u32,
     /// As a holder of parameters.
@@ -219,7 +219,7 @@ pub struct PeerMetrics {
     /// The name of the peer, which is unique within a node.
     pub name: String,
     /// The role of the peer.
-    pub role: Role,
+    pub role: NodeRole,
     /// The state of the peer.
     pub state: PeerState,
     /// The transport over which its bytes travel.

@@ -4,7 +4,7 @@ use slackline::internals::job::coordinated::GroupWork;
 use slackline::internals::node::LinkStatus;
 use slackline::{Server, Transport, TransportKind, Worker};
 
-use super::{NodeMetrics, PeerMetrics, PeerState, Role, ServerMetrics, WorkerMetrics};
+use super::{NodeMetrics, NodeRole, PeerMetrics, PeerState, ServerMetrics, WorkerMetrics};
 
 impl NodeMetrics {
     /// Brings up to date what is told of a server.
@@ -14,7 +14,7 @@ impl NodeMetrics {
             peer.state = PeerState::Lost;
         }
         for peer in server.peers() {
-            let role = if peer.worker { Role::Worker } else { Role::Reader };
+            let role = if peer.worker { NodeRole::Worker } else { NodeRole::Reader };
             let now = PeerMetrics {
                 name: format!("{} {}", role.name(), peer.peer),
                 role,
@@ -57,7 +57,7 @@ impl NodeMetrics {
             let is_here = member.absence(peer as usize).is_none();
             let state = if is_here { PeerState::Up } else { PeerState::Lost };
             let name = format!("worker {peer}");
-            PeerMetrics { name, role: Role::Worker, state, path, bytes_in: 0, bytes_out: 0 }
+            PeerMetrics { name, role: NodeRole::Worker, state, path, bytes_in: 0, bytes_out: 0 }
         };
         self.peers = peers.map(peer).collect();
     }
@@ -66,7 +66,7 @@ impl NodeMetrics {
 fn server(link: LinkStatus) -> PeerMetrics {
     PeerMetrics {
         name: format!("server {}", link.shard),
-        role: Role::Server,
+        role: NodeRole::Server,
         state: PeerState::Up,
         path: link.transport.parse().unwrap_or(TransportKind::Shm),
         bytes_in: link.bytes_pulled,

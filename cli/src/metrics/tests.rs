@@ -9,7 +9,7 @@ use super::*;
 
 fn worker() -> NodeMetrics {
     NodeMetrics {
-        role: Role::Worker,
+        role: NodeRole::Worker,
         rank: 2,
         worker: Some(WorkerMetrics {
             clock: 41,
@@ -20,7 +20,7 @@ fn worker() -> NodeMetrics {
         }),
         peers: vec![PeerMetrics {
             name: "a \"b\"\\\nc".into(),
-            role: Role::Server,
+            role: NodeRole::Server,
             state: PeerState::Lost,
             path: TransportKind::Tcp,
             bytes_in: u64::from(u32::MAX) * 5,
@@ -257,11 +257,11 @@ fn a_bare_port_is_of_this_machine_alone() {
 
 #[test]
 fn processes_of_one_host_take_one_port_each() {
-    let args = |port| Args { metrics: Some(listen_address(port).unwrap()) };
-    let port = |args: Args, rank| args.address(rank).map(|address| address.unwrap().port());
+    let args = |port| MetricsArgs { metrics: Some(listen_address(port).unwrap()) };
+    let port = |args: MetricsArgs, rank| args.address(rank).map(|address| address.unwrap().port());
     assert_eq!(port(args("9100"), None), Ok(9100));
     assert_eq!(port(args("9100"), Some(3)), Ok(9103));
     assert_eq!(port(args("0"), Some(3)), Ok(0));
     assert!(port(args("65535"), Some(1)).is_err());
-    assert_eq!(Args::default().address(Some(1)), Ok(None));
+    assert_eq!(MetricsArgs::default().address(Some(1)), Ok(None));
 }

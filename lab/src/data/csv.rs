@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::{DataError, Table, VALUES_MAX, text};
+use super::{DataError, RawExamples, VALUES_MAX, text};
 
 /// Parses the whole file. A first line of column names is skipped.
-pub(super) fn parse(file: &Path, text: &str) -> Result<Table, DataError> {
+pub(super) fn parse(file: &Path, text: &str) -> Result<RawExamples, DataError> {
     let mut lines = text::lines(text).peekable();
     lines.next_if(|(_, line)| is_header(line));
     let Some(&(first_line, first)) = lines.peek() else {
@@ -17,7 +17,7 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Table, DataError> {
     }
 
     let columns = expected - 1;
-    let mut table = Table { features: Vec::new(), labels: Vec::new(), columns };
+    let mut table = RawExamples { features: Vec::new(), labels: Vec::new(), columns };
     for (line, content) in lines {
         let found = content.split(',').count();
         if found != expected {

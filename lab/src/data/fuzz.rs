@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Dataset, Table, idx, parse_text, split};
+use super::{Dataset, RawExamples, idx, parse_text, split};
 
 /// Reads whatever `bytes` are as CSV or LIBSVM, and checks what came out.
 pub(crate) fn fuzz_text(bytes: &[u8]) {
@@ -33,7 +33,7 @@ pub(crate) fn fuzz_idx(bytes: &[u8]) {
     // Any labels: as many as there are images.
     let labels =
         pixels.iter().take(rows).chain(std::iter::repeat(&0)).take(rows).map(|label| u64::from(*label));
-    let table = Table { features, labels: labels.collect(), columns };
+    let table = RawExamples { features, labels: labels.collect(), columns };
     if let Ok(split) = split::one_fifth(Path::new("x"), table) {
         assert_whole(&split.train);
         assert_whole(&split.test);

@@ -11,7 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DataError, Split, Table, VALUES_MAX, read, split};
+use super::{DataError, RawExamples, Split, VALUES_MAX, read, split};
 
 /// The type code of unsigned bytes, the only one that image sets use.
 const UNSIGNED_BYTES: u8 = 0x08;
@@ -51,7 +51,7 @@ pub(super) fn load(path: &Path, bytes: &[u8]) -> Result<Split, DataError> {
 }
 
 /// Images and their labels.
-fn pair(path: &Path, bytes: &[u8]) -> Result<Table, DataError> {
+fn pair(path: &Path, bytes: &[u8]) -> Result<RawExamples, DataError> {
     // The images are checked first: a labels file named by mistake should be told as that.
     let (rows, columns, pixels) = images(path, bytes)?;
     let labels_path = labels_file(path)?;
@@ -65,7 +65,7 @@ fn pair(path: &Path, bytes: &[u8]) -> Result<Table, DataError> {
             images: rows,
         });
     }
-    Ok(Table {
+    Ok(RawExamples {
         features: pixels.iter().map(|pixel| f32::from(*pixel) / 255.0).collect(),
         labels: labels.iter().map(|label| u64::from(*label)).collect(),
         columns,

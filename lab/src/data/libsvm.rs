@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::{DataError, Table, VALUES_MAX, text};
+use super::{DataError, RawExamples, VALUES_MAX, text};
 
 /// Parses the whole file.
-pub(super) fn parse(file: &Path, text: &str) -> Result<Table, DataError> {
+pub(super) fn parse(file: &Path, text: &str) -> Result<RawExamples, DataError> {
     let too_many =
         |rows, columns| DataError::TooManyValues { file: file.to_owned(), rows, columns, limit: VALUES_MAX };
     // Kept as written until the last line, for only then is the width known and its size checked.
@@ -53,7 +53,7 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<Table, DataError> {
         }
         start = end;
     }
-    Ok(Table { features, labels, columns })
+    Ok(RawExamples { features, labels, columns })
 }
 
 /// Takes `index:value` apart.

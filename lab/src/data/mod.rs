@@ -123,7 +123,7 @@ fn parse_text(file: &Path, bytes: &[u8]) -> Result<Split, DataError> {
 /// Examples as their file has them: labels not mapped yet, and features scaled only where the format
 /// itself says how.
 #[derive(Debug)]
-struct Table {
+struct RawExamples {
     features: Vec<f32>,
     labels: Vec<u64>,
     columns: usize,

@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use super::random::{Purpose, Random};
-use super::{DataError, Dataset, Split, Table};
+use super::{DataError, Dataset, RawExamples, Split};
 
 /// Decides which examples are the test part. Constant, so that the same file always splits the same.
 const SPLIT_SEED: u64 = 1_797;
 
 /// Splits off one fifth of the examples, rounded up, as the test part: 360 of the 1,797 digits.
-pub(super) fn one_fifth(file: &Path, table: Table) -> Result<Split, DataError> {
+pub(super) fn one_fifth(file: &Path, table: RawExamples) -> Result<Split, DataError> {
     let class_labels = class_labels(file, &table.labels)?;
     let mut order: Vec<usize> = (0..table.labels.len()).collect();
     Random::new(SPLIT_SEED, Purpose::Split, 0).shuffle(&mut order);
@@ -29,10 +29,10 @@ pub(super) fn one_fifth(file: &Path, table: Table) -> Result<Split, DataError> {
 }
 
 /// Keeps the two parts as they came, with one mapping of labels for both.
-pub(super) fn given(file: &Path, train: Table, test: Table) -> Result<Split, DataError> {
+pub(super) fn given(file: &Path, train: RawExamples, test: RawExamples) -> Result<Split, DataError> {
     let labels: Vec<u64> = train.labels.iter().chain(&test.labels).copied().collect();
     let class_labels = class_labels(file, &labels)?;
-    let part = |table: Table| Dataset {
+    let part = |table: RawExamples| Dataset {
         features: table.features,
         labels: table.labels.iter().map(|label| class(&class_labels, *label)).collect(),
         columns: table.columns,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// The outcome of one run.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct RunOutcome {
     pub(super) run: &'static Run,
     pub(super) checks: Vec<Check>,
     pub(super) figures: Vec<Figure>,
@@ -36,7 +36,7 @@ const TIMED_OUT: [i32; 2] = [124, 137];
 const TEST_FAILED: i32 = 101;
 
 /// Judges by the list of this kernel's defects: a check that is listed may fail or be skipped, and no other.
-pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
+pub(super) fn judge(outcome: &RunOutcome, defects: &[Defect]) -> Judgement {
     let Judgement { mut complaints, mut notes } = Judgement::default();
     let defects: Vec<_> = defects.iter().filter(|defect| defect.run == outcome.run.name).collect();
     let mut known_failures = 0;
@@ -83,7 +83,7 @@ pub(super) fn judge(outcome: &Outcome, defects: &[Defect]) -> Judgement {
 }
 
 /// Returns complaints about checks that a run should have made before it came to its end, and did not.
-fn missing(outcome: &Outcome) -> Vec<String> {
+fn missing(outcome: &RunOutcome) -> Vec<String> {
     match outcome.run.job {
         Job::Script | Job::Turns if outcome.checks.is_empty() => vec!["it checked nothing".into()],
         Job::Script | Job::Turns => Vec::new(),
@@ -122,10 +122,10 @@ mod tests {
         }
     }
 
-    fn outcome(run: &'static Run, checks: &[(&str, Verdict)], end: Result<i32, String>) -> Outcome {
+    fn outcome(run: &'static Run, checks: &[(&str, Verdict)], end: Result<i32, String>) -> RunOutcome {
         let check =
             |(name, verdict): &(&str, Verdict)| Check { name: name.to_string(), verdict: verdict.clone() };
-        Outcome {
+        RunOutcome {
             run,
             checks: checks.iter().map(check).collect(),
             figures: Vec::new(),
@@ -144,7 +144,7 @@ mod tests {
         Verdict::Skipped("why".into())
     }
 
-    fn complaints(outcome: &Outcome, list: &str) -> String {
+    fn complaints(outcome: &RunOutcome, list: &str) -> String {
         judge(outcome, &defects::of("6.1.0", list).unwrap()).complaints.join("; ")
     }
 
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(complaints(&outcome(&TESTS, &both, Ok(0)), ""), "");
         assert_eq!(complaints(&outcome(&TESTS, &both[..1], Ok(0)), ""), "no test has `both` in its name");
         assert_eq!(complaints(&outcome(&SCRIPT, &[], Ok(0)), ""), "it checked nothing");
-        let uncounted = Outcome { is_counted: false, ..outcome(&TESTS, &both, Ok(0)) };
+        let uncounted = RunOutcome { is_counted: false, ..outcome(&TESTS, &both, Ok(0)) };
         assert_eq!(complaints(&uncounted, ""), "the tests did not come to their end");
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let ended = |checks: &[_], end, list| complaints(&outcome(&SCRIPT, checks, end), list);
         let good = [("a", Verdict::Ok)];
         assert_eq!(ended(&good, Ok(1), ""), "it ended with exit code 1");
-        let late = Outcome { took: SCRIPT.timeout, ..outcome(&SCRIPT, &good, Ok(124)) };
+        let late = RunOutcome { took: SCRIPT.timeout, ..outcome(&SCRIPT, &good, Ok(124)) };
         assert_eq!(complaints(&late, ""), "it did not end within 9 s");
         assert_eq!(ended(&good, Ok(137), ""), "it ended with exit code 137", "another process killed it");
         assert_eq!(ended(&good, Err("guest 1 is gone".into()), ""), "guest 1 is gone");

@@ -30,7 +30,7 @@ use crate::failure::Failure;
 use crate::needs::{self, Need};
 use crate::site::Site;
 use crate::steps::Step;
-use report::Report;
+use report::RigReport;
 use rig::Rig;
 use runs::{BENCH, Guests, RUNS, Run};
 use std::fs;
@@ -70,7 +70,7 @@ pub(crate) fn test_targets() -> Vec<&'static str> {
 
 /// The options of one call.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Options {
+struct RigOptions {
     list: bool,
     bench: bool,
     host: bool,
@@ -130,7 +130,7 @@ fn record_of(site: &Site) -> PathBuf {
     site.target.join("softroce/last-failed")
 }
 
-fn show(report: &Report, json: Option<&str>) -> Result<(), Failure> {
+fn show(report: &RigReport, json: Option<&str>) -> Result<(), Failure> {
     if json != Some("-") {
         print!("{}", report.text());
     }
@@ -147,8 +147,8 @@ fn show(report: &Report, json: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn parse(arguments: &[String]) -> Result<Options, Failure> {
-    let mut options = Options::default();
+fn parse(arguments: &[String]) -> Result<RigOptions, Failure> {
+    let mut options = RigOptions::default();
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -183,7 +183,7 @@ fn parse(arguments: &[String]) -> Result<Options, Failure> {
 }
 
 /// The runs of these names, or all that there are for guests or for the host.
-fn choose(options: &Options) -> Result<Vec<&'static Run>, Failure> {
+fn choose(options: &RigOptions) -> Result<Vec<&'static Run>, Failure> {
     if options.bench {
         return Ok(vec![&BENCH]);
     }

@@ -1,7 +1,7 @@
 //! Follows the runs on a stage from what is said there.
 
 use super::console::{Listener, Sign};
-use super::judge::Outcome;
+use super::judge::RunOutcome;
 use super::runs::Run;
 use super::stage::{Said, Stage};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ impl Default for Patience {
 #[derive(Debug, Default)]
 pub(super) struct Played {
     /// In the order in which they were run; not those that were not begun.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<RunOutcome>,
     /// The reason for which no more of them were run.
     pub(super) trouble: Option<String>,
     /// All that was said.
@@ -39,12 +39,12 @@ struct Current {
 }
 
 impl Current {
-    fn end(mut self, end: Result<i32, String>) -> Outcome {
+    fn end(mut self, end: Result<i32, String>) -> RunOutcome {
         let end = match (end, self.listener.end()) {
             (Ok(0), Err(why)) => Err(why),
             (end, _) => end,
         };
-        Outcome {
+        RunOutcome {
             run: self.run,
             is_counted: self.listener.is_counted(),
             checks: self.listener.checks,

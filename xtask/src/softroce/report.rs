@@ -2,24 +2,24 @@
 
 use super::console::{Check, Verdict};
 use super::defects::Defect;
-use super::judge::{Judgement, Outcome, judge};
+use super::judge::{Judgement, RunOutcome, judge};
 use super::ratio::Ratio;
 use crate::table;
 use serde_json::{Value, json};
 
 /// The outcomes, with their judgements under one kernel's defects.
-pub(super) struct Report {
+pub(super) struct RigReport {
     kernel: String,
-    rows: Vec<(Outcome, Judgement)>,
+    rows: Vec<(RunOutcome, Judgement)>,
 }
 
-impl Report {
-    pub(super) fn new(kernel: &str, outcomes: Vec<Outcome>, defects: &[Defect]) -> Report {
-        let judged = |outcome: Outcome| {
+impl RigReport {
+    pub(super) fn new(kernel: &str, outcomes: Vec<RunOutcome>, defects: &[Defect]) -> RigReport {
+        let judged = |outcome: RunOutcome| {
             let judgement = judge(&outcome, defects);
             (outcome, judgement)
         };
-        Report { kernel: kernel.into(), rows: outcomes.into_iter().map(judged).collect() }
+        RigReport { kernel: kernel.into(), rows: outcomes.into_iter().map(judged).collect() }
     }
 
     /// The names of the runs that are not good.
@@ -60,7 +60,7 @@ impl Report {
     }
 }
 
-fn row(outcome: &Outcome, judgement: &Judgement) -> Value {
+fn row(outcome: &RunOutcome, judgement: &Judgement) -> Value {
     let checks: Vec<Value> = outcome.checks.iter().map(check).collect();
     let figures: Vec<Value> = outcome
         .figures
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_report_names_what_failed_and_why() {
-        let outcome = |name: &str, verdict| Outcome {
+        let outcome = |name: &str, verdict| RunOutcome {
             run: RUNS.iter().find(|run| run.name == name).unwrap(),
             checks: vec![Check { name: "a".into(), verdict }],
             figures: vec![Figure { name: "a".into(), bytes: 8, value: 13.6, unit: "us" }],
@@ -110,7 +110,7 @@ mod tests {
             took: Duration::from_millis(1250),
         };
         let outcomes = vec![outcome("perftest", Verdict::Ok), outcome("peer", Verdict::Failed("why".into()))];
-        let report = Report::new("6.1.0", outcomes, &[]);
+        let report = RigReport::new("6.1.0", outcomes, &[]);
         assert_eq!(report.failed(), ["peer"]);
         let text = report.text();
         assert!(text.contains("perftest: a  8      13.6      us\n"), "{text}");

@@ -2,11 +2,11 @@
 
 use super::defects::{self, Defect};
 use super::host::Device;
-use super::judge::{Outcome, judge};
+use super::judge::{RunOutcome, judge};
 use super::kernel::{self, Kernel, quoted};
 use super::play::{Patience, Played, play};
 use super::programs;
-use super::report::Report;
+use super::report::RigReport;
 use super::runs::{Guests, Job, Run, selection};
 use super::stage::{Stage, mortal};
 use crate::cmd::Cmd;
@@ -49,7 +49,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Has these run in guests.
-    pub(super) fn in_guests(&self, runs: &[&'static Run], kvm: bool) -> Result<Report, Failure> {
+    pub(super) fn in_guests(&self, runs: &[&'static Run], kvm: bool) -> Result<RigReport, Failure> {
         let kernel = Kernel::prepare(self.site, &self.folder, &self.scripts.with_file_name("kernel.sh"))?;
         let defects = known(&kernel.release)?;
         let mut outcomes = Vec::new();
@@ -58,11 +58,11 @@ impl<'a> Rig<'a> {
             let boot = |left: &[&'static Run]| self.boot(&kernel, guests, &self.run_folder(name, left)?, kvm);
             outcomes.extend(all(&runs, &defects, boot)?);
         }
-        Ok(Report::new(&kernel.release, outcomes, &defects))
+        Ok(RigReport::new(&kernel.release, outcomes, &defects))
     }
 
     /// Has these run on this host.
-    pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<Report, Failure> {
+    pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<RigReport, Failure> {
         let device = Device::find(self.site)?;
         let mut runs = runs.to_vec();
         let mut leave_out = |takes: fn(&Run, &Device) -> bool, why, remedy: &str| {
@@ -98,7 +98,7 @@ impl<'a> Rig<'a> {
             Stage::host(command)
         };
         let outcomes = all(&runs, &defects, start)?;
-        Ok(Report::new(&release, outcomes, &defects))
+        Ok(RigReport::new(&release, outcomes, &defects))
     }
 
     /// Makes a folder with what `runs.sh` reads.
@@ -182,12 +182,12 @@ fn all(
     runs: &[&'static Run],
     defects: &[Defect],
     start: impl Fn(&[&'static Run]) -> Result<Stage, Failure>,
-) -> Result<Vec<Outcome>, Failure> {
+) -> Result<Vec<RunOutcome>, Failure> {
     let (mut left, mut outcomes, mut stalls) = (runs.to_vec(), Vec::new(), 0);
     while !left.is_empty() {
         let stage = start(&left)?;
         let mut played = play(&stage, &left, &Patience::default(), &|line| eprintln!("{line}"));
-        let is_good = |outcome: &Outcome| judge(outcome, defects).complaints.is_empty();
+        let is_good = |outcome: &RunOutcome| judge(outcome, defects).complaints.is_empty();
         if played.trouble.is_some() || !played.outcomes.iter().all(is_good) {
             show(&stage, &played);
             if stalls < STALLS_MAX && has_stalled(&stage) {

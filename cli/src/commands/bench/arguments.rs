@@ -11,7 +11,7 @@ use slackline::{MeetingPoint, Secret, Verbs};
 use super::BenchError;
 use super::carrier::Carrier;
 use super::means::{DeviceArgs, Means};
-use super::peer::{Role, Task};
+use super::peer::{Task, TaskRole};
 use super::remote::{PORT, Remote};
 use super::report::Measured;
 use crate::optimizer_name::OptimizerName;
@@ -35,7 +35,7 @@ use crate::optimizer_name::OptimizerName;
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct BenchArgs {
     /// Transport that carries the bytes.
     #[arg(long, value_enum, default_value = "shm")]
     transport: TransportName,
@@ -227,7 +227,7 @@ const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pul
 
 impl Settings {
     /// A task for the other side.
-    pub(super) fn task(&self, bytes: u64, core: Option<usize>, role: Role) -> Task {
+    pub(super) fn task(&self, bytes: u64, core: Option<usize>, role: TaskRole) -> Task {
         // Another host has other cores.
         let core = core.filter(|_| self.remote.is_none());
         let device = self.means.device.clone();
@@ -245,7 +245,7 @@ impl Settings {
     }
 }
 
-impl Args {
+impl BenchArgs {
     fn secret(&self) -> Result<Option<Secret>, BenchError> {
         let is_local = self.listen.is_none() && self.peer.is_none();
         if is_local && self.secret_file.is_some() {

@@ -24,7 +24,7 @@ use std::borrow::Cow;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-pub(crate) use arguments::Args;
+pub(crate) use arguments::BenchArgs;
 use arguments::{Op, Request, Settings, TransportName};
 use carrier::Carrier;
 pub(crate) use peer::PeerArgs;
@@ -112,7 +112,7 @@ impl BenchError {
 }
 
 /// Runs the measurements that were asked for and reports them.
-pub(crate) fn run(args: Args) -> ExitCode {
+pub(crate) fn run(args: BenchArgs) -> ExitCode {
     finish(try_run(args))
 }
 
@@ -134,7 +134,7 @@ fn finish(result: Result<(), BenchError>) -> ExitCode {
     }
 }
 
-fn try_run(args: Args) -> Result<(), BenchError> {
+fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     let (mut settings, json) = match args.check()? {
         Request::Measure(settings, json) => (*settings, json),
         Request::Listen { address, transport, means, keep } => {

@@ -14,7 +14,7 @@ use super::arguments::Settings;
 use super::carrier::Carrier;
 use super::measure::{calls, time};
 use super::pattern;
-use super::peer::{Client, Peer, Role, Task};
+use super::peer::{Client, Peer, Task, TaskRole};
 use super::pin::{pair, pin_to};
 use super::report::Measured;
 
@@ -29,7 +29,7 @@ const PERIOD: usize = 64;
 const SHOW: Duration = Duration::from_secs(5);
 
 /// Starts the other side.
-fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer), BenchError> {
+fn start(settings: &Settings, bytes: u64, role: TaskRole) -> Result<(Address, Peer), BenchError> {
     let (own_core, core) = pair(settings.pin);
     if let Some(core) = own_core {
         pin_to(core);
@@ -40,7 +40,8 @@ fn start(settings: &Settings, bytes: u64, role: Role) -> Result<(Address, Peer),
 /// A worker's gradient into its slot. The server folds it while it lands and goes on after; the next one begins only
 /// when it is done.
 pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let role = Role::Server { asynchronous: true, workers: 1, chunk: settings.chunk, threads: 1, folds: 0 };
+    let role =
+        TaskRole::Server { asynchronous: true, workers: 1, chunk: settings.chunk, threads: 1, folds: 0 };
     let (address, server) = start(settings, bytes, role)?;
     let carrier = C::open(&settings.means)?;
     // Read in place where that is possible: only the gradient is copied.
@@ -104,7 +105,7 @@ fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) 
 
 /// A copy of a version, validated.
 pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
+    let (address, publisher) = start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk })?;
     let carrier = C::open(&settings.means)?;
     let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
     let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
@@ -126,7 +127,7 @@ pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measur
 
 /// Pin, read one word, let go.
 pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let (address, publisher) = start(settings, bytes, Role::Publisher { chunk: settings.chunk })?;
+    let (address, publisher) = start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk })?;
     let mut reader = Reader::connect(C::open(&settings.means)?, &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);

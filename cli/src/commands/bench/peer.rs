@@ -2,7 +2,7 @@
 //!
 //! On this host it is told its task in an argument, says on its standard output when it is ready and later what it has
 //! measured, one JSON value a line, and ends when its standard input does. It dies with the process that started it.
-//! On another host a user has started it, and the two processes say the same over a [`Line`].
+//! On another host a user has started it, and the two processes say the same over a [`ClientLine`].
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +19,7 @@ use super::arguments::{Op, TransportName};
 use super::carrier::Carrier;
 use super::means::{DeviceArgs, Means};
 use super::pin::pin_to;
-use super::remote::{Line, Remote, ToClient};
+use super::remote::{ClientLine, Remote, ToClient};
 use super::{BenchError, nodes, pong, round};
 
 /// The other side of a measurement.
@@ -42,11 +42,11 @@ pub(super) struct Task {
     /// The same: another one has the file. It travels in the environment, which other users cannot read.
     #[serde(skip)]
     pub(super) secret: Option<Secret>,
-    pub(super) role: Role,
+    pub(super) role: TaskRole,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Role {
+pub(super) enum TaskRole {
     /// Memory to write and read, the other end of a ping-pong if there is one first, and the judge of what arrived if
     /// that is to be checked.
     Memory { pongs: bool, checked: Option<Op> },
@@ -176,7 +176,7 @@ pub(super) struct Client {
     pub(super) means: Means,
     /// This host, as it sees it.
     pub(super) host: IpAddr,
-    line: Option<Arc<Line>>,
+    line: Option<Arc<ClientLine>>,
     is_done: Arc<AtomicBool>,
 }
 
@@ -195,7 +195,12 @@ impl Client {
     }
 
     /// A process on another host. The caller watches the line and sets `is_done`.
-    pub(super) fn on(line: &Arc<Line>, means: Means, host: IpAddr, is_done: &Arc<AtomicBool>) -> Client {
+    pub(super) fn on(
+        line: &Arc<ClientLine>,
+        means: Means,
+        host: IpAddr,
+        is_done: &Arc<AtomicBool>,
+    ) -> Client {
         Client { means, host, line: Some(Arc::clone(line)), is_done: Arc::clone(is_done) }
     }
 
@@ -247,9 +252,9 @@ pub(super) fn carry_out(task: &Task, client: &Client) -> Result<(), BenchError> 
 
 fn serve_over<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.role {
-        Role::Memory { pongs, checked } => pong::serve::<C>(task.bytes, pongs, checked, client),
-        Role::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, client),
-        Role::Server { .. } => round::serve_server::<C>(task, client),
-        Role::Worker { .. } => round::serve_worker::<C>(task, client),
+        TaskRole::Memory { pongs, checked } => pong::serve::<C>(task.bytes, pongs, checked, client),
+        TaskRole::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, client),
+        TaskRole::Server { .. } => round::serve_server::<C>(task, client),
+        TaskRole::Worker { .. } => round::serve_worker::<C>(task, client),
     }
 }

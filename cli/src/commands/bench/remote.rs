@@ -19,7 +19,7 @@ use slackline::internals::channel::{Channel, ChannelError, ChannelTerms, Purpose
 use super::BenchError;
 use super::arguments::TransportName;
 use super::means::Means;
-use super::peer::{Client, Role, Task, carry_out};
+use super::peer::{Client, Task, TaskRole, carry_out};
 
 /// The port to listen at and to connect to, unless another one is given: perftest's port.
 pub(super) const PORT: u16 = 18515;
@@ -51,7 +51,7 @@ pub(super) enum ToClient {
 
 /// Such a message, or the reason that the task failed.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+enum TaskAnswer {
     Well(ToClient),
     Failed(String),
 }
@@ -137,8 +137,8 @@ impl Remote {
         let begun = Instant::now();
         loop {
             match poll(&mut self.channel.borrow_mut())? {
-                Some(Answer::Well(answer)) => return Ok(answer),
-                Some(Answer::Failed(why)) => return Err(BenchError::Peer(why)),
+                Some(TaskAnswer::Well(answer)) => return Ok(answer),
+                Some(TaskAnswer::Failed(why)) => return Err(BenchError::Peer(why)),
                 None if begun.elapsed() > patience => {
                     return Err(BenchError::Peer(format!("it said nothing within {patience:?}")));
                 }
@@ -168,16 +168,16 @@ fn require_secret(address: SocketAddr, means: &Means, option: &str) -> Result<()
 }
 
 /// The line to the process that measures, as the side that listens has it.
-pub(super) struct Line(Mutex<Channel>);
+pub(super) struct ClientLine(Mutex<Channel>);
 
-impl Line {
+impl ClientLine {
     fn lock(&self) -> MutexGuard<'_, Channel> {
         // A thread that panicked with the lock has ended the conversation, which the next thread notices.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn say(&self, value: Value) -> Result<(), BenchError> {
-        send(&mut self.lock(), &Answer::Well(ToClient::Said(value)))
+        send(&mut self.lock(), &TaskAnswer::Well(ToClient::Said(value)))
     }
 }
 
@@ -255,7 +255,7 @@ fn attend(
     let addresses = channel.peer_address().and_then(|peer| Ok((peer, channel.local_address()?)));
     let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
     let means = Means { peer: Some(peer.ip()), ..means.clone() };
-    let line = Arc::new(Line(Mutex::new(channel)));
+    let line = Arc::new(ClientLine(Mutex::new(channel)));
     let mut served = 0;
     while let Some(task) = next_task(&line, &mut first)? {
         let is_done = Arc::new(AtomicBool::new(false));
@@ -267,19 +267,19 @@ fn attend(
         let result = check(&task, transport).and_then(|()| carry_out(&task, &client));
         if let Err(error) = &result {
             // If it is gone, it does not need to know.
-            let _unheard = send(&mut line.lock(), &Answer::Failed(error.to_string()));
+            let _unheard = send(&mut line.lock(), &TaskAnswer::Failed(error.to_string()));
             is_done.store(true, Ordering::Relaxed);
         }
         let watched = over.join().unwrap_or_else(|_| Err(BenchError::Peer("its watcher failed".into())));
         result.and(watched)?;
-        send(&mut line.lock(), &Answer::Well(ToClient::Done))?;
+        send(&mut line.lock(), &TaskAnswer::Well(ToClient::Done))?;
         served += 1;
     }
     Ok(served)
 }
 
 /// The next task; none once the client has left.
-fn next_task(line: &Line, first: &mut Option<Vec<u8>>) -> Result<Option<Task>, BenchError> {
+fn next_task(line: &ClientLine, first: &mut Option<Vec<u8>>) -> Result<Option<Task>, BenchError> {
     loop {
         let mut channel = line.lock();
         let bytes = match first.take().map_or_else(|| channel.poll(), |bytes| Ok(Some(bytes))) {
@@ -292,7 +292,7 @@ fn next_task(line: &Line, first: &mut Option<Vec<u8>>) -> Result<Option<Task>, B
             Some(Ok(ToHost::Task(task))) => return Ok(Some(task)),
             Some(_) => {
                 let why = "it asked for what this version does not know: use one version on both sides";
-                let _unheard = send(&mut channel, &Answer::Failed(why.into()));
+                let _unheard = send(&mut channel, &TaskAnswer::Failed(why.into()));
                 return Err(BenchError::Peer(why.into()));
             }
         }
@@ -302,7 +302,7 @@ fn next_task(line: &Line, first: &mut Option<Vec<u8>>) -> Result<Option<Task>, B
 }
 
 /// Waits until the client ends its task, or this side has failed. A client that leaves before has failed itself.
-fn watch(line: &Line, is_done: &AtomicBool) -> Result<(), BenchError> {
+fn watch(line: &ClientLine, is_done: &AtomicBool) -> Result<(), BenchError> {
     let heard = loop {
         match poll(&mut line.lock()) {
             Ok(Some(ToHost::End)) => break Ok(()),
@@ -326,9 +326,9 @@ fn check(task: &Task, transport: TransportName) -> Result<(), BenchError> {
         )));
     }
     match task.role {
-        Role::Memory { .. } | Role::Publisher { .. } => Ok(()),
-        Role::Server { workers: 1, folds: 0, threads: 1, .. } => Ok(()),
-        Role::Server { .. } | Role::Worker { .. } => {
+        TaskRole::Memory { .. } | TaskRole::Publisher { .. } => Ok(()),
+        TaskRole::Server { workers: 1, folds: 0, threads: 1, .. } => Ok(()),
+        TaskRole::Server { .. } | TaskRole::Worker { .. } => {
             Err(BenchError::Peer("that is measured on one host alone".into()))
         }
     }

@@ -8,7 +8,7 @@ use slackline::internals::transport::{AtomicDomain, Endpoint, Operation, PostErr
 use super::arguments::{Op, Settings};
 use super::carrier::Carrier;
 use super::measure::{Timing, calls, time, time_batches, time_whole};
-use super::peer::Role;
+use super::peer::TaskRole;
 use super::pin::{pair, pin_to};
 use super::pong::{Found, OVER, Side};
 use super::report::{Measured, duration, rate};
@@ -26,7 +26,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
         pin_to(core);
     }
     let (op, pongs) = (settings.op, C::PONGS && settings.op == Op::Write);
-    let role = Role::Memory { pongs, checked: settings.validate.then_some(op) };
+    let role = TaskRole::Memory { pongs, checked: settings.validate.then_some(op) };
     let (address, mut target) = settings.task(bytes, core, role).start(settings.remote.as_ref())?.ready()?;
     let carrier = C::open(&settings.means)?;
     if op == Op::FetchAdd && carrier.capabilities().atomics == AtomicDomain::None {

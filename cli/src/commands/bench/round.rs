@@ -13,7 +13,7 @@ use super::carrier::Carrier;
 use super::local::{Arrays, Kind};
 use super::measure::{Latency, Progress, Timing};
 use super::nodes::{INITIAL, RATE, TIMEOUT};
-use super::peer::{Client, Role, Task};
+use super::peer::{Client, Task, TaskRole};
 use super::pin::cores;
 use super::report::{Measured, duration};
 use crate::optimizer_name::OptimizerName;
@@ -42,13 +42,13 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let server_core = if threads == 1 { cores.last().copied() } else { None };
 
     let folds = rounds.clamp(5, 20);
-    let role = Role::Server { asynchronous: false, workers, chunk, threads, folds };
+    let role = TaskRole::Server { asynchronous: false, workers, chunk, threads, folds };
     let task = settings.task(bytes, server_core, role);
     let (address, mut server) = task.start(None)?.ready()?;
     let mut peers = Vec::new();
     for worker in 0..usize::from(workers) {
         let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };
-        let role = Role::Worker { borrow, warmup, rounds };
+        let role = TaskRole::Worker { borrow, warmup, rounds };
         let task = Task { address: Some(address.clone()), ..settings.task(bytes, core, role) };
         peers.push(task.start(None)?);
     }
@@ -90,7 +90,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 }
 
 pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
-    let Role::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
+    let TaskRole::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
         return Err(BenchError::Peer("not a server's task".into()));
     };
     let elements = task.bytes / 4;
@@ -149,7 +149,7 @@ impl Alone {
 }
 
 pub(super) fn serve_worker<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
-    let Role::Worker { borrow, warmup, rounds } = task.role else {
+    let TaskRole::Worker { borrow, warmup, rounds } = task.role else {
         return Err(BenchError::Peer("not a worker's task".into()));
     };
     let read = if borrow { ReadMode::InPlace } else { ReadMode::Copy };

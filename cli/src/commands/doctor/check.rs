@@ -123,25 +123,25 @@ impl Check {
 
 /// Says on standard error what is being tried, if it takes longer than one likes to wait without a word; from a thread
 /// of its own, since much of it is calls that return when they are done.
-pub(super) struct Progress {
-    shared: Arc<Shared>,
+pub(super) struct CheckProgress {
+    shared: Arc<CurrentCheck>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct CurrentCheck {
     /// The check that runs now and the time at which it began; none once all are done.
     now: Mutex<Option<(String, Instant)>>,
     is_done: Condvar,
 }
 
-impl Progress {
-    pub(super) fn begin(what: &str) -> Progress {
+impl CheckProgress {
+    pub(super) fn begin(what: &str) -> CheckProgress {
         let now = Mutex::new(Some((what.to_owned(), Instant::now())));
-        let shared = Arc::new(Shared { now, is_done: Condvar::new() });
+        let shared = Arc::new(CurrentCheck { now, is_done: Condvar::new() });
         let told = Arc::clone(&shared);
         // Without the thread, it is only silent.
         let thread = std::thread::Builder::new().spawn(move || told.tell()).ok();
-        Progress { shared, thread }
+        CheckProgress { shared, thread }
     }
 
     pub(super) fn go_on(&self, what: impl Into<String>) {
@@ -149,7 +149,7 @@ impl Progress {
     }
 }
 
-impl Shared {
+impl CurrentCheck {
     fn lock(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,7 +172,7 @@ impl Shared {
     }
 }
 
-impl Drop for Progress {
+impl Drop for CheckProgress {
     fn drop(&mut self) {
         *self.shared.lock() = None;
         self.shared.is_done.notify_all();

@@ -16,7 +16,7 @@ use slackline::internals::transport::{
 };
 use slackline::{Address, Transport};
 
-use super::check::{Check, Figure, Problem, Progress};
+use super::check::{Check, CheckProgress, Figure, Problem};
 
 /// No request and no handshake takes longer where things work.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(super) fn try_all<T: Transport>(
     transport: &T,
     at: &Address,
     atomics_fault: Option<&str>,
-    progress: &Progress,
+    progress: &CheckProgress,
 ) -> Vec<Check> {
     let mut checks = Vec::new();
     // What comes after a failure builds upon what failed.
@@ -58,7 +58,7 @@ fn try_in_turn<T: Transport>(
     transport: &T,
     at: &Address,
     atomics_fault: Option<&str>,
-    progress: &Progress,
+    progress: &CheckProgress,
     checks: &mut Vec<Check>,
 ) -> Result<(), Check> {
     let capabilities = transport.capabilities();
@@ -164,7 +164,7 @@ struct Loopback<'a, T: Transport> {
     words: GrantedRegion,
     huge: Option<GrantedRegion>,
     local: MemoryRegion,
-    progress: &'a Progress,
+    progress: &'a CheckProgress,
 }
 
 /// A wait for something: its beginning, and its turns so far.
@@ -205,7 +205,7 @@ impl<'a, T: Transport> Loopback<'a, T> {
         at: &Address,
         payload: &MemoryRegion,
         huge: Option<&MemoryRegion>,
-        progress: &'a Progress,
+        progress: &'a CheckProgress,
     ) -> Result<Self, Problem> {
         let every = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let words = transport.allocate(PAGE_SIZE, every)?;

@@ -18,8 +18,8 @@ use slackline::{Address, Shm, Tcp};
 
 use crate::failure::Failure;
 use crate::output;
-use check::{Problem, Progress};
-use report::{PathReport, Report};
+use check::{CheckProgress, Problem};
+use report::{DoctorReport, PathReport};
 
 /// Test shared memory, TCP and RDMA on this host and suggest fixes.
 ///
@@ -29,7 +29,7 @@ use report::{PathReport, Report};
 /// measures properly.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct DoctorArgs {
     /// Fail unless this works; rdma is the RDMA device that would be taken
     #[arg(long, value_enum, value_name = "PATH")]
     require: Option<Required>,
@@ -64,14 +64,14 @@ const EXAMPLES: &str = "Examples:
 Exit codes: 0 found out, 1 what --require or --device names does not work, 2 wrong options.";
 
 /// Runs `slackline doctor`.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &DoctorArgs) -> ExitCode {
     match examine(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn examine(args: &Args) -> Result<(), Failure> {
+fn examine(args: &DoctorArgs) -> Result<(), Failure> {
     let file = args.json.as_deref().filter(|path| *path != Path::new("-"));
     if let Some(file) = file {
         output::check("--json", file)?;
@@ -99,14 +99,14 @@ fn examine(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn look(device: Option<&str>) -> Report {
-    let progress = Progress::begin("shm");
+fn look(device: Option<&str>) -> DoctorReport {
+    let progress = CheckProgress::begin("shm");
     let local = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let shm = loopback::try_all(&Shm::new(), &Address::random(), None, &progress);
     let tcp = loopback::try_all(&Tcp::new(), &local, None, &progress);
     let (devices, rdma) = rdma::examine(device, &progress);
     let own = [PathReport::tried("shm", None, shm), PathReport::tried("tcp", None, tcp)];
-    Report {
+    DoctorReport {
         version: env!("CARGO_PKG_VERSION"),
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
         rdma,
@@ -117,7 +117,7 @@ fn look(device: Option<&str>) -> Report {
 }
 
 /// Returns the problem of the path that has to work, with the name of that path, if there is a problem.
-fn missing(report: &Report, required: Required) -> Option<(&'static str, &Problem)> {
+fn missing(report: &DoctorReport, required: Required) -> Option<(&'static str, &Problem)> {
     let (what, name) = match required {
         Required::Verbs | Required::Rdma => {
             return report.rdma.problem.as_ref().map(|problem| ("RDMA", problem));

@@ -12,7 +12,7 @@ use slackline::internals::transport::RegisterError;
 use slackline::internals::transport::verbs::{DeviceInfo, devices};
 use slackline::{Address, OpenError, Transport, Verbs, VerbsOptions};
 
-use super::check::{Check, Figure, Problem, Progress};
+use super::check::{Check, CheckProgress, Figure, Problem};
 use super::loopback::try_all;
 use super::report::{Chosen, PathReport, Rdma, RdmaReport};
 
@@ -22,7 +22,7 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const DMA_BUF_BYTES: usize = 2 << 20;
 
 /// Tries every device, or the one of this name; also which one would be taken, and why.
-pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathReport>, Rdma) {
+pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<PathReport>, Rdma) {
     progress.go_on("verbs: opening devices");
     let options =
         VerbsOptions { devices: wanted.map(str::to_owned).into_iter().collect(), ..VerbsOptions::default() };
@@ -57,7 +57,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &Progress) -> (Vec<PathRep
     conclude(paths, wanted, best)
 }
 
-fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &Progress) -> PathReport {
+fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &CheckProgress) -> PathReport {
     let device = Some(info.name.clone());
     let (mut report, chosen) = match open {
         Err(error) => (PathReport::closed(NAME, device, error.into()), None),

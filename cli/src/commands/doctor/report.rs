@@ -10,7 +10,7 @@ use super::gpu::Gpu;
 use super::limits::Limit;
 
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     pub(super) version: &'static str,
     pub(super) kernel: String,
     /// The result that `--require rdma` asks for.
@@ -194,7 +194,7 @@ fn domain(atomics: AtomicDomain) -> &'static str {
     }
 }
 
-impl Report {
+impl DoctorReport {
     pub(super) fn json(&self) -> Value {
         serde_json::to_value(self).expect("it is made of texts and numbers")
     }

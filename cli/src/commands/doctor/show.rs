@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use slackline_lab::table::Table;
 
 use super::check::Status;
-use super::report::{Chosen, PathReport, RdmaReport, Report};
+use super::report::{Chosen, DoctorReport, PathReport, RdmaReport};
 use crate::commands::bench::size;
 
-pub(super) fn text(report: &Report) -> String {
+pub(super) fn text(report: &DoctorReport) -> String {
     let mut text = format!("slackline {}, Linux {}\n", report.version, report.kernel);
     for path in &report.paths {
         let _ = write!(text, "\n{}", one(path).text());
@@ -112,7 +112,7 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
     );
 }
 
-fn conclusion(report: &Report) -> String {
+fn conclusion(report: &DoctorReport) -> String {
     let rdma = &report.rdma;
     let chosen = match (&rdma.device, rdma.port, &rdma.reason) {
         (Some(device), Some(port), Some(reason)) => format!(" by {device}, port {port} ({reason})"),

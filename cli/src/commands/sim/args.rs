@@ -19,7 +19,7 @@ use crate::scheme_args::SchemeArgs;
 /// bit, on every machine.
 #[derive(clap::Args, Clone, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct SimArgs {
     /// Run these schemes side by side, such as 'bsp,ssp(4),dbw(delivery=wait)'
     #[arg(long, help_heading = "What to run", value_name = "SCHEMES", conflicts_with_all = ["scheme", "sweep"])]
     pub(super) compare: Option<String>,
@@ -192,7 +192,7 @@ pub(crate) struct Args {
     pub(super) docs: Option<PathBuf>,
 }
 
-impl Args {
+impl SimArgs {
     /// The scheme of a single run.
     pub(super) fn config(&self) -> Result<SchemeConfig, Failure> {
         self.config_of(self.scheme.as_deref().unwrap_or("ssp"))
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_brings_its_own_jobs_takes_no_option_of_a_job() {
-        let command = <Args as clap::Args>::augment_args(clap::Command::new("sim"));
+        let command = <SimArgs as clap::Args>::augment_args(clap::Command::new("sim"));
         let conflicts = |with: &str| -> Vec<String> {
             let with = command.get_arguments().find(|argument| argument.get_id() == with).unwrap();
             command

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use slackline::sim::fabric::{self, FabricOptions};
 use slackline_lab::parallel::Progress;
 
-use super::args::Args;
+use super::args::SimArgs;
 use super::give_text;
 use crate::failure::Failure;
 use crate::scheme_args;
 
 /// Runs `slackline sim --fabric`.
-pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
     let scheme = match (&args.scheme, args.settings.given().first()) {
         (None, Some((setting, _))) => {
             let what = "the scheme is drawn from the seed";

@@ -18,21 +18,21 @@ use slackline::sim::{Cluster, ClusterReport};
 use slackline_lab::parallel;
 use slackline_lab::plot::Figure;
 
-pub(crate) use args::Args;
+pub(crate) use args::SimArgs;
 
 use crate::failure::Failure;
 use crate::output;
 use crate::scheme_args;
 
 /// Runs `slackline sim`.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &SimArgs) -> ExitCode {
     match try_run(args) {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }
 }
 
-fn try_run(args: &Args) -> Result<ExitCode, Failure> {
+fn try_run(args: &SimArgs) -> Result<ExitCode, Failure> {
     check_outputs(args)?;
     if let Some(name) = &args.reproduce {
         return reproduce::run(args, name);
@@ -50,7 +50,7 @@ fn try_run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn one(args: &Args) -> Result<(), Failure> {
+fn one(args: &SimArgs) -> Result<(), Failure> {
     let scheme = args.config()?;
     let cluster = setup::cluster(args, scheme, setup::until(args, &[scheme]))?;
     let learning_rate = cluster.learning_rate;
@@ -59,7 +59,7 @@ fn one(args: &Args) -> Result<(), Failure> {
     give(args, &report::one(args, &report), json, || report::figure(args, std::slice::from_ref(&report)))
 }
 
-fn compare(args: &Args, schemes: &str) -> Result<(), Failure> {
+fn compare(args: &SimArgs, schemes: &str) -> Result<(), Failure> {
     let schemes = parse::list(schemes);
     if let Some((setting, value)) = args.settings.given().first() {
         let option = scheme_args::option_of(setting);
@@ -110,7 +110,7 @@ fn simulate(cluster: Cluster) -> Result<ClusterReport, Failure> {
 }
 
 /// Nothing is computed whose result could not be kept.
-fn check_outputs(args: &Args) -> Result<(), Failure> {
+fn check_outputs(args: &SimArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
     for (option, path) in [("--json", json), ("--plot", args.plot.as_deref())] {
         path.map_or(Ok(()), |path| output::check(option, path))?;
@@ -126,7 +126,7 @@ fn check_outputs(args: &Args) -> Result<(), Failure> {
 
 /// Brings results where they are wanted.
 fn give(
-    args: &Args,
+    args: &SimArgs,
     text: &str,
     json: impl FnOnce() -> Value,
     figure: impl FnOnce() -> Figure,
@@ -138,7 +138,7 @@ fn give(
 }
 
 /// The same without a plot.
-fn give_text(args: &Args, text: &str, json: &Value) -> Result<(), Failure> {
+fn give_text(args: &SimArgs, text: &str, json: &Value) -> Result<(), Failure> {
     let Some(path) = &args.json else { return print(text) };
     let json = format!("{json}\n");
     if path == Path::new("-") {

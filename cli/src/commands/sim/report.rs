@@ -7,7 +7,7 @@ use slackline::sim::{ClusterReport, CountHistogram};
 use slackline_lab::plot::{Axis, Figure, Panel, Series, staleness};
 use slackline_lab::table::{Table, bars, number};
 
-use super::args::{Args, ProblemName};
+use super::args::{ProblemName, SimArgs};
 
 /// Workers that have a row of their own; of more, only the sums are told.
 const ROWS_MAX: usize = 16;
@@ -16,7 +16,7 @@ const ROWS_MAX: usize = 16;
 const BARS_MAX: i64 = 16;
 
 /// One run for people.
-pub(super) fn one(args: &Args, report: &ClusterReport) -> String {
+pub(super) fn one(args: &SimArgs, report: &ClusterReport) -> String {
     let mut text = format!("{}: {}\n\n", report.scheme, setup(args));
     if report.of_workers.len() <= ROWS_MAX {
         let mut table = Table::new(["worker", "clocks", "computing", "abandoned", "waiting"]);
@@ -67,7 +67,7 @@ pub(super) fn one(args: &Args, report: &ClusterReport) -> String {
 }
 
 /// Several runs for people, a row each.
-pub(super) fn many(args: &Args, reports: &[ClusterReport]) -> String {
+pub(super) fn many(args: &SimArgs, reports: &[ClusterReport]) -> String {
     let learns = reports.iter().any(|report| !report.curve.is_empty());
     let mut heading = vec!["scheme"];
     heading.extend(summary_heading(learns, args.target_loss.is_some()));
@@ -154,7 +154,7 @@ fn clocks_behind(staleness: &CountHistogram) -> String {
 }
 
 /// The job in a few words.
-pub(super) fn setup(args: &Args) -> String {
+pub(super) fn setup(args: &SimArgs) -> String {
     let mut parts = vec![format!("{} workers, {} s a gradient", args.workers, args.compute)];
     if args.problem != ProblemName::None {
         parts.push(format!("{} by {}", name(args.problem), name(args.optimizer)));
@@ -169,7 +169,7 @@ pub(super) fn name(value: impl clap::ValueEnum) -> String {
 }
 
 /// A run for programs: what was asked for, and all that came of it.
-pub(super) fn json_one(args: &Args, report: &ClusterReport, learning_rate: f32) -> Value {
+pub(super) fn json_one(args: &SimArgs, report: &ClusterReport, learning_rate: f32) -> Value {
     let mut whole = json!({
         "compute": args.compute.to_string(),
         "latency": args.latency.to_string(),
@@ -194,7 +194,7 @@ fn rename_hash(report: &mut Map<String, Value>) {
 }
 
 /// Loss against time, time per clock, staleness.
-pub(super) fn figure(args: &Args, reports: &[ClusterReport]) -> Figure {
+pub(super) fn figure(args: &SimArgs, reports: &[ClusterReport]) -> Figure {
     let title = match reports {
         [one] => format!("{} in virtual time", one.scheme),
         _ => "Schemes side by side".into(),

@@ -7,14 +7,14 @@ use std::process::ExitCode;
 use slackline_lab::reproduce::{self, Error, Findings, PAGE, PLOTS, RECIPES, Recipe};
 use slackline_lab::table::Table;
 
-use super::args::Args;
+use super::args::SimArgs;
 use super::{give, keep, setup};
 use crate::failure::Failure;
 use crate::output;
 use crate::scheme_args;
 
 /// Runs `slackline sim --reproduce`.
-pub(super) fn run(args: &Args, name: &str) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
     if let Some((setting, _)) = args.settings.given().first() {
         let option = scheme_args::option_of(setting);
         return Err(

@@ -7,7 +7,7 @@ use slackline::sim::{
 use slackline_lab::model::{HIDDEN_DEFAULT, ModelKind};
 use slackline_lab::problem::Digits;
 
-use super::args::{Args, ProblemName};
+use super::args::{ProblemName, SimArgs};
 use super::parse;
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
@@ -19,7 +19,7 @@ const BATCH_DEFAULT: usize = 32;
 const LENGTH_DEFAULT: u64 = 100;
 
 /// Builds the cluster that `args` describe, with this scheme, which fits their workers.
-pub(super) fn cluster(args: &Args, scheme: SchemeConfig, until: Until) -> Result<Cluster, Failure> {
+pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Result<Cluster, Failure> {
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
     cluster.damping = args.settings.damping.into();
     cluster.compute = args.compute.clone();
@@ -51,7 +51,7 @@ pub(super) fn cluster(args: &Args, scheme: SchemeConfig, until: Until) -> Result
 }
 
 /// Returns the condition for the end of a run; runs of all `schemes` can reach it.
-pub(super) fn until(args: &Args, schemes: &[SchemeConfig]) -> Until {
+pub(super) fn until(args: &SimArgs, schemes: &[SchemeConfig]) -> Until {
     let gradient = args.compute.typical();
     if let Some(target) = args.target_loss {
         let within = args.within.unwrap_or(1e4 * gradient);
@@ -69,7 +69,7 @@ pub(super) fn until(args: &Args, schemes: &[SchemeConfig]) -> Until {
     }
 }
 
-fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
+fn factors(args: &SimArgs) -> Result<Vec<f64>, Failure> {
     let mut factors = vec![None; args.workers];
     for given in &args.factor {
         let written = parse::written(&given.workers);
@@ -86,7 +86,7 @@ fn factors(args: &Args) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-fn problem(args: &Args) -> Result<Option<Box<dyn Problem>>, Failure> {
+fn problem(args: &SimArgs) -> Result<Option<Box<dyn Problem>>, Failure> {
     let (batch, seed) = (args.batch.unwrap_or(BATCH_DEFAULT), args.seed);
     if batch == 0 {
         return Err(Failure::usage("--batch cannot be 0").help("use 1 or more examples"));

@@ -11,7 +11,7 @@ use slackline::sim::ClusterReport;
 use slackline_lab::parallel;
 use slackline_lab::table::Table;
 
-use super::args::{Args, ProblemName};
+use super::args::{ProblemName, SimArgs};
 use super::{give, parse, report, setup, simulate};
 use crate::failure::Failure;
 
@@ -21,9 +21,9 @@ const RUNS_MAX: usize = 100_000;
 /// `slackline sim` alone, whose options may be given again: the last counts.
 #[derive(Parser)]
 #[command(name = "slackline sim", args_override_self = true, disable_help_flag = true)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
-    args: Args,
+    args: SimArgs,
 }
 
 /// A swept option and its values.
@@ -32,7 +32,7 @@ struct Axis {
     values: Vec<String>,
 }
 
-pub(super) fn run(args: &Args) -> Result<(), Failure> {
+pub(super) fn run(args: &SimArgs) -> Result<(), Failure> {
     let axes: Vec<Axis> = args.sweep.iter().map(|text| axis(text)).collect::<Result<_, _>>()?;
     let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.values.len()));
     let count = count.filter(|count| *count <= RUNS_MAX).ok_or_else(|| {
@@ -44,7 +44,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let values = values(&axes, index);
         let own = axes.iter().zip(&values).map(|(axis, value)| format!("--{}={value}", axis.option).into());
         let line = std::iter::once("slackline sim".into()).chain(given.iter().cloned()).chain(own);
-        let parsed = Line::try_parse_from(line).map_err(|error| told(&axes, &values, &error))?;
+        let parsed = CommandLine::try_parse_from(line).map_err(|error| told(&axes, &values, &error))?;
         points.push((values, parsed.args));
     }
     for (values, args) in &points {
@@ -69,12 +69,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     give(args, &table.text(), json, || report::figure(args, &[]))
 }
 
-fn prepare(args: &Args) -> Result<slackline::sim::Cluster, Failure> {
+fn prepare(args: &SimArgs) -> Result<slackline::sim::Cluster, Failure> {
     let scheme = args.config()?;
     setup::cluster(args, scheme, setup::until(args, &[scheme]))
 }
 
-fn row(axes: &[Axis], values: &[String], args: &Args, report: &ClusterReport) -> Value {
+fn row(axes: &[Axis], values: &[String], args: &SimArgs, report: &ClusterReport) -> Value {
     let options: serde_json::Map<_, _> =
         axes.iter().zip(values).map(|(axis, value)| (axis.option.clone(), value.clone().into())).collect();
     let last = report.curve.last();

@@ -27,7 +27,7 @@ const INTERVAL_MAX: f64 = 3600.0;
 /// interval. A node that does not answer stays in the table and is asked again.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct TopArgs {
     /// Addresses at which nodes serve their metrics: HOST:PORT, or PORT of this machine
     #[arg(required = true, value_name = "ADDR", value_parser = Target::parse)]
     nodes: Vec<Target>,
@@ -69,21 +69,21 @@ pub(super) type Answer = (Result<Samples, String>, Instant);
 
 /// One line of `--json`.
 #[derive(Serialize)]
-struct Line<'a> {
+struct JsonLine<'a> {
     /// Seconds since 1970.
     time_s: f64,
     nodes: &'a [Row],
 }
 
 /// Runs `slackline top`.
-pub(crate) fn run(args: &Args) -> ExitCode {
+pub(crate) fn run(args: &TopArgs) -> ExitCode {
     match show(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-fn show(args: &Args) -> Result<(), Failure> {
+fn show(args: &TopArgs) -> Result<(), Failure> {
     let interval = Duration::from_secs_f64(args.interval);
     if args.json && !args.once {
         return lines(args, interval);
@@ -111,7 +111,7 @@ fn show(args: &Args) -> Result<(), Failure> {
 }
 
 /// One measured interval.
-fn once(args: &Args, interval: Duration) -> Result<(), Failure> {
+fn once(args: &TopArgs, interval: Duration) -> Result<(), Failure> {
     let before = scrape::all(&args.nodes, interval);
     let mut rows = rows(&args.nodes, &[], &before);
     // Without any answer there is nothing to measure.
@@ -129,7 +129,7 @@ fn once(args: &Args, interval: Duration) -> Result<(), Failure> {
 }
 
 /// Prints JSON, until the process that reads it closes the pipe.
-fn lines(args: &Args, interval: Duration) -> Result<(), Failure> {
+fn lines(args: &TopArgs, interval: Duration) -> Result<(), Failure> {
     let mut before = scrape::all(&args.nodes, interval);
     loop {
         std::thread::sleep(interval);
@@ -151,7 +151,7 @@ fn rows(nodes: &[Target], before: &[Answer], now: &[Answer]) -> Vec<Row> {
 
 fn json(rows: &[Row]) -> Result<String, Failure> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let line = serde_json::to_string(&Line { time_s: time.as_secs_f64(), nodes: rows });
+    let line = serde_json::to_string(&JsonLine { time_s: time.as_secs_f64(), nodes: rows });
     line.map(|line| line + "\n").map_err(|error| Failure::failed(format!("JSON: {error}")))
 }
 

@@ -22,7 +22,7 @@ use crate::scheme_args::SchemeArgs;
 /// first shard, the ranks after it the other shards, and the rest are workers.
 #[derive(clap::Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = EXIT_CODES, after_long_help = EXAMPLES)]
-pub(crate) struct Args {
+pub(crate) struct TrainArgs {
     /// Scheme of synchronisation; `slackline help schemes` has all of them
     ///
     /// Under bsp all workers wait for each other, under asp none; under ssp, essp, bap and vap a worker waits when it
@@ -99,7 +99,7 @@ pub(crate) struct Args {
     pub(super) job: super::job::JobArgs,
 
     #[command(flatten)]
-    pub(super) metrics: crate::metrics::Args,
+    pub(super) metrics: crate::metrics::MetricsArgs,
 
     /// Let a worker take FACTOR times the processor time of each step, workers counted from 0; may be repeated
     #[arg(
@@ -186,7 +186,7 @@ pub(crate) struct Args {
     pub(super) json: Option<PathBuf>,
 }
 
-impl Args {
+impl TrainArgs {
     /// The scheme, with all its settings.
     pub(super) fn scheme(&self) -> Result<SchemeConfig, Failure> {
         self.settings.config(&self.scheme)

@@ -69,7 +69,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let stop = plan.checkpoint.is_some().then(Stop::listen).transpose()?;
     let (sender, events) = mpsc::sync_channel(256);
     let address = plan.metrics.address(Some(0))?;
-    let node = NodeMetrics { role: metrics::Role::Coordinator, ..NodeMetrics::default() };
+    let node = NodeMetrics { role: metrics::NodeRole::Coordinator, ..NodeMetrics::default() };
     let (registry, _served) = serve_metrics(address, node)?;
     let metrics = registry.map(Measure::new);
     let (is_training, evaluation, reached, last) = (false, None, None, None);

@@ -5,12 +5,12 @@ use slackline::{
     scheme::{Damping, SchemeConfig},
 };
 
-use super::args::{Args, Idle, Transport};
+use super::args::{Idle, TrainArgs, Transport};
 use crate::failure::Failure;
 
 /// Whether this scheme does what the rest of the options ask for.
 pub(super) fn check(
-    args: &Args,
+    args: &TrainArgs,
     scheme: SchemeConfig,
     optimizer: Optimizer,
     encoding: ElementType,

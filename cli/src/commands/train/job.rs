@@ -58,7 +58,7 @@ pub(crate) struct MemberArgs {
     pub(super) role_rank: Option<u32>,
 
     #[command(flatten)]
-    pub(super) metrics: metrics::Args,
+    pub(super) metrics: metrics::MetricsArgs,
 
     /// Give up waiting for the job to begin after this many seconds
     #[arg(long, help_heading = "Job", value_name = "SECONDS", default_value_t = 60.0)]

@@ -7,7 +7,7 @@ use slackline::internals::job::MemberRole;
 use slackline::internals::job::env;
 use slackline::{MeetingPoint, Role, Secret, TransportKind};
 
-use super::args::Args;
+use super::args::TrainArgs;
 use super::part;
 use crate::failure::Failure;
 
@@ -32,13 +32,13 @@ pub(super) enum Starts {
 }
 
 /// The part that a process has in a job.
-pub(super) enum Part {
+pub(super) enum ProcessPart {
     Coordinate(Job),
     Take(part::Part),
 }
 
 /// Finds out which part this process has.
-pub(super) fn part(args: &Args) -> Result<Part, Failure> {
+pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     let told =
         args.job.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
     if args.coordinate {
@@ -69,7 +69,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         // No other process needs to know where these processes meet.
         let secret = args.job.secret.own()?;
         let listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-        return Ok(Part::Coordinate(Job { listen, secret, starts: Starts::All }));
+        return Ok(ProcessPart::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
     let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
     let meeting_point = placement.meeting_point.ok_or_else(|| {
@@ -99,7 +99,7 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
         true => (MemberRole::Server, rank),
         false => (MemberRole::Worker, rank - servers as u32),
     };
-    Ok(Part::Take(part::Part {
+    Ok(ProcessPart::Take(part::Part {
         role,
         role_rank: Some(role_rank),
         address: meeting_point.to_string(),
@@ -110,7 +110,11 @@ pub(super) fn part(args: &Args) -> Result<Part, Failure> {
     }))
 }
 
-fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Result<Part, Failure> {
+fn coordinate(
+    args: &TrainArgs,
+    meeting_point: &MeetingPoint,
+    starts: Starts,
+) -> Result<ProcessPart, Failure> {
     let unusable = |what: String| {
         Failure::usage(format!("cannot be met at {meeting_point}: {what}"))
             .help("name an address of this host")
@@ -118,7 +122,7 @@ fn coordinate(args: &Args, meeting_point: &MeetingPoint, starts: Starts) -> Resu
     let mut addresses =
         meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
     let listen = addresses.next().ok_or_else(|| unusable("it has no address".into()))?;
-    Ok(Part::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
+    Ok(ProcessPart::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }
 
 impl Job {
@@ -128,7 +132,7 @@ impl Job {
     }
 
     /// Returns the number of workers.
-    pub(super) fn workers(&self, args: &Args) -> Result<usize, Failure> {
+    pub(super) fn workers(&self, args: &TrainArgs) -> Result<usize, Failure> {
         match (self.starts, args.workers) {
             (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
                 "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes",

@@ -34,8 +34,8 @@ impl Measure {
 
 fn peer(peer: Peer) -> PeerMetrics {
     let (name, role) = match peer.role {
-        Role::Server(shard) => (format!("server {shard}"), metrics::Role::Server),
-        Role::Worker(worker) => (format!("worker {worker}"), metrics::Role::Worker),
+        Role::Server(shard) => (format!("server {shard}"), metrics::NodeRole::Server),
+        Role::Worker(worker) => (format!("worker {worker}"), metrics::NodeRole::Worker),
     };
     let state = match peer.presence {
         Presence::Up => PeerState::Up,

@@ -28,21 +28,21 @@ use std::process::ExitCode;
 
 use slackline_lab::model;
 
-pub(crate) use args::Args;
+pub(crate) use args::TrainArgs;
 pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
 
 use crate::failure::Failure;
 use crate::output;
 use coordinate::Outcome;
-use launch::Part;
+use launch::ProcessPart;
 use plan::Plan;
 use show::Display;
 
 /// Runs `slackline train`.
-pub(crate) fn run(args: Args) -> ExitCode {
+pub(crate) fn run(args: TrainArgs) -> ExitCode {
     let coordinated = match launch::part(&args) {
-        Ok(Part::Coordinate(job)) => Plan::new(args, job).and_then(|plan| train(&plan)),
-        Ok(Part::Take(part)) => return part.take(&args.job),
+        Ok(ProcessPart::Coordinate(job)) => Plan::new(args, job).and_then(|plan| train(&plan)),
+        Ok(ProcessPart::Take(part)) => return part.take(&args.job),
         Err(failure) => Err(failure),
     };
     match coordinated {

@@ -68,8 +68,8 @@ impl Part {
         // Every process of a job may be sent the signal, and it is no reason to die.
         let checkpoint = checkpoint_requests()?;
         let node = match role {
-            Role::Server => metrics::Role::Server,
-            Role::Worker | Role::Reader => metrics::Role::Worker,
+            Role::Server => metrics::NodeRole::Server,
+            Role::Worker | Role::Reader => metrics::NodeRole::Worker,
         };
         let node = NodeMetrics { role: node, rank: rank.unwrap_or_default(), ..NodeMetrics::default() };
         let (registry, _served) = serve_metrics(metrics, node)?;

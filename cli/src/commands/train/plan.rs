@@ -14,7 +14,7 @@ use slackline::{
 use slackline_lab::data::{self, Split};
 use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Args, Encoding, Idle, NonFiniteName, Transport};
+use super::args::{Encoding, Idle, NonFiniteName, TrainArgs, Transport};
 use super::launch::Job;
 use super::program::Program;
 use crate::failure::Failure;
@@ -49,7 +49,7 @@ pub(super) struct Plan {
     pub(super) strict_checkpoints: bool,
     /// Most times that a lost process is started again.
     pub(super) restarts: u32,
-    pub(super) metrics: crate::metrics::Args,
+    pub(super) metrics: crate::metrics::MetricsArgs,
     /// The only way that processes may reach each other.
     pub(super) require: Option<TransportKind>,
     pub(super) checksums: bool,
@@ -88,7 +88,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(args: Args, job: Job) -> Result<Plan, Failure> {
+    pub(super) fn new(args: TrainArgs, job: Job) -> Result<Plan, Failure> {
         let workers = job.workers(&args)?;
         let require = match args.transport {
             Transport::Auto => None,
@@ -305,7 +305,7 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
 
 /// Returns where checkpoints go, if any are written. Checkpoints of an earlier run are taken up or left alone, never
 /// written over.
-fn checkpoint(args: &Args, servers: usize, local: bool) -> Result<Option<CheckpointOrder>, Failure> {
+fn checkpoint(args: &TrainArgs, servers: usize, local: bool) -> Result<Option<CheckpointOrder>, Failure> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
     if args.checkpoint_every == 0 {
@@ -398,7 +398,7 @@ fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {
     }
 }
 
-fn factors(args: &Args, workers: usize) -> Result<Vec<f64>, Failure> {
+fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
     let mut factors = vec![None; workers];
     for &(worker, factor) in &args.straggler {
         let last = workers - 1;
@@ -430,7 +430,7 @@ fn learning_rate(optimizer: OptimizerName) -> f32 {
 }
 
 /// Nothing is trained whose result could not be kept, and nothing that is read is written over.
-fn check_outputs(args: &Args) -> Result<(), Failure> {
+fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
     let taken = |option: &str, path: &Path, what: String| {
         Err(Failure::usage(format!("{option} {}: {what}", path.display())).help("choose another name"))
@@ -451,7 +451,7 @@ fn check_outputs(args: &Args) -> Result<(), Failure> {
 }
 
 /// The shape of the model, and its parameters where they come from a file.
-fn spec(args: &Args, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
+fn spec(args: &TrainArgs, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
     let (columns, classes) = (split.train.columns, split.train.classes);
     let of_file = |error| Failure::refused(&error).after("--load");
     let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
