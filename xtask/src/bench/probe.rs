@@ -13,6 +13,8 @@ use std::path::PathBuf;
 pub(super) enum Probe {
     /// Out of the JSON of `slackline bench`.
     Bench { arguments: Vec<String>, pointer: &'static str },
+    /// The same, of the command line of an earlier commit.
+    Before { arguments: Vec<String>, pointer: &'static str },
     /// The slowest worker's median of `bench/round.c`.
     Round { workers: u32, chunk: u32, bytes: &'static str, rounds: &'static str },
     /// UCX's median latency of 8 bytes over shared memory.
@@ -31,13 +33,15 @@ pub(super) enum Probe {
 pub(super) struct Tools<'a> {
     pub(super) site: &'a Site,
     slackline: PathBuf,
+    /// The command line of the commit with which this tree is compared.
+    before: Option<PathBuf>,
     round: PathBuf,
     tcp: PathBuf,
 }
 
 impl<'a> Tools<'a> {
-    /// Builds the command line, and the C programs with which it is compared.
-    pub(super) fn build(site: &'a Site) -> Result<Tools<'a>, Failure> {
+    /// Builds the command line, that of the commit `before`, and the C programs with which it is compared.
+    pub(super) fn build(site: &'a Site, before: Option<&str>) -> Result<Tools<'a>, Failure> {
         needs::ensure(site, &[Need::Cc])?;
         Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).answer(site)?;
         let folder = site.target.join("bench");
@@ -53,7 +57,8 @@ impl<'a> Tools<'a> {
             Ok::<_, Failure>(program)
         };
         let (round, tcp) = (compile("round")?, compile("tcp")?);
-        Ok(Tools { site, slackline: site.target.join("release/slackline"), round, tcp })
+        let before = before.map(|commit| build_commit(site, commit)).transpose()?;
+        Ok(Tools { site, slackline: site.target.join("release/slackline"), before, round, tcp })
     }
 }
 
@@ -68,15 +73,21 @@ impl Probe {
         match self {
             Probe::Ucx { .. } | Probe::UcxTcp { .. } => Some(Need::UcxPerftest),
             Probe::Iperf => Some(Need::Iperf3),
-            Probe::Bench { .. } | Probe::Round { .. } | Probe::Tcp { .. } | Probe::Train { .. } => None,
+            Probe::Bench { .. }
+            | Probe::Before { .. }
+            | Probe::Round { .. }
+            | Probe::Tcp { .. }
+            | Probe::Train { .. } => None,
         }
     }
 
     /// Measures, for the `time`th time.
     pub(super) fn run(&self, tools: &Tools<'_>, time: usize) -> Result<f64, Failure> {
         match self {
-            Probe::Bench { arguments, pointer } => {
-                let cmd = Cmd::new(&tools.slackline.to_string_lossy(), &["bench", "--json", "-"]);
+            Probe::Bench { arguments, pointer } | Probe::Before { arguments, pointer } => {
+                let before = tools.before.as_ref().filter(|_| matches!(self, Probe::Before { .. }));
+                let slackline = before.unwrap_or(&tools.slackline);
+                let cmd = Cmd::new(&slackline.to_string_lossy(), &["bench", "--json", "-"]);
                 let cmd = arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument));
                 let json = cmd.answer(tools.site)?;
                 number(&json, |value| value.pointer(pointer)?.as_f64()).ok_or_else(|| unclear(&cmd, &json))
@@ -111,6 +122,23 @@ impl Probe {
             }
         }
     }
+}
+
+/// Builds the command line of a commit, in a folder of its own, and returns its path.
+fn build_commit(site: &Site, commit: &str) -> Result<PathBuf, Failure> {
+    let commit = Cmd::new("git", &["rev-parse", "--verify", "--quiet", &format!("{commit}^{{commit}}")])
+        .output(site)
+        .map(|commit| commit.trim().to_owned())
+        .ok_or_else(|| Failure::Usage(format!("`{commit}` names no commit of this repository")))?;
+    let folder = site.target.join("bench").join(&commit);
+    let source = folder.to_string_lossy();
+    let unpack = r#"rm -rf "$1/src" && mkdir -p "$1/src" && git archive "$0" | tar -x -C "$1/src""#;
+    Cmd::new("sh", &["-c", unpack, &commit, &source]).answer(site)?;
+    let (manifest, target) = (format!("{source}/src/Cargo.toml"), format!("{source}/target"));
+    let build =
+        ["build", "--release", "-p", "slackline-cli", "--manifest-path", &manifest, "--target-dir", &target];
+    Cmd::new("cargo", &build).answer(site)?;
+    Ok(folder.join("target/release/slackline"))
 }
 
 fn number(json: &str, find: impl Fn(&Value) -> Option<f64>) -> Option<f64> {

@@ -1,8 +1,8 @@
 //! The table of what is promised.
 
 use super::probe::Probe;
+use crate::harness::{Outcome, Target};
 use serde_json::{Value, json};
-use std::fmt;
 
 /// One promise: a number of ours over one of a limit or a peer.
 #[derive(Debug)]
@@ -42,96 +42,29 @@ impl Unit {
     }
 }
 
-/// The bound that our number, divided by the peer's, must keep.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Target {
-    AtLeast(f64),
-    AtMost(f64),
-    /// Nothing is promised: it is shown beside what is.
-    None,
-}
-
-impl Target {
-    fn is_met_by(self, ratio: f64) -> bool {
-        match self {
-            Target::AtLeast(least) => ratio >= least,
-            Target::AtMost(most) => ratio <= most,
-            Target::None => true,
-        }
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Target::AtLeast(least) => write!(f, ">= {least:.2}"),
-            Target::AtMost(most) => write!(f, "<= {most:.2}"),
-            Target::None => f.write_str("none"),
-        }
-    }
-}
-
-/// The result of one row.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    /// Our number and the peer's, as often as they were measured.
-    pub(super) pairs: Vec<(f64, f64)>,
-    /// The program that the peer needs and this machine lacks.
-    pub(super) missing: Option<String>,
-    pub(super) failure: Option<String>,
-}
-
-impl Outcome {
-    /// Medians of ours, of the peer's, and of the ratios; `None` unless all was measured.
-    pub(super) fn medians(&self) -> Option<(f64, f64, f64)> {
-        if self.failure.is_some() || self.missing.is_some() {
-            return None;
-        }
-        let of = |what: fn(&(f64, f64)) -> f64| median(self.pairs.iter().map(what).collect());
-        Some((of(|pair| pair.0)?, of(|pair| pair.1)?, of(|pair| pair.0 / pair.1)?))
-    }
-
-    pub(super) fn verdict(&self, row: &Row) -> String {
-        if let Some(failure) = &self.failure {
-            return format!("failed: {}", failure.lines().collect::<Vec<_>>().join("; "));
-        }
-        if let Some(missing) = &self.missing {
-            return format!("not measured: {}", missing.lines().collect::<Vec<_>>().join("; "));
-        }
-        match self.medians() {
-            None => "not measured: no time was left; --minutes N gives more".into(),
-            Some(_) if row.target == Target::None => "shown".into(),
-            Some((.., ratio)) if row.target.is_met_by(ratio) => "met".into(),
-            Some(_) => "missed".into(),
-        }
-    }
-
-    pub(super) fn json(&self, row: &Row) -> Value {
-        let medians = self.medians();
-        let (at_least, at_most) = match row.target {
+impl Row {
+    /// Returns the row with what was measured of it.
+    pub(super) fn json(&self, outcome: &Outcome) -> Value {
+        let medians = outcome.medians();
+        let (at_least, at_most) = match self.target {
             Target::AtLeast(least) => (Some(least), None),
             Target::AtMost(most) => (None, Some(most)),
             Target::None => (None, None),
         };
         json!({
-            "name": row.name,
-            "against": row.against,
-            "unit": row.unit.name(),
+            "name": self.name,
+            "against": self.against,
+            "unit": self.unit.name(),
             "ours": medians.map(|(ours, ..)| ours),
             "peer": medians.map(|(_, peer, _)| peer),
             "ratio": medians.map(|(.., ratio)| ratio),
             "at_least": at_least,
             "at_most": at_most,
-            "met": medians.map(|(.., ratio)| row.target.is_met_by(ratio)),
-            "verdict": self.verdict(row),
-            "pairs": self.pairs,
+            "met": medians.map(|(.., ratio)| self.target.is_met_by(ratio)),
+            "verdict": outcome.verdict(self.target),
+            "pairs": outcome.pairs,
         })
     }
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }
 
 /// Bytes of parameters in a round.
@@ -277,31 +210,41 @@ fn words(quick: bool) -> impl Iterator<Item = Row> {
     })
 }
 
+/// The same measurements of ours as the rows', each against that of an earlier commit.
+pub(super) fn against_before(rows: Vec<Row>) -> Vec<Row> {
+    let mut seen = Vec::new();
+    let before = |row: Row| {
+        let Probe::Bench { arguments, pointer } = row.ours else { return None };
+        if seen.contains(&arguments) {
+            return None;
+        }
+        seen.push(arguments.clone());
+        let name = row.name.split(", against").next().unwrap_or_default().to_owned();
+        let peer = Probe::Before { arguments: arguments.clone(), pointer };
+        let ours = Probe::Bench { arguments, pointer };
+        Some(Row { name, ours, against: "before", peer, unit: row.unit, target: Target::None })
+    };
+    rows.into_iter().filter_map(before).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn outcome(pairs: &[(f64, f64)]) -> Outcome {
-        Outcome { pairs: pairs.to_vec(), ..Outcome::default() }
+    #[test]
+    fn a_row_that_was_not_measured_is_neither_met_nor_missed() {
+        let row = &all(true)[0];
+        let missing = Outcome { missing: Some("a tool".into()), ..Outcome::default() };
+        assert_eq!(row.json(&missing)["met"], Value::Null);
+        assert_eq!(row.json(&missing)["verdict"], "not measured: a tool");
+        let measured = Outcome { pairs: vec![(10.0, 10.0)], ..Outcome::default() };
+        assert_eq!(row.json(&measured)["met"], true);
     }
 
     #[test]
-    fn a_row_is_met_only_by_a_measured_ratio() {
-        let rows = all(true);
-        let row = &rows[0];
-        assert_eq!(outcome(&[(9.1, 10.0), (1.0, 10.0), (10.0, 10.0)]).verdict(row), "met");
-        assert_eq!(outcome(&[(8.9, 10.0)]).verdict(row), "missed");
-        assert!(outcome(&[]).verdict(row).starts_with("not measured"));
-        let missing = Outcome { missing: Some("a tool".into()), ..outcome(&[(10.0, 10.0)]) };
-        assert_eq!(missing.verdict(row), "not measured: a tool");
-        assert_eq!(missing.json(row)["met"], Value::Null);
-        let failed = Outcome { failure: Some("a\nb".into()), ..outcome(&[(10.0, 10.0)]) };
-        assert_eq!(failed.verdict(row), "failed: a; b");
-    }
-
-    #[test]
-    fn ratios_are_taken_within_pairs() {
-        let (ours, peer, ratio) = outcome(&[(1.0, 1.0), (8.0, 10.0), (30.0, 20.0)]).medians().unwrap();
-        assert_eq!((ours, peer, ratio), (8.0, 10.0, 1.0));
+    fn what_was_before_is_measured_once_for_all_peers_of_a_measurement() {
+        let rows = against_before(all(true));
+        assert!(rows.iter().all(|row| matches!(row.peer, Probe::Before { .. })));
+        assert_eq!(rows.iter().filter(|row| row.name == "write 1M over tcp").count(), 1);
     }
 }

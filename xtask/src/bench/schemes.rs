@@ -1,7 +1,8 @@
 //! The value of each scheme: its time to an accuracy over real processes, against BSP's under the same conditions.
 
 use super::probe::Probe;
-use super::row::{Row, Target, Unit};
+use super::row::{Row, Unit};
+use crate::harness::Target;
 
 /// A step takes ten milliseconds on average, nearly all of it asleep: so four workers fit onto any machine, and each
 /// run has the same conditions.

@@ -23,6 +23,7 @@ mod report;
 mod rig;
 mod runs;
 mod stage;
+mod turns;
 
 use crate::Command;
 use crate::cmd::Cmd;
@@ -35,6 +36,7 @@ use rig::Rig;
 use runs::{BENCH, Guests, RUNS, Run};
 use std::fs;
 use std::path::PathBuf;
+pub(crate) use turns::run as turns;
 
 pub(crate) const COMMAND: Command = Command {
     name: "softroce",

@@ -25,14 +25,14 @@ pub(super) fn elsewhere(site: &Site) -> Result<Program, Failure> {
     built(site, Cmd::new("cargo", &arguments).arg("--message-format=json-render-diagnostics"), false)
 }
 
-/// Builds the program that measures by turns with perftest, and the command line that it measures.
+/// Builds `xtask`, which measures by turns with perftest, and the command line that it measures.
 pub(super) fn turns(site: &Site) -> Result<(Program, Program), Failure> {
     let build = |arguments: &[&str]| {
         let cmd = Cmd::new("cargo", &["build", "--message-format=json-render-diagnostics"]);
         built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), false)
     };
-    let turns = build(&["-p", "xtask", "--bin", "turns"])?;
-    Ok((turns, build(&["--release", "-p", "slackline-cli", "--bin", "slackline"])?))
+    let xtask = build(&["-p", "xtask", "--bin", "xtask"])?;
+    Ok((xtask, build(&["--release", "-p", "slackline-cli", "--bin", "slackline"])?))
 }
 
 fn built(site: &Site, cmd: Cmd, is_test: bool) -> Result<Program, Failure> {

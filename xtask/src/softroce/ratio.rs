@@ -1,8 +1,8 @@
-//! The result of each row, as `src/bin/turns.rs` says it.
+//! The result of each row, as `xtask turns` says it.
 
 use serde_json::Value;
 
-/// One comparison of slackline with perftest, as `turns` said it.
+/// One comparison of slackline with perftest, as `xtask turns` said it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ratio(pub(super) Value);
 

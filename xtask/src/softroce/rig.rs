@@ -159,8 +159,8 @@ impl<'a> Rig<'a> {
     }
 
     fn turns(&self) -> Result<String, Failure> {
-        let (turns, slackline) = programs::turns(self.site)?;
-        Ok(format!("exec {} {} {PAIRS}\n", quoted(&turns.executable), quoted(&slackline.executable)))
+        let (xtask, slackline) = programs::turns(self.site)?;
+        Ok(format!("exec {} turns {} {PAIRS}\n", quoted(&xtask.executable), quoted(&slackline.executable)))
     }
 
     fn boot(&self, kernel: &Kernel, guests: Guests, folder: &Path, kvm: bool) -> Result<Stage, Failure> {

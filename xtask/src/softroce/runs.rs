@@ -27,7 +27,7 @@ pub(super) enum Job {
         /// Parts of the names of the tests to run. Each must match one test.
         filters: &'static [&'static str],
     },
-    /// perftest and `slackline bench` by turns (`src/bin/turns.rs`).
+    /// perftest and `slackline bench` by turns (`xtask turns`).
     Turns,
 }
 
