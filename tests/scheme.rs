@@ -136,14 +136,14 @@ fn ssp_uses_its_copy_until_the_bound_forbids_it() {
         assert_eq!(reader.poll_action(), None);
         reader.handle_event(NOW, WorkerEvent::Published { magnitude: None });
     }
-    let refresh = WorkerAction::Refresh { bound: Bound::clock(Clock::new(1)) };
-    assert_eq!(reader.poll_action(), Some(refresh));
+    let refresh = Some(WorkerAction::Refresh { bound: Bound::clock(Clock::new(1)) });
+    assert_eq!(reader.poll_action(), refresh);
     reader.handle_event(NOW, WorkerEvent::Holds { version: Version::new(9), smallest_clock: Clock::new(0) });
-    assert_eq!(reader.poll_action(), Some(refresh), "a copy too old is not an answer");
+    assert_eq!(reader.poll_action(), refresh, "a copy too old is not an answer");
     reader.handle_event(NOW, WorkerEvent::Holds { version: Version::new(9), smallest_clock: Clock::new(1) });
     assert_eq!(reader.poll_action(), Some(WorkerAction::Compute));
     reader.handle_event(NOW, WorkerEvent::Interrupted);
-    assert_eq!(reader.poll_action(), Some(refresh), "an interrupted clock begins again");
+    assert_eq!(reader.poll_action(), refresh, "an interrupted clock begins again");
 }
 
 #[test]

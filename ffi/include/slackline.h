@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 3
+#define SLACKLINE_VERSION_PATCH 4
 
 /**
  * The version of this header as one number that grows with it.
@@ -156,12 +156,70 @@ enum slackline_status
      * The job has failed, or its rank 0 is gone. The message has the cause.
      */
     SLACKLINE_STATUS_JOB_FAILED = 15,
+    /**
+     * A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
+     * a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
+     */
+    SLACKLINE_STATUS_SCHEME = 16,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum slackline_status slackline_status;
 #else
 typedef uint32_t slackline_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The actions that a scheme may ask for, for the field called `kind` in `slackline_scheme_action`. Each is followed by
+ * the fields that it reads.
+ */
+enum slackline_action
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing, until the next event.
+     */
+    SLACKLINE_ACTION_NONE = 0,
+    /**
+     * Of a server: fold `shares` into one new version, whose step may be of no share. Each must have come, and counts
+     * once; at most 1024 at a time.
+     */
+    SLACKLINE_ACTION_APPLY = 1,
+    /**
+     * Of a server: begin to fold `shares`, as they will be folded next if they all come. It binds neither side.
+     */
+    SLACKLINE_ACTION_EXPECT = 2,
+    /**
+     * Of a server: consume the gradient of `clock` of `worker` without folding it in.
+     */
+    SLACKLINE_ACTION_DROP = 3,
+    /**
+     * Of a server: ask `worker` to abandon what it computes and to take the newest version.
+     */
+    SLACKLINE_ACTION_INTERRUPT = 4,
+    /**
+     * Of a server: push the newest version to the workers that take pushes.
+     */
+    SLACKLINE_ACTION_PUSH = 5,
+    /**
+     * Of a worker: bring the newest copy that is at least `version` and holds all gradients of clocks before `clock`,
+     * waiting for one if need be. `SLACKLINE_EVENT_HOLDS` answers.
+     */
+    SLACKLINE_ACTION_REFRESH = 6,
+    /**
+     * Of a worker: compute on the copy at hand and publish. `SLACKLINE_EVENT_PUBLISHED` or
+     * `SLACKLINE_EVENT_INTERRUPTED` answers.
+     */
+    SLACKLINE_ACTION_COMPUTE = 7,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_action slackline_action;
+#else
+typedef uint32_t slackline_action;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -216,6 +274,73 @@ enum slackline_element
 typedef enum slackline_element slackline_element;
 #else
 typedef uint32_t slackline_element;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * The events that a scheme is told of, for the field called `kind` in `slackline_scheme_event`. Each is followed by
+ * the fields that it sets. More may come: a callback does nothing at a number that it does not know.
+ */
+enum slackline_event
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * At a server: a worker is in. `worker`, `clock` at which it begins, `returns`. At a worker: it is in, and begins
+     * everything again at `clock`; copies from before count no more.
+     */
+    SLACKLINE_EVENT_JOINED = 0,
+    /**
+     * At a server: a worker left or was evicted; its gradients that were not applied are void. `worker`.
+     */
+    SLACKLINE_EVENT_LEFT = 1,
+    /**
+     * At a server: a gradient has come whole; those of one worker come in the order of their clocks. `worker`,
+     * `clock`, `version` from which it was computed, `loss`, `magnitude`.
+     */
+    SLACKLINE_EVENT_ARRIVED = 2,
+    /**
+     * At a server: a worker holds a copy of `version` or a later one; told where the scheme `reports_reads`. `worker`,
+     * `version`.
+     */
+    SLACKLINE_EVENT_SEEN = 3,
+    /**
+     * At a server: what `SLACKLINE_ACTION_APPLY` asked for is done and can be read. `version`, `loss`,
+     * `mean_norm_squared`, `variance`, `learning_rate`.
+     */
+    SLACKLINE_EVENT_APPLIED = 4,
+    /**
+     * At both: the time that `wake_ns` named has come.
+     */
+    SLACKLINE_EVENT_TIMEOUT = 5,
+    /**
+     * At a worker: it holds a copy that it asked for. `version`, and `clock`: all gradients of earlier clocks are in
+     * it.
+     */
+    SLACKLINE_EVENT_HOLDS = 6,
+    /**
+     * At a worker: the gradient of its clock is announced, and the clock moves on by one. `magnitude`.
+     */
+    SLACKLINE_EVENT_PUBLISHED = 7,
+    /**
+     * At a worker: what it computed is abandoned, as the server asked. The clock stays.
+     */
+    SLACKLINE_EVENT_INTERRUPTED = 8,
+    /**
+     * At a worker: the server has consumed its gradients of clocks before `clock`.
+     */
+    SLACKLINE_EVENT_CONSUMED = 9,
+    /**
+     * At a worker: so many `workers` are in.
+     */
+    SLACKLINE_EVENT_MEMBERSHIP = 10,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_event slackline_event;
+#else
+typedef uint32_t slackline_event;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -454,6 +579,39 @@ typedef uint32_t slackline_role;
 #endif // __cplusplus
 
 /**
+ * The ends of a simulation, for the field called `until`.
+ */
+enum slackline_until
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Every worker has completed `clocks`. Not for schemes that interrupt workers.
+     */
+    SLACKLINE_UNTIL_CLOCKS = 0,
+    /**
+     * So many `versions` were made.
+     */
+    SLACKLINE_UNTIL_VERSIONS = 1,
+    /**
+     * So many `seconds` have passed.
+     */
+    SLACKLINE_UNTIL_SECONDS = 2,
+    /**
+     * The loss of the problem is `loss` or less; after `seconds` it stops anyway.
+     */
+    SLACKLINE_UNTIL_LOSS = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_until slackline_until;
+#else
+typedef uint64_t slackline_until;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * One member of a group whose members all hold all parameters and average them in rounds, without a server. One round
  * is: change the parameters, then average. A thread of its own tells the others that it lives, however long it
  * computes.
@@ -678,7 +836,7 @@ typedef struct slackline_server_options {
     size_t size;
     /**
      * "bsp", "asp", "ssp(3)" or another scheme that `slackline train --help` names, with its settings in
-     * parentheses; by default "bsp". Workers must run the same.
+     * parentheses, or one of `slackline_scheme_register`; by default "bsp". Workers must run the same.
      */
     const char *scheme;
     /**
@@ -976,6 +1134,279 @@ typedef struct slackline_fresh {
 } slackline_fresh;
 
 /**
+ * The needs and promises of a scheme, as a callback answers them. The library has set all fields to their defaults:
+ * those of `base`, or without one those that are said here.
+ */
+typedef struct slackline_scheme_needs {
+    /**
+     * The bytes of this struct as the library knows it, to be left alone.
+     */
+    size_t size;
+    /**
+     * Most clocks that a copy may be behind its reader, which the simulator holds the scheme to; by default
+     * `SLACKLINE_NO_STALENESS`.
+     */
+    uint64_t staleness;
+    /**
+     * Gradients that a worker may have on their way, 1 to 65535; by default 2.
+     */
+    uint64_t slots;
+    /**
+     * Not 0: workers take copies that the server pushes. By default 0.
+     */
+    uint64_t pushes;
+    /**
+     * Not 0: the server interrupts workers. By default 0.
+     */
+    uint64_t interrupts;
+    /**
+     * Not 0: workers wait for `SLACKLINE_EVENT_CONSUMED`. By default 0.
+     */
+    uint64_t waits_for_own;
+    /**
+     * Not 0: the server is told `SLACKLINE_EVENT_SEEN`. By default 0.
+     */
+    uint64_t reports_reads;
+    /**
+     * Not 0: the largest magnitude of each gradient is measured. By default 0.
+     */
+    uint64_t measures_magnitude;
+    /**
+     * Not 0: norm and variance of gradients are measured. By default 0.
+     */
+    uint64_t measures_moments;
+    /**
+     * Not 0: each gradient is folded in, those of one worker in the order of their clocks, which the simulator holds
+     * the scheme to. By default 0.
+     */
+    uint64_t folds_all_in_order;
+    /**
+     * Not 0: decisions are about versions, so that of several servers one decides for all (`slackline_server_follow`).
+     * By default 0.
+     */
+    uint64_t counts_versions;
+} slackline_scheme_needs;
+
+/**
+ * The state with which a server's half begins; all 0 for that of a worker.
+ */
+typedef struct slackline_scheme_start {
+    /**
+     * The bytes of this struct as the library knows it.
+     */
+    size_t size;
+    /**
+     * Workers of the job. No action is asked for before so many different ones have joined.
+     */
+    uint64_t workers;
+    /**
+     * The clock at which workers begin.
+     */
+    uint64_t clock;
+    /**
+     * The version that workers find.
+     */
+    uint64_t version;
+} slackline_scheme_start;
+
+/**
+ * An event, as a callback is given it. Fields that its kind does not set are 0, or NaN where they are numbers with a
+ * fraction; those may be NaN in any case, where nobody measured.
+ */
+typedef struct slackline_scheme_event {
+    /**
+     * The bytes of this struct as the library knows it: a later library has more of them.
+     */
+    size_t size;
+    /**
+     * One of `enum slackline_event`.
+     */
+    uint32_t kind;
+    /**
+     * The worker, by a small number; that of a worker that has left is given to the next one that comes.
+     */
+    uint32_t worker;
+    /**
+     * The time, in nanoseconds since some moment; only grows. In a simulation it is virtual.
+     */
+    uint64_t now_ns;
+    /**
+     * A clock.
+     */
+    uint64_t clock;
+    /**
+     * A version.
+     */
+    uint64_t version;
+    /**
+     * 1 if the worker was in before, perhaps by another number.
+     */
+    uint64_t returns;
+    /**
+     * Number of workers.
+     */
+    uint64_t workers;
+    /**
+     * The loss that came with the gradient, or the mean of those in an update.
+     */
+    double loss;
+    /**
+     * Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`.
+     */
+    double magnitude;
+    /**
+     * Squared Euclidean norm of the mean gradient, where the scheme `measures_moments`.
+     */
+    double mean_norm_squared;
+    /**
+     * Trace of the covariance of one gradient, where the scheme `measures_moments`.
+     */
+    double variance;
+    /**
+     * The step size that the update was made with.
+     */
+    double learning_rate;
+} slackline_scheme_event;
+
+/**
+ * A gradient's part in an update.
+ */
+typedef struct slackline_share {
+    /**
+     * The worker that computed it.
+     */
+    uint32_t worker;
+    /**
+     * The weight of the gradient in the sum.
+     */
+    float weight;
+    /**
+     * The clock in which it was computed.
+     */
+    uint64_t clock;
+} slackline_share;
+
+/**
+ * An action, as a callback answers it. The library has set all fields to their defaults.
+ */
+typedef struct slackline_scheme_action {
+    /**
+     * The bytes of this struct as the library knows it, to be left alone: a later library has more of them.
+     */
+    size_t size;
+    /**
+     * One of `enum slackline_action`; by default none.
+     */
+    uint32_t kind;
+    /**
+     * The worker; by default 0.
+     */
+    uint32_t worker;
+    /**
+     * A clock; by default 0.
+     */
+    uint64_t clock;
+    /**
+     * A version; by default 0.
+     */
+    uint64_t version;
+    /**
+     * `share_count` gradients with their weights, in any order; they stay where they are until the next callback of
+     * this half. By default NULL.
+     */
+    const struct slackline_share *shares;
+    /**
+     * Number of shares; by default 0.
+     */
+    size_t share_count;
+    /**
+     * The time at which this half is to be told `SLACKLINE_EVENT_TIMEOUT`, on the scale of `now_ns`. It holds until
+     * then, or until another is named, and is later than the last such event; by default 0: none is.
+     */
+    uint64_t wake_ns;
+    /**
+     * Of a server, for its status only: the number of gradients that the next version waits for; by default 0: it is
+     * not chosen.
+     */
+    uint64_t waits_for;
+    /**
+     * Of a server, for its status only: most versions that a gradient may be behind by now; by default
+     * `SLACKLINE_NO_STALENESS`.
+     */
+    uint64_t staleness_bound;
+} slackline_scheme_action;
+
+/**
+ * The callbacks of one half of a scheme: a state machine that is told events and asked for actions, and knows no
+ * memory, thread or wall clock. All are set but `destroy`, which may be NULL; or none is, and `base` has the half.
+ *
+ * Each answers NULL, or a text that says why it failed, which is read at once: then the call that runs the half ends
+ * with `SLACKLINE_STATUS_SCHEME`, and nothing but `destroy` is called again.
+ */
+typedef struct slackline_scheme_half {
+    /**
+     * Makes a half: writes a pointer of its own, which may be NULL, to `half`. One that failed is not destroyed.
+     */
+    const char *(*create)(void *context,
+                          const char *settings,
+                          const struct slackline_scheme_start *start,
+                          void **half);
+    /**
+     * Takes note of an event.
+     */
+    const char *(*event)(void *half, const struct slackline_scheme_event *event);
+    /**
+     * Asks for the next action, again and again until it is none.
+     */
+    const char *(*action)(void *half, struct slackline_scheme_action *action);
+    /**
+     * Frees a half.
+     */
+    void (*destroy)(void *half);
+} slackline_scheme_half;
+
+/**
+ * A scheme that is written in C. Set `size` and the fields that it needs, and leave the others zero.
+ *
+ * Thread-safety: one half is used by one thread at a time, the one that calls the server's or the worker's functions;
+ * different halves, and `needs`, may be called by several threads at once. A callback returns, soon and without
+ * `longjmp` or an exception, and calls no function of this library that takes an object.
+ */
+typedef struct slackline_scheme {
+    /**
+     * `sizeof(struct slackline_scheme)`.
+     */
+    size_t size;
+    /**
+     * The name, which no other scheme has; copied. Without "(" and control codes.
+     */
+    const char *name;
+    /**
+     * A built-in scheme with its settings, such as "asp": it has the half that has no callbacks here, and the needs by
+     * default. By default NULL: there is none.
+     */
+    const char *base;
+    /**
+     * Passed through to `needs` and `create`; it is used until the process ends. By default NULL.
+     */
+    void *context;
+    /**
+     * Says whether such `settings` can be (the text between the parentheses behind the name, which travels from the
+     * servers to the workers) and what the scheme needs under them; it answers as the callbacks of a half. By default
+     * NULL: there are no settings, and the needs are the default.
+     */
+    const char *(*needs)(void *context, const char *settings, struct slackline_scheme_needs *needs);
+    /**
+     * The half beside each server.
+     */
+    struct slackline_scheme_half server;
+    /**
+     * The half beside each worker.
+     */
+    struct slackline_scheme_half worker;
+} slackline_scheme;
+
+/**
  * The state of a server. Set `size` before the call that fills it.
  */
 typedef struct slackline_server_status {
@@ -1096,6 +1527,167 @@ typedef struct slackline_server_status {
      */
     uint64_t staleness_bound;
 } slackline_server_status;
+
+/**
+ * A job to simulate. Set `size`, call `slackline_simulate_options_init`, change what should differ.
+ *
+ * Times are texts: "1", "exp(1)" (mean), "shifted-exp(0.5, 0.5)" (shift, and mean of the rest), "pareto(2, 0.5)"
+ * (shape and scale), "uniform(0.5, 1.5)", or "trace:FILE", in seconds.
+ */
+typedef struct slackline_simulate_options {
+    /**
+     * `sizeof(struct slackline_simulate_options)`.
+     */
+    size_t size;
+    /**
+     * The scheme, as a server's; "ds-sync", which has no server, can be simulated, too. By default "bsp".
+     */
+    const char *scheme;
+    /**
+     * Number of workers; by default 1.
+     */
+    uint64_t workers;
+    /**
+     * Everything random follows from it; by default 1.
+     */
+    uint64_t seed;
+    /**
+     * The time that a gradient takes; by default "1".
+     */
+    const char *compute;
+    /**
+     * The time that each message takes, one way; by default "0".
+     */
+    const char *latency;
+    /**
+     * Bytes per second of each worker's link, each way; by default 0: without limit.
+     */
+    double worker_bandwidth;
+    /**
+     * Bytes per second of the server's link, each way; by default 0: without limit.
+     */
+    double server_bandwidth;
+    /**
+     * Bytes of a gradient, and of a copy of the parameters; by default 0: four for each parameter.
+     */
+    uint64_t message_bytes;
+    /**
+     * Number of parameters of a quadratic problem that the workers learn; by default 0: time alone is simulated.
+     */
+    uint64_t parameters;
+    /**
+     * The ratio of the greatest curvature of the problem to the smallest; by default 10.
+     */
+    double condition;
+    /**
+     * The variance of a gradient, summed over its elements; by default 1.
+     */
+    double variance;
+    /**
+     * The step size, of SGD; by default 0.1.
+     */
+    double learning_rate;
+    /**
+     * One of `enum slackline_damping`; by default none.
+     */
+    uint64_t damping;
+    /**
+     * One of `enum slackline_until`; by default clocks.
+     */
+    uint64_t until;
+    /**
+     * By default 100.
+     */
+    uint64_t clocks;
+    /**
+     * By default 100.
+     */
+    uint64_t versions;
+    /**
+     * By default 10000.
+     */
+    double seconds;
+    /**
+     * By default 0.1.
+     */
+    double loss;
+} slackline_simulate_options;
+
+/**
+ * The result of a simulation. Times are virtual, in seconds. Set `size` before the call that fills it.
+ */
+typedef struct slackline_simulate_report {
+    /**
+     * `sizeof(struct slackline_simulate_report)`.
+     */
+    size_t size;
+    /**
+     * The time at which it ended.
+     */
+    double end;
+    /**
+     * The time at which the loss was reached; NaN if it was not, or none was asked for.
+     */
+    double reached;
+    /**
+     * Updates applied; without a server, rounds that all workers have averaged.
+     */
+    uint64_t versions;
+    /**
+     * Gradients that all workers have published.
+     */
+    uint64_t gradients;
+    /**
+     * Gradients that were consumed without being folded in.
+     */
+    uint64_t dropped;
+    /**
+     * Computations that were abandoned because the server asked.
+     */
+    uint64_t interrupted;
+    /**
+     * Bytes of all gradients and copies.
+     */
+    uint64_t bytes;
+    /**
+     * The time of all workers over the clocks that they have completed.
+     */
+    double mean_time_per_clock;
+    /**
+     * Seconds that all workers together spent on what they published.
+     */
+    double computing;
+    /**
+     * Seconds that they spent on what they abandoned.
+     */
+    double wasted;
+    /**
+     * Seconds that they spent on anything else.
+     */
+    double waiting;
+    /**
+     * Number of clocks by which parameters were stale when a worker computed on them, in the mean; 0 is as fresh as
+     * can be. NaN if none did.
+     */
+    double mean_staleness;
+    /**
+     * The most of these.
+     */
+    uint64_t most_staleness;
+    /**
+     * Number of versions between the one that a gradient was computed on and the one that it was added to, in the
+     * mean; NaN without gradients.
+     */
+    double mean_lag;
+    /**
+     * The loss of the newest parameters; NaN without a problem.
+     */
+    double loss;
+    /**
+     * Hash of all that happened: two runs with the same hash were the same run.
+     */
+    uint64_t trace_hash;
+} slackline_simulate_report;
 
 /**
  * The parameters that a worker computes on next. Set `size` before the call that fills it.
@@ -1655,6 +2247,18 @@ slackline_status slackline_reader_range(const struct slackline_reader *reader,
 void slackline_reader_destroy(struct slackline_reader *reader);
 
 /**
+ * Registers a scheme that is written in C, for as long as the process is. From then on its name, with settings in
+ * parentheses where it has any, is a `scheme` in the options of servers, workers and simulations; a worker whose
+ * options name no scheme knows it when a server has it. Every process of a job registers it. Servers of a scheme ask
+ * it for no action before all workers have joined, and the library counts its clocks.
+ *
+ * A scheme that fails, or asks for what cannot be (a gradient that has not come or is consumed, a worker that is not
+ * in, a weight that is not finite, to compute without a copy, actions without end), is `SLACKLINE_STATUS_SCHEME` from
+ * the call that ran it, and from all that follow.
+ */
+slackline_status slackline_scheme_register(const struct slackline_scheme *scheme);
+
+/**
  * Sets all options but `size`, which the caller has set, to their defaults.
  */
 slackline_status slackline_server_options_init(struct slackline_server_options *options);
@@ -1735,6 +2339,21 @@ slackline_status slackline_server_checkpoint(struct slackline_server *server,
  * Ends the server; its peers are told. NULL does nothing.
  */
 void slackline_server_destroy(struct slackline_server *server);
+
+/**
+ * Sets all options but `size`, which the caller has set, to their defaults.
+ */
+slackline_status slackline_simulate_options_init(struct slackline_simulate_options *options);
+
+/**
+ * Simulates a whole job in virtual time, in the calling thread, and writes to `report` how it went; `report->size`
+ * must be set. A scheme of `slackline_scheme_register` runs by the same callbacks as in a real job, and any scheme is
+ * held to its promises at every event: one that breaks them, or that would wait for ever, is
+ * `SLACKLINE_STATUS_SCHEME`, with the seed that replays it in the message. It takes as long as there are events, and
+ * has no timeout.
+ */
+slackline_status slackline_simulate(const struct slackline_simulate_options *options,
+                                    struct slackline_simulate_report *report);
 
 /**
  * Brings the parameters for the next gradient, waiting as the scheme says. `view`, unless NULL, is told what they are;

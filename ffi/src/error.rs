@@ -6,9 +6,9 @@ use std::ffi::{CStr, c_char};
 use slackline::internals::channel::ChannelError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::{PostError, RegisterError};
-use slackline::{
-    AddressError, CheckpointError, ConnectError, Diagnostic, Error, GroupError, TableError, scheme,
-};
+use slackline::scheme::SchemeConfigError;
+use slackline::sim::{DistributionError, SimError};
+use slackline::{AddressError, CheckpointError, ConnectError, Diagnostic, Error, GroupError, TableError};
 
 /// The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
 /// number of a status that is retired stays reserved.
@@ -50,13 +50,16 @@ pub enum slackline_status {
     Panic = 14,
     /// The job has failed, or its rank 0 is gone. The message has the cause.
     JobFailed = 15,
+    /// A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
+    /// a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
+    Scheme = 16,
 }
 
 use slackline_status as Status;
 
 impl Status {
     /// All of them, by number.
-    const ALL: [Status; 16] = [
+    const ALL: [Status; 17] = [
         Status::Ok,
         Status::BadArgument,
         Status::OutOfTurn,
@@ -73,6 +76,7 @@ impl Status {
         Status::Internal,
         Status::Panic,
         Status::JobFailed,
+        Status::Scheme,
     ];
 
     fn name(self) -> &'static CStr {
@@ -93,6 +97,7 @@ impl Status {
             Status::Internal => c"internal",
             Status::Panic => c"panic",
             Status::JobFailed => c"job failed",
+            Status::Scheme => c"scheme",
         }
     }
 }
@@ -153,8 +158,28 @@ impl From<TableError> for Failure {
     }
 }
 
-impl From<scheme::SchemeConfigError> for Failure {
-    fn from(error: scheme::SchemeConfigError) -> Failure {
+impl From<SchemeConfigError> for Failure {
+    fn from(error: SchemeConfigError) -> Failure {
+        Failure::of(scheme_status(&error), &error)
+    }
+}
+
+impl From<SimError> for Failure {
+    fn from(error: SimError) -> Failure {
+        let status = match &error {
+            SimError::Setting { .. } | SimError::Distribution(_) | SimError::Fold { .. } => {
+                Status::BadArgument
+            }
+            SimError::Scheme(error) => scheme_status(error),
+            SimError::Broken { .. } | SimError::Stuck { .. } => Status::Scheme,
+            _ => Status::Internal,
+        };
+        Failure::of(status, &error)
+    }
+}
+
+impl From<DistributionError> for Failure {
+    fn from(error: DistributionError) -> Failure {
         Failure::of(Status::BadArgument, &error)
     }
 }
@@ -182,13 +207,21 @@ pub(crate) fn status_of(error: &Error) -> Status {
         | Error::Length { .. }
         | Error::Encoding { .. }
         | Error::Scheme { .. }
-        | Error::SchemeConfig(_)
         | Error::Option { .. } => Status::BadArgument,
+        Error::SchemeConfig(error) => scheme_status(error),
         Error::InFlight { .. } | Error::OutOfTurn { .. } => Status::OutOfTurn,
         Error::Checkpoint(error) => checkpoint_status(error),
         Error::Bounds(_) => Status::Protocol,
         Error::Group(error) => group_status(error),
         _ => Status::Internal,
+    }
+}
+
+/// Only schemes from outside of the library fail as `Custom`.
+fn scheme_status(error: &SchemeConfigError) -> Status {
+    match error {
+        SchemeConfigError::Custom { .. } => Status::Scheme,
+        _ => Status::BadArgument,
     }
 }
 
@@ -330,11 +363,12 @@ mod tests {
     #[test]
     fn numbers_are_permanent_and_every_one_has_a_name() {
         let numbers: Vec<u32> = Status::ALL.iter().map(|status| *status as u32).collect();
-        assert_eq!(numbers, (0..16).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..17).collect::<Vec<_>>());
         assert_eq!((Status::BadArgument as u32, name(1)), (1, c"bad argument"));
         assert_eq!((Status::Panic as u32, name(14)), (14, c"panic"));
         assert_eq!((Status::JobFailed as u32, name(15)), (15, c"job failed"));
-        assert_eq!(name(16), c"unknown status");
+        assert_eq!((Status::Scheme as u32, name(16)), (16, c"scheme"));
+        assert_eq!(name(17), c"unknown status");
         assert_eq!(name(u32::MAX), c"unknown status");
     }
 

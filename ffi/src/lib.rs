@@ -28,7 +28,9 @@ mod log;
 mod options;
 mod publisher;
 mod reader;
+mod scheme;
 mod server;
+mod simulate;
 mod sized;
 mod status;
 mod step;
@@ -49,7 +51,9 @@ pub use options::{
 };
 pub use publisher::*;
 pub use reader::*;
+pub use scheme::*;
 pub use server::*;
+pub use simulate::*;
 pub use status::{
     SLACKLINE_STALENESS_COUNTS, slackline_fresh, slackline_publisher_status, slackline_server_status,
     slackline_staleness, slackline_view, slackline_worker_status,
@@ -65,7 +69,7 @@ pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 3;
+pub const SLACKLINE_VERSION_PATCH: u32 = 4;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;

@@ -10,7 +10,7 @@ use slackline::internals::param::PullOptions;
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Idle, NonFinite, Optimizer,
     PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
-    scheme::{Damping, SchemeConfig},
+    scheme::{AnyScheme, Damping},
 };
 
 use crate::error::Failure;
@@ -127,7 +127,7 @@ pub struct slackline_server_options {
     /// `sizeof(struct slackline_server_options)`.
     pub size: usize,
     /// "bsp", "asp", "ssp(3)" or another scheme that `slackline train --help` names, with its settings in
-    /// parentheses; by default "bsp". Workers must run the same.
+    /// parentheses, or one of `slackline_scheme_register`; by default "bsp". Workers must run the same.
     pub scheme: *const c_char,
     /// Most clocks that a worker's copy may be behind, for schemes that take a staleness and have none in their text;
     /// by default `SLACKLINE_NO_STALENESS`.
@@ -367,7 +367,7 @@ impl slackline_server_options {
         Ok(ServerOptions {
             damping: named(DAMPINGS, self.damping, "setting of damping")?,
             // SAFETY: the caller's promise.
-            scheme: unsafe { scheme(self.scheme, self.staleness)? }.into(),
+            scheme: unsafe { scheme(self.scheme, self.staleness)? },
             workers: self.workers,
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,
@@ -465,6 +465,7 @@ impl slackline_worker_options {
             checksums: self.checksums != 0,
             waits_for_server: true,
             own_step: (self.own_step != 0.0).then_some(self.own_step as f32),
+            schemes: crate::scheme::registry(),
             ..named
         })
     }
@@ -494,13 +495,9 @@ impl slackline_reader_options {
 /// # Safety
 ///
 /// As for [`text`].
-unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<SchemeConfig, Failure> {
+pub(crate) unsafe fn scheme(name: *const c_char, staleness: u64) -> Result<AnyScheme, Failure> {
     // SAFETY: the caller's promise.
-    let name = unsafe { text(name, "the scheme's name")? };
-    if staleness == SLACKLINE_NO_STALENESS {
-        return Ok(name.parse()?);
-    }
-    Ok(SchemeConfig::from_settings(name, &[("staleness", &staleness.to_string())])?)
+    crate::scheme::named(unsafe { text(name, "the scheme's name")? }, staleness)
 }
 
 /// # Safety
@@ -574,7 +571,7 @@ pub(crate) unsafe fn table(tensors: *const slackline_tensor, count: usize) -> Re
     Ok(builder.build()?)
 }
 
-const DAMPINGS: [(u64, Damping); 2] =
+pub(crate) const DAMPINGS: [(u64, Damping); 2] =
     [(slackline_damping::None as u64, Damping::None), (slackline_damping::Inverse as u64, Damping::Inverse)];
 
 /// The library's name of a number of [`slackline_resume`].
@@ -626,6 +623,7 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slackline::scheme::SchemeConfig;
 
     #[test]
     fn defaults_are_the_library_s_own() {

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 use std::sync::Mutex;
 
 use slackline::TransportKind;
+use slackline::scheme::SchemeConfig;
+use slackline::sim::{Cluster, Distribution, Quadratic, Until};
 
 #[path = "job/programs.rs"]
 mod programs;
@@ -88,4 +90,39 @@ fn a_c_program_publishes_weights_to_others() {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().filter(|line| line.starts_with("a reader copied ")).count(), 2, "{text}");
+}
+
+#[test]
+fn a_scheme_written_in_c_trains_in_a_job() {
+    let outputs = run(&example("custom_scheme"), HOST, 3, &[]);
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+    let text = String::from_utf8_lossy(&outputs[0].stdout);
+    let weight = text.strip_prefix("trained to ").and_then(|text| text.split(' ').next());
+    let weight: f32 = weight.unwrap_or_default().parse().unwrap_or_else(|_| panic!("{text}"));
+    assert!((weight - 1.0).abs() < 0.05, "{text}");
+}
+
+#[test]
+fn a_simulation_from_c_is_the_one_from_rust() {
+    let output = Command::new(example("simulate")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let expected = ["bsp", "bap(4)", "ssp(4)", "essp(4)"].map(|scheme| {
+        let mut cluster = Cluster::new(scheme.parse::<SchemeConfig>().unwrap(), 8, 1);
+        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.problem = Some(Box::new(Quadratic::new(100, 10.0, 1.0, 1)));
+        cluster.until = Until::Loss { target: 0.1, within: 10_000.0 };
+        let report = cluster.run().unwrap();
+        let reached = report.reached.unwrap();
+        format!("{scheme:8} {reached:6.1} s, {} versions, {} gradients\n", report.versions, report.gradients)
+    });
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected.concat());
+}
+
+#[test]
+fn the_examples_of_schemes_and_simulations_are_short() {
+    for name in ["custom_scheme", "simulate"] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{name}.c"));
+        let lines = std::fs::read_to_string(file).unwrap().lines().count();
+        assert!(lines < 120, "{name}.c has {lines} lines");
+    }
 }

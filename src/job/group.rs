@@ -140,7 +140,7 @@ impl GroupTrainer {
                 self.member.average_round(&self.groups, round, timeout)?;
                 (WorkerEvent::Averaged { round }, Advance::Averaged { round })
             }
-            Some(WorkerAction::Refresh { .. }) | None => {
+            Some(WorkerAction::Refresh { .. } | WorkerAction::Fail { .. }) | None => {
                 let reason = "the scheme asks for what a group does not do";
                 return Err(Error::OutOfTurn { operation: "advance", reason });
             }

@@ -134,6 +134,8 @@ struct BegunFold {
 pub struct Server<T: Transport> {
     shard: Shard<T>,
     pub(super) scheme: Box<dyn ServerScheme>,
+    /// The scheme that it is a half of.
+    kind: scheme::AnyScheme,
     /// The wishes of the scheme: measured folds, and to be told which version each worker holds.
     pub(super) measures_moments: bool,
     pub(super) reports_reads: bool,
@@ -277,6 +279,7 @@ impl<T: Transport> Server<T> {
         });
         let server = Server {
             scheme,
+            kind: options.scheme,
             measures_moments: options.measure_moments || needs.measures_moments,
             reports_reads: needs.reports_reads && following.is_none(),
             following,
@@ -453,6 +456,7 @@ impl<T: Transport> Server<T> {
                 ServerAction::Push => {
                     (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
                 }
+                ServerAction::Fail { reason } => return Err(self.kind.failure(reason).into()),
             }
         }
         Ok(progress)

@@ -56,7 +56,7 @@ pub use dbw::{Choice, Delivery};
 pub use groups::Groups;
 pub use groups::Partition;
 pub(crate) use open::is_text;
-pub use open::{AnyScheme, Make, Needs, Registry, Scheme, Start};
+pub use open::{AnyScheme, Needs, Registry, Scheme, Start};
 pub use vap::Strength;
 
 pub use crate::clock::WorkerId;
@@ -150,7 +150,7 @@ pub enum ServerEvent {
 }
 
 /// An action that a scheme asks of a server.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ServerAction {
     /// The shares handed out beside this action will be folded next if they all come: whatever has landed of them may
@@ -172,6 +172,11 @@ pub enum ServerAction {
     },
     /// Push the newest version to the workers that take pushes.
     Push,
+    /// Give up: the call that drives the server fails with [`SchemeConfigError::Custom`].
+    Fail {
+        /// The cause, and the remedy.
+        reason: String,
+    },
 }
 
 /// The server's half of a scheme.
@@ -281,7 +286,7 @@ impl Bound {
 }
 
 /// An action that a scheme asks of a worker.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum WorkerAction {
     /// Bring the newest copy that satisfies the bound (waiting for one if need be): by pulling, or out of the pushed
@@ -298,6 +303,11 @@ pub enum WorkerAction {
     Average {
         /// The number of the round; the group is a pure function of it.
         round: u64,
+    },
+    /// Give up: the call that waits for parameters fails with [`SchemeConfigError::Custom`].
+    Fail {
+        /// The cause, and the remedy.
+        reason: String,
     },
 }
 

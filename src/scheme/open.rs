@@ -142,19 +142,24 @@ impl AnyScheme {
 
     /// Says what is wrong with it, if it cannot be run.
     pub(crate) fn check(&self) -> Result<(), SchemeConfigError> {
-        let custom = |reason| SchemeConfigError::Custom { scheme: self.name().to_owned(), reason };
         let text = self.to_string();
         if !is_text(&text) {
             let most = Self::TEXT_MAX;
-            return Err(custom(format!("name and settings must be 1 to {most} bytes without control codes")));
+            let reason = format!("name and settings must be 1 to {most} bytes without control codes");
+            return Err(self.failure(reason));
         }
         if self.built_in().is_none() && SchemeConfig::NAMES.contains(&self.name()) {
-            return Err(custom("this is the name of a built-in scheme: use another".into()));
+            return Err(self.failure("this is the name of a built-in scheme: use another".into()));
         }
         if self.needs().slots == 0 {
-            return Err(custom("each worker needs at least one slot".into()));
+            return Err(self.failure("each worker needs at least one slot".into()));
         }
         Ok(())
+    }
+
+    /// The error of this scheme where it cannot be made, or cannot go on.
+    pub(crate) fn failure(&self, reason: String) -> SchemeConfigError {
+        SchemeConfigError::Custom { scheme: self.name().to_owned(), reason }
     }
 }
 
@@ -199,19 +204,14 @@ impl PartialEq for AnyScheme {
     }
 }
 
-impl PartialEq for Registry {
-    fn eq(&self, other: &Registry) -> bool {
-        self.added.iter().map(|(name, _)| name).eq(other.added.iter().map(|(name, _)| name))
-    }
-}
-
 /// Makes a scheme of its settings.
-pub type Make = fn(settings: &str) -> Result<AnyScheme, SchemeConfigError>;
+type Make = dyn Fn(&str) -> Result<AnyScheme, SchemeConfigError> + Send + Sync;
 
-/// The schemes that a process can make of their names: the built-in ones, and those that were added.
-#[derive(Clone, Debug, Default)]
+/// The schemes that a process can make of their names: the built-in ones, and those that were added. Two are equal if
+/// the names are.
+#[derive(Clone, Default)]
 pub struct Registry {
-    added: Vec<(&'static str, Make)>,
+    added: Vec<(String, Arc<Make>)>,
 }
 
 impl Registry {
@@ -220,10 +220,18 @@ impl Registry {
         Registry::default()
     }
 
-    /// Adds a scheme.
-    pub fn with(mut self, name: &'static str, make: Make) -> Registry {
-        self.added.push((name, make));
+    /// Adds a scheme, which `make` makes of its settings.
+    pub fn with(
+        mut self,
+        name: impl Into<String>,
+        make: impl Fn(&str) -> Result<AnyScheme, SchemeConfigError> + Send + Sync + 'static,
+    ) -> Registry {
+        self.added.push((name.into(), Arc::new(make)));
         self
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.added.iter().map(|(name, _)| name.as_str())
     }
 
     /// Makes the scheme of this text, which may have come from a server. An unknown name is
@@ -235,7 +243,7 @@ impl Registry {
             None => (text, ""),
             Some((name, rest)) => (name, rest.strip_suffix(')').ok_or_else(malformed)?),
         };
-        if let Some((_, make)) = self.added.iter().find(|(added, _)| *added == name) {
+        if let Some((_, make)) = self.added.iter().find(|(added, _)| added == name) {
             return make(settings);
         }
         if !SchemeConfig::NAMES.contains(&name) {
@@ -248,5 +256,17 @@ impl Registry {
         // How many workers there are is the server's business.
         config.check(usize::from(u16::MAX))?;
         Ok(config.into())
+    }
+}
+
+impl PartialEq for Registry {
+    fn eq(&self, other: &Registry) -> bool {
+        self.names().eq(other.names())
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.names()).finish()
     }
 }

@@ -292,6 +292,7 @@ impl SimEngine<'_> {
                     }
                 }
                 ServerAction::Push => (0..self.workers.len()).for_each(|worker| self.push(worker)),
+                ServerAction::Fail { reason } => return Err(self.cluster.scheme.failure(reason).into()),
             }
         }
         self.server.shares = shares;

@@ -118,6 +118,7 @@ impl SimEngine<'_> {
                     WorkerAction::Refresh { bound } => self.refresh(id, bound),
                     WorkerAction::Compute => self.compute(id)?,
                     WorkerAction::Average { round } => self.average(id, round)?,
+                    WorkerAction::Fail { reason } => return Err(self.cluster.scheme.failure(reason).into()),
                 }
                 continue;
             }

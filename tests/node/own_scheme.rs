@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use slackline::{
-    Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Server, ServerOptions,
-    Shm, Table, Tcp, Worker, WorkerOptions,
+    Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Instant, Server,
+    ServerOptions, Shm, Table, Tcp, Worker, WorkerOptions,
     scheme::{
-        AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerScheme, Start,
-        WorkerScheme,
+        AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent,
+        ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme,
     },
     sim::fabric::{self, FabricOptions},
     sim::{Cluster, Distribution},
@@ -182,6 +182,77 @@ fn what_no_server_can_keep_is_made_by_no_registry() {
         assert!(Registry::new().make(text).is_err(), "{text}");
     }
     assert_eq!(Registry::new().make("ssp(3)"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
+}
+
+#[test]
+fn a_registry_takes_any_name_and_a_closure() {
+    let staleness = 3;
+    let schemes =
+        Registry::new().with(format!("of-{staleness}"), move |_| Ok(SchemeConfig::Ssp { staleness }.into()));
+    assert_eq!(schemes.make("of-3"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
+    assert_eq!(format!("{schemes:?}"), r#"{"of-3"}"#);
+    assert_ne!(schemes, Registry::new());
+}
+
+/// A scheme of which one half gives up.
+#[derive(Clone, Copy, PartialEq)]
+enum GivesUp {
+    Server,
+    Worker,
+}
+
+impl Scheme for GivesUp {
+    fn name(&self) -> &str {
+        "gives-up"
+    }
+
+    fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
+        match self {
+            GivesUp::Server => Ok(Box::new(*self)),
+            GivesUp::Worker => Scheme::server(&SchemeConfig::Asp, start),
+        }
+    }
+
+    fn worker(&self) -> Box<dyn WorkerScheme> {
+        match self {
+            GivesUp::Server => SchemeConfig::Asp.worker(),
+            GivesUp::Worker => Box::new(*self),
+        }
+    }
+}
+
+impl ServerScheme for GivesUp {
+    fn handle_event(&mut self, _now: Instant, _event: ServerEvent) {}
+
+    fn poll_action(&mut self, _shares: &mut Vec<Share>) -> Option<ServerAction> {
+        Some(ServerAction::Fail { reason: "no idea".into() })
+    }
+
+    fn smallest_clock(&self) -> Clock {
+        Clock::new(0)
+    }
+}
+
+impl WorkerScheme for GivesUp {
+    fn handle_event(&mut self, _now: Instant, _event: WorkerEvent) {}
+
+    fn poll_action(&mut self) -> Option<WorkerAction> {
+        Some(WorkerAction::Fail { reason: "no idea".into() })
+    }
+}
+
+#[test]
+fn a_scheme_that_gives_up_ends_the_call_that_ran_it_with_its_reason() {
+    for half in [GivesUp::Server, GivesUp::Worker] {
+        let error = Cluster::new(half, 2, 1).run().unwrap_err();
+        assert_eq!(error.to_string(), "scheme gives-up: no idea");
+    }
+    let error = server(GivesUp::Server, (0, 1)).0.poll(slackline::now()).unwrap_err();
+    assert_eq!(error.to_string(), "scheme gives-up: no idea");
+    let mut worker =
+        connect(vec![server(GivesUp::Worker, (0, 1))], WorkerOptions::new(GivesUp::Worker)).unwrap();
+    let error = worker.step(TIMEOUT).err().unwrap();
+    assert_eq!(error.to_string(), "scheme gives-up: no idea");
 }
 
 struct Named(&'static str);

@@ -33,6 +33,7 @@ impl<T: Transport> Worker<T> {
                 let reason = "averages in groups without a server: this worker has only servers";
                 Err(Error::Scheme { scheme: self.kind.clone(), reason })
             }
+            Some(WorkerAction::Fail { reason }) => Err(self.kind.failure(reason).into()),
         }
     }
 

@@ -104,7 +104,9 @@ impl Diagnostic for SchemeConfigError {
                 "write a name, or a name with settings, such as ssp(3) or abs(k=4, staleness=2)".into()
             }
             SchemeConfigError::GivenTwice { .. } => "give it once".into(),
-            SchemeConfigError::Unregistered { .. } => "add it to the registry in its options".into(),
+            SchemeConfigError::Unregistered { .. } => {
+                "add it to the registry in its options, in C by slackline_scheme_register".into()
+            }
             SchemeConfigError::NoServer { .. } => "run it without one".into(),
             SchemeConfigError::Custom { .. } => return None,
         })
