@@ -2,9 +2,9 @@
 //!
 //! Only processes that a test itself started are ever signalled.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -27,9 +27,9 @@ fn by_each_transport(body: impl Fn(&str) + Sync) {
     });
 }
 
-/// A run that sleeps most of the time, and takes four seconds without pauses.
+/// A run that sleeps most of the time, and takes six seconds without pauses.
 fn start(scheme: &str, workers: &str, transport: &str, more: &[&str]) -> Run {
-    let job = ["train", "--model", "softmax", "--epochs", "80", "--timeout", "30", "--json", "-"];
+    let job = ["train", "--model", "softmax", "--epochs", "120", "--timeout", "30", "--json", "-"];
     let slow = ["--straggler", "0=80", "--straggler", "1=80"];
     let run = ["--scheme", scheme, "--workers", workers, "--transport", transport];
     let run = Run::of(&[&job[..], &slow, &run, more].concat());
@@ -41,6 +41,25 @@ fn pause(processes: &[u32], time: Duration) {
     processes.iter().for_each(|process| kill(*process, Signal::STOP));
     std::thread::sleep(time);
     processes.iter().for_each(|process| kill(*process, Signal::CONT));
+}
+
+/// Pauses a worker until the run goes on without it. The others wait for it within an epoch of where it stopped: once
+/// they are an epoch further it was let go, however long a busy machine has taken to notice that it is silent. A run
+/// that starts it again may have ended it meanwhile.
+fn pause_until_it_is_let_go(run: &Run, worker: usize) {
+    let epoch_after = |stopped: Instant| loop {
+        let (came, line) = run.line("epoch ");
+        let epoch = line.split(' ').nth(1).and_then(|number| number.parse::<f64>().ok());
+        if came > stopped {
+            return epoch.expect("a number after `epoch`");
+        }
+    };
+    let process = Pid::from_raw(run.worker(worker) as i32).expect("no process has the number 0");
+    kill_process(process, Signal::STOP).expect("the process is there");
+    let stopped = Instant::now();
+    let first = epoch_after(stopped);
+    while epoch_after(stopped) < first + 1.0 {}
+    let _ended_already = kill_process(process, Signal::CONT);
 }
 
 fn end(run: Run) -> (Value, String) {
@@ -134,7 +153,7 @@ fn processes_that_are_paused_for_less_than_the_lease_are_not_missed() {
 fn a_paused_worker_is_let_go_and_the_others_finish() {
     by_each_transport(|transport| {
         let run = start("ssp", "3", transport, &[]);
-        pause(&[run.worker(1)], LONGER);
+        pause_until_it_is_let_go(&run, 1);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 1, "{said}");
         assert_eq!(json["workers"][1]["evicted"], true, "{said}");
@@ -146,7 +165,7 @@ fn a_paused_worker_is_let_go_and_the_others_finish() {
 fn a_paused_worker_is_started_again_where_there_are_restarts() {
     by_each_transport(|transport| {
         let run = start("ssp", "2", transport, &["--restarts", "3"]);
-        pause(&[run.worker(1)], LONGER);
+        pause_until_it_is_let_go(&run, 1);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 0, "{said}");
         assert_eq!(json["workers"][1]["restarts"], 1, "{said}");
@@ -160,8 +179,7 @@ fn a_paused_worker_connects_again_where_there_are_checkpoints() {
         let folder = TempDir::new().unwrap();
         let keep = ["--checkpoint", folder.path().to_str().unwrap()];
         let run = start("bsp", "2", transport, &keep);
-        let worker = run.worker(1);
-        pause(&[worker], LONGER);
+        pause_until_it_is_let_go(&run, 1);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 0, "{said}");
         let workers = json["workers"].as_array().unwrap();
@@ -179,7 +197,7 @@ fn a_paused_worker_connects_again_where_there_are_checkpoints() {
 fn a_paused_group_member_is_left_out_and_the_others_finish() {
     by_each_transport(|transport| {
         let run = start("ds-sync(group=3)", "3", transport, &[]);
-        pause(&[run.worker(1)], LONGER);
+        pause_until_it_is_let_go(&run, 1);
         let (json, said) = end(run);
         assert_eq!(json["evicted"], 1, "{said}");
         assert_eq!(json["workers"][1]["evicted"], true, "{said}");

@@ -55,6 +55,11 @@ impl Run {
 
     /// Waits for a line on stderr that begins so; when it came.
     pub(crate) fn wait_for(&self, beginning: &str) -> Instant {
+        self.line(beginning).0
+    }
+
+    /// Waits for a line on stderr that begins so; the time at which it came, and the line.
+    pub(crate) fn line(&self, beginning: &str) -> (Instant, String) {
         let deadline = Instant::now() + PATIENCE;
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -64,7 +69,7 @@ impl Run {
             };
             said.push_str(&format!("{line}\n"));
             if line.starts_with(beginning) {
-                return when;
+                return (when, line);
             }
         }
     }
