@@ -94,15 +94,15 @@ struct Foreign {
     /// The needs by default, and the callback that says others.
     default_needs: Needs,
     needs: Option<NeedsOf>,
-    server: Source,
-    worker: Source,
+    server: HalfSource,
+    worker: HalfSource,
 }
 
 type NeedsOf = unsafe extern "C" fn(*mut c_void, *const c_char, *mut slackline_scheme_needs) -> *const c_char;
 
 /// The source of a half.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum HalfSource {
     Own(Callbacks),
     Base(SchemeConfig),
 }
@@ -135,8 +135,8 @@ impl Foreign {
             return Err(refused("cannot have a base without a server".into()));
         }
         let source = |half, side| match (Callbacks::of(half), base) {
-            (Ok(Some(callbacks)), _) => Ok(Source::Own(callbacks)),
-            (Ok(None), Some(base)) => Ok(Source::Base(base)),
+            (Ok(Some(callbacks)), _) => Ok(HalfSource::Own(callbacks)),
+            (Ok(None), Some(base)) => Ok(HalfSource::Base(base)),
             (Ok(None), None) => Err(refused(format!("has no {side}: set its callbacks, or a base"))),
             (Err(reason), _) => Err(refused(format!("{reason} ({side})"))),
         };
@@ -207,8 +207,8 @@ impl Scheme for Made {
 
     fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         let half = match self.foreign.server {
-            Source::Own(callbacks) => self.half(callbacks, start),
-            Source::Base(base) => return Scheme::server(&base, start),
+            HalfSource::Own(callbacks) => self.half(callbacks, start),
+            HalfSource::Base(base) => return Scheme::server(&base, start),
         };
         match half.failure() {
             Some(failure) => Err(self.foreign.failure(failure)),
@@ -218,10 +218,10 @@ impl Scheme for Made {
 
     fn worker(&self) -> Box<dyn WorkerScheme> {
         match self.foreign.worker {
-            Source::Own(callbacks) => {
+            HalfSource::Own(callbacks) => {
                 Box::new(WorkerHalf::new(self.half(callbacks, slackline_scheme_start::NONE)))
             }
-            Source::Base(base) => base.worker(),
+            HalfSource::Base(base) => base.worker(),
         }
     }
 }

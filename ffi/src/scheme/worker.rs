@@ -9,11 +9,11 @@ use super::{slackline_action, slackline_scheme_event};
 /// A half whose answers are checked: it computes on a copy that it holds, and does one thing at a time.
 pub(super) struct WorkerHalf {
     half: Half,
-    turn: Turn,
+    turn: WorkerTurn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Turn {
+enum WorkerTurn {
     /// It has no copy.
     Empty,
     /// It has asked for a copy.
@@ -25,7 +25,7 @@ enum Turn {
 
 impl WorkerHalf {
     pub(super) fn new(half: Half) -> WorkerHalf {
-        WorkerHalf { half, turn: Turn::Empty }
+        WorkerHalf { half, turn: WorkerTurn::Empty }
     }
 
     /// The action that the half asks for; an error if it cannot be done.
@@ -43,14 +43,14 @@ impl WorkerHalf {
             return Err(format!("its worker asks for action {}, which no worker does", asked.kind));
         };
         self.turn = match (self.turn, &action) {
-            (Turn::Computing, _) => {
+            (WorkerTurn::Computing, _) => {
                 return Err(
                     "its worker asks for an action while it computes: wait for PUBLISHED or INTERRUPTED"
                         .into(),
                 );
             }
-            (_, WorkerAction::Refresh { .. }) => Turn::Refreshing,
-            (Turn::Holding, _) => Turn::Computing,
+            (_, WorkerAction::Refresh { .. }) => WorkerTurn::Refreshing,
+            (WorkerTurn::Holding, _) => WorkerTurn::Computing,
             _ => {
                 return Err(
                     "its worker asks to compute without a copy: refresh first, and wait for HOLDS".into()
@@ -64,10 +64,12 @@ impl WorkerHalf {
 impl WorkerScheme for WorkerHalf {
     fn handle_event(&mut self, now: Instant, event: WorkerEvent) {
         self.turn = match event {
-            WorkerEvent::Joined { .. } => Turn::Empty,
-            WorkerEvent::Holds { .. } if self.turn == Turn::Refreshing => Turn::Holding,
-            WorkerEvent::Published { .. } | WorkerEvent::Interrupted if self.turn == Turn::Computing => {
-                Turn::Holding
+            WorkerEvent::Joined { .. } => WorkerTurn::Empty,
+            WorkerEvent::Holds { .. } if self.turn == WorkerTurn::Refreshing => WorkerTurn::Holding,
+            WorkerEvent::Published { .. } | WorkerEvent::Interrupted
+                if self.turn == WorkerTurn::Computing =>
+            {
+                WorkerTurn::Holding
             }
             _ => self.turn,
         };
