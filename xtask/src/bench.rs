@@ -2,7 +2,7 @@
 //!
 //! Every row is a number of ours and one of a limit or a peer: this machine's own memcpy, STREAM's triad, a
 //! round in bare C ([`round.c`](../../bench/round.c)), a bare TCP connection ([`tcp.c`](../../bench/tcp.c)),
-//! iperf3, UCX. The rows are measured by turns (see [`harness`](crate::harness)). Each row is printed, and its file
+//! iperf3, UCX. The rows are measured by turns (see [`harness`]). Each row is printed, and its file
 //! written, whenever a pair of it was measured: to stop the command loses nothing. With `--before` the peer is the
 //! command line of an earlier commit.
 
