@@ -1211,7 +1211,7 @@ typedef struct slackline_scheme_start {
 
 /**
  * An event, as a callback is given it. Fields that its kind does not set are 0, or NaN where they are numbers with a
- * fraction; those may be NaN in any case, where nobody measured.
+ * fraction; those may be NaN in any case, where they were not measured.
  */
 typedef struct slackline_scheme_event {
     /**

@@ -82,7 +82,7 @@ pub enum WaitError {
 
 /// A member of a job. Dropping the last clone of its `Arc` leaves the job.
 pub struct JobMember<C: Conversation> {
-    shared: Arc<MemberThread<C>>,
+    shared: Arc<MemberShared<C>>,
     /// The host of this process.
     pub host: Host,
     /// The transports of this process.
@@ -93,7 +93,7 @@ pub struct JobMember<C: Conversation> {
     pub generation: u64,
 }
 
-struct MemberThread<C> {
+struct MemberShared<C> {
     state: Mutex<MemberState<C>>,
     changed: Condvar,
     /// Wakes the thread.
@@ -112,7 +112,7 @@ struct MemberState<C> {
     leaving: bool,
 }
 
-impl<C> MemberThread<C> {
+impl<C> MemberShared<C> {
     fn state(&self) -> MutexGuard<'_, MemberState<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +151,7 @@ impl<C: Conversation> JobMember<C> {
         };
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| rendezvous::RendezvousError::Thread(errno.into()))?;
-        let shared = Arc::new(MemberThread { state: Mutex::new(state), changed: Condvar::new(), wake });
+        let shared = Arc::new(MemberShared { state: Mutex::new(state), changed: Condvar::new(), wake });
         let kept = Arc::clone(&shared);
         std::thread::Builder::new()
             .name("slackline-job".into())
@@ -282,7 +282,7 @@ impl<C: Conversation> Drop for JobMember<C> {
 }
 
 /// Runs the thread until the job is over, rank 0 is gone or the member leaves.
-fn keep<C: Conversation>(mut membership: Membership, shared: &MemberThread<C>) {
+fn keep<C: Conversation>(mut membership: Membership, shared: &MemberShared<C>) {
     let end = loop {
         match turn(&mut membership, shared) {
             Ok(None) => {
@@ -305,7 +305,7 @@ fn keep<C: Conversation>(mut membership: Membership, shared: &MemberThread<C>) {
 /// Sends and receives the messages that there are.
 fn turn<C: Conversation>(
     membership: &mut Membership,
-    shared: &MemberThread<C>,
+    shared: &MemberShared<C>,
 ) -> Result<Option<End>, rendezvous::RendezvousError> {
     let mut state = shared.state();
     let mut messages = std::mem::take(&mut state.outgoing);

@@ -157,7 +157,7 @@ impl FoldJob {
     }
 }
 
-struct FoldThreads {
+struct FoldShared {
     /// Written by the owner between jobs, read by all threads during one.
     job: RwLock<Option<FoldJob>>,
     /// The number of the job; threads wait for it to change.
@@ -173,7 +173,7 @@ struct FoldThreads {
     done: Box<[CachePadded<AtomicUsize>]>,
 }
 
-impl FoldThreads {
+impl FoldShared {
     fn read(&self) -> RwLockReadGuard<'_, Option<FoldJob>> {
         self.job.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -250,7 +250,7 @@ impl FoldThreads {
 /// [`advance`](Self::advance).
 pub(super) struct Aggregator {
     running: bool,
-    shared: Arc<FoldThreads>,
+    shared: Arc<FoldShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -263,7 +263,7 @@ impl Aggregator {
                 reason: "use 1 to 1024, as many as there are cores to spare",
             });
         }
-        let shared = Arc::new(FoldThreads {
+        let shared = Arc::new(FoldShared {
             job: RwLock::new(None),
             generation: AtomicU64::new(0),
             abort: AtomicBool::new(false),

@@ -38,7 +38,7 @@ pub enum slackline_event {
 }
 
 /// An event, as a callback is given it. Fields that its kind does not set are 0, or NaN where they are numbers with a
-/// fraction; those may be NaN in any case, where nobody measured.
+/// fraction; those may be NaN in any case, where they were not measured.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct slackline_scheme_event {

@@ -11,8 +11,8 @@ use super::{
     slackline_scheme_half, slackline_scheme_start,
 };
 
-/// Most actions between two events. More than any job has peers, slots and gradients to act on: whoever asks for so
-/// many asks without end.
+/// Most actions between two events. More than any job has peers, slots and gradients to act on: a half that asks
+/// for so many would never end.
 const ACTIONS_MAX: u32 = 1 << 20;
 
 type Create = unsafe extern "C" fn(

@@ -16,7 +16,7 @@ pub(super) struct Ledger {
     /// Different workers that have yet to join before anything is asked for.
     awaited: usize,
     members: BTreeMap<WorkerId, Member>,
-    /// The clocks of the members by what is consumed; filled once nobody is awaited.
+    /// The clocks of the members by what is consumed; filled once all workers have joined.
     clocks: ClockTable,
     /// Gradients that are being folded.
     folding: Vec<GradientId>,

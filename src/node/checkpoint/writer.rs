@@ -51,7 +51,7 @@ const COPYING: u8 = 1;
 /// It is not any more.
 const WRITING: u8 = 2;
 
-struct WriterThread {
+struct WriterShared {
     phase: AtomicU8,
     /// One more than the newest version on the disk; 0 for none.
     written: AtomicU64,
@@ -63,7 +63,7 @@ struct WriterThread {
 /// Gives orders to the thread, one at a time.
 pub(in crate::node) struct Checkpointer {
     every: Option<u64>,
-    shared: Arc<WriterThread>,
+    shared: Arc<WriterShared>,
     orders: Option<SyncSender<CheckpointWrite>>,
     thread: Option<JoinHandle<()>>,
     /// The frame and the copy of the states that the last order named.
@@ -84,7 +84,7 @@ impl Checkpointer {
         check(&options, &identity)?;
         // Now rather than at the first checkpoint.
         options.try_folder()?;
-        let shared = Arc::new(WriterThread {
+        let shared = Arc::new(WriterShared {
             phase: AtomicU8::new(IDLE),
             written: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -214,10 +214,10 @@ fn serve(
     options: &CheckpointOptions,
     identity: &CheckpointIdentity,
     orders: &Receiver<CheckpointWrite>,
-    shared: &WriterThread,
+    shared: &WriterShared,
 ) {
     // A panic between here and the end must not hold the server's memory for ever.
-    struct LetGo<'a>(&'a WriterThread);
+    struct LetGo<'a>(&'a WriterShared);
     impl Drop for LetGo<'_> {
         fn drop(&mut self) {
             self.0.phase.store(IDLE, Ordering::Release);

@@ -11,12 +11,12 @@ use crate::transport::{Disconnected, HeartbeatWord};
 
 /// Beats in the inbox of every member that was added, until it is dropped.
 pub(super) struct GroupHeartbeat {
-    shared: Arc<GroupBeats>,
+    shared: Arc<HeartbeatShared>,
     lease: Duration,
     _heartbeat: Heartbeat,
 }
 
-struct GroupBeats {
+struct HeartbeatShared {
     heartbeat_words: Mutex<Vec<Box<dyn HeartbeatWord>>>,
     /// The time of the last beat, in nanoseconds.
     beaten: AtomicU64,
@@ -24,7 +24,7 @@ struct GroupBeats {
     woken: AtomicU64,
 }
 
-impl GroupBeats {
+impl HeartbeatShared {
     fn heartbeat_words(&self) -> MutexGuard<'_, Vec<Box<dyn HeartbeatWord>>> {
         self.heartbeat_words.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -32,7 +32,7 @@ impl GroupBeats {
 
 impl GroupHeartbeat {
     pub(super) fn new(runtime: &Runtime, lease: Duration) -> Result<GroupHeartbeat, Error> {
-        let shared = Arc::new(GroupBeats {
+        let shared = Arc::new(HeartbeatShared {
             heartbeat_words: Mutex::default(),
             beaten: AtomicU64::new(now().as_nanos()),
             woken: AtomicU64::new(0),
@@ -61,7 +61,7 @@ impl GroupHeartbeat {
 
 /// All heartbeat words as one, which never ends.
 struct All {
-    shared: Arc<GroupBeats>,
+    shared: Arc<HeartbeatShared>,
     lease: Duration,
 }
 

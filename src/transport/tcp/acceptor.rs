@@ -30,12 +30,12 @@ const NICENESS: i32 = 10;
 
 /// The thread that greets the newcomers of a listener, as the listener holds it.
 pub(super) struct Acceptor {
-    shared: Arc<AcceptorThread>,
+    shared: Arc<AcceptorShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The state that the thread shares with its listener.
-struct AcceptorThread {
+struct AcceptorShared {
     /// The peers that have made their offer, in order.
     ready: Mutex<VecDeque<PendingConnection>>,
     wake: OwnedFd,
@@ -57,7 +57,7 @@ impl Acceptor {
         engine: Arc<Engine>,
     ) -> io::Result<Acceptor> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(AcceptorThread { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
+        let shared = Arc::new(AcceptorShared { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
         let newcomers = Newcomers::default();
         let greeter = Greeter { shared: Arc::clone(&shared), socket, address, terms, engine, newcomers };
         let named = std::thread::Builder::new().name("slackline-accept".into());
@@ -99,7 +99,7 @@ impl Drop for Acceptor {
     }
 }
 
-impl AcceptorThread {
+impl AcceptorShared {
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -112,7 +112,7 @@ impl AcceptorThread {
 
 /// The state of the thread.
 struct Greeter {
-    shared: Arc<AcceptorThread>,
+    shared: Arc<AcceptorShared>,
     socket: TcpListener,
     address: Address,
     terms: channel::ChannelTerms,

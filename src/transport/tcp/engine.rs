@@ -63,7 +63,7 @@ pub(super) struct Expected {
 }
 
 /// The state that the thread shares with the threads that command it.
-pub(super) struct ProgressThread {
+pub(super) struct ProgressShared {
     commands: Mutex<Vec<Command>>,
     expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
@@ -77,7 +77,7 @@ pub(super) struct ProgressThread {
 
 /// The progress thread, as its owners hold it.
 pub(super) struct Engine {
-    shared: Arc<ProgressThread>,
+    shared: Arc<ProgressShared>,
     thread: Option<JoinHandle<()>>,
     guard: ForkGuard,
 }
@@ -87,7 +87,7 @@ impl Engine {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let shared = Arc::new(ProgressThread {
+        let shared = Arc::new(ProgressShared {
             commands: Mutex::default(),
             expected: Mutex::default(),
             wake,
@@ -143,7 +143,7 @@ impl Engine {
     }
 }
 
-impl ProgressThread {
+impl ProgressShared {
     fn wake(&self) {
         // Fails only if it was woken 2^64 times already, and then it is awake.
         let _awake = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
@@ -214,12 +214,12 @@ struct CatchUp {
 
 impl CatchUp {
     /// True while there is a question: its answer waits for no event.
-    fn is_open(&self, shared: &ProgressThread) -> bool {
+    fn is_open(&self, shared: &ProgressShared) -> bool {
         shared.asked.load(Ordering::Acquire) != shared.answered.load(Ordering::Relaxed)
     }
 
     /// So many events were taken and dealt with, of so many sources.
-    fn advance(&mut self, shared: &ProgressThread, taken: usize, sources: usize) {
+    fn advance(&mut self, shared: &ProgressShared, taken: usize, sources: usize) {
         if !self.is_open(shared) {
             return;
         }
@@ -269,7 +269,7 @@ struct SourceEntry {
 
 /// The state of the thread.
 struct ProgressState {
-    shared: Arc<ProgressThread>,
+    shared: Arc<ProgressShared>,
     epoll: OwnedFd,
     sources: Vec<SourceEntry>,
     free: Vec<usize>,

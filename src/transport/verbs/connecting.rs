@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::OpenRails;
+use super::VerbsShared;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
 use super::hello::{Hello, Note, Ports, Terms};
@@ -19,7 +19,7 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
 /// gives up.
 pub struct VerbsConnecting {
-    shared: Arc<OpenRails>,
+    shared: Arc<VerbsShared>,
     address: SocketAddr,
     state: Option<Handshake>,
     guard: ForkGuard,
@@ -36,7 +36,7 @@ struct Handshake {
 
 impl VerbsConnecting {
     pub(super) fn new(
-        shared: &Arc<OpenRails>,
+        shared: &Arc<VerbsShared>,
         address: SocketAddr,
         offer: Offer,
     ) -> Result<VerbsConnecting, ConnectError> {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::OpenRails;
+use super::VerbsShared;
 use super::device::{QueuePairError, lock};
 use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
@@ -54,7 +54,7 @@ impl Drop for HandshakeChannel {
 
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
-    shared: Arc<OpenRails>,
+    shared: Arc<VerbsShared>,
     /// The conversation of the handshake. It carries no data: it tells that the peer lives.
     link: Option<HandshakeChannel>,
     /// This side's requests; none if the peer granted nothing.
@@ -76,7 +76,7 @@ pub struct VerbsEndpoint {
 
 impl VerbsEndpoint {
     pub(super) fn new(
-        shared: Arc<OpenRails>,
+        shared: Arc<VerbsShared>,
         link: Channel,
         requester: Option<Requester>,
         responder: Option<Responder>,

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::OpenRails;
+use super::VerbsShared;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
@@ -20,7 +20,7 @@ use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Receive
 
 /// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
-    shared: Arc<OpenRails>,
+    shared: Arc<VerbsShared>,
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
@@ -33,7 +33,7 @@ pub struct VerbsListener {
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 impl VerbsListener {
-    pub(super) fn new(shared: &Arc<OpenRails>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
+    pub(super) fn new(shared: &Arc<VerbsShared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
         shared.check_own("listen", &Address::Verbs(address))?;
         if !shared.terms().allow(address) {
             return Err(ConnectError::NeedsSecret { address: Address::Verbs(address) });
@@ -144,7 +144,7 @@ impl Drop for VerbsListener {
 
 /// A peer that has said its part and waits for an answer.
 pub struct VerbsIncoming {
-    shared: Arc<OpenRails>,
+    shared: Arc<VerbsShared>,
     link: Channel,
     received: Received,
     theirs: Terms,

@@ -94,7 +94,7 @@ pub use sys::LibraryError;
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
 use self::open::OpenedDevice;
-use self::queue_pair::{QueuePair, RoutePath};
+use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
@@ -180,11 +180,11 @@ impl Default for VerbsOptions {
 /// RDMA through one port of one device, or through several side by side. Clones share it.
 #[derive(Clone)]
 pub struct Verbs {
-    shared: Arc<OpenRails>,
+    shared: Arc<VerbsShared>,
 }
 
 /// The state that all connections of one [`Verbs`] have in common.
-struct OpenRails {
+struct VerbsShared {
     /// The ports that are used, side by side: at least one.
     rails: Vec<Rail>,
     queue_depth: usize,
@@ -222,7 +222,7 @@ impl Verbs {
             rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
-        let mut shared = OpenRails {
+        let mut shared = VerbsShared {
             rails,
             queue_depth,
             inline_bytes: options.inline_bytes,
@@ -317,7 +317,7 @@ impl Verbs {
     }
 }
 
-impl OpenRails {
+impl VerbsShared {
     /// The first rail, which carries all that is not striped.
     fn first(&self) -> &Rail {
         &self.rails[0]
@@ -333,8 +333,8 @@ impl OpenRails {
 
     /// The first device as it says it is, its domain and the settings, without the secret and the count: for trying
     /// things.
-    fn fresh(&self) -> OpenRails {
-        OpenRails {
+    fn fresh(&self) -> VerbsShared {
+        VerbsShared {
             rails: vec![self.first().clone()],
             atomics: self.first().info.limits.atomics,
             atomics_fault: None,
@@ -394,7 +394,7 @@ impl OpenRails {
         from: &[GidChoice],
         ours: &Terms,
         theirs: &Terms,
-    ) -> Result<Vec<RoutePath>, &'static str> {
+    ) -> Result<Vec<QueuePairPath>, &'static str> {
         let addresses = ours.port_addresses().zip(theirs.port_addresses());
         let ways = self.rails.iter().zip(from).zip(addresses);
         ways.map(|((rail, from), (ours, theirs))| rail.path(from, ours, theirs)).collect()

@@ -7,11 +7,11 @@
 use std::io;
 use std::sync::Arc;
 
-use super::OpenRails;
+use super::VerbsShared;
 use super::device::QueuePairError;
 use super::hello::{Further, FurtherResponder, Pairs, PortAddress, Ports, name};
 use super::initiator::Initiator;
-use super::queue_pair::{QueuePair, RECEIVES, RoutePath};
+use super::queue_pair::{QueuePair, QueuePairPath, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
 use super::waker::Waker;
 use crate::mem::{Access, HostMemory, LocalSlice};
@@ -30,7 +30,7 @@ pub(super) struct Requester {
 
 impl Requester {
     /// On the first so many rails.
-    pub(super) fn new(shared: &OpenRails, rails: usize) -> io::Result<Requester> {
+    pub(super) fn new(shared: &VerbsShared, rails: usize) -> io::Result<Requester> {
         let (depth, room) = (shared.queue_depth, 2 * shared.queue_depth);
         // A write may go with the READ that tells of its arrival, or with one that proves those before it.
         let further = |rail| shared.initiator(rail, room, room);
@@ -47,7 +47,7 @@ impl Requester {
     }
 
     /// Connects those of the first rail to the pairs that serve them.
-    pub(super) fn connect(&self, path: &RoutePath, responder: &Pairs) -> io::Result<()> {
+    pub(super) fn connect(&self, path: &QueuePairPath, responder: &Pairs) -> io::Result<()> {
         self.data.pair().connect(path, &responder.data)?;
         self.heartbeat.pair().connect(path, &responder.heartbeat)
     }
@@ -69,7 +69,7 @@ pub(super) fn further(
 
 /// Connects this side's pairs to those that `theirs` tells of, as far as there are both.
 pub(super) fn connect(
-    paths: &[RoutePath],
+    paths: &[QueuePairPath],
     requester: Option<&Requester>,
     responder: Option<&mut Responder>,
     theirs: &Ports,
@@ -155,7 +155,7 @@ pub(super) struct ResponderFurther {
 }
 
 impl ResponderFurther {
-    fn new(shared: &OpenRails, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
+    fn new(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
         let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
         let data = QueuePair::to_serve(&domain, None)?;
         let key = |granted: &Granted| {
@@ -179,7 +179,7 @@ impl Responder {
     /// For a peer that is granted `slices`, on the first so many rails; none if that is nothing. Its requests ring the
     /// waker, if there is one.
     pub(super) fn new(
-        shared: &OpenRails,
+        shared: &VerbsShared,
         rails: usize,
         slices: Vec<LocalSlice>,
         waker: Option<&Arc<Waker>>,
@@ -242,7 +242,7 @@ impl Responder {
 
     /// Begins to serve the pairs that the peer posts on over the first rail, and finds out in which order the device
     /// applies what they write.
-    fn serve(&mut self, path: &RoutePath, requester: &Pairs) -> io::Result<()> {
+    fn serve(&mut self, path: &QueuePairPath, requester: &Pairs) -> io::Result<()> {
         let all = self.rights();
         // A sentinel is there besides what was granted.
         self.data.serve(path, &requester.data, all | Access::REMOTE_READ)?;

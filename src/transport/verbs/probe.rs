@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::OpenRails;
+use super::VerbsShared;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
 use super::pairs::{Requester, Responder, connect};
@@ -24,7 +24,7 @@ struct Loopback {
 }
 
 impl Loopback {
-    fn new(shared: &Arc<OpenRails>, access: Access) -> Result<Loopback, String> {
+    fn new(shared: &Arc<VerbsShared>, access: Access) -> Result<Loopback, String> {
         let text = |error: std::io::Error| error.to_string();
         let memory = || HostMemory::anonymous(4096).map_err(|error| error.to_string());
         let (target, local) = (
@@ -70,7 +70,7 @@ impl Loopback {
 }
 
 /// Whether the first device says, or is known, to apply a peer's writes in order.
-pub(super) fn is_in_order(shared: &Arc<OpenRails>) -> Result<bool, String> {
+pub(super) fn is_in_order(shared: &Arc<VerbsShared>) -> Result<bool, String> {
     Ok(Loopback::new(shared, Access::REMOTE_WRITE)?.responder.sentinel().is_none())
 }
 
@@ -82,7 +82,7 @@ enum Atomic {
 }
 
 /// Whether atomics do what they should.
-pub(super) fn atomics(shared: &Arc<OpenRails>) -> Result<(), String> {
+pub(super) fn atomics(shared: &Arc<VerbsShared>) -> Result<(), String> {
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let mut loopback = Loopback::new(shared, all)?;
     loopback.target.as_volatile().store_u64(64, START);

@@ -95,7 +95,7 @@ unsafe impl Sync for QueuePair {}
 
 /// The way from one side of a connection to the other, as that side knows it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RoutePath {
+pub(super) struct QueuePairPath {
     /// This side's port, counted from 1.
     pub(super) port: u8,
     /// This side's entry in the port's table of addresses.
@@ -193,7 +193,7 @@ impl QueuePair {
     }
 
     /// From new to ready to receive what `peer` sends, with these rights.
-    pub(super) fn serve(&self, path: &RoutePath, peer: &Pair, access: Access) -> io::Result<()> {
+    pub(super) fn serve(&self, path: &QueuePairPath, peer: &Pair, access: Access) -> io::Result<()> {
         let right = |right, flag| if access.contains(right) { flag } else { 0 };
         self.modify(
             sys::ibv_qp_attr {
@@ -233,13 +233,13 @@ impl QueuePair {
     }
 
     /// From new to ready to send to `peer`.
-    pub(super) fn connect(&self, path: &RoutePath, peer: &Pair) -> io::Result<()> {
+    pub(super) fn connect(&self, path: &QueuePairPath, peer: &Pair) -> io::Result<()> {
         self.serve(path, peer, Access::LOCAL)?;
         self.make_ready_to_send(path)
     }
 
     /// From ready to receive to ready to send.
-    pub(super) fn make_ready_to_send(&self, path: &RoutePath) -> io::Result<()> {
+    pub(super) fn make_ready_to_send(&self, path: &QueuePairPath) -> io::Result<()> {
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTS,
@@ -409,7 +409,7 @@ impl QueuePair {
 /// Completions that are taken in one call.
 pub(super) const POLLED_AT_ONCE: usize = 16;
 
-fn address(path: &RoutePath) -> sys::ibv_ah_attr {
+fn address(path: &QueuePairPath) -> sys::ibv_ah_attr {
     let mut address = sys::ibv_ah_attr { port_num: path.port, dlid: path.theirs.lid, ..Default::default() };
     if !path.ours.is_infiniband {
         address.is_global = 1;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::PortAddress;
-use super::queue_pair::RoutePath;
+use super::queue_pair::QueuePairPath;
 use super::region::ProtectionDomain;
 use super::{PIECE_BYTES_MAX, power_of_two_below};
 use crate::transport::{Address, ConnectError};
@@ -80,7 +80,7 @@ impl Rail {
         from: &GidChoice,
         ours: &PortAddress,
         theirs: &PortAddress,
-    ) -> Result<RoutePath, &'static str> {
+    ) -> Result<QueuePairPath, &'static str> {
         if ours.is_infiniband != theirs.is_infiniband {
             return Err("one side is on InfiniBand, the other on Ethernet: use another device");
         }
@@ -97,6 +97,6 @@ impl Rail {
             return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
         }
         let mtu = ours.mtu.min(theirs.mtu);
-        Ok(RoutePath { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
+        Ok(QueuePairPath { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
     }
 }

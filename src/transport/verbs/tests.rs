@@ -74,7 +74,7 @@ fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
 /// The transport over the device.
 fn verbs(secret: Option<Secret>) -> Verbs {
     Verbs {
-        shared: Arc::new(OpenRails {
+        shared: Arc::new(VerbsShared {
             rails: vec![rail(16, 16, 16)],
             queue_depth: 4,
             inline_bytes: 64,

@@ -15,7 +15,7 @@ use super::rail::Rail;
 use super::region::ProtectionDomain;
 use super::scripted;
 use super::sys::{self, Library};
-use super::{OpenRails, Verbs};
+use super::{Verbs, VerbsShared};
 use crate::transport::AtomicDomain;
 
 /// Bytes of one packet: a quarter of a page of parameters.
@@ -141,7 +141,7 @@ impl Unordered {
         let (gid_index, mtu, read_depth) = (None, 1024, READS);
         let rail = Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order };
         Verbs {
-            shared: Arc::new(OpenRails {
+            shared: Arc::new(VerbsShared {
                 rails: vec![rail; rails],
                 queue_depth,
                 inline_bytes: 64,

@@ -219,7 +219,8 @@ pub(super) fn against_before(rows: Vec<Row>) -> Vec<Row> {
             return None;
         }
         seen.push(arguments.clone());
-        let name = row.name.split(", against").next().unwrap_or_default().to_owned();
+        let name =
+            row.name.strip_suffix(&format!(", against {}", row.against)).unwrap_or(&row.name).to_owned();
         let peer = Probe::Before { arguments: arguments.clone(), pointer };
         let ours = Probe::Bench { arguments, pointer };
         Some(Row { name, ours, against: "before", peer, unit: row.unit, target: Target::None })
