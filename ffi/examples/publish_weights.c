@@ -16,13 +16,19 @@
 
 enum { ELEMENTS = 100000, VERSIONS = 50, READERS = 2, TIMEOUT_MS = 60000 };
 
+/* Ends the program with a message unless `condition` holds. */
+static void expect(int condition, const char *message)
+{
+    if (!condition) {
+        fprintf(stderr, "error: %s\n", message);
+        exit(1);
+    }
+}
+
 /* Ends the program with the message of a call that failed. */
 static void check(slackline_status status)
 {
-    if (status != SLACKLINE_STATUS_OK) {
-        fprintf(stderr, "error: %s\n", slackline_last_error());
-        exit(1);
-    }
+    expect(status == SLACKLINE_STATUS_OK, slackline_last_error());
 }
 
 /* Trains: each step writes its number into all weights, where readers find them. */
@@ -51,21 +57,16 @@ static void train(struct slackline_publisher *publisher)
 /* Reads the last version where the trainer wrote it: on its host a reader needs no copy. */
 static void read_in_place(struct slackline_reader *reader)
 {
-    const float *weights;
     const void *memory;
     uint32_t intact;
     size_t bytes;
     float last;
 
     check(slackline_reader_pin(reader, VERSIONS, TIMEOUT_MS, &memory, &bytes, NULL));
-    weights = memory; /* the trainer writes elsewhere until it is unpinned */
-    last = weights[ELEMENTS - 1];
+    last = ((const float *)memory)[ELEMENTS - 1]; /* the trainer writes elsewhere until it is unpinned */
     check(slackline_reader_is_intact(reader, &intact)); /* no, if this process was stopped for longer than the lease */
     check(slackline_reader_unpin(reader));
-    if (!intact || last != (float)VERSIONS) {
-        fprintf(stderr, "error: the pinned version is not the last one\n");
-        exit(1);
-    }
+    expect(intact && last == (float)VERSIONS, "the pinned version is not the last one");
 }
 
 /* Rolls out: each batch uses weights that are whole and at most one version behind the newest. */
@@ -85,16 +86,13 @@ static void roll_out(const char *address)
         copies += fresh.copied;
         check(slackline_reader_bytes(reader, &memory, &bytes));
         weights = memory;
-        for (index = 0; index < ELEMENTS; index++) {
-            if (weights[index] != (float)fresh.version) {
-                fprintf(stderr, "error: a mixture at version %d\n", (int)fresh.version);
-                exit(1);
-            }
-        }
+        for (index = 0; index < ELEMENTS; index++)
+            expect(weights[index] == (float)fresh.version, "a version is a mixture");
     } while (fresh.version + fresh.behind < VERSIONS);
     read_in_place(reader);
     printf("a reader copied %d of %d versions, each of them whole\n", copies, VERSIONS);
     slackline_reader_destroy(reader);
+    exit(0);
 }
 
 int main(void)
@@ -108,19 +106,14 @@ int main(void)
     snprintf(address, sizeof address, "@publish-weights-%d", (int)getpid());
     for (reader = 0; reader < READERS; reader++) {
         pid_t child = fork(); /* before this process makes an object */
-        if (child == 0) {
-            roll_out(address);
-            exit(0);
-        }
-        if (child < 0)
-            return 1;
+        if (child == 0)
+            roll_out(address); /* does not return */
+        expect(child >= 0, "no process can be made");
     }
     check(slackline_publisher_create(address, table, 1, NULL, &publisher));
     train(publisher);
     slackline_publisher_destroy(publisher);
-    while (wait(&status) > 0) {
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-            return 1;
-    }
+    while (wait(&status) > 0)
+        expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a reader failed");
     return 0;
 }
