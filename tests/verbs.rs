@@ -30,6 +30,7 @@ mod rdma {
     mod notice;
     pub(crate) mod objects;
     mod probe;
+    mod readers;
     pub(crate) mod sides;
     mod target;
 }

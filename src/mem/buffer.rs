@@ -77,10 +77,10 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::{HostMemory, LocalKey};
+    use crate::mem::{DeviceKeys, HostMemory};
 
     fn region(access: Access) -> MemoryRegion {
-        MemoryRegion::new(HostMemory::anonymous(4096).unwrap(), access, LocalKey::NONE, ())
+        MemoryRegion::new(HostMemory::anonymous(4096).unwrap(), access, DeviceKeys::NONE, ())
     }
 
     #[test]
@@ -102,6 +102,6 @@ mod tests {
         assert!(Buffer::new(shared).is_none());
         drop(clone);
         let memory = HostMemory::shared(4096).unwrap();
-        assert!(Buffer::new(MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ())).is_none());
+        assert!(Buffer::new(MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ())).is_none());
     }
 }

@@ -33,6 +33,7 @@ pub use fence::{fence, pause};
 pub use fork::ForkGuard;
 pub use host::{HostMemory, PAGE_SIZE};
 pub use region::{
-    Access, LocalKey, LocalSlice, MAX_RAILS, MemoryRegion, OutOfBounds, Registration, RemoteKey, RemoteSlice,
+    Access, DeviceKeys, LocalSlice, MAX_RAILS, MemoryRegion, OutOfBounds, Registration, RemoteKey,
+    RemoteSlice,
 };
 pub use volatile::VolatileSlice;

@@ -34,6 +34,11 @@ impl Access {
     pub const fn is_local(self) -> bool {
         self.difference(Access::RELAXED).is_empty()
     }
+
+    /// True if peers may read, and do nothing else.
+    pub const fn is_read_only(self) -> bool {
+        self.difference(Access::RELAXED).bits() == Access::REMOTE_READ.bits()
+    }
 }
 
 /// A range that does not lie inside what it was taken from.
@@ -68,19 +73,20 @@ fn check_range(offset: u64, len: u64, available: u64) -> Result<(), OutOfBounds>
 /// Most ports that one transport uses side by side: its rails.
 pub const MAX_RAILS: usize = 4;
 
-/// The keys by which the local devices know a region (verbs: lkey), and the domain in which they do so. They mean
-/// nothing elsewhere.
+/// The keys of a region at the devices of this host (verbs), each with one entry for each rail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct LocalKey {
+pub struct DeviceKeys {
     /// The protection domain of this process in which the region is registered, the one of the first rail; 0 is none.
     pub domain: u32,
-    /// The key on each rail that there is.
-    pub keys: [u32; MAX_RAILS],
+    /// The keys by which requests of this process name it (lkey).
+    pub local: [u32; MAX_RAILS],
+    /// The keys by which all peers that may read it do so (rkey), if they may do nothing else.
+    pub readers: Option<[u32; MAX_RAILS]>,
 }
 
-impl LocalKey {
-    /// The key of memory that no device needs to know.
-    pub const NONE: LocalKey = LocalKey { domain: 0, keys: [0; MAX_RAILS] };
+impl DeviceKeys {
+    /// The keys of memory that no device needs to know.
+    pub const NONE: DeviceKeys = DeviceKeys { domain: 0, local: [0; MAX_RAILS], readers: None };
 }
 
 /// The key that a peer must present to reach a region (verbs: rkey; elsewhere a random grant).
@@ -102,7 +108,7 @@ impl Registration for () {}
 struct Inner {
     // Dropped in order of declaration: the registration first, then the memory.
     _registration: Box<dyn Registration>,
-    local_key: LocalKey,
+    device_keys: DeviceKeys,
     access: Access,
     memory: HostMemory,
 }
@@ -119,10 +125,10 @@ impl MemoryRegion {
     pub fn new(
         memory: HostMemory,
         access: Access,
-        local_key: LocalKey,
+        device_keys: DeviceKeys,
         registration: impl Registration + 'static,
     ) -> Self {
-        let inner = Inner { _registration: Box::new(registration), local_key, access, memory };
+        let inner = Inner { _registration: Box::new(registration), device_keys, access, memory };
         MemoryRegion { inner: Arc::new(inner) }
     }
 
@@ -137,9 +143,9 @@ impl MemoryRegion {
         self.inner.access
     }
 
-    /// The key that the local device knows it by.
-    pub fn local_key(&self) -> LocalKey {
-        self.inner.local_key
+    /// The keys that the devices of this host know it by.
+    pub fn device_keys(&self) -> DeviceKeys {
+        self.inner.device_keys
     }
 
     /// The memory behind it.
@@ -256,7 +262,7 @@ mod tests {
     #[test]
     fn ranges_that_overflow_are_out_of_bounds() {
         let memory = HostMemory::anonymous(64).unwrap();
-        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
+        let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
         assert!(region.slice(usize::MAX, 2).is_err());
         assert!(region.slice(60, 5).is_err());
         assert!(region.slice(64, 0).is_ok());
@@ -271,7 +277,7 @@ mod tests {
     #[test]
     fn a_slice_keeps_its_region_alive() {
         let memory = HostMemory::anonymous(64).unwrap();
-        let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
+        let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
         let slice = region.slice(8, 8).unwrap();
         drop(region);
         slice.as_volatile().store_u64(0, 3);

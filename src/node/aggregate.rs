@@ -407,14 +407,14 @@ impl Drop for Aggregator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+    use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
     use crate::param::{ControlLayout, FrameGeometry, Frames};
 
     #[test]
     fn a_panic_in_a_fold_thread_fails_the_fold_with_its_cause() {
         let region = |bytes: u64| {
             let memory = HostMemory::anonymous(bytes as usize).unwrap();
-            MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ())
+            MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ())
         };
         let layout = ControlLayout { peers: 1, frames: 2 };
         let geometry = FrameGeometry { frames: 2, payload_bytes: 128, chunk_bytes: 64 };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use loom::model::Builder;
 use slackline::internals::mem::{
-    Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice,
+    Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice,
 };
 use slackline::internals::param::{
     ControlLayout, FrameGeometry, FrameSource, Frames, Pull, PullOptions, Pulled,
@@ -36,7 +36,7 @@ pub(crate) fn explore(preemptions: usize, model: impl Fn(&AtomicUsize) + Send + 
 }
 
 pub(crate) fn region(bytes: usize) -> MemoryRegion {
-    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, LocalKey::NONE, ())
+    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, DeviceKeys::NONE, ())
 }
 
 pub(crate) fn remote(key: RemoteKey, region: &MemoryRegion) -> RemoteSlice {

@@ -1,10 +1,10 @@
 use super::*;
-use crate::mem::{Access, HostMemory, LocalKey, RemoteKey};
+use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
 use crate::param::Frames;
 use crate::transport::LocalEndpoint;
 
 fn region(bytes: usize) -> MemoryRegion {
-    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::REMOTE_READ, LocalKey::NONE, ())
+    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::REMOTE_READ, DeviceKeys::NONE, ())
 }
 
 /// An owner of two frames of 64 bytes, an endpoint that reads them, and a pull from them.

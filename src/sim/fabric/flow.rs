@@ -321,7 +321,7 @@ impl Net {
             (&request.work, successor, answering)
         {
             // The key means something to the node's next incarnation, too: a READ cannot tell.
-            let index = from.region().local_key().keys[0] as usize;
+            let index = from.region().device_keys().local[0] as usize;
             let (offset, len) = (from.offset(), from.len());
             let region = self.hosts[successor].regions.get(index.wrapping_sub(1)).cloned();
             let region = region.filter(|region| same_keys && region.access().contains(Access::REMOTE_READ));

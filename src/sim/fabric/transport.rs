@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use super::ground::Ground;
 use super::net::{HostId, Net, NetRules, SharedNet, lock};
-use crate::mem::{Access, HostMemory, LocalKey, LocalSlice, MemoryRegion, RemoteSlice};
+use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
     Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
@@ -58,13 +58,13 @@ impl Transport for SimTransport {
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
         if access.is_local() {
-            return Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()));
+            return Ok(MemoryRegion::new(memory, access, DeviceKeys::NONE, ()));
         }
         let mut net = lock(&self.net);
         let regions = &mut net.hosts[self.host].regions;
-        let mut key = LocalKey::NONE;
-        key.keys[0] = regions.len() as u32 + 1;
-        let region = MemoryRegion::new(memory, access, key, ());
+        let mut keys = DeviceKeys::NONE;
+        keys.local[0] = regions.len() as u32 + 1;
+        let region = MemoryRegion::new(memory, access, keys, ());
         regions.push(region.clone());
         Ok(region)
     }

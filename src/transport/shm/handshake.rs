@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::socket::{Heard, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
-use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion, RemoteKey};
+use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
 use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received, Refusal};
 
@@ -212,7 +212,7 @@ impl Segments {
         let map = |(segment, file): (&Grant, OwnedFd)| {
             let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
             let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
-            let region = MemoryRegion::new(memory, Access::LOCAL, LocalKey::NONE, ());
+            let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
             Ok((segment.key, region, segment.access))
         };
         self.0.iter().zip(files).map(map).collect()

@@ -64,7 +64,7 @@ pub use listener::{ShmIncoming, ShmListener};
 pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
-use crate::mem::{Access, HostMemory, LocalKey, MemoryError, MemoryRegion};
+use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion};
 
 /// Completions that an endpoint holds until they are polled, unless [`Shm::with_queue_depth`] says otherwise.
 const QUEUE_DEPTH: usize = 1024;
@@ -115,7 +115,7 @@ impl Transport for Shm {
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
         check_shareable(&memory, access)?;
-        Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()))
+        Ok(MemoryRegion::new(memory, access, DeviceKeys::NONE, ()))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {

@@ -94,7 +94,7 @@ pub(crate) use wire::{fuzz_headers, header_samples};
 use self::engine::Engine;
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
-use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
 
 /// Requests that may be outstanding on an endpoint, unless [`Tcp::with_queue_depth`] says otherwise.
 const QUEUE_DEPTH: usize = 1024;
@@ -195,7 +195,7 @@ impl Transport for Tcp {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        Ok(MemoryRegion::new(memory, access, LocalKey::NONE, ()))
+        Ok(MemoryRegion::new(memory, access, DeviceKeys::NONE, ()))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {

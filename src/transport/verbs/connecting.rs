@@ -47,7 +47,7 @@ impl VerbsConnecting {
         let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
         let from: Vec<_> = from.collect::<Result<_, _>>()?;
         let rails = from.len();
-        let made = Requester::new(shared, rails)
+        let made = Requester::new(shared, rails, true)
             .and_then(|requester| Ok((requester, Responder::new(shared, rails, offer.grants, None)?)));
         let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
         let addresses = shared.port_addresses(&from);
@@ -86,11 +86,13 @@ impl VerbsConnecting {
             return Err(protocol(&at, &WireError::Rule("it answers on rails that it was not offered")));
         }
         // Those that the other side has not are not used.
-        requester.further.truncate(theirs.blob.further.len());
+        requester.keep_served(&theirs.blob);
         if let Some(responder) = &mut responder {
             responder.further.truncate(theirs.blob.further.len());
         }
-        if responder.is_some() && theirs.blob.requester.is_none() {
+        let granted_reads = ours.blob.responder.map(|responder| responder.reads.is_some());
+        let takes_reads = theirs.blob.requester.map(|requester| requester.reads.is_some());
+        if granted_reads.is_some() && granted_reads != takes_reads {
             return Err(protocol(&at, &WireError::Rule("it takes grants and has nothing to use them by")));
         }
         let paths = self.shared.paths(&from, &ours, &theirs);

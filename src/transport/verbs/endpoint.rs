@@ -85,8 +85,8 @@ impl VerbsEndpoint {
     ) -> VerbsEndpoint {
         let depth = shared.queue_depth;
         let (mut data, heartbeat) = requester
-            .map(|Requester { data, heartbeat, further }| {
-                (Rails::new(data, further, &theirs, depth), heartbeat)
+            .map(|Requester { data, heartbeat, reads, further }| {
+                (Rails::new(data, reads, further, &theirs, depth), heartbeat)
             })
             .unzip();
         if let Some(data) = &mut data {

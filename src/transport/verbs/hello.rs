@@ -15,13 +15,15 @@ pub(super) struct Pair {
     pub(super) first_packet: u32,
 }
 
-/// The two queue pairs of one direction.
+/// The queue pairs of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pairs {
     /// For requests.
     pub(super) data: Pair,
     /// For heartbeats.
     pub(super) heartbeat: Pair,
+    /// For READs of what may only be read.
+    pub(super) reads: Option<Pair>,
 }
 
 /// The addresses of a side's port in its network, and the limits that both sides must agree on.
@@ -45,15 +47,25 @@ pub(super) struct PortAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Further {
     pub(super) address: PortAddress,
-    /// The pair that it posts on, if it does.
-    pub(super) requester: Option<Pair>,
+    /// The pairs that it posts on, if it does.
+    pub(super) requester: Option<FurtherRequester>,
     pub(super) responder: Option<FurtherResponder>,
 }
 
-/// The queue pair by which a rail after the first serves the other side, and its keys.
+/// The queue pairs that a side posts on over a rail after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FurtherRequester {
+    pub(super) data: Pair,
+    /// For READs of what may only be read.
+    pub(super) reads: Option<Pair>,
+}
+
+/// The queue pairs by which a rail after the first serves the other side, and its keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FurtherResponder {
     pub(super) data: Pair,
+    /// For READs of what may only be read.
+    pub(super) reads: Option<Pair>,
     /// The key of each grant on this rail.
     pub(super) keys: Vec<u32>,
     /// The key of its sentinel, a word at offset 0 which is read to learn that what was written before has arrived.
@@ -114,11 +126,15 @@ impl Further {
     fn check(&self, first: &Ports, grants: &[Grant]) -> Result<(), &'static str> {
         self.address.check()?;
         let responder = self.responder.as_ref();
-        for pair in self.requester.into_iter().chain(responder.map(|responder| responder.data)) {
-            pair.check()?;
+        let posts = self.requester.map(|requester| (requester.data, requester.reads));
+        let serves = responder.map(|responder| (responder.data, responder.reads));
+        for (data, reads) in posts.into_iter().chain(serves) {
+            data.check()?;
+            reads.map_or(Ok(()), |reads| reads.check())?;
         }
-        let is_alike = self.requester.is_some() == first.requester.is_some()
-            && responder.is_some() == first.responder.is_some()
+        let reads = |pairs: Option<Pairs>| pairs.map(|pairs| pairs.reads.is_some());
+        let is_alike = posts.map(|(_, reads)| reads.is_some()) == reads(first.requester)
+            && serves.map(|(_, reads)| reads.is_some()) == reads(first.responder)
             && responder.is_none_or(|responder| responder.keys.len() == grants.len());
         check(is_alike, "one of its rails does what the others do not")?;
         check(
@@ -130,17 +146,25 @@ impl Further {
 
 impl Blob for Ports {
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
-        check(from == Side::Listener || self.requester.is_some(), "it offers no queue pair")?;
+        let can_read = self.requester.is_some_and(|requester| requester.reads.is_some());
+        check(from == Side::Listener || can_read, "it offers no queue pair")?;
         self.address.check()?;
-        let pairs = [self.requester, self.responder].into_iter().flatten();
-        for pair in pairs.flat_map(|pairs| [pairs.data, pairs.heartbeat]) {
-            pair.check()?;
+        for pairs in [self.requester, self.responder].into_iter().flatten() {
+            pairs.data.check()?;
+            pairs.heartbeat.check()?;
+            pairs.reads.map_or(Ok(()), |reads| reads.check())?;
         }
         let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let wants_reads = grants.iter().any(|grant| grant.access.intersects(reads));
         check(self.address.reads_served > 0 || !wants_reads, "it grants reading and answers no reads")?;
         check(self.address.reads_served > 0 || self.sentinel.is_none(), "its sentinel cannot be read")?;
         check(grants.is_empty() == self.responder.is_none(), "it grants without serving, or serves nothing")?;
+        let is_read_only = grants.iter().any(|grant| grant.access.is_read_only());
+        let serves_reads = self.responder.is_some_and(|responder| responder.reads.is_some());
+        check(
+            is_read_only == serves_reads,
+            "it grants only reading without a queue pair for it, or the reverse",
+        )?;
         let is_named = |(index, grant): (usize, &Grant)| index_of(grant.key) == index;
         check(grants.iter().enumerate().all(is_named), "a grant is not named by its index among them")?;
         check(self.further.len() < MAX_RAILS, "it has more rails than there may be")?;
@@ -164,9 +188,9 @@ impl Terms {
         std::iter::once(&self.blob.address).chain(self.blob.further.iter().map(|further| &further.address))
     }
 
-    /// Returns the name of each grant, and whether the grant announces nothing.
-    pub(super) fn names(&self) -> Vec<(RemoteKey, bool)> {
-        self.grants.iter().map(|grant| (grant.key, grant.access.contains(Access::RELAXED))).collect()
+    /// Returns the name of each grant, and its rights.
+    pub(super) fn names(&self) -> Vec<(RemoteKey, Access)> {
+        self.grants.iter().map(|grant| (grant.key, grant.access)).collect()
     }
 
     /// Whether this side answers READs, as one with a sentinel must.
@@ -204,7 +228,9 @@ pub(crate) fn fuzz_hello(bytes: &[u8]) {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let pair = |number| Pair { number, first_packet: NUMBER_MAX - 2 };
-    let pairs = |number| Some(Pairs { data: pair(number), heartbeat: pair(number + 1) });
+    let pairs = |number| {
+        Some(Pairs { data: pair(number), heartbeat: pair(number + 1), reads: Some(pair(number + 8)) })
+    };
     let address = PortAddress {
         is_infiniband: false,
         lid: 0,
@@ -219,8 +245,9 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let full =
         Ports { address, requester: pairs(17), responder: pairs(19), further, receives: 64, sentinel: None };
     let bare = Ports { responder: None, ..full.clone() };
-    let responder = FurtherResponder { data: pair(23), keys: vec![5, 6], sentinel: 7 };
-    let further = Further { address, requester: Some(pair(21)), responder: Some(responder) };
+    let responder = FurtherResponder { data: pair(23), reads: Some(pair(33)), keys: vec![5, 6], sentinel: 7 };
+    let requester = FurtherRequester { data: pair(21), reads: Some(pair(31)) };
+    let further = Further { address, requester: Some(requester), responder: Some(responder) };
     let striped = Ports { further: vec![further; MAX_RAILS - 1], ..full.clone() };
     let terms = |blob: Ports| Terms { grants: grants.clone(), blob };
     vec![
@@ -259,11 +286,15 @@ mod tests {
     fn terms_that_cannot_be_are_refused() {
         let Terms { grants, blob: good } = terms();
         let address = good.address;
-        let huge = Pair { number: 1 << 24, first_packet: 0 };
+        let (huge, pairs) = (Pair { number: 1 << 24, first_packet: 0 }, good.requester.unwrap());
         let bad = [
             Ports { requester: None, ..good.clone() },
             Ports { address: PortAddress { mtu: 1500, ..address }, ..good.clone() },
-            Ports { requester: Some(Pairs { data: huge, heartbeat: huge }), ..good.clone() },
+            Ports { requester: Some(Pairs { data: huge, ..pairs }), ..good.clone() },
+            Ports { requester: Some(Pairs { heartbeat: huge, ..pairs }), ..good.clone() },
+            Ports { requester: Some(Pairs { reads: Some(huge), ..pairs }), ..good.clone() },
+            Ports { requester: Some(Pairs { reads: None, ..pairs }), ..good.clone() },
+            Ports { responder: Some(Pairs { reads: None, ..pairs }), ..good.clone() },
             Ports { responder: None, ..good.clone() },
             Ports { address: PortAddress { reads_served: 0, ..address }, ..good.clone() },
         ];
@@ -271,10 +302,16 @@ mod tests {
             panic!("an offer")
         };
         let rail = striped.further[0].clone();
-        let responder = rail.responder.clone().unwrap();
+        let (requester, responder) = (rail.requester.unwrap(), rail.responder.clone().unwrap());
         let rails = [
             Further { requester: None, ..rail.clone() },
-            Further { requester: Some(huge), ..rail.clone() },
+            Further { requester: Some(FurtherRequester { data: huge, ..requester }), ..rail.clone() },
+            Further { requester: Some(FurtherRequester { reads: Some(huge), ..requester }), ..rail.clone() },
+            Further { requester: Some(FurtherRequester { reads: None, ..requester }), ..rail.clone() },
+            Further {
+                responder: Some(FurtherResponder { reads: None, ..responder.clone() }),
+                ..rail.clone()
+            },
             Further { responder: None, ..rail.clone() },
             Further { responder: Some(FurtherResponder { data: huge, ..responder.clone() }), ..rail.clone() },
             Further { responder: Some(FurtherResponder { keys: vec![5], ..responder }), ..rail.clone() },
@@ -291,7 +328,8 @@ mod tests {
         let unread = PortAddress { reads_served: 0, ..address };
         for (sentinel, is_good) in [(None, true), (Some(9), false)] {
             let grants = vec![Grant { access: Access::REMOTE_WRITE, ..grants[0] }];
-            let blob = Ports { address: unread, sentinel, ..good.clone() };
+            let responder = Some(Pairs { reads: None, ..pairs });
+            let blob = Ports { address: unread, responder, sentinel, ..good.clone() };
             let offer = Hello::Offer(Terms { grants, blob });
             assert_eq!(Hello::decode(&offer.encode(&[])).is_ok(), is_good, "{offer:?}");
         }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use crate::mem::{LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
+use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
     WorkRequestId,
@@ -90,8 +90,8 @@ pub(super) struct Initiator {
 /// that must not overtake any, and the write waits for the READ in the device (a fence).
 struct Proof {
     sentinel: (LocalSlice, RemoteSlice),
-    /// The peer's grants, by name, and whether each announces nothing.
-    grants: Vec<(RemoteKey, bool)>,
+    /// The peer's grants, by name, and their rights.
+    grants: Vec<(RemoteKey, Access)>,
 }
 
 // SAFETY: the raw pointers in `requests` are made and used within one call of `post`, and mean nothing between calls.
@@ -138,7 +138,7 @@ impl Initiator {
 
     /// From now on each write into memory that announces waits in the device until a READ of this word has proved those
     /// before it. `grants` are the peer's, each with whether it announces nothing.
-    pub(super) fn prove_by(&mut self, sentinel: RemoteSlice, grants: Vec<(RemoteKey, bool)>) {
+    pub(super) fn prove_by(&mut self, sentinel: RemoteSlice, grants: Vec<(RemoteKey, Access)>) {
         assert!(self.room >= 2 * self.depth);
         let local = self.spare();
         self.proof = Some(Proof { sentinel: (local, sentinel), grants });
@@ -191,7 +191,8 @@ impl Initiator {
         let Some(proof) = &self.proof else { return false };
         match &request.operation {
             Operation::Write { remote, .. } | Operation::WriteInline { remote, .. } => {
-                !proof.grants.contains(&(remote.key, true))
+                let is_relaxed = |access: &Access| access.contains(Access::RELAXED);
+                !proof.grants.iter().any(|(name, access)| *name == remote.key && is_relaxed(access))
             }
             // The device carries them out after all that came before.
             Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => false,
@@ -223,7 +224,7 @@ impl Initiator {
         let mut parts = 0;
         for (index, request) in batch.iter().enumerate() {
             let known = |local: &LocalSlice| {
-                let key = local.region().local_key();
+                let key = local.region().device_keys();
                 (key.domain == self.domain)
                     .then_some(())
                     .ok_or("its memory was not registered with this transport")
@@ -335,7 +336,7 @@ impl Initiator {
                 let piece = sys::ibv_sge {
                     addr: cell.as_ptr().expose_provenance() as u64,
                     length: bytes,
-                    lkey: self.cells.local_key().keys[self.rail],
+                    lkey: self.cells.device_keys().local[self.rail],
                 };
                 let in_request = bytes <= self.pair.inline_bytes;
                 let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
@@ -601,7 +602,7 @@ fn piece(local: &LocalSlice, rail: usize, offset: usize, bytes: usize) -> sys::i
     sys::ibv_sge {
         addr: memory.as_ptr().expose_provenance() as u64,
         length: bytes as u32,
-        lkey: local.region().local_key().keys[rail],
+        lkey: local.region().device_keys().local[rail],
     }
 }
 

@@ -9,7 +9,7 @@ use super::VerbsShared;
 use super::connecting::device_failed;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
-use super::hello::{Hello, PortAddress, Ports, Terms};
+use super::hello::{Hello, Pairs, PortAddress, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use super::waker::Waker;
 use crate::channel::{Channel, listen};
@@ -184,8 +184,8 @@ impl VerbsIncoming {
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let make = || {
-            let requester =
-                self.theirs.blob.responder.map(|_| Requester::new(&self.shared, rails)).transpose()?;
+            let requester = |theirs: Pairs| Requester::new(&self.shared, rails, theirs.reads.is_some());
+            let requester = self.theirs.blob.responder.map(requester).transpose()?;
             let mut responder =
                 Responder::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
             connect(&paths, requester.as_ref(), responder.as_mut(), &self.theirs.blob)?;

@@ -5,18 +5,22 @@
 //! on the size of packets and on how many READs may be under way. That conversation stays open, silent: its end tells
 //! that a process is gone, long before the device has given up on it.
 //!
-//! Each direction has two queue pairs, as each has two lanes over [TCP](super::tcp): one for requests and one for
-//! heartbeats, which no bulk data is ever before. Where several devices carry a connection
-//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests.
+//! Each direction has up to three queue pairs: one for requests, one for heartbeats, which no bulk data is ever before,
+//! and one for READs of memory that the peer lets be read only. Where several devices carry a connection
+//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests, and one for those of READs.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
 //! | this side posts on | of the transport | all memory registered with it, by requests of this process only |
-//! | serve the peer | of this connection | what it was granted, with those rights; a word of each further device |
+//! | serve the peer | of this connection | what it may write, with those rights; a word of each further device |
+//! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
 //!
-//! So a key that one peer was given opens nothing for another, nor for its own next connection; requests for
-//! anything else end the connection of the peer that tried. Peers name bytes by their offset in a region: addresses
-//! of this process do not travel.
+//! So what peers only read (control pages, frames) is registered once for each device, however many they are, and
+//! joining costs no more than the memory that one peer writes. A key of that memory opens nothing for another peer, nor
+//! for its own next connection. The keys of what is only read are those of all peers of this transport: a process that
+//! must keep some of its peers from what others read opens a transport for each kind. A peer that was shut out reads
+//! nothing: its queue pairs are gone. Requests for anything else end the connection of the peer that tried. Peers name
+//! bytes by their offset in a region: addresses of this process do not travel.
 //!
 //! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as
 //! long. Completion queues have room for all that can be under way. Connections begin with random packet numbers.
@@ -99,7 +103,7 @@ use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
-use crate::mem::{Access, HostMemory, LocalKey, MemoryRegion};
+use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
 
 const NAME: &str = "verbs";
 
@@ -209,17 +213,31 @@ impl Verbs {
         }
         let mut rails = Vec::new();
         for opened in open::open(&options)? {
-            let domain = ProtectionDomain::new(&opened.device).map_err(|source| OpenError::System {
-                operation: "make a protection domain",
-                device: opened.info.name.clone(),
-                source,
-                remedy: "see the kernel's log (dmesg)",
-            })?;
+            let domain = || {
+                ProtectionDomain::new(&opened.device).map_err(|source| OpenError::System {
+                    operation: "make a protection domain",
+                    device: opened.info.name.clone(),
+                    source,
+                    remedy: "see the kernel's log (dmesg)",
+                })
+            };
+            let (domain, read_domain) = (domain()?, domain()?);
             let mtu = options.mtu.unwrap_or(opened.port.mtu);
             let OpenedDevice { device, info, port, reason } = opened;
             let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
             let in_order = options.in_order;
-            rails.push(Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order });
+            rails.push(Rail {
+                device,
+                info,
+                port,
+                reason,
+                domain,
+                read_domain,
+                gid_index,
+                mtu,
+                read_depth,
+                in_order,
+            });
         }
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = VerbsShared {
@@ -365,22 +383,32 @@ impl VerbsShared {
         Ok(initiator)
     }
 
-    /// Registers memory for requests of this process.
+    /// Registers memory for requests of this process, and for READs of all peers if they may do nothing else.
     fn register(&self, memory: HostMemory, access: Access) -> io::Result<MemoryRegion> {
         if self.is_inherited() {
             return Err(io::Error::other(INHERITED));
         }
-        // Peers reach it only by what is registered for each of them.
+        // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer.
         let own = access.intersection(Access::RELAXED);
-        let first = memory.as_volatile().as_ptr().expose_provenance() as u64;
-        let mut key = LocalKey { domain: self.first().domain.serial, ..LocalKey::NONE };
-        let mut registered = Vec::with_capacity(self.rails.len());
-        for (rail, key) in self.rails.iter().zip(&mut key.keys) {
-            let here = Registered::new(&rail.domain, memory.as_volatile(), first, own)?;
+        let bytes = memory.as_volatile();
+        let first = bytes.as_ptr().expose_provenance() as u64;
+        let mut keys = DeviceKeys { domain: self.first().domain.serial, ..DeviceKeys::NONE };
+        let mut registered = Vec::with_capacity(2 * self.rails.len());
+        for (rail, key) in self.rails.iter().zip(&mut keys.local) {
+            let here = Registered::new(&rail.domain, bytes, first, own)?;
             *key = here.local_key();
             registered.push(here);
         }
-        Ok(MemoryRegion::new(memory, access, key, registered))
+        if access.is_read_only() {
+            let readers = keys.readers.insert([0; MAX_RAILS]);
+            for (rail, key) in self.rails.iter().zip(readers) {
+                // Peers name bytes by their offset in the region: no address of this process ever travels.
+                let here = Registered::new(&rail.read_domain, bytes, 0, access)?;
+                *key = here.remote_key();
+                registered.push(here);
+            }
+        }
+        Ok(MemoryRegion::new(memory, access, keys, registered))
     }
 
     /// Returns the port addresses of this side on the first rails, speaking from these GIDs.

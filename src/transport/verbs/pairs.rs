@@ -2,14 +2,15 @@
 //!
 //! Each direction has pairs of its own, so that each can be in a protection domain of its own: those that post are in
 //! the transport's, where all memory of this process is known; those that serve a peer are in one that was made for it
-//! and holds what it was granted, exactly and with those rights. A key of one peer opens nothing for another.
+//! and holds what it was granted, exactly and with those rights; those that serve its READs of what it may only read
+//! are in one for all peers, where that memory is registered once.
 
 use std::io;
 use std::sync::Arc;
 
 use super::VerbsShared;
 use super::device::QueuePairError;
-use super::hello::{Further, FurtherResponder, Pairs, PortAddress, Ports, name};
+use super::hello::{Further, FurtherRequester, FurtherResponder, Pair, Pairs, PortAddress, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{QueuePair, QueuePairPath, RECEIVES};
 use super::region::{ProtectionDomain, Registered};
@@ -24,32 +25,72 @@ const HEARTBEAT_DEPTH: usize = 16;
 pub(super) struct Requester {
     pub(super) data: Initiator,
     pub(super) heartbeat: Initiator,
-    /// One for each rail after the first.
-    pub(super) further: Vec<Initiator>,
+    /// For READs of what the peer lets be read only, if there is such memory.
+    pub(super) reads: Option<Initiator>,
+    /// Those of each rail after the first.
+    pub(super) further: Vec<RequesterFurther>,
+}
+
+/// The same on a rail after the first.
+pub(super) struct RequesterFurther {
+    pub(super) data: Initiator,
+    pub(super) reads: Option<Initiator>,
 }
 
 impl Requester {
-    /// On the first so many rails.
-    pub(super) fn new(shared: &VerbsShared, rails: usize) -> io::Result<Requester> {
+    /// On the first so many rails. `reads` says whether the peer may have memory that can only be read.
+    pub(super) fn new(shared: &VerbsShared, rails: usize, reads: bool) -> io::Result<Requester> {
         let (depth, room) = (shared.queue_depth, 2 * shared.queue_depth);
-        // A write may go with the READ that tells of its arrival, or with one that proves those before it.
-        let further = |rail| shared.initiator(rail, room, room);
+        let reads = |rail| reads.then(|| shared.initiator(rail, depth, depth)).transpose();
+        let further = |rail| {
+            // A write may go with the READ that tells of its arrival, or with one that proves those before it.
+            Ok(RequesterFurther { data: shared.initiator(rail, room, room)?, reads: reads(rail)? })
+        };
         Ok(Requester {
             data: shared.initiator(0, depth, room)?,
             // A beat that another one overtakes is a change of the word, too: that is all that it has to be.
             heartbeat: shared.initiator(0, HEARTBEAT_DEPTH, HEARTBEAT_DEPTH)?,
+            reads: reads(0)?,
             further: (1..rails).map(further).collect::<io::Result<_>>()?,
         })
     }
 
     pub(super) fn pairs(&self) -> Pairs {
-        Pairs { data: self.data.pair().pair(), heartbeat: self.heartbeat.pair().pair() }
+        Pairs {
+            data: self.data.pair().pair(),
+            heartbeat: self.heartbeat.pair().pair(),
+            reads: self.reads.as_ref().map(|reads| reads.pair().pair()),
+        }
+    }
+
+    /// Gives up the pairs for which the peer, which answered so, has none to serve them.
+    pub(super) fn keep_served(&mut self, theirs: &Ports) {
+        self.further.truncate(theirs.further.len());
+        if theirs.responder.is_none_or(|responder| responder.reads.is_none()) {
+            self.reads = None;
+            self.further.iter_mut().for_each(|further| further.reads = None);
+        }
     }
 
     /// Connects those of the first rail to the pairs that serve them.
-    pub(super) fn connect(&self, path: &QueuePairPath, responder: &Pairs) -> io::Result<()> {
+    fn connect(&self, path: &QueuePairPath, responder: &Pairs) -> io::Result<()> {
         self.data.pair().connect(path, &responder.data)?;
-        self.heartbeat.pair().connect(path, &responder.heartbeat)
+        self.heartbeat.pair().connect(path, &responder.heartbeat)?;
+        connect_reads(self.reads.as_ref(), path, responder.reads)
+    }
+}
+
+fn connect_reads(reads: Option<&Initiator>, path: &QueuePairPath, theirs: Option<Pair>) -> io::Result<()> {
+    match (reads, theirs) {
+        (Some(reads), Some(theirs)) => reads.pair().connect(path, &theirs),
+        _ => Ok(()),
+    }
+}
+
+fn serve_reads(reads: Option<&QueuePair>, path: &QueuePairPath, theirs: Option<Pair>) -> io::Result<()> {
+    match (reads, theirs) {
+        (Some(reads), Some(theirs)) => reads.serve(path, &theirs, Access::REMOTE_READ),
+        _ => Ok(()),
     }
 }
 
@@ -61,7 +102,11 @@ pub(super) fn further(
 ) -> Vec<Further> {
     let tell = |(index, address): (usize, &PortAddress)| Further {
         address: *address,
-        requester: requester.and_then(|requester| Some(requester.further.get(index)?.pair().pair())),
+        requester: requester.and_then(|requester| {
+            let RequesterFurther { data, reads } = requester.further.get(index)?;
+            let reads = reads.as_ref().map(|reads| reads.pair().pair());
+            Some(FurtherRequester { data: data.pair().pair(), reads })
+        }),
         responder: responder.and_then(|responder| Some(responder.further.get(index)?.told())),
     };
     addresses.iter().skip(1).enumerate().map(tell).collect()
@@ -86,13 +131,15 @@ pub(super) fn connect(
         if let (Some(requester), Some(theirs)) = (requester, &theirs.responder)
             && let Some(ours) = requester.further.get(index)
         {
-            ours.pair().connect(path, &theirs.data)?;
+            ours.data.pair().connect(path, &theirs.data)?;
+            connect_reads(ours.reads.as_ref(), path, theirs.reads)?;
         }
         if let (Some(responder), Some(theirs)) = (&responder, &theirs.requester)
             && let Some(ours) = responder.further.get(index)
         {
             // The sentinel is there besides what was granted.
-            ours.data.serve(path, theirs, responder.rights() | Access::REMOTE_READ)?;
+            ours.data.serve(path, &theirs.data, responder.rights() | Access::REMOTE_READ)?;
+            serve_reads(ours.reads.as_ref(), path, theirs.reads)?;
         }
     }
     Ok(())
@@ -100,11 +147,55 @@ pub(super) fn connect(
 
 /// Memory that one peer was granted.
 struct Granted {
-    /// Dropped first, and with it the key.
-    registered: Registered,
+    /// Dropped first.
+    key: GrantKey,
     slice: LocalSlice,
     /// The rights that the device gives the peer.
     access: Access,
+}
+
+impl Granted {
+    /// Whether the peer may read it, and nothing else, as it is told: it posts its READs accordingly.
+    fn is_read_only(&self) -> bool {
+        self.slice.region().access().is_read_only()
+    }
+}
+
+/// The key of granted memory on one rail.
+enum GrantKey {
+    /// Of a whole region that all peers may read.
+    OfRegion(u32),
+    /// Of a registration for this peer, with which it goes.
+    OfPeer(Registered),
+}
+
+impl GrantKey {
+    /// `domain` is the peer's own on this rail.
+    fn new(
+        shared: &VerbsShared,
+        rail: usize,
+        domain: &Arc<ProtectionDomain>,
+        slice: &LocalSlice,
+        access: Access,
+    ) -> io::Result<GrantKey> {
+        let keys = slice.region().device_keys();
+        let is_whole = slice.len() == slice.region().len() && keys.domain == shared.first().domain.serial;
+        if let Some(readers) = keys.readers.filter(|_| is_whole) {
+            return Ok(GrantKey::OfRegion(readers[rail]));
+        }
+        let is_read_only = slice.region().access().is_read_only();
+        let domain = if is_read_only { &shared.rails[rail].read_domain } else { domain };
+        // Peers name bytes by their offset in the region: no address of this process ever travels.
+        let first = slice.offset() as u64;
+        Ok(GrantKey::OfPeer(Registered::new(domain, slice.as_volatile(), first, access)?))
+    }
+
+    fn remote_key(&self) -> u32 {
+        match self {
+            GrantKey::OfRegion(key) => *key,
+            GrantKey::OfPeer(registered) => registered.remote_key(),
+        }
+    }
 }
 
 /// The pairs that serve the peer, and what it may reach through them.
@@ -114,6 +205,8 @@ pub(super) struct Responder {
     // Dropped in this order: no pair, no keys, then the domain.
     data: Arc<QueuePair>,
     heartbeat: QueuePair,
+    /// For READs of what may only be read, if there is such memory.
+    reads: Option<QueuePair>,
     /// One for each rail after the first.
     pub(super) further: Vec<ResponderFurther>,
     granted: Vec<Granted>,
@@ -150,26 +243,32 @@ impl Sentinel {
 pub(super) struct ResponderFurther {
     // Dropped in this order, and before the memory that was granted.
     data: QueuePair,
-    keys: Vec<Registered>,
+    reads: Option<QueuePair>,
+    keys: Vec<GrantKey>,
     sentinel: Sentinel,
+}
+
+/// A pair to serve READs of what may only be read, if anything of that was granted.
+fn to_serve_reads(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<Option<QueuePair>> {
+    let is_wanted = granted.iter().any(Granted::is_read_only);
+    is_wanted.then(|| QueuePair::to_serve(&shared.rails[rail].read_domain, None)).transpose()
 }
 
 impl ResponderFurther {
     fn new(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
         let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
         let data = QueuePair::to_serve(&domain, None)?;
-        let key = |granted: &Granted| {
-            let first = granted.slice.offset() as u64;
-            Registered::new(&domain, granted.slice.as_volatile(), first, granted.access)
-        };
+        let reads = to_serve_reads(shared, rail, granted)?;
+        let key = |granted: &Granted| GrantKey::new(shared, rail, &domain, &granted.slice, granted.access);
         let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
-        Ok(ResponderFurther { data, keys, sentinel: Sentinel::new(&domain)? })
+        Ok(ResponderFurther { data, reads, keys, sentinel: Sentinel::new(&domain)? })
     }
 
     fn told(&self) -> FurtherResponder {
         FurtherResponder {
             data: self.data.pair(),
-            keys: self.keys.iter().map(Registered::remote_key).collect(),
+            reads: self.reads.as_ref().map(QueuePair::pair),
+            keys: self.keys.iter().map(GrantKey::remote_key).collect(),
             sentinel: self.sentinel.key(),
         }
     }
@@ -194,12 +293,10 @@ impl Responder {
         let heartbeat = QueuePair::to_serve(&domain, None)?;
         let grant = |slice: LocalSlice| {
             let access = shared.served(slice.region().access());
-            // Peers name bytes by their offset in the region: no address of this process ever travels.
-            let first = slice.offset() as u64;
-            let registered = Registered::new(&domain, slice.as_volatile(), first, access)?;
-            Ok(Granted { registered, slice, access })
+            Ok(Granted { key: GrantKey::new(shared, 0, &domain, &slice, access)?, slice, access })
         };
         let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
+        let reads = to_serve_reads(shared, 0, &granted)?;
         let further = |rail| ResponderFurther::new(shared, rail, &granted);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
         let data = Arc::new(data);
@@ -207,7 +304,8 @@ impl Responder {
             waker.add(&data);
         }
         let (waker, is_in_order) = (waker.cloned(), shared.first().is_in_order());
-        Ok(Some(Responder { waker, data, heartbeat, further, granted, sentinel: None, domain, is_in_order }))
+        let sentinel = None;
+        Ok(Some(Responder { waker, data, heartbeat, reads, further, granted, sentinel, domain, is_in_order }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -221,12 +319,13 @@ impl Responder {
     }
 
     pub(super) fn pairs(&self) -> Pairs {
-        Pairs { data: self.data.pair(), heartbeat: self.heartbeat.pair() }
+        let reads = self.reads.as_ref().map(QueuePair::pair);
+        Pairs { data: self.data.pair(), heartbeat: self.heartbeat.pair(), reads }
     }
 
     pub(super) fn grants(&self) -> Vec<Grant> {
         let grant = |(index, granted): (usize, &Granted)| Grant {
-            key: name(index, granted.registered.remote_key()),
+            key: name(index, granted.key.remote_key()),
             offset: granted.slice.offset() as u64,
             bytes: granted.slice.len() as u64,
             access: granted.slice.region().access(),
@@ -234,10 +333,10 @@ impl Responder {
         self.granted.iter().enumerate().map(grant).collect()
     }
 
-    /// Returns the rights that the peer has on any of the memory that was granted.
+    /// Returns the rights that the peer has on any of the memory that it does more with than read.
     fn rights(&self) -> Access {
-        let accesses = self.granted.iter().map(|granted| granted.access);
-        accesses.fold(Access::LOCAL, Access::union)
+        let written = self.granted.iter().filter(|granted| !granted.is_read_only());
+        written.map(|granted| granted.access).fold(Access::LOCAL, Access::union)
     }
 
     /// Begins to serve the pairs that the peer posts on over the first rail, and finds out in which order the device
@@ -248,6 +347,7 @@ impl Responder {
         self.data.serve(path, &requester.data, all | Access::REMOTE_READ)?;
         // Heartbeats are words, and words are written.
         self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))?;
+        serve_reads(self.reads.as_ref(), path, requester.reads)?;
         self.data.make_ready_to_send(path)?;
         let in_order = self.is_in_order.unwrap_or_else(|| self.data.applies_in_order());
         tracing::info!(
@@ -266,15 +366,18 @@ impl Responder {
 
     /// True if the device says that the peer reached for what it was not granted.
     pub(super) fn is_broken(&self) -> bool {
-        self.data.is_broken()
-            || self.heartbeat.is_broken()
-            || self.further.iter().any(|further| further.data.is_broken())
+        self.pairs_to_serve().any(QueuePair::is_broken)
+    }
+
+    fn pairs_to_serve(&self) -> impl Iterator<Item = &QueuePair> {
+        let further =
+            self.further.iter().flat_map(|further| [&further.data].into_iter().chain(&further.reads));
+        [&*self.data, &self.heartbeat].into_iter().chain(&self.reads).chain(further)
     }
 
     /// Whether a device has told that one of them is over, and how, since it was asked last.
     pub(super) fn take_broken(&self) -> Option<QueuePairError> {
-        let further = self.further.iter().map(|further| further.data.take_broken());
-        further.fold(self.data.take_broken().max(self.heartbeat.take_broken()), Option::max)
+        self.pairs_to_serve().map(QueuePair::take_broken).fold(None, Option::max)
     }
 }
 

@@ -35,7 +35,7 @@ impl Loopback {
         let from = rail.choose_gid(None).ok_or("its port has no address")?;
         let address = rail.port_address(&from.gid);
         let path = rail.path(&from, &address, &address)?;
-        let requester = Requester::new(shared, 1).map_err(text)?;
+        let requester = Requester::new(shared, 1, false).map_err(text)?;
         let mut responder = Responder::new(shared, 1, vec![target.whole()], None)
             .map_err(text)?
             .ok_or("nothing is granted")?;

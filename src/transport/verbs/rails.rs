@@ -1,10 +1,11 @@
 //! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
 
 use super::device::QueuePairError;
-use super::hello::{Further, Terms, index_of};
+use super::hello::{Terms, index_of};
 use super::initiator::Initiator;
-use super::striper::{Dispatch, Striper};
-use crate::mem::{LocalSlice, RemoteKey, RemoteSlice, Streaming};
+use super::pairs::RequesterFurther;
+use super::striper::{Dispatch, Lane, Striper};
+use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
@@ -17,29 +18,35 @@ const SHARE_UNIT: usize = 4096;
 
 const OVER: Disconnected = Disconnected { reason: "a rail of this connection failed" };
 
-/// The requests of one side. Without striping there is one rail, which does all by itself.
-pub(super) struct Rails {
-    first: Initiator,
-    striping: Option<Box<Striping>>,
+/// The requests of one side.
+pub(super) enum Rails {
+    /// One queue pair does all by itself.
+    One(Box<Initiator>),
+    /// There are several rails, or READs have a queue pair of their own.
+    Several(Box<Striping>),
 }
 
-/// The state that striping over several rails needs.
-struct Striping {
+/// The state that several queue pairs need.
+pub(super) struct Striping {
     striper: Striper,
-    /// The rails after the first.
+    /// All queue pairs by the striper's index: those for data of each rail, then those for READs, if there are any.
+    pairs: Vec<PostingPair>,
+    /// What differs on each rail after the first.
     further: Vec<ExtraRail>,
-    /// The requests that the first rail is about to be given.
-    outbox: Vec<WorkRequest>,
-    /// The peer's grants, by their index: the name of each, and whether it announces nothing.
-    grants: Vec<(RemoteKey, bool)>,
+    /// The peer's grants, by their index: the name of each, and its rights.
+    grants: Vec<(RemoteKey, Access)>,
     failure: Option<CompletionError>,
     is_over: bool,
 }
 
-/// A rail after the first.
-struct ExtraRail {
+/// A queue pair, and the requests that it is about to be given.
+struct PostingPair {
     initiator: Initiator,
     outbox: Vec<WorkRequest>,
+}
+
+/// A rail after the first.
+struct ExtraRail {
     /// The keys of the peer's grants on this rail.
     keys: Vec<u32>,
     /// A word of the peer that is always readable, and where it is read to.
@@ -47,122 +54,170 @@ struct ExtraRail {
 }
 
 impl Rails {
-    /// Makes those rails of this side that the peer serves. `depth` requests may be outstanding.
-    pub(super) fn new(first: Initiator, further: Vec<Initiator>, theirs: &Terms, depth: usize) -> Rails {
-        let lane = |(initiator, further): (Initiator, &Further)| {
-            let responder = further.responder.as_ref()?;
-            let sentinel = (initiator.spare(), word_of(responder.sentinel));
-            Some(ExtraRail {
-                initiator,
-                outbox: Vec::with_capacity(2 * depth),
-                keys: responder.keys.clone(),
-                sentinel,
-            })
-        };
-        let further: Vec<ExtraRail> = further.into_iter().zip(&theirs.blob.further).map_while(lane).collect();
-        let striping = (!further.is_empty()).then(|| {
-            Box::new(Striping {
-                striper: Striper::new(1 + further.len(), depth),
-                further,
-                outbox: Vec::with_capacity(depth),
+    /// Makes those of this side that the peer serves. `depth` requests may be outstanding. `reads` and those of each
+    /// further rail are for READs of what may only be read, if the peer granted such memory.
+    pub(super) fn new(
+        data: Initiator,
+        reads: Option<Initiator>,
+        further: Vec<RequesterFurther>,
+        theirs: &Terms,
+        depth: usize,
+    ) -> Rails {
+        let pair = |initiator| PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) };
+        let (mut pairs, mut extra) = (vec![data], Vec::new());
+        let mut readers: Vec<Initiator> = reads.into_iter().collect();
+        for (RequesterFurther { data, reads }, further) in further.into_iter().zip(&theirs.blob.further) {
+            let Some(responder) = &further.responder else { break };
+            let sentinel = (data.spare(), word_of(responder.sentinel));
+            extra.push(ExtraRail { keys: responder.keys.clone(), sentinel });
+            pairs.push(data);
+            readers.extend(reads);
+        }
+        let mut rails = if extra.is_empty() && readers.is_empty() {
+            Rails::One(Box::new(pairs.remove(0)))
+        } else {
+            Rails::Several(Box::new(Striping {
+                striper: Striper::new(pairs.len(), depth),
+                pairs: pairs.into_iter().chain(readers).map(pair).collect(),
+                further: extra,
                 grants: theirs.names(),
                 failure: None,
                 is_over: false,
-            })
-        });
-        let mut rails = Rails { first, striping };
+            }))
+        };
         if let Some(sentinel) = theirs.blob.sentinel {
             rails.prove_by(sentinel, theirs);
         }
         rails
     }
 
+    /// The first rail's queue pair for data.
+    fn first(&self) -> &Initiator {
+        match self {
+            Rails::One(first) => first,
+            Rails::Several(striping) => &striping.pairs[0].initiator,
+        }
+    }
+
+    fn first_mut(&mut self) -> &mut Initiator {
+        match self {
+            Rails::One(first) => first,
+            Rails::Several(striping) => &mut striping.pairs[0].initiator,
+        }
+    }
+
     /// From now on READs of this sentinel of the peer's prove what was written before each word that announces: its
     /// first device may apply writes in any order. Those that go on all rails are proved on each of the others anyhow.
     pub(super) fn prove_by(&mut self, sentinel: u32, theirs: &Terms) {
-        self.first.prove_by(word_of(sentinel), theirs.names());
+        self.first_mut().prove_by(word_of(sentinel), theirs.names());
     }
 
-    /// Whether a request has failed: no rail is of any more use.
+    /// Whether a request has failed: no queue pair is of any more use.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
-        self.first.has_failed()
+        self.first().has_failed()
     }
 
     /// Returns the error of the first request that failed.
     pub(super) fn failure(&self) -> Option<CompletionError> {
-        self.striping.as_ref().map_or_else(|| self.first.failure(), |striping| striping.failure)
+        match self {
+            Rails::One(first) => first.failure(),
+            Rails::Several(striping) => striping.failure,
+        }
     }
 
     /// The peer has posted so many receives more, for requests on the first rail. False if that cannot be.
     pub(super) fn add_receives(&mut self, more: u16, in_all: u16) -> bool {
-        self.first.add_receives(more, in_all)
+        self.first_mut().add_receives(more, in_all)
     }
 
     /// Posts a batch, all or nothing.
     #[inline]
     pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        match &mut self.striping {
-            None => self.first.post(batch),
-            Some(striping) => striping.post(&mut self.first, batch),
+        match self {
+            Rails::One(first) => first.post(batch),
+            Rails::Several(striping) => striping.post(batch),
         }
     }
 
     /// The next completion that the caller is to hear of.
     #[inline]
     pub(super) fn poll(&mut self) -> Option<WorkCompletion> {
-        match &mut self.striping {
-            None => self.first.poll(),
-            Some(striping) => striping.poll(&mut self.first),
+        match self {
+            Rails::One(first) => first.poll(),
+            Rails::Several(striping) => striping.poll(),
         }
     }
 
     /// Whether a device has told that one of the pairs is over, and how, since it was asked last.
     pub(super) fn take_broken(&self) -> Option<QueuePairError> {
-        let further = self.striping.iter().flat_map(|striping| &striping.further);
-        let further = further.map(|lane| lane.initiator.pair().take_broken());
-        further.fold(self.first.pair().take_broken(), Option::max)
+        match self {
+            Rails::One(first) => first.pair().take_broken(),
+            Rails::Several(striping) => {
+                let broken = striping.pairs.iter().map(|pair| pair.initiator.pair().take_broken());
+                broken.fold(None, Option::max)
+            }
+        }
     }
 
     /// Takes what the devices have completed, and gives them what was held until then.
     pub(super) fn take_completions(&mut self) {
-        match &mut self.striping {
-            None => self.first.take_completions(),
-            Some(striping) => striping.advance(&mut self.first),
+        match self {
+            Rails::One(first) => first.take_completions(),
+            Rails::Several(striping) => striping.advance(),
         };
     }
 
-    /// Ends all rails: whatever is under way comes back flushed.
+    /// Ends all queue pairs: whatever is under way comes back flushed.
     #[cold]
     pub(super) fn end(&mut self) {
-        match &mut self.striping {
-            None => self.first.end(),
-            Some(striping) => striping.end(&mut self.first),
+        match self {
+            Rails::One(first) => first.end(),
+            Rails::Several(striping) => striping.end(),
         }
     }
 }
 
 impl Striping {
-    fn post(&mut self, first: &mut Initiator, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let parts = first.check(batch)?;
-        self.advance(first);
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        let parts = self.pairs[0].initiator.check(batch)?;
+        self.advance();
         if self.is_over {
             return Err(OVER.into());
         }
-        // No rail has more under way than the striper has taken in.
+        // No queue pair has more under way than the striper has taken in.
         let free = self.striper.free();
         if parts > free {
             return Err(PostError::QueueFull { free, batch: parts });
         }
         for request in batch {
             let grant = self.grant_to_stripe(request);
-            match self.striper.admit(request, first.parts(request), grant.is_some()) {
+            let parts = self.pairs[0].initiator.parts(request);
+            match self.striper.admit(request, parts, self.lane(request), grant.is_some()) {
                 Dispatch::Held => {}
-                Dispatch::First(number) => self.outbox.push(numbered(request.clone(), number)),
-                Dispatch::Striped(number) => self.stripe(request, number, grant.unwrap_or(0)),
+                Dispatch::First(number, lane) => self.give_first(lane, numbered(request.clone(), number)),
+                Dispatch::Striped(number, lane) => self.stripe(request, number, lane, grant.unwrap_or(0)),
             }
         }
-        self.ring(first)
+        self.ring()
+    }
+
+    /// The kind of queue pair that serves a request.
+    fn lane(&self, request: &WorkRequest) -> Lane {
+        match &request.operation {
+            // A forged key goes where all others do, to be refused there.
+            Operation::Read { remote, .. } => match self.grants.get(index_of(remote.key)) {
+                Some((name, access)) if *name == remote.key && access.is_read_only() => Lane::Reads,
+                _ => Lane::Data,
+            },
+            _ => Lane::Data,
+        }
+    }
+
+    /// Puts a request into the outbox of the first rail.
+    fn give_first(&mut self, lane: Lane, request: WorkRequest) {
+        let pair = self.striper.index(lane, 0);
+        self.pairs[pair].outbox.push(request);
     }
 
     /// The index of the grant that a request is about, if all rails may carry parts of it.
@@ -183,12 +238,12 @@ impl Striping {
         }
         // A forged key goes on the first rail, to be refused there.
         let index = index_of(remote.key);
-        let (name, is_relaxed) = self.grants.get(index)?;
-        (*name == remote.key && (*is_relaxed || !writes)).then_some(index)
+        let (name, access) = self.grants.get(index)?;
+        (*name == remote.key && (access.contains(Access::RELAXED) || !writes)).then_some(index)
     }
 
     /// Cuts a request into a part for each rail.
-    fn stripe(&mut self, request: &WorkRequest, number: u64, grant: usize) {
+    fn stripe(&mut self, request: &WorkRequest, number: u64, lane: Lane, grant: usize) {
         let (Operation::Write { local, remote, streaming } | Operation::Read { local, remote, streaming }) =
             &request.operation
         else {
@@ -207,87 +262,86 @@ impl Striping {
             }
         };
         let share = local.len().div_ceil(1 + self.further.len()).next_multiple_of(SHARE_UNIT);
-        self.outbox.push(WorkRequest::signalled(number, part(0, share, remote.key)));
+        self.give_first(lane, WorkRequest::signalled(number, part(0, share, remote.key)));
         let mut begin = share;
-        for lane in &mut self.further {
+        for (index, rail) in self.further.iter().enumerate() {
             let end = local.len().min(begin + share);
-            let operation = part(begin, end, RemoteKey(lane.keys[grant].into()));
+            let operation = part(begin, end, RemoteKey(rail.keys[grant].into()));
             begin = end;
+            let outbox = &mut self.pairs[self.striper.index(lane, index + 1)].outbox;
             if !writes {
-                lane.outbox.push(WorkRequest::signalled(number, operation));
+                outbox.push(WorkRequest::signalled(number, operation));
                 continue;
             }
             // An adapter acknowledges a write before memory has it, and only what comes through the same adapter is
             // sure to come after it. A READ pushes it there: its completion is what the first rail waits for.
-            lane.outbox.push(WorkRequest::unsignalled(number, operation));
-            let (local, remote) = lane.sentinel.clone();
+            outbox.push(WorkRequest::unsignalled(number, operation));
+            let (local, remote) = rail.sentinel.clone();
             let operation = Operation::Read { local, remote, streaming: Streaming::Never };
-            lane.outbox.push(WorkRequest::signalled(number, operation));
+            outbox.push(WorkRequest::signalled(number, operation));
         }
     }
 
-    /// Gives each rail what it is to be given.
-    fn ring(&mut self, first: &mut Initiator) -> Result<(), PostError> {
+    /// Gives each queue pair what it is to be given.
+    fn ring(&mut self) -> Result<(), PostError> {
         let mut result = Ok(());
-        let further = self.further.iter_mut().map(|lane| (&mut lane.initiator, &mut lane.outbox));
-        for (initiator, outbox) in std::iter::once((&mut *first, &mut self.outbox)).chain(further) {
+        for PostingPair { initiator, outbox } in &mut self.pairs {
             if !outbox.is_empty() {
                 result = result.and(initiator.post(outbox));
                 outbox.clear();
             }
         }
         if result.is_err() {
-            self.end(first);
+            self.end();
         }
         result
     }
 
-    fn poll(&mut self, first: &mut Initiator) -> Option<WorkCompletion> {
+    fn poll(&mut self) -> Option<WorkCompletion> {
         loop {
             if let Some(completion) = self.striper.next() {
                 return Some(completion);
             }
-            if !self.advance(first) {
+            if !self.advance() {
                 return None;
             }
         }
     }
 
     /// Takes what the devices have completed, and gives them what was held until then. False if nothing was.
-    fn advance(&mut self, first: &mut Initiator) -> bool {
-        let mut has_any = drain(first, 0, &mut self.striper);
-        for (index, lane) in self.further.iter_mut().enumerate() {
-            has_any |= drain(&mut lane.initiator, index + 1, &mut self.striper);
+    fn advance(&mut self) -> bool {
+        let mut has_any = false;
+        for (index, pair) in self.pairs.iter_mut().enumerate() {
+            while let Some(completion) = pair.initiator.poll() {
+                self.striper.complete(index, completion.id.0, completion.result);
+                has_any = true;
+            }
         }
         if !self.is_over {
-            let lanes = self.further.iter().map(|lane| &lane.initiator);
-            let mut failed =
-                std::iter::once(&*first).chain(lanes).filter(|rail| rail.has_failed()).peekable();
-            if failed.peek().is_none() {
-                while let Some((number, request)) = self.striper.release() {
-                    self.outbox.push(numbered(request, number));
+            if !self.pairs.iter().any(|pair| pair.initiator.has_failed()) {
+                while let Some((number, lane, request)) = self.striper.release() {
+                    self.give_first(lane, numbered(request, number));
                 }
                 // If it cannot be posted, the connection is over, and the next call says so.
-                let _over = self.ring(first);
+                let _over = self.ring();
                 return has_any;
             }
-            self.failure =
-                failed.filter_map(Initiator::failure).find(|error| *error != CompletionError::Flushed);
-            self.end(first);
+            let mut failures = self.pairs.iter().filter_map(|pair| pair.initiator.failure());
+            self.failure = failures.find(|error| *error != CompletionError::Flushed);
+            self.end();
         }
         // What a device never took does not come back from it.
-        let mut lost = first.is_empty() && self.striper.lose(0);
-        for (index, lane) in self.further.iter().enumerate() {
-            lost |= lane.initiator.is_empty() && self.striper.lose(index + 1);
+        let mut has_lost = false;
+        for (index, pair) in self.pairs.iter().enumerate() {
+            has_lost |= pair.initiator.is_empty() && self.striper.lose(index);
         }
-        has_any | lost
+        has_any | has_lost
     }
 
     #[cold]
-    fn end(&mut self, first: &mut Initiator) {
+    fn end(&mut self) {
         if !std::mem::replace(&mut self.is_over, true) {
-            first.end();
-            self.further.iter_mut().for_each(|lane| lane.initiator.end());
+            self.pairs.iter_mut().for_each(|pair| pair.initiator.end());
             self.striper.end();
         }
     }
@@ -298,17 +352,7 @@ fn word_of(sentinel: u32) -> RemoteSlice {
     RemoteSlice { key: RemoteKey(sentinel.into()), offset: 0, len: 8 }
 }
 
-/// Hears of all that a rail has completed.
-fn drain(initiator: &mut Initiator, rail: usize, striper: &mut Striper) -> bool {
-    let mut has_any = false;
-    while let Some(completion) = initiator.poll() {
-        striper.complete(rail, completion.id.0, completion.result);
-        has_any = true;
-    }
-    has_any
-}
-
-/// The same under the striper's number, and told of.
+/// The same request under the striper's number, and told of.
 fn numbered(request: WorkRequest, number: u64) -> WorkRequest {
     WorkRequest { id: WorkRequestId(number), flags: request.flags | Flags::SIGNALLED, ..request }
 }

@@ -1,13 +1,16 @@
-//! The choice of a rail for each request, and of the time to post it: the part of striping without devices.
+//! The choice of a queue pair for each request, and of the time to post it: the part of striping without devices.
 //!
-//! One queue pair keeps the order of what is posted on it; nothing orders two. So all requests go on the first rail but
-//! two kinds, whose parts go on all of them at once: long writes into memory that announces nothing, and long READs.
-//! The first rail then keeps the order by itself, as long as what it is given does not overtake what is under way on
-//! the others: it is *held* here until all writes before it have arrived, and what is behind it on the first rail with
-//! it. Later writes that are striped pass it: that is what [`Access::RELAXED`](crate::mem::Access::RELAXED) allows.
+//! One queue pair keeps the order of what is posted on it; nothing orders two. So all requests go on the first rail's
+//! but three kinds. The parts of long writes into memory that announces nothing, and those of long READs, go on all
+//! rails at once. The first rail then keeps the order by itself, as long as what it is given does not overtake what is
+//! under way on the others: it is *held* here until all writes before it have arrived, and what is behind it with it.
+//! Later writes that are striped pass it: that is what [`Access::RELAXED`](crate::mem::Access::RELAXED) allows.
 //!
 //! A READ is striped only while no write is under way, so that it sees all that were posted before it, as it does on
 //! one queue pair.
+//!
+//! READs of memory that may only be read are the third kind: they have queue pairs of their own, one on each rail. No
+//! write of this connection can be for that memory, so they wait for none.
 
 use std::collections::VecDeque;
 
@@ -17,12 +20,21 @@ use crate::transport::{CompletionError, Flags, Operation, WorkCompletion, WorkRe
 /// Where a request goes, and when. By its number the striper is told of its completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dispatch {
-    /// On the first rail, now.
-    First(u64),
-    /// On the first rail, once [`Striper::release`] gives it back.
+    /// On the first rail, by this kind of queue pair, now.
+    First(u64, Lane),
+    /// The same once [`Striper::release`] gives it back.
     Held,
-    /// A part on each rail, now.
-    Striped(u64),
+    /// A part on each rail, by this kind of queue pair, now.
+    Striped(u64, Lane),
+}
+
+/// The two kinds of queue pairs that a rail has for requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// For all requests but those of the other kind.
+    Data,
+    /// For READs of memory that may only be read.
+    Reads,
 }
 
 /// A request that was posted and not yet told of.
@@ -31,7 +43,9 @@ struct StripedRequest {
     is_signalled: bool,
     /// False for READs.
     writes: bool,
-    /// Rails that it is not complete on, a bit for each.
+    /// True for READs and atomics: what fences wait for.
+    brings: bool,
+    /// Queue pairs that it is not complete on, a bit for each.
     pending: u8,
     /// Parts in which a device is given it: each takes an entry of the queue.
     parts: usize,
@@ -39,12 +53,12 @@ struct StripedRequest {
 }
 
 const FIRST: u8 = 1;
-const _: () = assert!(MAX_RAILS <= u8::BITS as usize);
+const _: () = assert!(2 * MAX_RAILS <= u8::BITS as usize);
 
 /// The requests of one endpoint, in order of posting.
 pub(super) struct Striper {
-    /// All rails, a bit for each.
-    all: u8,
+    /// The number of rails. Each has a bit for its queue pair for data; those for READs have the next ones.
+    rails: usize,
     entries: VecDeque<StripedRequest>,
     /// Number of the oldest entry; they count on from there.
     first: u64,
@@ -52,21 +66,23 @@ pub(super) struct Striper {
     parts: usize,
     depth: usize,
     /// The requests for the first rail that are not given to it yet, with their numbers.
-    held: VecDeque<(u64, WorkRequest)>,
+    held: VecDeque<(u64, Lane, WorkRequest)>,
     /// Entries that write and are not complete.
     writes: usize,
     /// Of the entries before this one no write is under way beside the first rail.
     writes_arrived: u64,
     /// Of the entries before this one nothing is.
     all_arrived: u64,
+    /// Of the entries before this one no READ and no atomic is under way beside the first rail's pair for READs.
+    brought: u64,
     is_failure_told: bool,
 }
 
 impl Striper {
     pub(super) fn new(rails: usize, depth: usize) -> Striper {
-        assert!((2..=MAX_RAILS).contains(&rails) && depth > 0);
+        assert!((1..=MAX_RAILS).contains(&rails) && depth > 0);
         Striper {
-            all: u8::MAX >> (u8::BITS as usize - rails),
+            rails,
             entries: VecDeque::with_capacity(depth),
             first: 0,
             parts: 0,
@@ -75,6 +91,7 @@ impl Striper {
             writes: 0,
             writes_arrived: 0,
             all_arrived: 0,
+            brought: 0,
             is_failure_told: false,
         }
     }
@@ -98,64 +115,101 @@ impl Striper {
         Some(entry)
     }
 
-    /// Takes a request in, which has room. It may be striped if it is long, and a READ or into memory that announces
-    /// nothing.
-    pub(super) fn admit(&mut self, request: &WorkRequest, parts: usize, may_be_striped: bool) -> Dispatch {
+    /// The index of a queue pair, which is that of its bit.
+    pub(super) fn index(&self, lane: Lane, rail: usize) -> usize {
+        match lane {
+            Lane::Data => rail,
+            Lane::Reads => self.rails + rail,
+        }
+    }
+
+    /// The bits of the queue pairs of one kind: the first rail's, and those of all.
+    fn bits(&self, lane: Lane) -> (u8, u8) {
+        let shift = self.index(lane, 0);
+        (FIRST << shift, (u8::MAX >> (u8::BITS as usize - self.rails)) << shift)
+    }
+
+    /// Takes a request in, which has room, and is for this kind of queue pair. It may be striped if it is long, and a
+    /// READ or into memory that announces nothing.
+    pub(super) fn admit(
+        &mut self,
+        request: &WorkRequest,
+        parts: usize,
+        lane: Lane,
+        may_be_striped: bool,
+    ) -> Dispatch {
         let number = self.first + self.entries.len() as u64;
-        let (writes, waits_for_reads) = kind(request);
-        let is_striped = may_be_striped && !waits_for_reads && (writes || self.writes == 0);
+        let is_fenced = request.flags.contains(Flags::FENCE);
+        let writes = !matches!(request.operation, Operation::Read { .. });
+        let brings = !matches!(request.operation, Operation::Write { .. } | Operation::WriteInline { .. });
+        let passes_writes = writes || lane == Lane::Reads || self.writes == 0;
+        let is_striped = self.rails > 1 && may_be_striped && !is_fenced && passes_writes;
+        let (first, all) = self.bits(lane);
         self.writes += usize::from(writes);
         self.parts += parts;
         self.entries.push_back(StripedRequest {
             id: request.id,
             is_signalled: request.flags.contains(Flags::SIGNALLED),
             writes,
-            pending: if is_striped { self.all } else { FIRST },
+            brings,
+            pending: if is_striped { all } else { first },
             parts,
             error: None,
         });
         if is_striped {
-            Dispatch::Striped(number)
-        } else if self.held.is_empty() && self.may_go(number, waits_for_reads) {
-            Dispatch::First(number)
+            return Dispatch::Striped(number, lane);
+        }
+        let passes_held = self.held.is_empty() || (lane == Lane::Reads && !is_fenced);
+        if passes_held && self.may_go(number, lane, is_fenced) {
+            Dispatch::First(number, lane)
         } else {
-            self.held.push_back((number, request.clone()));
+            self.held.push_back((number, lane, request.clone()));
             Dispatch::Held
         }
     }
 
-    /// Whether the first rail may be given a request now: what is on the others may not be overtaken.
-    fn may_go(&mut self, number: u64, waits_for_reads: bool) -> bool {
+    /// Whether the first rail may be given a request now: what is on other queue pairs than its own may not be overtaken
+    /// where the request has to be behind it.
+    fn may_go(&mut self, number: u64, lane: Lane, is_fenced: bool) -> bool {
+        let (own, _) = self.bits(lane);
         let (entries, first) = (&self.entries, self.first);
         let arrived = |from: u64, counts: fn(&StripedRequest) -> bool| {
             let from = from.max(first);
             let new = entries.range((from - first) as usize..);
-            from + new.take_while(|entry| entry.pending & !FIRST == 0 || !counts(entry)).count() as u64
+            from + new.take_while(|entry| entry.pending & !own == 0 || !counts(entry)).count() as u64
         };
-        if waits_for_reads {
-            self.all_arrived = arrived(self.all_arrived, |_| true);
-            self.all_arrived >= number
-        } else {
-            self.writes_arrived = arrived(self.writes_arrived, |entry| entry.writes);
-            self.writes_arrived >= number
+        match (lane, is_fenced) {
+            (Lane::Data, false) => {
+                self.writes_arrived = arrived(self.writes_arrived, |entry| entry.writes);
+                self.writes_arrived >= number
+            }
+            (Lane::Data, true) => {
+                self.all_arrived = arrived(self.all_arrived, |_| true);
+                self.all_arrived >= number
+            }
+            (Lane::Reads, false) => true,
+            (Lane::Reads, true) => {
+                self.brought = arrived(self.brought, |entry| entry.brings);
+                self.brought >= number
+            }
         }
     }
 
     /// The next request that the first rail may be given now, of those that were held.
-    pub(super) fn release(&mut self) -> Option<(u64, WorkRequest)> {
-        let (number, request) = self.held.front()?;
-        let (number, (_, waits_for_reads)) = (*number, kind(request));
-        if self.may_go(number, waits_for_reads) { self.held.pop_front() } else { None }
+    pub(super) fn release(&mut self) -> Option<(u64, Lane, WorkRequest)> {
+        let (number, lane, request) = self.held.front()?;
+        let (number, lane, is_fenced) = (*number, *lane, request.flags.contains(Flags::FENCE));
+        if self.may_go(number, lane, is_fenced) { self.held.pop_front() } else { None }
     }
 
-    /// A request is complete on one rail. Parts that are heard of twice count once.
-    pub(super) fn complete(&mut self, rail: usize, number: u64, result: Result<(), CompletionError>) {
+    /// A request is complete on the queue pair of this index. Parts that are heard of twice count once.
+    pub(super) fn complete(&mut self, pair: usize, number: u64, result: Result<(), CompletionError>) {
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) else { return };
-        if entry.pending & (1 << rail) == 0 {
+        if entry.pending & (1 << pair) == 0 {
             return;
         }
-        entry.pending &= !(1 << rail);
+        entry.pending &= !(1 << pair);
         if let Err(error) = result
             && matches!(entry.error, None | Some(CompletionError::Flushed))
         {
@@ -168,17 +222,17 @@ impl Striper {
 
     /// No rail takes anything any more: what is held comes back flushed.
     pub(super) fn end(&mut self) {
-        while let Some((number, _)) = self.held.pop_front() {
-            self.complete(0, number, Err(CompletionError::Flushed));
+        while let Some((number, lane, _)) = self.held.pop_front() {
+            self.complete(self.index(lane, 0), number, Err(CompletionError::Flushed));
         }
     }
 
-    /// Whatever is under way on a rail does not come back from there. False if nothing was.
-    pub(super) fn lose(&mut self, rail: usize) -> bool {
+    /// Whatever is under way on the queue pair of this index does not come back from there. False if nothing was.
+    pub(super) fn lose(&mut self, pair: usize) -> bool {
         let mut has_any = false;
         for index in 0..self.entries.len() {
-            has_any |= self.entries[index].pending & (1 << rail) != 0;
-            self.complete(rail, self.first + index as u64, Err(CompletionError::Flushed));
+            has_any |= self.entries[index].pending & (1 << pair) != 0;
+            self.complete(pair, self.first + index as u64, Err(CompletionError::Flushed));
         }
         has_any
     }
@@ -204,12 +258,6 @@ impl Striper {
         self.is_failure_told = error != CompletionError::Flushed;
         error
     }
-}
-
-/// Whether a request writes, and whether it waits for earlier READs.
-fn kind(request: &WorkRequest) -> (bool, bool) {
-    let writes = !matches!(request.operation, Operation::Read { .. });
-    (writes, request.flags.contains(Flags::FENCE))
 }
 
 #[cfg(test)]

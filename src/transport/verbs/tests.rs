@@ -11,7 +11,7 @@ use std::task::Poll;
 /// A rail over a device that answers so many READs and atomics, and has so many under way.
 fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let device = device();
-    let domain = ProtectionDomain::new(&device).unwrap();
+    let [domain, read_domain] = [(); 2].map(|()| ProtectionDomain::new(&device).unwrap());
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
     let port = info.ports[0].clone();
@@ -21,6 +21,7 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
         port,
         reason: String::new(),
         domain,
+        read_domain,
         gid_index: None,
         mtu: 1024,
         read_depth,

@@ -56,11 +56,15 @@ struct DeviceState {
 }
 
 struct ScriptedPair {
-    /// The address of the library's structure, and of its completion queue's.
+    /// The address of the library's structure, and of those of its completion queue and its protection domain.
     address: usize,
     queue: usize,
+    domain: usize,
     number: u32,
     state: sys::ibv_qp_state,
+    /// The number of the pair that it is connected to.
+    peer: u32,
+    access: u32,
     /// The oldest first. Each leaves when it was told of, and all of it is in memory.
     requests: VecDeque<ScriptedRequest>,
 }
@@ -83,6 +87,8 @@ struct ScriptedRequest {
 
 #[derive(Clone, Copy)]
 struct Region {
+    /// The address of its protection domain.
+    domain: usize,
     address: usize,
     /// The address by which requests know its first byte.
     first: u64,
@@ -127,7 +133,7 @@ impl Unordered {
     fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
-        let domain = ProtectionDomain::new(&device).unwrap();
+        let [domain, read_domain] = [(); 2].map(|()| ProtectionDomain::new(&device).unwrap());
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
         info.is_soft_roce = false;
         info.limits = Limits {
@@ -139,7 +145,8 @@ impl Unordered {
         };
         let (port, reason) = (info.ports[0].clone(), String::new());
         let (gid_index, mtu, read_depth) = (None, 1024, READS);
-        let rail = Rail { device, info, port, reason, domain, gid_index, mtu, read_depth, in_order };
+        let rail =
+            Rail { device, info, port, reason, domain, read_domain, gid_index, mtu, read_depth, in_order };
         Verbs {
             shared: Arc::new(VerbsShared {
                 rails: vec![rail; rails],
@@ -192,7 +199,7 @@ impl DeviceState {
             None => sys::IBV_ACCESS_REMOTE_WRITE,
         };
         // A WRITE of no bytes needs no right.
-        let Some(at) = self.find(key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
+        let Some(at) = self.find(pair, key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
             return self.fail(pair, request);
         };
         let pair = &mut self.pairs[pair];
@@ -220,9 +227,13 @@ impl DeviceState {
         }
     }
 
-    /// The address of memory that this key opens for a request.
-    fn find(&self, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
-        let region = self.regions.get(&key).filter(|region| region.access & right != 0)?;
+    /// The address of memory that this key opens for a request: a region of the domain of the pair that serves it, if
+    /// both have the right.
+    fn find(&self, pair: usize, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
+        let peer = self.pairs[pair].peer;
+        let server = self.pairs.iter().find(|pair| pair.number == peer && pair.access & right != 0)?;
+        let is_open = |region: &&Region| region.access & right != 0 && region.domain == server.domain;
+        let region = self.regions.get(&key).filter(is_open)?;
         let offset = usize::try_from(remote.checked_sub(region.first)?).ok()?;
         (offset.checked_add(bytes)? <= region.bytes).then_some(region.address + offset)
     }
@@ -368,9 +379,10 @@ unsafe extern "C" fn create_qp(
     state.next += 1;
     let made = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
     let qp = Box::into_raw(Box::new(made));
-    let (address, queue) = (qp.addr(), send_cq.addr());
+    let (address, queue, domain) = (qp.addr(), send_cq.addr(), pd.addr());
     let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
-    state.pairs.push(ScriptedPair { address, queue, number, state: reset, requests });
+    let (peer, access) = (0, 0);
+    state.pairs.push(ScriptedPair { address, queue, domain, number, state: reset, peer, access, requests });
     qp
 }
 
@@ -384,6 +396,12 @@ unsafe extern "C" fn modify_qp(
     let mut state = state(context);
     let Some(pair) = state.pair(qp).filter(|_| mask as u32 & sys::IBV_QP_STATE != 0) else { return 0 };
     state.pairs[pair].state = attributes.qp_state;
+    if mask as u32 & sys::IBV_QP_ACCESS_FLAGS != 0 {
+        state.pairs[pair].access = attributes.qp_access_flags;
+    }
+    if mask as u32 & sys::IBV_QP_DEST_QPN != 0 {
+        state.pairs[pair].peer = attributes.dest_qp_num;
+    }
     if attributes.qp_state == sys::IBV_QPS_ERR {
         state.fail(pair, usize::MAX);
     }
@@ -436,7 +454,8 @@ unsafe extern "C" fn reg_mr_iova2(
     let mut state = state(context);
     let key = state.next;
     state.next += 1;
-    let region = Region { address: address.expose_provenance(), first, bytes: length, access };
+    let (domain, address_of) = (pd.addr(), address.expose_provenance());
+    let region = Region { domain, address: address_of, first, bytes: length, access };
     state.regions.insert(key, region);
     Box::into_raw(Box::new(sys::ibv_mr {
         context,

@@ -2,9 +2,11 @@
 
 use super::super::tests::connect;
 use super::*;
-use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
+use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::verbs::VerbsEndpoint;
-use crate::transport::{Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest};
+use crate::transport::{
+    CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
+};
 
 /// Bytes that a write may fill: each has an area of its own.
 const AREA_BYTES: usize = 33 * PACKET_BYTES;
@@ -209,4 +211,93 @@ fn what_the_device_says_is_found_out_without_a_peer() {
     {
         assert_eq!(Unordered::new(0, says_in_order).verbs(in_order).is_in_order(), Ok(answer));
     }
+}
+
+/// Memory that a peer may only read, and memory that it may also write, in that order.
+fn readable_and_writable(verbs: &Verbs) -> [MemoryRegion; 2] {
+    let readable = verbs.allocate(AREA_BYTES, Access::REMOTE_READ).unwrap();
+    readable.as_volatile().write(&[7; AREA_BYTES]);
+    [readable, verbs.allocate(64, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap()]
+}
+
+/// Carries one request out, with whatever the device has to do for it.
+fn carry_out(
+    device: &Unordered,
+    end: &mut VerbsEndpoint,
+    operation: Operation,
+) -> Result<(), CompletionError> {
+    end.post(&[WorkRequest::signalled(0, operation)]).unwrap();
+    loop {
+        if let Some(completion) = end.poll() {
+            return completion.result;
+        }
+        assert!(device.step(), "the device has nothing to do, and the request is not complete");
+    }
+}
+
+#[test]
+fn memory_that_peers_only_read_is_registered_once_for_all_of_them() {
+    for rails in [1, 2] {
+        let device = Unordered::new(0, true);
+        let verbs = device.verbs_over(rails, DEPTH as usize, None);
+        let regions = readable_and_writable(&verbs);
+        let offer =
+            || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
+        let into = verbs.allocate(AREA_BYTES, Access::LOCAL).unwrap().whole();
+        let mut ends = Vec::new();
+        for peers in 1..=4 {
+            let (connected, granted) = connect(&verbs, offer);
+            ends.extend(connected.into_iter().zip(granted));
+            let state = lock(&device.world.state);
+            let registered = regions.each_ref().map(|region| {
+                let address = region.as_volatile().as_ptr().addr();
+                state.regions.values().filter(|here| here.address == address).count()
+            });
+            // For requests of this process, and for peers: both sides of each connection are granted both.
+            assert_eq!(registered, [2 * rails, (1 + 2 * peers) * rails]);
+        }
+        for (end, granted) in &mut ends {
+            into.as_volatile().write(&[0; AREA_BYTES]);
+            let (local, remote) = (into.clone(), granted[0]);
+            carry_out(&device, end, Operation::Read { local, remote, streaming: Streaming::Never }).unwrap();
+            let mut bytes = vec![0; AREA_BYTES];
+            into.as_volatile().read(&mut bytes);
+            assert!(bytes.iter().all(|byte| *byte == 7));
+        }
+    }
+}
+
+#[test]
+fn a_key_for_reading_opens_no_write_nor_anything_once_its_peer_is_let_go() {
+    let device = Unordered::new(0, true);
+    let verbs = device.verbs(None);
+    let regions = readable_and_writable(&verbs);
+    let offer =
+        || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
+    let into = verbs.allocate(64, Access::LOCAL).unwrap().whole();
+    let read = |remote: RemoteSlice| {
+        let (local, remote) = (into.slice(0, 8).unwrap(), remote.slice(0, 8).unwrap());
+        Operation::Read { local, remote, streaming: Streaming::Never }
+    };
+    let write = |remote: RemoteSlice| Operation::WriteInline {
+        data: Inline::word(1),
+        remote: remote.slice(0, 8).unwrap(),
+    };
+    let refused = Err(CompletionError::RemoteAccess);
+
+    let ([mut writer, _listener], [granted, _]) = connect(&verbs, offer);
+    assert_eq!(carry_out(&device, &mut writer, write(granted[1])), Ok(()));
+    assert_eq!(carry_out(&device, &mut writer, write(granted[0])), refused);
+
+    // Whatever key a peer makes up goes where no memory is that others read.
+    let ([mut forger, _listener], [granted, _]) = connect(&verbs, offer);
+    let forged = RemoteSlice { key: RemoteKey(granted[0].key.0 + (1 << 40)), ..granted[0] };
+    assert_eq!(carry_out(&device, &mut forger, read(forged)), refused);
+
+    let ([mut gone, listener], [granted, _]) = connect(&verbs, offer);
+    let ([mut stays, _listener], _) = connect(&verbs, offer);
+    drop(listener);
+    assert_eq!(carry_out(&device, &mut gone, read(granted[0])), refused);
+    assert_eq!(carry_out(&device, &mut stays, read(granted[0])), Ok(()), "the key is that of all who read");
+    assert_ne!(into.as_volatile().load_u64(0), 1);
 }
