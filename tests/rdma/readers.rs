@@ -1,5 +1,6 @@
 //! Memory that peers only read: registered once for all of them, and lost to those that are let go.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Access, MemoryRegion, RemoteSlice};
@@ -68,22 +69,26 @@ fn joining_registers_what_one_peer_writes_and_not_what_all_read() {
     let served = Served::new(readable, slot);
     let mut readers = Vec::new();
     let (before, mut slowest) = (pinned_bytes(), Duration::ZERO);
-    assert!(before >= 2 * readable as u64, "the kernel counts what is registered: {before} bytes");
+    assert!(before >= readable as u64, "the kernel counts what is registered: {before} bytes");
     for peers in [1, 16, 64] {
-        let begin = Instant::now();
+        let (joined, begin) = (readers.len(), Instant::now());
         while readers.len() < peers {
             let begin = Instant::now();
             readers.push(served.reader());
             slowest = slowest.max(begin.elapsed());
         }
         let each = (pinned_bytes() - before) / peers as u64;
-        println!(
-            "{peers} peers of {} MiB: {} KiB registered for each, both sides counted; joined in {:?} in all, the \
-             slowest so far in {slowest:?}",
+        // For the table of `cargo xtask softroce`: libtest keeps what `println!` says of a test that passes.
+        writeln!(
+            std::io::stdout(),
+            "\nMEASURED {peers} peers read {} MiB: {} KiB registered for each, both sides counted; the last {} of them \
+             joined in {:?}, the slowest of all in {slowest:?}",
             readable >> 20,
             each >> 10,
+            readers.len() - joined,
             begin.elapsed(),
-        );
+        )
+        .unwrap();
         // The slot twice, for its owner's requests and for the peer's, and the queues of both sides.
         assert!(each < 8 * slot as u64, "{each} bytes");
     }

@@ -64,6 +64,8 @@ pub(super) struct Listener {
     pub(super) checks: Vec<Check>,
     pub(super) figures: Vec<Figure>,
     pub(super) ratios: Vec<Ratio>,
+    /// What tests have measured, in their own words.
+    pub(super) measured: Vec<String>,
     /// A test that has begun.
     test: Option<String>,
     perftest: Option<Perftest>,
@@ -83,6 +85,8 @@ impl Listener {
             self.checks.push(check);
         } else if let Some(ratio) = Ratio::parse(line) {
             self.ratios.push(ratio);
+        } else if let Some(text) = line.strip_prefix("MEASURED ") {
+            self.measured.push(text.into());
         } else if let Some(count) = counted(line) {
             self.counted = Some(self.counted.unwrap_or(0) + count);
         } else if let Some(figure) = self.perftest.as_mut().and_then(|perftest| perftest.hear(line)) {

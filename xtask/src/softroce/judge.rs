@@ -14,6 +14,7 @@ pub(super) struct RunOutcome {
     pub(super) checks: Vec<Check>,
     pub(super) figures: Vec<Figure>,
     pub(super) ratios: Vec<Ratio>,
+    pub(super) measured: Vec<String>,
     /// The exit code, or why there is none.
     pub(super) end: Result<i32, String>,
     /// Whether libtest counted its tests.
@@ -130,6 +131,7 @@ mod tests {
             checks: checks.iter().map(check).collect(),
             figures: Vec::new(),
             ratios: Vec::new(),
+            measured: Vec::new(),
             end,
             is_counted: true,
             took: Duration::ZERO,

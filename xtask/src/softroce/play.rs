@@ -50,6 +50,7 @@ impl Current {
             checks: self.listener.checks,
             figures: self.listener.figures,
             ratios: self.listener.ratios,
+            measured: self.listener.measured,
             end,
             took: self.since.elapsed(),
         }

@@ -41,7 +41,11 @@ impl RigReport {
                 let name = format!("{}: {}", outcome.run.name, figure.name);
                 [name, figure.bytes.to_string(), figure.value.to_string(), figure.unit.into()]
             }));
-            for (word, texts) in [("FAILED", &judgement.complaints), ("note", &judgement.notes)] {
+            for (word, texts) in [
+                ("measured", &outcome.measured),
+                ("FAILED", &judgement.complaints),
+                ("note", &judgement.notes),
+            ] {
                 texts.iter().for_each(|text| remarks += &format!("{word}: {}: {text}\n", outcome.run.name));
             }
         }
@@ -77,6 +81,7 @@ fn row(outcome: &RunOutcome, judgement: &Judgement) -> Value {
         "checks": checks,
         "figures": figures,
         "ratios": outcome.ratios.iter().map(|ratio| ratio.0.clone()).collect::<Vec<_>>(),
+        "measured": outcome.measured,
         "complaints": judgement.complaints,
         "notes": judgement.notes,
     })
@@ -105,6 +110,7 @@ mod tests {
             checks: vec![Check { name: "a".into(), verdict }],
             figures: vec![Figure { name: "a".into(), bytes: 8, value: 13.6, unit: "us" }],
             ratios: Vec::new(),
+            measured: vec!["1 s".into()],
             end: Ok(0),
             is_counted: true,
             took: Duration::from_millis(1250),
@@ -115,6 +121,7 @@ mod tests {
         let text = report.text();
         assert!(text.contains("perftest: a  8      13.6      us\n"), "{text}");
         assert!(text.contains("perftest  ok      1       1.2 s\n"), "{text}");
+        assert!(text.contains("measured: perftest: 1 s\n"), "{text}");
         assert!(text.ends_with("FAILED: peer: a failed: why\n"), "{text}");
         let json = report.json();
         assert_eq!(json["runs"][0]["figures"][0]["value"], 13.6);
