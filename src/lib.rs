@@ -146,6 +146,8 @@ pub use job::{
 };
 pub use kernel::{AdamParameters, Optimizer};
 #[cfg(not(loom))]
+pub use mem::CallerMemory;
+#[cfg(not(loom))]
 pub use node::{
     Averaged, Checkpoint, CheckpointError, CheckpointOptions, Error, Eviction, Fresh, GroupError,
     GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite, Publisher,

@@ -64,6 +64,7 @@ impl Tensor {
     }
 
     /// Number of elements.
+    #[doc(hidden)]
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }

@@ -93,6 +93,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/transport/verbs/",
     "src/cuda/",
     "ffi/src/",
+    "tests/node/memory.rs",
     "tests/rdma/fork.rs",
 ];
 

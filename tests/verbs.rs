@@ -36,6 +36,8 @@ mod rdma {
 }
 #[path = "rdma/links.rs"]
 mod links;
+#[path = "node/memory.rs"]
+mod memory;
 #[path = "rdma/wire.rs"]
 mod wire;
 mod litmus {

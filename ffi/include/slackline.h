@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 4
+#define SLACKLINE_VERSION_PATCH 5
 
 /**
  * The version of this header as one number that grows with it.
@@ -1104,6 +1104,12 @@ typedef struct slackline_reader_options {
 } slackline_reader_options;
 
 /**
+ * Called once, by any thread, when the library uses memory of the caller's no more, with the `context` that was given.
+ * It returns soon and calls no function of this library.
+ */
+typedef void (*slackline_release)(void *context);
+
+/**
  * The copy that a reader holds after a refresh. Set `size` before the call that fills it.
  */
 typedef struct slackline_fresh {
@@ -2138,6 +2144,21 @@ slackline_status slackline_reader_connect(const char *address,
                                           struct slackline_reader **reader);
 
 /**
+ * Has refreshes copy into memory of the caller's from now on, where it lies: `bytes` from `memory` on, as many as a
+ * version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes` is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
+ *
+ * The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
+ * `release` (which may be NULL) is called with `context`: when other memory was given, or the reader was destroyed, and
+ * no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
+ */
+slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
+                                             void *memory,
+                                             size_t bytes,
+                                             slackline_release release,
+                                             void *context);
+
+/**
  * Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
  * enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
  * may be nothing to read until a refresh works again.
@@ -2515,6 +2536,26 @@ slackline_status slackline_worker_get_staleness(const struct slackline_worker *w
  */
 slackline_status slackline_worker_progress(struct slackline_worker *worker,
                                            uint32_t *progressed);
+
+/**
+ * Has the worker copy parameters into memory of the caller's from now on, and take gradients out of it, where it lies;
+ * either may be NULL. There are `parameter_bytes` from `parameters` on, as many as the table has, and `gradient_bytes`
+ * from `gradient` on, as many as a gradient has in its encoding. Both are multiples of 8 and do not overlap, and over
+ * RDMA they are registered with the device. The parameters that the worker holds are copied there now. It is an error
+ * while a step is open.
+ *
+ * The memory stays valid until `release` (which may be NULL) is called with `context`: when other memory was given, or
+ * the worker was destroyed, and no request uses either any more. Until then no other code reads or writes the
+ * parameters but while a step is open, nor the gradient from the moment when it is published until that has ended.
+ * After a failure `release` was called, and the worker has the memory that it had.
+ */
+slackline_status slackline_worker_use_memory(struct slackline_worker *worker,
+                                             void *parameters,
+                                             size_t parameter_bytes,
+                                             void *gradient,
+                                             size_t gradient_bytes,
+                                             slackline_release release,
+                                             void *context);
 
 /**
  * Waits until every server has folded in, or dropped, all that this worker has published: call it before a worker

@@ -4,6 +4,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char};
 
 use slackline::internals::channel::ChannelError;
+use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::{PostError, RegisterError};
 use slackline::scheme::SchemeConfigError;
@@ -187,6 +188,9 @@ impl From<DistributionError> for Failure {
 /// Errors of the library are not exhaustive: one that is not known here yet is `Internal`, with its own message.
 pub(crate) fn status_of(error: &Error) -> Status {
     match error {
+        Error::Register(RegisterError::Memory(
+            MemoryError::Unaligned { .. } | MemoryError::Length { .. },
+        )) => Status::BadArgument,
         Error::Register(RegisterError::Memory(_)) => Status::Memory,
         Error::Register(RegisterError::NotShareable { .. }) => Status::Unsupported,
         Error::Connect(error) => connect_status(error),

@@ -25,6 +25,7 @@ mod group;
 mod handle;
 mod job;
 mod log;
+mod memory;
 mod options;
 mod publisher;
 mod reader;
@@ -43,6 +44,7 @@ pub use error::slackline_status;
 pub use group::*;
 pub use job::*;
 pub use log::*;
+pub use memory::slackline_release;
 pub use options::{
     SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle,
     slackline_non_finite, slackline_optimizer, slackline_publisher_options, slackline_read,
@@ -69,7 +71,7 @@ pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 4;
+pub const SLACKLINE_VERSION_PATCH: u32 = 5;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;

@@ -9,6 +9,7 @@ use slackline::{Fresh, Reader, Version, scheme::Bound};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice_mut, with};
+use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_fresh;
@@ -51,8 +52,8 @@ pub unsafe extern "C" fn slackline_reader_options_init(
     unsafe { set_default(options) }
 }
 
-/// Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL. The
-/// reader is the caller's, to be destroyed; on failure it is NULL.
+/// Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL.
+/// The reader is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_connect(
     address: *const c_char,
@@ -74,6 +75,30 @@ pub unsafe extern "C" fn slackline_reader_connect(
     };
     // SAFETY: the contract.
     unsafe { create(reader, connect) }
+}
+
+/// Has refreshes copy into memory of the caller's from now on, where it lies: `bytes` from `memory` on, as many as a
+/// version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes`
+/// is `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
+///
+/// The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
+/// `release` (which may be NULL) is called with `context`: when other memory was given, or the reader was destroyed,
+/// and no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_use_memory(
+    reader: *mut slackline_reader,
+    memory: *mut c_void,
+    bytes: usize,
+    release: slackline_release,
+    context: *mut c_void,
+) -> slackline_status {
+    let owner = Release::new(release, context);
+    call(|| {
+        // SAFETY: the contract.
+        let memory = unsafe { caller_memory(memory, bytes, owner) }.ok_or_else(|| Failure::null("memory"))?;
+        // SAFETY: the contract.
+        unsafe { with(reader, |reading| Ok(reading.unpinned()?.use_memory(memory)?)) }
+    })
 }
 
 /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
@@ -135,9 +160,9 @@ fn tell(out: Option<SizedOut<slackline_fresh>>, fresh: Fresh) {
     }
 }
 
-/// Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and the
-/// calling thread may do something else in between. There is no copy to read from the moment when a newer version is
-/// found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+/// Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
+/// the calling thread may do something else in between. There is no copy to read from the moment when a newer version
+/// is found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_begin_refresh(
     reader: *mut slackline_reader,
@@ -153,9 +178,10 @@ pub unsafe extern "C" fn slackline_reader_begin_refresh(
     })
 }
 
-/// Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks after
-/// the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
-/// (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has ended.
+/// Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks
+/// after the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
+/// (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
+/// ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_poll(
     reader: *mut slackline_reader,
@@ -264,9 +290,9 @@ pub unsafe extern "C" fn slackline_reader_pin(
     })
 }
 
-/// Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version, and
-/// to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it for
-/// dead: ask after the last byte was read, before anything is made of it.
+/// Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version,
+/// and to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it
+/// for dead: ask after the last byte was read, before anything is made of it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_is_intact(
     reader: *const slackline_reader,
@@ -294,8 +320,8 @@ pub unsafe extern "C" fn slackline_reader_unpin(reader: *mut slackline_reader) -
     })
 }
 
-/// Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this reader
-/// is destroyed.
+/// Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this
+/// reader is destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_table(
     reader: *const slackline_reader,
@@ -316,8 +342,8 @@ pub unsafe extern "C" fn slackline_reader_table(
     })
 }
 
-/// Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table, or
-/// a server's shard.
+/// Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table,
+/// or a server's shard.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_range(
     reader: *const slackline_reader,

@@ -1,6 +1,7 @@
 //! The worker: see [`slackline::Worker`].
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
 use std::time::Duration;
 
 use slackline::{Address, Step, Worker, now};
@@ -8,6 +9,7 @@ use slackline::{Address, Step, Worker, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
+use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_tensor, slackline_worker_options};
 use crate::sized::{SizedOut, set_default, sized};
 use crate::status::{slackline_staleness, slackline_worker_status};
@@ -95,10 +97,10 @@ pub unsafe extern "C" fn slackline_worker_options_init(
     unsafe { set_default(options) }
 }
 
-/// Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
-/// if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a server
-/// accepted the connection and did not answer: its owner has to call progress or serve. After either, call again. The
-/// worker is the caller's, to be destroyed; on failure it is NULL.
+/// Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for
+/// one; if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a
+/// server accepted the connection and did not answer: its owner has to call progress or serve. After either, call
+/// again. The worker is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_connect(
     addresses: *const *const c_char,
@@ -123,11 +125,11 @@ pub unsafe extern "C" fn slackline_worker_connect(
     unsafe { create(worker, connect) }
 }
 
-/// Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
-/// `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
-/// there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had
-/// not returned was applied once or not at all, and is never sent again. After a failure every call is out of turn
-/// until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
+/// Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST`
+/// or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
+/// there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing
+/// had not returned was applied once or not at all, and is never sent again. After a failure every call is out of
+/// turn until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_reconnect(
     worker: *mut slackline_worker,
@@ -215,8 +217,8 @@ pub unsafe extern "C" fn slackline_worker_get_staleness(
     })
 }
 
-/// Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a computation
-/// it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+/// Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a
+/// computation it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
 /// `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_progress(
@@ -230,6 +232,44 @@ pub unsafe extern "C" fn slackline_worker_progress(
         let progress = unsafe { with(worker, |working| Ok(working.worker.poll(now())?))? };
         out.into_iter().for_each(|out| out.set(progress.into()));
         Ok(())
+    })
+}
+
+/// Has the worker copy parameters into memory of the caller's from now on, and take gradients out of it, where it
+/// lies; either may be NULL. There are `parameter_bytes` from `parameters` on, as many as the table has, and
+/// `gradient_bytes` from `gradient` on, as many as a gradient has in its encoding. Both are multiples of 8 and do not
+/// overlap, and over RDMA they are registered with the device. The parameters that the worker holds are copied there
+/// now. It is an error while a step is open.
+///
+/// The memory stays valid until `release` (which may be NULL) is called with `context`: when other memory was given,
+/// or the worker was destroyed, and no request uses either any more. Until then no other code reads or writes the
+/// parameters but while a step is open, nor the gradient from the moment when it is published until that has ended.
+/// After a failure `release` was called, and the worker has the memory that it had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_worker_use_memory(
+    worker: *mut slackline_worker,
+    parameters: *mut c_void,
+    parameter_bytes: usize,
+    gradient: *mut c_void,
+    gradient_bytes: usize,
+    release: slackline_release,
+    context: *mut c_void,
+) -> slackline_status {
+    let owner = Arc::new(Release::new(release, context));
+    call(|| {
+        // SAFETY: the contract.
+        let parameters = unsafe { caller_memory(parameters, parameter_bytes, Arc::clone(&owner)) };
+        // SAFETY: the contract.
+        let gradient = unsafe { caller_memory(gradient, gradient_bytes, owner) };
+        let take = |working: &mut Working| match working.open {
+            Open::No => Ok(working.worker.use_memory(parameters, gradient)?),
+            Open::Yes | Open::WithSlots => Err(Failure::new(
+                slackline_status::OutOfTurn,
+                "cannot take other memory now: a step is open; publish or abandon it first",
+            )),
+        };
+        // SAFETY: the contract.
+        unsafe { with(worker, take) }
     })
 }
 

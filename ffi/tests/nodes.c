@@ -41,13 +41,28 @@ static pid_t in_a_child(void (*run)(const char *address), const char *address)
 
 static void train_three_clocks(const char *address)
 {
+    static uint64_t memory[2][ELEMENTS / 2];
     struct slackline_worker_options options = worker_options();
     struct slackline_worker *worker;
+    float *gradient;
+    size_t len;
     int clock;
 
     OK(slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &worker));
     for (clock = 0; clock < 3; clock++)
-        step(worker);
+        if (clock == 1) { /* parameters and gradient are memory of this program's from here on */
+            EXPECT(BAD_ARGUMENT, slackline_worker_use_memory(worker, memory, 8, NULL, 0, NULL, NULL));
+            OK(slackline_worker_use_memory(worker, memory[0], sizeof memory[0], memory[1], sizeof memory[1], NULL, NULL));
+            OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
+            OK(slackline_worker_gradient(worker, &gradient, &len));
+            CHECK(gradient == (float *)memory[1] && len == ELEMENTS);
+            EXPECT(OUT_OF_TURN, slackline_worker_use_memory(worker, NULL, 0, NULL, 0, NULL, NULL));
+            for (len = 0; len < ELEMENTS; len++)
+                gradient[len] = 1;
+            OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
+        } else {
+            step(worker);
+        }
     OK(slackline_worker_flush(worker, TIMEOUT_MS));
     slackline_worker_destroy(worker);
 }
@@ -242,6 +257,41 @@ static void ask_for_the_table(struct slackline_reader *reader)
     CHECK(begin == 0 && end == BYTES);
 }
 
+/* The number of times that memory was given back. */
+static int given_back;
+
+static void give_back(void *context)
+{
+    CHECK(context == &given_back);
+    given_back++;
+}
+
+/* Refreshes go into memory of this program's, which is given back when the reader has other memory or ends. */
+static void refresh_own_memory(const char *address)
+{
+    static uint64_t weights[2][(BYTES + 7) / 8];
+    struct slackline_reader *reader;
+    const void *bytes;
+    size_t len;
+    int index;
+
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    EXPECT(BAD_ARGUMENT, slackline_reader_use_memory(reader, NULL, BYTES, give_back, &given_back));
+    EXPECT(BAD_ARGUMENT, slackline_reader_use_memory(reader, weights[0], BYTES - 1, give_back, &given_back));
+    EXPECT(BAD_ARGUMENT, slackline_reader_use_memory(reader, (char *)weights[0] + 2, BYTES, give_back, &given_back));
+    CHECK(said("multiple of 8") && given_back == 3); /* at once, what is refused */
+    for (index = 0; index < 2; index++) {
+        OK(slackline_reader_use_memory(reader, weights[index], BYTES, give_back, &given_back));
+        CHECK(given_back == 3 + index);
+        EXPECT(OUT_OF_TURN, slackline_reader_bytes(reader, &bytes, &len));
+        OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+        OK(slackline_reader_bytes(reader, &bytes, &len));
+        CHECK(bytes == weights[index] && len == BYTES && all_are(weights[index], BYTES, 3));
+    }
+    slackline_reader_destroy(reader);
+    CHECK(given_back == 5);
+}
+
 static void read_in_every_way(const char *address)
 {
     int mapped = address[0] == '@';
@@ -283,6 +333,7 @@ static void read_in_every_way(const char *address)
         OK(slackline_reader_unpin(reader));
         OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
     }
+    refresh_own_memory(address);
     slackline_reader_destroy(reader);
 }
 

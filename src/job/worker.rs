@@ -8,6 +8,7 @@ use super::messages::EndOnly;
 use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
 use crate::clock::Clock;
+use crate::mem::CallerMemory;
 use crate::node::{View, Worker, WorkerOptions, WorkerStatistics};
 use crate::transport::mixed::Mixed;
 
@@ -188,7 +189,20 @@ impl JobWorker<'_> {
         Ok(())
     }
 
+    /// Has this worker use memory of the caller's from now on: see [`Worker::use_memory`].
+    ///
+    /// # Errors
+    /// As for [`Worker::use_memory`].
+    pub fn use_memory(
+        &mut self,
+        parameters: Option<CallerMemory>,
+        gradient: Option<CallerMemory>,
+    ) -> Result<(), JobError> {
+        Ok(self.work.worker.use_memory(parameters, gradient)?)
+    }
+
     /// The number of gradients that this worker has published.
+    #[doc(hidden)]
     pub fn clock(&self) -> Clock {
         self.work.worker.clock()
     }

@@ -37,7 +37,8 @@ impl Buffer {
             return None;
         }
         let memory = self.region.as_volatile();
-        // SAFETY: [1] valid: the mapping is `len` bytes, zeroed at birth, and lives as long as the region that
+        // SAFETY: [1] valid: the range is `len` bytes, zeroed at birth or initialised by the caller whose it is
+        // (`CallerMemory`), and lives as long as the region that
         // `self` holds. [2] nothing writes: peers have no right to it, it has no descriptor to map again, and this
         // is the only clone of the region, so no slice and hence no request exists. [3] none can appear while the
         // result is borrowed, because `slice` takes `&mut self` and nothing else hands the region out.
@@ -57,8 +58,8 @@ impl Buffer {
     /// As f32 values in native order; a tail that is no whole value is left out.
     pub fn f32s(&self) -> Option<&[f32]> {
         let bytes = self.bytes()?;
-        // SAFETY: every bit pattern is an f32; `align_to` itself takes care of alignment, and mappings are aligned
-        // to pages, so nothing is cut off at the begin.
+        // SAFETY: every bit pattern is an f32; `align_to` itself takes care of alignment, and memory begins at a page
+        // or, if it is the caller's, at a multiple of 8, so nothing is cut off at the begin.
         let (head, values, _) = unsafe { bytes.align_to::<f32>() };
         debug_assert!(head.is_empty());
         Some(values)

@@ -15,6 +15,12 @@ pub enum MemoryError {
         /// The length asked for.
         bytes: usize,
     },
+    /// Memory of the caller's begins at an odd address.
+    #[error("cannot use memory at address {address:#x}: it must be a multiple of 8; {}", remedy_of(self))]
+    Unaligned {
+        /// The address of its first byte.
+        address: usize,
+    },
     /// The system refused the mapping.
     #[error("cannot map {bytes} bytes of {kind} memory: {source}; {remedy}")]
     Map {
@@ -52,6 +58,7 @@ impl Diagnostic for MemoryError {
         match self {
             MemoryError::Map { remedy, .. } | MemoryError::DmaBuf { remedy, .. } => Some((*remedy).into()),
             MemoryError::Untrusted { .. } => Some("the peer must be a slackline process".into()),
+            MemoryError::Unaligned { .. } => Some("give memory that begins at such an address".into()),
             MemoryError::Length { .. } => None,
         }
     }

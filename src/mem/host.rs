@@ -1,8 +1,10 @@
-//! Host memory: anonymous, on huge pages, or backed by a sealed memfd that another process can map.
+//! Host memory: anonymous, on huge pages, backed by a sealed memfd that another process can map, or the caller's own.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -16,13 +18,23 @@ pub const PAGE_SIZE: usize = 4096;
 /// From this length on a mapping asks for transparent huge pages: one of them is 2 MiB.
 const HUGE_ADVICE_FROM: usize = 4 << 20;
 
-#[derive(Debug)]
 enum Backing {
-    Private,
-    SharedFile(OwnedFd),
+    Private(MmapRaw),
+    SharedFile(MmapRaw, OwnedFd),
+    Caller {
+        pointer: NonNull<u8>,
+        bytes: usize,
+        /// Dropped once no region and no request uses the memory any more.
+        _owner: Box<dyn Send + Sync>,
+    },
 }
 
-/// One mapping of host memory; unmapped when dropped.
+// SAFETY: the caller's memory may be used by any thread, as `HostMemory::of_caller` asks; mappings are `Send` anyway.
+unsafe impl Send for Backing {}
+// SAFETY: as above. All access goes through `VolatileSlice`.
+unsafe impl Sync for Backing {}
+
+/// One range of host memory; a mapping is unmapped when this is dropped.
 ///
 /// ```
 /// use slackline::internals::mem::HostMemory;
@@ -31,11 +43,20 @@ enum Backing {
 /// assert_eq!(memory.as_volatile().load_u64(8), 42);
 /// # Ok::<(), slackline::internals::mem::MemoryError>(())
 /// ```
-#[derive(Debug)]
 pub struct HostMemory {
-    map: MmapRaw,
     backing: Backing,
     writable: bool,
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.backing {
+            Backing::Private(_) => "private",
+            Backing::SharedFile(..) => "shared",
+            Backing::Caller { .. } => "caller",
+        };
+        f.debug_struct("HostMemory").field("kind", &kind).field("len", &self.len()).finish()
+    }
 }
 
 impl HostMemory {
@@ -45,7 +66,7 @@ impl HostMemory {
         let map = MmapOptions::new().len(bytes).map_anon().map(MmapRaw::from).map_err(|source| {
             MemoryError::Map { bytes, kind: "anonymous", source, remedy: "ask for less, or free memory" }
         })?;
-        Ok(Self { map, backing: Backing::Private, writable: true }.advised())
+        Ok(Self { backing: Backing::Private(map), writable: true }.advised())
     }
 
     /// `bytes` (rounded up to 2 MiB) of zeroed private memory on explicitly reserved huge pages.
@@ -62,7 +83,7 @@ impl HostMemory {
                 remedy: "reserve pages with `sysctl vm.nr_hugepages=N` (2 MiB each), or use anonymous memory",
             },
         )?;
-        Ok(Self { map, backing: Backing::Private, writable: true })
+        Ok(Self { backing: Backing::Private(map), writable: true })
     }
 
     /// `bytes` of zeroed memory in a memfd that has no name, can be passed to another process, and is sealed so
@@ -89,7 +110,29 @@ impl HostMemory {
             source,
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
-        Ok(Self { map, backing: Backing::SharedFile(file), writable: true }.advised())
+        Ok(Self { backing: Backing::SharedFile(map, file), writable: true }.advised())
+    }
+
+    /// The caller's own memory where it lies: `bytes` from `pointer` on. It is not advised, sealed or mapped again.
+    /// `owner` is dropped once no region and no request uses the memory any more.
+    ///
+    /// # Errors
+    /// The length is none that there is, or the address is no multiple of 8.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped the range is memory that this process may read and write. While requests use it, or a
+    /// reference that was lent for it is alive, nothing else accesses it but as that reference allows.
+    pub unsafe fn of_caller(
+        pointer: NonNull<u8>,
+        bytes: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Self, MemoryError> {
+        check_length(bytes)?;
+        let address = pointer.addr().get();
+        if !address.is_multiple_of(size_of::<u64>()) {
+            return Err(MemoryError::Unaligned { address });
+        }
+        Ok(Self { backing: Backing::Caller { pointer, bytes, _owner: owner }, writable: true })
     }
 
     /// Maps a memfd that another process passed. It must be sealed against resizing and hold at least `bytes`.
@@ -117,7 +160,7 @@ impl HostMemory {
             source,
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
-        Ok(Self { map, backing: Backing::SharedFile(file.into()), writable }.advised())
+        Ok(Self { backing: Backing::SharedFile(map, file.into()), writable }.advised())
     }
 
     /// From here on no process can make a new writable mapping of this memory; existing ones stay as they are.
@@ -132,7 +175,7 @@ impl HostMemory {
     }
 
     fn seal(&self, wanted: SealFlags) -> Result<(), MemoryError> {
-        let Backing::SharedFile(file) = &self.backing else { return Ok(()) };
+        let Backing::SharedFile(_, file) = &self.backing else { return Ok(()) };
         let present = rustix::fs::fcntl_get_seals(file);
         if present.is_ok_and(|present| present.contains(wanted)) {
             return Ok(());
@@ -147,14 +190,13 @@ impl HostMemory {
 
     /// Makes the kernel zero this private memory in every forked child.
     pub(super) fn wipe_on_fork(&self) -> io::Result<()> {
+        let Backing::Private(map) = &self.backing else {
+            return Err(io::Error::other("only private memory is wiped in forked children"));
+        };
         // SAFETY: the range is exactly this mapping. The advice changes what a forked child sees, and nothing here:
         // the child reads zeros, which is a value that any word may have.
         unsafe {
-            rustix::mm::madvise(
-                self.map.as_mut_ptr().cast(),
-                self.map.len(),
-                rustix::mm::Advice::LinuxWipeOnFork,
-            )?;
+            rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), rustix::mm::Advice::LinuxWipeOnFork)?;
         }
         Ok(())
     }
@@ -162,15 +204,25 @@ impl HostMemory {
     /// The descriptor to pass to a peer, if this memory can be shared at all.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Private => None,
-            Backing::SharedFile(file) => Some(file.as_fd()),
+            Backing::Private(_) | Backing::Caller { .. } => None,
+            Backing::SharedFile(_, file) => Some(file.as_fd()),
+        }
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        match &self.backing {
+            Backing::Private(map) | Backing::SharedFile(map, _) => map.as_mut_ptr(),
+            Backing::Caller { pointer, .. } => pointer.as_ptr(),
         }
     }
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
-        self.map.len()
+        match &self.backing {
+            Backing::Private(map) | Backing::SharedFile(map, _) => map.len(),
+            Backing::Caller { bytes, .. } => *bytes,
+        }
     }
 
     /// False if the mapping is read-only: a store through it would kill the process.
@@ -180,14 +232,17 @@ impl HostMemory {
 
     /// All of it, for volatile access.
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
-        // SAFETY: the mapping is `len` bytes long and lives as long as `self`, which the slice borrows.
-        unsafe { VolatileSlice::new(self.map.as_mut_ptr(), self.map.len(), self.writable) }
+        // SAFETY: the range is `len` bytes long and lives as long as `self`, which the slice borrows: a mapping is
+        // unmapped, and the owner of the caller's memory is dropped, with `self`.
+        unsafe { VolatileSlice::new(self.pointer(), self.len(), self.writable) }
     }
 
     fn advised(self) -> Self {
-        if self.len() >= HUGE_ADVICE_FROM {
+        if let Backing::Private(map) | Backing::SharedFile(map, _) = &self.backing
+            && map.len() >= HUGE_ADVICE_FROM
+        {
             // Only advice: with it refused, the memory is slower and nothing else.
-            if let Err(error) = self.map.advise(memmap2::Advice::HugePage) {
+            if let Err(error) = map.advise(memmap2::Advice::HugePage) {
                 tracing::debug!(bytes = self.len(), %error, "no transparent huge pages");
             }
         }
@@ -246,6 +301,32 @@ mod tests {
         let file = memory.shared_file().unwrap().try_clone_to_owned().unwrap();
         let error = HostMemory::from_peer(file, 8192, false).unwrap_err();
         assert!(error.to_string().contains("holds 4096 bytes where 8192"), "{error}");
+    }
+
+    #[test]
+    fn memory_of_the_caller_is_used_where_it_lies_and_then_given_back() {
+        let mut words = vec![0_u64; 4].into_boxed_slice();
+        let pointer = NonNull::new(words.as_mut_ptr().cast::<u8>()).unwrap();
+        let owner = std::sync::Arc::new(words);
+        let of = |pointer, bytes| {
+            let owner = std::sync::Arc::clone(&owner);
+            // SAFETY: the words live as long as their owner, and nothing else looks at them meanwhile.
+            unsafe { HostMemory::of_caller(pointer, bytes, Box::new(owner)) }
+        };
+        let memory = of(pointer, 32).unwrap();
+        assert!(memory.as_volatile().as_ptr() == pointer.as_ptr() && memory.len() == 32);
+        assert!(memory.is_writable() && memory.shared_file().is_none());
+        memory.as_volatile().store_u64(8, 7);
+        assert_eq!(std::sync::Arc::strong_count(&owner), 2);
+        drop(memory);
+        assert_eq!((std::sync::Arc::strong_count(&owner), owner[1]), (1, 7));
+
+        // SAFETY: inside the words.
+        let odd = unsafe { pointer.add(4) };
+        let error = of(odd, 8).unwrap_err();
+        assert!(error.to_string().contains("multiple of 8"), "{error}");
+        assert!(matches!(of(pointer, 0), Err(MemoryError::Length { bytes: 0 })));
+        assert_eq!(std::sync::Arc::strong_count(&owner), 1, "what is refused is given back at once");
     }
 
     #[test]

@@ -10,6 +10,8 @@
 
 #[cfg(not(loom))]
 mod buffer;
+#[cfg(not(loom))]
+mod caller;
 mod copy;
 #[cfg(not(loom))]
 mod dma_buf;
@@ -25,6 +27,8 @@ mod volatile;
 
 #[cfg(not(loom))]
 pub use buffer::Buffer;
+#[cfg(not(loom))]
+pub use caller::CallerMemory;
 pub use copy::{Streaming, streaming_threshold};
 pub use error::MemoryError;
 pub(crate) use fence::runs_as_mutant;

@@ -68,6 +68,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The table.
+    #[doc(hidden)]
     pub fn table(&self) -> &Table {
         self.shard.table()
     }

@@ -6,8 +6,9 @@ use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, retry, wait};
+use super::worker::of_caller;
 use crate::clock::Version;
-use crate::mem::{Buffer, LocalSlice, VolatileSlice};
+use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{Consistency, PeerRole, PinnedFrame, Pins, PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::table::Table;
@@ -117,14 +118,29 @@ impl<T: Transport> Reader<T> {
         Ok(&bytes[..self.payload_bytes()])
     }
 
+    /// Has refreshes copy into memory of the caller's from now on. It is registered here, and must be as long as a
+    /// version. [`bytes`](Self::bytes) lends it, and is an error until the next refresh has ended.
+    ///
+    /// From the begin of a refresh until its end no other code may read or write the memory, and while a slice that
+    /// [`bytes`](Self::bytes) has lent is alive none may write it.
+    ///
+    /// # Errors
+    /// The memory has another length, or cannot be registered with the device; refreshes then go on as before.
+    pub fn use_memory(&mut self, memory: CallerMemory) -> Result<(), Error> {
+        let memory = of_caller(&self.transport, memory, self.payload_bytes() as u64)?;
+        self.abandon_refresh();
+        (self.copy, self.held) = (Some(memory), None);
+        Ok(())
+    }
+
     /// Pulls the newest version that satisfies `bound` into registered memory of the caller's, waiting at most
     /// `timeout`.
     #[doc(hidden)]
     pub fn pull(&mut self, into: &LocalSlice, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         self.abandon_refresh();
         self.release();
-        // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull: it
-        // is read once for so many bytes.
+        // A dead owner's memory would satisfy this reader for ever. Reading the clock costs as much as a small pull:
+        // it is read once for so many bytes.
         self.unwatched += into.len();
         if self.unwatched >= BYTES_BETWEEN_LOOKS {
             self.unwatched = 0;

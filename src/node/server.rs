@@ -317,6 +317,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// The table that this server holds a shard of.
+    #[doc(hidden)]
     pub fn table(&self) -> &Table {
         self.shard.table()
     }

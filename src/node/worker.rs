@@ -17,12 +17,12 @@ use super::wait::{WaitTurn, wait};
 use super::{Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
 use crate::kernel::largest_magnitude;
-use crate::mem::{Access, Buffer};
+use crate::mem::{Access, Buffer, CallerMemory};
 use crate::param::{Epoch, GradientMetadata, GradientSource, PinnedFrame};
 use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Endpoint, Transport};
+use crate::transport::{Address, Endpoint, RegisterError, Transport};
 
 /// Ways for a worker to read parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -384,11 +384,54 @@ impl<T: Transport> Worker<T> {
         self.parts.iter().map(|part| part.begin..part.begin + part.bytes)
     }
 
+    /// Has this worker copy parameters into memory of the caller's from now on, and take gradients out of it, where
+    /// either is given: [`Step::parameters`] and [`Step::gradient`] lend it. The memory is registered here. That for
+    /// parameters is as long as the [table](Self::table), and the parameters that the worker holds are copied there
+    /// now; that for gradients has as many elements in their encoding, and what it holds stays.
+    ///
+    /// During calls of the worker no other code may read or write the parameters, nor a gradient from the moment when
+    /// it is published until that has ended. What a step has lent is accessed as Rust allows.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] while a copy is being brought (after a [`step`](Self::step) that met its deadline), or if
+    /// the worker reads parameters in place. The memory has another length, or cannot be registered with the device.
+    /// The worker then keeps the memory that it had.
+    pub fn use_memory(
+        &mut self,
+        parameters: Option<CallerMemory>,
+        gradient: Option<CallerMemory>,
+    ) -> Result<(), Error> {
+        let operation = "take other memory";
+        if matches!(self.phase, WorkerPhase::Refreshing { .. }) {
+            let reason = "parameters are being copied: finish the step first";
+            return Err(Error::OutOfTurn { operation, reason });
+        }
+        if parameters.is_some() && self.parameters.is_none() {
+            return Err(Error::OutOfTurn { operation, reason: "this worker reads parameters in place" });
+        }
+        let buffer = |memory: Option<CallerMemory>, bytes| {
+            memory.map(|memory| of_caller(&self.transport, memory, bytes)).transpose()
+        };
+        let gradient = buffer(gradient, self.gradient_bytes())?;
+        if let (Some(mut new), Some(old)) = (buffer(parameters, self.table.bytes())?, &mut self.parameters) {
+            let held = old.bytes().ok_or(Error::InFlight { what: "copy of the parameters" })?;
+            new.bytes_mut().ok_or(Error::InFlight { what: "memory just registered" })?.copy_from_slice(held);
+            *old = new;
+        }
+        // A gradient that is being published keeps the memory that it is in.
+        self.gradient = gradient.or(self.gradient.take());
+        Ok(())
+    }
+
+    /// Bytes of one gradient.
+    fn gradient_bytes(&self) -> u64 {
+        self.table.bytes() / 4 * self.options.encoding.bytes() as u64
+    }
+
     fn gradient_buffer(&mut self) -> Result<&mut Buffer, Error> {
         // Workers that compute in borrowed slots never need it.
         if self.gradient.is_none() {
-            let bytes = self.table.bytes() / 4 * self.options.encoding.bytes() as u64;
-            self.gradient = Some(private(&self.transport, bytes)?);
+            self.gradient = Some(private(&self.transport, self.gradient_bytes())?);
         }
         self.gradient.as_mut().ok_or(Error::InFlight { what: "gradient" })
     }
@@ -469,8 +512,8 @@ impl<T: Transport> Worker<T> {
         let flushed = flushed.await;
         self.watch_consumed(self.needs.waits_for_own);
         flushed?;
-        // Was that said to this worker? One that has slept for longer than its lease may have read what is said to its
-        // successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
+        // Was that said to this worker? One that has slept for longer than its lease may have read what is said to
+        // its successor; and where reads outlive a server (`docs/protocol.md`, assumption 6), what its next
         // incarnation says.
         self.parts.iter_mut().try_for_each(|part| part.link.ask_again())?;
         let is_answered = |worker: &Self| worker.parts.iter().all(|part| part.link.is_answered());
@@ -681,6 +724,20 @@ fn ask_included<T: Transport>(parts: &mut [Part<T>], options: &WorkerOptions) ->
         None => Ok(()),
         Some(_) => parts.iter_mut().try_for_each(|part| part.link.ask_included()),
     }
+}
+
+/// Memory of the caller's, which must have so many bytes.
+pub(super) fn of_caller<T: Transport>(
+    transport: &T,
+    memory: CallerMemory,
+    bytes: u64,
+) -> Result<Buffer, Error> {
+    let (memory, expected) = (memory.into_host_memory().map_err(RegisterError::from)?, bytes as usize);
+    if memory.len() != expected {
+        return Err(Error::Length { given: memory.len(), expected });
+    }
+    let region = transport.register(memory, Access::LOCAL)?;
+    Buffer::new(region).ok_or(Error::InFlight { what: "memory just registered" })
 }
 
 /// Memory of this process alone.

@@ -9,6 +9,7 @@ use slackline::{Transport, Verbs};
 
 use super::ends::{Pair, connect};
 use crate::VerbsFixture;
+use crate::memory::a_worker_computes_in_memory_of_the_caller;
 use crate::transport::fixture::{
     EndpointOf, Fixture, bytes_of, noise, read, run, wait_for, wait_until_gone, write,
 };
@@ -96,6 +97,11 @@ fn joining_registers_what_one_peer_writes_and_not_what_all_read() {
         let operation = reader.read();
         run(&mut reader.client, operation).unwrap();
     }
+}
+
+#[test]
+fn a_worker_computes_in_memory_of_the_caller_by_rdma() {
+    a_worker_computes_in_memory_of_the_caller(VerbsFixture::transport(), &VerbsFixture::address());
 }
 
 #[test]

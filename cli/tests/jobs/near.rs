@@ -44,7 +44,8 @@ fn two_workers_learn_the_digits_and_by_bsp_the_same_as_by_shared_memory() {
 
 #[test]
 fn a_server_that_sleeps_until_its_workers_wake_it_learns_the_same() {
-    for (scheme, epochs) in [("bsp", 12), ("essp", 20)] {
+    // ESSP goes on to where chance decides nothing: after 20 epochs 41 runs were between 0.942 and 0.972.
+    for (scheme, epochs) in [("bsp", 12), ("essp", 40)] {
         let options = format!("{QUICK} --scheme {scheme} --epochs {epochs}");
         let json = succeeds(train(&format!("{options} --transport verbs --idle sleep")));
         println!("{scheme}: {} in {} s", json["final_accuracy"], json["wall_s"]);

@@ -35,7 +35,7 @@ const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this 
 const ROOM_WAIT: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 
-/// The time after which the state of the pairs that serve a peer is looked at again.
+/// The time after which the state of the pairs that serve a peer is looked at again, on soft-RoCE.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
@@ -178,12 +178,12 @@ impl VerbsEndpoint {
         }
     }
 
-    /// Whether a pair that serves the peer is over, and how. Not every device tells by itself that a peer broke it;
-    /// asking costs a system call, and on an adapter a command to its firmware: now and then is enough.
+    /// Whether a pair that serves the peer is over, and how. Adapters raise an event. Soft-RoCE does not, and is asked
+    /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
     fn queue_pair_error(&mut self) -> Option<QueuePairError> {
         let responder = self.responder.as_ref()?;
         let told = responder.take_broken();
-        if told.is_some() || self.looked.elapsed() < LOOK_EVERY {
+        if told.is_some() || !self.shared.first().info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();

@@ -22,8 +22,8 @@ pub(super) struct Rail {
     pub(super) reason: String,
     /// Of all memory that requests of this process use.
     pub(super) domain: Arc<ProtectionDomain>,
-    /// Of the memory that peers read and do nothing else with, and of the queue pairs by which they do: it is registered
-    /// once for all of them.
+    /// Of the memory that peers read and do nothing else with, registered once for all of them, and of the queue pairs
+    /// by which they do.
     pub(super) read_domain: Arc<ProtectionDomain>,
     pub(super) gid_index: Option<u16>,
     /// Largest packet in bytes.

@@ -168,8 +168,8 @@ impl Striper {
         }
     }
 
-    /// Whether the first rail may be given a request now: what is on other queue pairs than its own may not be overtaken
-    /// where the request has to be behind it.
+    /// Whether the first rail may be given a request now: what is on other queue pairs than its own, and has to be
+    /// before it, may not be overtaken.
     fn may_go(&mut self, number: u64, lane: Lane, is_fenced: bool) -> bool {
         let (own, _) = self.bits(lane);
         let (entries, first) = (&self.entries, self.first);

@@ -48,6 +48,8 @@ struct DeviceState {
     random: u64,
     /// The answer to who asks of a pair that is ready to send.
     says_in_order: bool,
+    /// The number of times that the state of a pair was asked for.
+    state_queries: usize,
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
@@ -112,6 +114,7 @@ impl Unordered {
         let state = DeviceState {
             random: seed,
             says_in_order,
+            state_queries: 0,
             pairs: Vec::new(),
             regions: HashMap::new(),
             completions: HashMap::new(),
@@ -416,6 +419,7 @@ unsafe extern "C" fn query_qp(
 ) -> c_int {
     // SAFETY: the caller's structures.
     let mut state = state(unsafe { (*qp).context });
+    state.state_queries += 1;
     if let Some(pair) = state.pair(qp) {
         // SAFETY: as above.
         unsafe { (*attributes).qp_state = state.pairs[pair].state };

@@ -221,7 +221,7 @@ fn reads_are_striped_between_writes_and_only_fenced_writes_wait_for_them() {
 }
 
 #[test]
-fn reads_of_what_may_only_be_read_wait_for_no_write_and_fenced_ones_for_reads() {
+fn reads_of_what_may_only_be_read_wait_for_no_write_fenced_ones_for_reads() {
     let mut world = World::new(2);
     world.post(plan(Payload));
     assert_eq!(world.post(plan(Word)), Some(Dispatch::Held));

@@ -301,3 +301,20 @@ fn a_key_for_reading_opens_no_write_nor_anything_once_its_peer_is_let_go() {
     assert_eq!(carry_out(&device, &mut stays, read(granted[0])), Ok(()), "the key is that of all who read");
     assert_ne!(into.as_volatile().load_u64(0), 1);
 }
+
+#[test]
+fn an_adapter_is_not_asked_for_the_state_of_idle_queue_pairs_and_soft_roce_is() {
+    for is_soft_roce in [false, true] {
+        let device = Unordered::new(0, true);
+        let mut verbs = device.verbs(None);
+        Arc::get_mut(&mut verbs.shared).unwrap().rails[0].info.is_soft_roce = is_soft_roce;
+        let regions = readable_and_writable(&verbs);
+        let grants = || regions.each_ref().map(MemoryRegion::whole).to_vec();
+        let (mut ends, _) = connect(&verbs, || Offer { message: Vec::new(), grants: grants() });
+        let before = lock(&device.world.state).state_queries;
+        // Longer than the time after which soft-RoCE is asked.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        ends.iter_mut().for_each(|end| end.check().unwrap());
+        assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
+    }
+}
