@@ -1104,8 +1104,8 @@ typedef struct slackline_reader_options {
 } slackline_reader_options;
 
 /**
- * Called once, by any thread, when the library uses memory of the caller's no more, with the `context` that was given.
- * It returns soon and calls no function of this library.
+ * Called once, by any thread, when the library uses memory of the caller's no more, with the `context` that was
+ * given. It returns soon and calls no function of this library.
  */
 typedef void (*slackline_release)(void *context);
 
@@ -2135,8 +2135,8 @@ void slackline_publisher_destroy(struct slackline_publisher *publisher);
 slackline_status slackline_reader_options_init(struct slackline_reader_options *options);
 
 /**
- * Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL. The
- * reader is the caller's, to be destroyed; on failure it is NULL.
+ * Connects to a publisher or a server, waiting for one as `slackline_worker_connect` does. `options` may be NULL.
+ * The reader is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_reader_connect(const char *address,
                                           const struct slackline_reader_options *options,
@@ -2145,12 +2145,12 @@ slackline_status slackline_reader_connect(const char *address,
 
 /**
  * Has refreshes copy into memory of the caller's from now on, where it lies: `bytes` from `memory` on, as many as a
- * version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes` is
- * `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
+ * version has. `memory` is a multiple of 8, and over RDMA it is registered with the device. `slackline_reader_bytes`
+ * is `SLACKLINE_STATUS_OUT_OF_TURN` until the next refresh.
  *
  * The memory stays valid, and no other code reads or writes it from the begin of a refresh until its end, until
- * `release` (which may be NULL) is called with `context`: when other memory was given, or the reader was destroyed, and
- * no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
+ * `release` (which may be NULL) is called with `context`: when other memory was given, or the reader was destroyed,
+ * and no request uses it any more. After a failure `release` was called, and the reader has the memory that it had.
  */
 slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
                                              void *memory,
@@ -2177,17 +2177,18 @@ slackline_status slackline_reader_refresh_to(struct slackline_reader *reader,
                                              struct slackline_fresh *fresh);
 
 /**
- * Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and the
- * calling thread may do something else in between. There is no copy to read from the moment when a newer version is
- * found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+ * Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
+ * the calling thread may do something else in between. There is no copy to read from the moment when a newer version
+ * is found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
  */
 slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
                                                 uint64_t max_staleness);
 
 /**
- * Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks after
- * the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
- * (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has ended.
+ * Moves the refresh that `slackline_reader_begin_refresh` began on as far as it goes without waiting, and looks
+ * after the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
+ * (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
+ * ended.
  */
 slackline_status slackline_reader_poll(struct slackline_reader *reader,
                                        uint32_t *done,
@@ -2234,9 +2235,9 @@ slackline_status slackline_reader_pin(struct slackline_reader *reader,
                                       struct slackline_fresh *fresh);
 
 /**
- * Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version, and
- * to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it for
- * dead: ask after the last byte was read, before anything is made of it.
+ * Sets `intact` to 1 if all that was read so far of the memory that `slackline_reader_pin` lent was that version,
+ * and to 0 if not. It always was, unless this process was stopped for longer than its lease and the owner took it
+ * for dead: ask after the last byte was read, before anything is made of it.
  */
 slackline_status slackline_reader_is_intact(const struct slackline_reader *reader,
                                             uint32_t *intact);
@@ -2247,16 +2248,16 @@ slackline_status slackline_reader_is_intact(const struct slackline_reader *reade
 slackline_status slackline_reader_unpin(struct slackline_reader *reader);
 
 /**
- * Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this reader
- * is destroyed.
+ * Lends the table of the owner, `count` tensors with their names and shapes. Valid, and unchanging, until this
+ * reader is destroyed.
  */
 slackline_status slackline_reader_table(const struct slackline_reader *reader,
                                         const struct slackline_tensor **tensors,
                                         size_t *count);
 
 /**
- * Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table, or
- * a server's shard.
+ * Sets `begin` and `end` to the bytes of the table's flat space that this reader reads: all of a publisher's table,
+ * or a server's shard.
  */
 slackline_status slackline_reader_range(const struct slackline_reader *reader,
                                         uint64_t *begin,
@@ -2478,10 +2479,10 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
 slackline_status slackline_worker_options_init(struct slackline_worker_options *options);
 
 /**
- * Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for one;
- * if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a server
- * accepted the connection and did not answer: its owner has to call progress or serve. After either, call again. The
- * worker is the caller's, to be destroyed; on failure it is NULL.
+ * Connects to the servers of all shards, given in any order. Where no process listens at an address it waits for
+ * one; if none comes within `timeout_ms` that is `SLACKLINE_STATUS_SYSTEM`. `SLACKLINE_STATUS_DEADLINE` says that a
+ * server accepted the connection and did not answer: its owner has to call progress or serve. After either, call
+ * again. The worker is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_worker_connect(const char *const *addresses,
                                           size_t address_count,
@@ -2490,11 +2491,11 @@ slackline_status slackline_worker_connect(const char *const *addresses,
                                           struct slackline_worker **worker);
 
 /**
- * Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST` or
- * `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
- * there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing had
- * not returned was applied once or not at all, and is never sent again. After a failure every call is out of turn
- * until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
+ * Leaves all servers and connects again, to those of all shards in any order: after `SLACKLINE_STATUS_SERVER_LOST`
+ * or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
+ * there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing
+ * had not returned was applied once or not at all, and is never sent again. After a failure every call is out of
+ * turn until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
  */
 slackline_status slackline_worker_reconnect(struct slackline_worker *worker,
                                             const char *const *addresses,
@@ -2530,22 +2531,22 @@ slackline_status slackline_worker_get_staleness(const struct slackline_worker *w
                                                 struct slackline_staleness *staleness);
 
 /**
- * Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a computation
- * it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
+ * Does what there is to do for a gradient that is on its way, without waiting: called between pieces of a
+ * computation it brings gradients forward that `slackline_worker_publish` with a `timeout_ms` of 0 began to publish.
  * `progressed`, unless NULL, becomes 1 if it got anywhere and 0 if not.
  */
 slackline_status slackline_worker_progress(struct slackline_worker *worker,
                                            uint32_t *progressed);
 
 /**
- * Has the worker copy parameters into memory of the caller's from now on, and take gradients out of it, where it lies;
- * either may be NULL. There are `parameter_bytes` from `parameters` on, as many as the table has, and `gradient_bytes`
- * from `gradient` on, as many as a gradient has in its encoding. Both are multiples of 8 and do not overlap, and over
- * RDMA they are registered with the device. The parameters that the worker holds are copied there now. It is an error
- * while a step is open.
+ * Has the worker copy parameters into memory of the caller's from now on, and take gradients out of it, where it
+ * lies; either may be NULL. There are `parameter_bytes` from `parameters` on, as many as the table has, and
+ * `gradient_bytes` from `gradient` on, as many as a gradient has in its encoding. Both are multiples of 8 and do not
+ * overlap, and over RDMA they are registered with the device. The parameters that the worker holds are copied there
+ * now. It is an error while a step is open.
  *
- * The memory stays valid until `release` (which may be NULL) is called with `context`: when other memory was given, or
- * the worker was destroyed, and no request uses either any more. Until then no other code reads or writes the
+ * The memory stays valid until `release` (which may be NULL) is called with `context`: when other memory was given,
+ * or the worker was destroyed, and no request uses either any more. Until then no other code reads or writes the
  * parameters but while a step is open, nor the gradient from the moment when it is published until that has ended.
  * After a failure `release` was called, and the worker has the memory that it had.
  */

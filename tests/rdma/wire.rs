@@ -1,5 +1,5 @@
-//! The number of READs and atomics that are on the wire at once. Needs another host: packets that a device sends to its
-//! own address never get there.
+//! What is on the wire: the number of READs and atomics at once, and the traffic class of packets. Needs another host:
+//! packets that a device sends to its own address never get there.
 
 use std::collections::HashSet;
 use std::io;
@@ -31,7 +31,7 @@ impl Fixture for WireFixture {
     const MODULE: &'static str = "wire";
 
     fn transport() -> Verbs {
-        open(None)
+        open(None, 0)
     }
 
     fn address() -> Address {
@@ -43,9 +43,12 @@ impl Fixture for WireFixture {
     }
 }
 
-fn open(read_depth: Option<u8>) -> Verbs {
+/// The traffic class of the packets of this host and of those of the other: two values of DSCP, no ECN.
+const CLASSES: [u8; 2] = [104, 32];
+
+fn open(read_depth: Option<u8>, traffic_class: u8) -> Verbs {
     let secret = Some(Secret::from_text("both processes know this", "this test").unwrap());
-    Verbs::open(VerbsOptions { read_depth, secret, ..VerbsOptions::default() }).unwrap()
+    Verbs::open(VerbsOptions { read_depth, traffic_class, secret, ..VerbsOptions::default() }).unwrap()
 }
 
 /// Everything that this host sends and receives, as long as no more than 4 MiB of it wait to be read.
@@ -82,6 +85,7 @@ impl Wire {
 /// A packet of RoCE v2 over IPv4.
 struct Packet {
     from: Ipv4Addr,
+    traffic_class: u8,
     opcode: u8,
     number: u32,
 }
@@ -95,7 +99,7 @@ impl Packet {
         let header = udp.get(8..20).filter(|_| is_roce)?;
         let from = <[u8; 4]>::try_from(ip.get(12..16)?).ok()?.into();
         let number = u32::from_be_bytes([0, header[9], header[10], header[11]]);
-        Some(Packet { from, opcode: header[0], number })
+        Some(Packet { from, traffic_class: ip[1], opcode: header[0], number })
     }
 
     /// A READ, a compare-swap or a fetch-add.
@@ -176,7 +180,7 @@ fn ask(verbs: &Verbs, endpoint: &mut impl Endpoint, remote: RemoteSlice, mut mea
 fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Option<u8>) {
     let most = usize::from(at_first.or(at_second).unwrap());
     if let Some(address) = second_process() {
-        let verbs = open(at_second);
+        let verbs = open(at_second, CLASSES[1]);
         let region = region(&verbs);
         let mut connecting = verbs.connect(&address, offer(&region)).unwrap();
         let (mut endpoint, received) = wait_for("the answer", || match connecting.poll(now()) {
@@ -188,7 +192,7 @@ fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Op
         return;
     }
     assert!(std::env::var_os("SLACKLINE_RIG_RUN").is_some(), "this test needs another host");
-    let verbs = open(at_first);
+    let verbs = open(at_first, CLASSES[0]);
     let (region, wire) = (region(&verbs), Wire::new());
     let mut listener = verbs.listen(&WireFixture::address()).unwrap();
     let mut second = Second::start::<WireFixture>(claim, &listener.address());
@@ -197,11 +201,13 @@ fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Op
     let mut endpoint = incoming.accept(offer(&region)).unwrap();
 
     let (mut own, mut other) = (Flight::default(), Flight::default());
+    let mut classes = [(); 2].map(|()| HashSet::new());
     let mut look = || {
         while let Some(packet) = wire.next() {
             let is_own = IpAddr::from(packet.from) == crate::own_address();
             own.see(&packet, is_own);
             other.see(&packet, !is_own);
+            classes[usize::from(!is_own)].insert(packet.traffic_class);
         }
     };
     ask(&verbs, &mut endpoint, remote, &mut look);
@@ -217,6 +223,7 @@ fn neither_has_more_on_the_wire(claim: &str, at_first: Option<u8>, at_second: Op
         assert_eq!((flight.asked.len(), flight.open.len()), (2 * READS, 0), "all of it was seen");
         assert!((1..=most).contains(&flight.most), "{} at once, where {most} may be", flight.most);
     }
+    assert_eq!(classes, CLASSES.map(|class| HashSet::from([class])), "requests and answers alike");
 }
 
 #[test]

@@ -13,7 +13,8 @@ pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -
 }
 
 /// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER`
-/// override the choice of the device and its settings.
+/// override the choice of the device and its settings; `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are
+/// those of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
 /// The text names a variable whose value is not usable.
@@ -46,8 +47,45 @@ fn options_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOption
         gid_index: number(GID_INDEX, variable(GID_INDEX))?,
         mtu: number(MTU, variable(MTU))?,
         in_order,
+        service_level: way(variable, &SERVICE_LEVEL)?.unwrap_or(0),
+        traffic_class: way(variable, &TRAFFIC_CLASS)?.unwrap_or(0),
+        partition_key: way(variable, &PARTITION_KEY)?,
+        timeout: way(variable, &TIMEOUT)?,
+        retries: way(variable, &RETRIES)?,
         ..VerbsOptions::default()
     })
+}
+
+/// Variables that say the same in the same unit, the one of this library first. NCCL_IB_PKEY is not among them: it is
+/// an index in a table; nor is UCX_RC_TIMEOUT, which is a time.
+const SERVICE_LEVEL: [&str; 3] = ["SLACKLINE_RDMA_SL", "NCCL_IB_SL", "UCX_IB_SL"];
+const TRAFFIC_CLASS: [&str; 3] = ["SLACKLINE_RDMA_TRAFFIC_CLASS", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS"];
+const PARTITION_KEY: [&str; 2] = ["SLACKLINE_RDMA_PKEY", "UCX_IB_PKEY"];
+const TIMEOUT: [&str; 2] = ["SLACKLINE_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"];
+const RETRIES: [&str; 3] = ["SLACKLINE_RDMA_RETRIES", "NCCL_IB_RETRY_CNT", "UCX_RC_RETRY_COUNT"];
+
+/// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal. UCX says `auto` and
+/// `inf` where it has a choice of its own: that is taken for nothing.
+fn way<N: TryFrom<u32>>(
+    variable: &dyn Fn(&str) -> Option<String>,
+    names: &[&'static str],
+) -> Result<Option<N>, String> {
+    let set = |name: &&'static str| {
+        let text = variable(name).filter(|text| !["", "auto", "inf"].contains(&text.as_str()))?;
+        Some((*name, text))
+    };
+    let Some((name, text)) = names.iter().find_map(set) else { return Ok(None) };
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let number = number.and_then(|number| N::try_from(number).ok());
+    let number =
+        number.ok_or_else(|| format!("{name} is `{text}`, which is no such number; correct or unset it"))?;
+    if names.first() != Some(&name) {
+        tracing::info!(variable = name, value = text, "a setting of another library is taken for RDMA");
+    }
+    Ok(Some(number))
 }
 
 /// The names in a list with commas.
@@ -58,6 +96,35 @@ fn device_list(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_way_is_set_by_variables_of_ours_and_else_by_those_of_nccl_and_ucx() {
+        let options = |set: &'static [(&str, &str)]| {
+            options_from(&|name| {
+                set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let way = |options: VerbsOptions| {
+            let VerbsOptions { service_level, traffic_class, partition_key, timeout, retries, .. } = options;
+            (service_level, traffic_class, partition_key, timeout, retries)
+        };
+        assert_eq!(way(options(&[]).unwrap()), (0, 0, None, None, None));
+        let nccl =
+            [("NCCL_IB_SL", "1"), ("NCCL_IB_TC", "106"), ("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_PKEY", "2")];
+        let nccl: &'static [(&str, &str)] = nccl.to_vec().leak();
+        assert_eq!(way(options(nccl).unwrap()), (1, 106, None, Some(22), None));
+        let both = options(&[
+            ("UCX_IB_SL", "auto"),
+            ("UCX_IB_TRAFFIC_CLASS", "auto"),
+            ("UCX_IB_PKEY", "0x8012"),
+            ("UCX_RC_RETRY_COUNT", "5"),
+            ("SLACKLINE_RDMA_RETRIES", "3"),
+            ("SLACKLINE_RDMA_SL", ""),
+        ]);
+        assert_eq!(way(both.unwrap()), (0, 0, Some(0x8012), None, Some(3)));
+        let error = options(&[("NCCL_IB_TC", "300")]).unwrap_err();
+        assert_eq!(error, "NCCL_IB_TC is `300`, which is no such number; correct or unset it");
+    }
 
     #[test]
     fn the_environment_overrides_the_choice_and_errors_name_the_variable() {

@@ -56,7 +56,14 @@ pub struct Port {
     pub speed: u32,
     /// Its addresses; empty entries are left out.
     pub gids: Vec<Gid>,
+    /// Its table of partition keys, in which some entries may be 0, which is no key.
+    pub partition_keys: Vec<u16>,
+    /// True if packets must carry a global route header, also within a subnet.
+    pub needs_global_route: bool,
 }
+
+/// `IBV_QPF_GRH_REQUIRED`, a flag of ports that the header defines as a macro.
+const GRH_REQUIRED: u8 = 1;
 
 /// A device of this host.
 #[derive(Clone, Debug)]
@@ -367,7 +374,22 @@ impl Device {
             message_bytes: attributes.max_msg_sz,
             speed: megabits(attributes.active_width, attributes.active_speed),
             gids: self.gids(number, attributes.gid_tbl_len),
+            partition_keys: self.partition_keys(number, attributes.pkey_tbl_len),
+            needs_global_route: attributes.flags & GRH_REQUIRED != 0,
         })
+    }
+
+    /// A port's table of partition keys, as far as the device tells it.
+    fn partition_keys(&self, port: u8, table: u16) -> Vec<u16> {
+        let key = |index: u16| {
+            let mut key = 0;
+            // SAFETY: the context is open, and the pointer is valid.
+            let errno =
+                unsafe { (self.library.query_pkey)(self.context(), port, index.into(), &raw mut key) };
+            // It comes in the order of bytes of the network.
+            (errno == 0).then_some(u16::from_be(key))
+        };
+        (0..table).map_while(key).collect()
     }
 
     /// The entries of a port's table that are not empty.

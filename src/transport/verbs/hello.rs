@@ -35,6 +35,8 @@ pub(super) struct PortAddress {
     pub(super) gid: [u8; 16],
     /// RoCE only: whether it speaks version 2.
     pub(super) is_routed: bool,
+    /// InfiniBand only: whether its packets must carry a global route header.
+    pub(super) needs_global_route: bool,
     /// Largest packet that its port carries, in bytes.
     pub(super) mtu: u16,
     /// READs and atomics that it answers at once.
@@ -236,6 +238,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         lid: 0,
         gid: [7; 16],
         is_routed: true,
+        needs_global_route: false,
         mtu: 4096,
         reads_served: 16,
         reads_posted: 16,

@@ -1,13 +1,14 @@
 //! Verbs: one-sided RDMA over InfiniBand and RoCE, in hardware or in the kernel (soft-RoCE).
 //!
-//! Reliable connections (RC) carry everything. The two sides find each other over TCP, where each proves that it knows
-//! the [secret](crate::channel::Secret); there they tell each other their addresses, queue pairs and grants, and agree
-//! on the size of packets and on how many READs may be under way. That conversation stays open, silent: its end tells
-//! that a process is gone, long before the device has given up on it.
+//! Reliable connections (RC) carry everything. The two sides find each other over TCP, where each proves that it
+//! knows the [secret](crate::channel::Secret); there they tell each other their addresses, queue pairs and grants,
+//! and agree on the size of packets and on how many READs may be under way. That conversation stays open, silent: its
+//! end tells that a process is gone, long before the device has given up on it.
 //!
-//! Each direction has up to three queue pairs: one for requests, one for heartbeats, which no bulk data is ever before,
-//! and one for READs of memory that the peer lets be read only. Where several devices carry a connection
-//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests, and one for those of READs.
+//! Each direction has up to three queue pairs: one for requests, one for heartbeats, which no bulk data is ever
+//! before, and one for READs of memory that the peer lets be read only. Where several devices carry a connection
+//! ([`VerbsOptions::devices`]), each further one has a pair for its parts of long requests, and one for those of
+//! READs.
 //!
 //! | queue pairs | in the protection domain | reach |
 //! | --- | --- | --- |
@@ -16,23 +17,22 @@
 //! | serve its READs | of all readers | memory of the transport that peers may read, and do nothing else with |
 //!
 //! So what peers only read (control pages, frames) is registered once for each device, however many they are, and
-//! joining costs no more than the memory that one peer writes. A key of that memory opens nothing for another peer, nor
-//! for its own next connection. The keys of what is only read are those of all peers of this transport: a process that
-//! must keep some of its peers from what others read opens a transport for each kind. A peer that was shut out reads
-//! nothing: its queue pairs are gone. Requests for anything else end the connection of the peer that tried. Peers name
-//! bytes by their offset in a region: addresses of this process do not travel.
+//! joining costs no more than the memory that one peer writes. A key of that memory opens nothing for another peer,
+//! nor for its own next connection. The keys of what is only read are those of all peers of this transport: a process
+//! that must keep some of its peers from what others read opens a transport for each kind. A peer that was shut out
+//! reads nothing: its queue pairs are gone. Requests for anything else end the connection of the peer that tried.
+//! Peers name bytes by their offset in a region: addresses of this process do not travel.
 //!
-//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s; some take up to four times as
-//! long. Completion queues have room for all that can be under way. Connections begin with random packet numbers.
-//! An attacker that can put packets on the RoCE network itself is not kept out: keys are guessable, and requests
-//! and data are not encrypted.
+//! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s, unless [`VerbsOptions::timeout`]
+//! and [`VerbsOptions::retries`] say otherwise; some take up to four times as long. Completion queues have room for
+//! all that can be under way. Connections begin with random packet numbers. An attacker that can put packets on the
+//! RoCE network itself is not kept out: keys are guessable, and requests and data are not encrypted.
 //!
-//! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible in
-//! order, but for those into memory with [`Access::RELAXED`]. A device that keeps no such order
+//! **Words.** An aligned word of 8 bytes never tears on its way into memory; writes of one connection become visible
+//! in order, but for those into memory with [`Access::RELAXED`]. A device that keeps no such order
 //! ([`VerbsOptions::in_order`]) is told by its owner in the handshake, and a READ then proves what was written before
-//! each word. Atomics are those of the device: atomic among requests
-//! through it, and not against processors, unless [`Capabilities::atomics`](super::Capabilities) says so, which it does
-//! only after trying.
+//! each word. Atomics are those of the device: atomic among requests through it, and not against processors, unless
+//! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
 //!
 //! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
@@ -63,6 +63,7 @@ mod initiator;
 mod listener;
 mod open;
 mod pairs;
+mod path;
 mod probe;
 mod queue_pair;
 mod rail;
@@ -98,6 +99,7 @@ pub use sys::LibraryError;
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
 use self::open::OpenedDevice;
+use self::path::PathSettings;
 use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
 use self::region::{ProtectionDomain, Registered};
@@ -118,7 +120,8 @@ const INLINE_BYTES: u32 = 64;
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
 
-/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
+/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no
+/// more.
 const READ_DEPTH: u8 = 16;
 
 /// Settings of RDMA. The default is right for most: the best device and port of this host.
@@ -126,8 +129,8 @@ const READ_DEPTH: u8 = 16;
 pub struct VerbsOptions {
     /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
     /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them, as far as
-    /// the peer has as many; each of them must have a way to the peer's. Memory is pinned, and counted, once for each.
-    /// Best where a process has a host to itself: several do better with a device for each.
+    /// the peer has as many; each of them must have a way to the peer's. Memory is pinned, and counted, once for
+    /// each. Best where a process has a host to itself: several do better with a device for each.
     pub devices: Vec<String>,
     /// The port where a name has none, counted from 1; the first that carries data if none is given.
     pub port: Option<u8>,
@@ -137,9 +140,9 @@ pub struct VerbsOptions {
     pub mtu: Option<u16>,
     /// Requests that may be outstanding on an endpoint: 1024, or half as many as the device takes.
     pub queue_depth: Option<usize>,
-    /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of both
-    /// sides take. No more than the device has under way and answers; the side with less decides, and a number between
-    /// two powers of two counts as the lesser one. For tests: few.
+    /// READs and atomics that may be under way on a connection at once, each way: 16, or as many as the devices of
+    /// both sides take. No more than the device has under way and answers; the side with less decides, and a number
+    /// between two powers of two counts as the lesser one. For tests: few.
     #[doc(hidden)]
     pub read_depth: Option<u8>,
     /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
@@ -149,13 +152,28 @@ pub struct VerbsOptions {
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
     /// rank takes another.
     pub local_rank: usize,
-    /// Whether this process's devices are taken to apply what peers write in the order of their requests (true), or in
-    /// any order (false); the device is asked if nothing is said. Where they may be in any order, a peer has a READ
-    /// prove what it wrote before each word that announces it: one round trip more. A device that is wrongly taken to
-    /// keep the order corrupts data without a sign.
+    /// The service level of packets, 0 to 15: on InfiniBand the lane that they take, on Ethernet their priority,
+    /// where no DSCP says it.
+    pub service_level: u8,
+    /// The traffic class of packets with a global route header, which RoCE v2 has always: DSCP in the upper six bits,
+    /// ECN in the others. Networks without loss often want 104 or 106.
+    pub traffic_class: u8,
+    /// The partition, by the value of its key, with or without the bit of full members; the first of the port's table
+    /// if none is given. Both sides must be in it, one of them as a full member. On Ethernet there is one, 0xFFFF.
+    pub partition_key: Option<u16>,
+    /// The time after which a device asks again: 4.096 us times 2 to this power, 1 to 31. 16 (268 ms) if none is
+    /// given.
+    pub timeout: Option<u8>,
+    /// The number of times that a device asks again before the connection is over, 0 to 7 (soft-RoCE: 6). 6 if none
+    /// is given: with the time of 16 a peer is lost after 1.9 s, and some devices take four times as long.
+    pub retries: Option<u8>,
+    /// Whether this process's devices are taken to apply what peers write in the order of their requests (true), or
+    /// in any order (false); the device is asked if nothing is said. Where they may be in any order, a peer has a
+    /// READ prove what it wrote before each word that announces it: one round trip more. A device that is wrongly
+    /// taken to keep the order corrupts data without a sign.
     pub in_order: Option<bool>,
-    /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers wrap
-    /// around.
+    /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers
+    /// wrap around.
     #[doc(hidden)]
     pub first_packet: Option<u32>,
     /// The secret that all peers know; without one only peers on this host are let in.
@@ -174,6 +192,11 @@ impl Default for VerbsOptions {
             inline_bytes: INLINE_BYTES,
             peer: None,
             local_rank: 0,
+            service_level: 0,
+            traffic_class: 0,
+            partition_key: None,
+            timeout: None,
+            retries: None,
             in_order: None,
             first_packet: None,
             secret: None,
@@ -226,6 +249,7 @@ impl Verbs {
             let OpenedDevice { device, info, port, reason } = opened;
             let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
             let in_order = options.in_order;
+            let settings = PathSettings::new(&options, &info, &port)?;
             rails.push(Rail {
                 device,
                 info,
@@ -236,6 +260,7 @@ impl Verbs {
                 gid_index,
                 mtu,
                 read_depth,
+                settings,
                 in_order,
             });
         }
@@ -320,8 +345,8 @@ impl Verbs {
         self.shared.first().choose_gid(peer)
     }
 
-    /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of a
-    /// connection of this process with itself. The error says why there is no such connection.
+    /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of
+    /// a connection of this process with itself. The error says why there is no such connection.
     #[doc(hidden)]
     pub fn is_in_order(&self) -> Result<bool, String> {
         probe::is_in_order(&self.shared)
@@ -367,8 +392,8 @@ impl VerbsShared {
         self.rails.iter().map(Rail::piece_bytes).min().unwrap_or(1)
     }
 
-    /// A queue pair to post so many requests on through one of the rails, with what it takes. Its queue has room for so
-    /// many of the device.
+    /// A queue pair to post so many requests on through one of the rails, with what it takes. Its queue has room for
+    /// so many of the device.
     fn initiator(&self, rail: usize, depth: usize, room: usize) -> io::Result<Initiator> {
         let at = &self.rails[rail];
         let pair = QueuePair::to_post(&at.domain, room as u32, self.inline_bytes, self.first_packet)?;

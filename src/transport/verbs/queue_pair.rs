@@ -7,16 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 
 use super::device::{self, Device, QueuePairError};
 use super::hello::{Pair, PortAddress};
+use super::path::PathSettings;
 use super::region::ProtectionDomain;
 use super::sys;
 use super::waker::Waker;
 use crate::mem::Access;
 
-/// The time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power, 268 ms.
-const ANSWER_TIMEOUT: u8 = 16;
-/// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
-/// device take up to four times as long. With 7, the greatest number, soft-RoCE never gives up.
-const RETRIES: u8 = 6;
 /// Number of times that it comes back where the other side has no receive posted. 7 would be for ever.
 const RECEIVER_RETRIES: u8 = 3;
 /// The code for the time that the other side is told to wait then: 10 ms.
@@ -102,6 +98,7 @@ pub(super) struct QueuePairPath {
     pub(super) gid_index: u8,
     /// Largest packet that both sides carry, in bytes.
     pub(super) mtu: u16,
+    pub(super) settings: PathSettings,
     /// This side.
     pub(super) ours: PortAddress,
     /// The other side.
@@ -198,7 +195,7 @@ impl QueuePair {
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_INIT,
-                pkey_index: 0,
+                pkey_index: path.settings.pkey_index,
                 port_num: path.port,
                 qp_access_flags: right(Access::REMOTE_READ, sys::IBV_ACCESS_REMOTE_READ)
                     | right(Access::REMOTE_WRITE, sys::IBV_ACCESS_REMOTE_WRITE)
@@ -243,8 +240,8 @@ impl QueuePair {
         self.modify(
             sys::ibv_qp_attr {
                 qp_state: sys::IBV_QPS_RTS,
-                timeout: ANSWER_TIMEOUT,
-                retry_cnt: RETRIES,
+                timeout: path.settings.timeout,
+                retry_cnt: path.settings.retries,
                 rnr_retry: RECEIVER_RETRIES,
                 sq_psn: self.first_packet,
                 max_rd_atomic: path.ours.reads_posted.min(path.theirs.reads_served),
@@ -410,12 +407,21 @@ impl QueuePair {
 pub(super) const POLLED_AT_ONCE: usize = 16;
 
 fn address(path: &QueuePairPath) -> sys::ibv_ah_attr {
-    let mut address = sys::ibv_ah_attr { port_num: path.port, dlid: path.theirs.lid, ..Default::default() };
-    if !path.ours.is_infiniband {
+    let mut address = sys::ibv_ah_attr {
+        port_num: path.port,
+        dlid: path.theirs.lid,
+        sl: path.settings.service_level,
+        ..Default::default()
+    };
+    // The first half of an address is its subnet. Where the two differ, a router is on the way.
+    let is_routed = path.ours.gid[..8] != path.theirs.gid[..8];
+    let needs_global_route = path.ours.needs_global_route || path.theirs.needs_global_route;
+    if !path.ours.is_infiniband || needs_global_route || is_routed {
         address.is_global = 1;
         address.grh.dgid = sys::ibv_gid { raw: path.theirs.gid };
         address.grh.sgid_index = path.gid_index;
         address.grh.hop_limit = HOPS;
+        address.grh.traffic_class = path.settings.traffic_class;
     }
     address
 }

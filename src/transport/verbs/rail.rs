@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::PortAddress;
+use super::path::PathSettings;
 use super::queue_pair::QueuePairPath;
 use super::region::ProtectionDomain;
 use super::{PIECE_BYTES_MAX, power_of_two_below};
@@ -30,6 +31,8 @@ pub(super) struct Rail {
     pub(super) mtu: u16,
     /// READs and atomics that may be under way at once, each way, if the device takes so many.
     pub(super) read_depth: u8,
+    /// The settings of the way that its packets take.
+    pub(super) settings: PathSettings,
     /// The order in which it is to be taken to apply writes, whatever it says.
     pub(super) in_order: Option<bool>,
 }
@@ -71,6 +74,7 @@ impl Rail {
             lid: self.port.lid,
             gid: from.bytes,
             is_routed: from.kind == GidKind::RoceV2,
+            needs_global_route: self.port.needs_global_route,
             mtu: self.mtu,
             reads_served: power_of_two_below(limits.reads_served.min(self.read_depth)),
             reads_posted: power_of_two_below(limits.reads_posted.min(self.read_depth)),
@@ -100,6 +104,7 @@ impl Rail {
             return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
         }
         let mtu = ours.mtu.min(theirs.mtu);
-        Ok(QueuePairPath { port: self.port.number, gid_index, mtu, ours: *ours, theirs: *theirs })
+        let (port, settings) = (self.port.number, self.settings);
+        Ok(QueuePairPath { port, gid_index, mtu, settings, ours: *ours, theirs: *theirs })
     }
 }

@@ -79,6 +79,8 @@ pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
         message_bytes: 1 << 30,
         speed: 4,
         gids,
+        partition_keys: vec![0xFFFF],
+        needs_global_route: false,
     };
     DeviceInfo {
         name: name.into(),

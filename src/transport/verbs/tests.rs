@@ -15,6 +15,7 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
     let port = info.ports[0].clone();
+    let settings = PathSettings::new(&VerbsOptions::default(), &info, &port).unwrap();
     Rail {
         device,
         info,
@@ -25,6 +26,7 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
         gid_index: None,
         mtu: 1024,
         read_depth,
+        settings,
         in_order: None,
     }
 }
@@ -70,6 +72,58 @@ fn no_side_has_more_reads_under_way_than_the_other_answers_whoever_has_less() {
         assert_eq!(agreed(&one, &other), (from_one, from_one));
         assert_eq!(agreed(&other, &one), (from_other, from_other));
     }
+}
+
+/// Returns the attributes with which the device was last asked to make a pair ready, from its first state on: those of
+/// the partition, of the address and of the retries.
+fn asked_of(poster: &Rail, server: &Rail) -> (u16, sys::ibv_ah_attr, u8, u8) {
+    let (posts, serves) = (poster.choose_gid(None).unwrap(), server.choose_gid(None).unwrap());
+    let (at_poster, at_server) = (poster.port_address(&posts.gid), server.port_address(&serves.gid));
+    let path = poster.path(&posts, &at_poster, &at_server).unwrap();
+    let pair = QueuePair::to_post(&poster.domain, 4, 0, None).unwrap();
+    scripted::take_modified();
+    pair.connect(&path, &Pair { number: 7, first_packet: 0 }).unwrap();
+    let modified = scripted::take_modified();
+    let of = |field: sys::ibv_qp_attr_mask| {
+        modified.iter().find(|(mask, _)| mask & field != 0).map(|(_, attributes)| *attributes).unwrap()
+    };
+    let sent = of(sys::IBV_QP_TIMEOUT);
+    (of(sys::IBV_QP_PKEY_INDEX).pkey_index, of(sys::IBV_QP_AV).ah_attr, sent.timeout, sent.retry_cnt)
+}
+
+#[test]
+fn queue_pairs_have_the_service_level_class_partition_and_retries_asked_for() {
+    let mut rail = rail(16, 16, 16);
+    let asked = |rail: &Rail| {
+        let (pkey, address, timeout, retries) = asked_of(rail, rail);
+        (pkey, address.sl, address.grh.traffic_class, timeout, retries)
+    };
+    assert_eq!(asked(&rail), (0, 0, 0, 16, 6));
+    rail.settings =
+        PathSettings { service_level: 5, traffic_class: 106, pkey_index: 3, timeout: 20, retries: 4 };
+    assert_eq!(asked(&rail), (3, 5, 106, 20, 4));
+}
+
+#[test]
+fn infiniband_goes_by_a_global_route_between_subnets_or_where_a_port_asks() {
+    let infiniband = |subnet: u8, needs_global_route| {
+        let mut rail = rail(16, 16, 16);
+        (rail.port.is_infiniband, rail.port.lid) = (true, 9);
+        rail.port.needs_global_route = needs_global_route;
+        rail.port.gids[0].bytes[..8].copy_from_slice(&[0xFE, 0x80, 0, 0, 0, 0, 0, subnet]);
+        rail
+    };
+    for (one, other, is_global) in [
+        (infiniband(1, false), infiniband(1, false), 0),
+        (infiniband(1, false), infiniband(2, false), 1),
+        (infiniband(1, true), infiniband(1, false), 1),
+        (infiniband(1, false), infiniband(1, true), 1),
+    ] {
+        let (_, address, ..) = asked_of(&one, &other);
+        assert_eq!((address.is_global, address.dlid), (is_global, 9));
+    }
+    let roce = asked_of(&rail(16, 16, 16), &rail(16, 16, 16)).1;
+    assert_eq!(roce.is_global, 1, "RoCE has no other addresses");
 }
 
 /// The transport over the device.

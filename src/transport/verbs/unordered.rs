@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::device::{Device, Limits, lock};
+use super::path::PathSettings;
 use super::rail::Rail;
 use super::region::ProtectionDomain;
 use super::scripted;
 use super::sys::{self, Library};
-use super::{Verbs, VerbsShared};
+use super::{Verbs, VerbsOptions, VerbsShared};
 use crate::transport::AtomicDomain;
 
 /// Bytes of one packet: a quarter of a page of parameters.
@@ -147,9 +148,21 @@ impl Unordered {
             ..info.limits
         };
         let (port, reason) = (info.ports[0].clone(), String::new());
+        let settings = PathSettings::new(&VerbsOptions::default(), &info, &port).unwrap();
         let (gid_index, mtu, read_depth) = (None, 1024, READS);
-        let rail =
-            Rail { device, info, port, reason, domain, read_domain, gid_index, mtu, read_depth, in_order };
+        let rail = Rail {
+            device,
+            info,
+            port,
+            reason,
+            domain,
+            read_domain,
+            gid_index,
+            mtu,
+            read_depth,
+            settings,
+            in_order,
+        };
         Verbs {
             shared: Arc::new(VerbsShared {
                 rails: vec![rail; rails],

@@ -26,9 +26,29 @@ pub(super) struct DeviceArgs {
     /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: what both ports carry].
     #[arg(long, help_heading = "RDMA", value_name = "BYTES")]
     pub(super) mtu: Option<u16>,
+    /// verbs: service level, 0 to 15 [default: 0].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) sl: Option<u8>,
+    /// verbs: traffic class, DSCP in its upper six bits [default: 0].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) tclass: Option<u8>,
+    /// verbs: the partition, by the value of its key, as 0x8012 [default: the first of the port].
+    #[arg(long, help_heading = "RDMA", value_name = "KEY", value_parser = partition_key)]
+    pub(super) pkey: Option<u16>,
+    /// verbs: a device asks again after 4.096 us times 2 to this power, 1 to 31 [default: 16].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) qp_timeout: Option<u8>,
+    /// verbs: a device asks again so many times, 0 to 7 [default: 6].
+    #[arg(long, help_heading = "RDMA", value_name = "N")]
+    pub(super) retries: Option<u8>,
     /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
+}
+
+/// A number, decimal or, after `0x`, hexadecimal.
+fn partition_key(text: &str) -> Result<u16, std::num::ParseIntError> {
+    text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u16::from_str_radix(digits, 16))
 }
 
 impl DeviceArgs {
@@ -40,6 +60,11 @@ impl DeviceArgs {
             ("--gid-index", self.gid_index.is_some()),
             ("--mtu", self.mtu.is_some()),
             ("--inline", self.inline.is_some()),
+            ("--sl", self.sl.is_some()),
+            ("--tclass", self.tclass.is_some()),
+            ("--pkey", self.pkey.is_some()),
+            ("--qp-timeout", self.qp_timeout.is_some()),
+            ("--retries", self.retries.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::usage(
@@ -64,13 +89,19 @@ pub(super) struct Means {
 
 impl Means {
     pub(super) fn verbs(&self) -> VerbsOptions {
-        let DeviceArgs { device, port, gid_index, mtu, inline } = self.device.clone();
+        let DeviceArgs { device, port, gid_index, mtu, inline, sl, tclass, pkey, qp_timeout, retries } =
+            self.device.clone();
         let plain = VerbsOptions::default();
         VerbsOptions {
             devices: device,
             port,
             gid_index,
             mtu,
+            service_level: sl.unwrap_or(plain.service_level),
+            traffic_class: tclass.unwrap_or(plain.traffic_class),
+            partition_key: pkey,
+            timeout: qp_timeout,
+            retries,
             queue_depth: self.queue_depth.map(|depth| depth.max(LEAST_DEPTH).into()),
             inline_bytes: inline.unwrap_or(plain.inline_bytes),
             peer: self.peer,

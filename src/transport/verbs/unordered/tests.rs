@@ -303,7 +303,7 @@ fn a_key_for_reading_opens_no_write_nor_anything_once_its_peer_is_let_go() {
 }
 
 #[test]
-fn an_adapter_is_not_asked_for_the_state_of_idle_queue_pairs_and_soft_roce_is() {
+fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
     for is_soft_roce in [false, true] {
         let device = Unordered::new(0, true);
         let mut verbs = device.verbs(None);

@@ -1,0 +1,143 @@
+//! The settings of the way that packets take: service level, traffic class, partition, timeout and retries.
+
+use super::VerbsOptions;
+use super::device::{DeviceInfo, Port};
+use super::error::OpenError;
+
+/// The code of the time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power,
+/// 268 ms.
+const TIMEOUT: u8 = 16;
+/// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
+/// device take up to four times as long.
+const RETRIES: u8 = 6;
+/// The most that there are of each.
+const TIMEOUT_MAX: u8 = 31;
+const RETRIES_MAX: u8 = 7;
+const SERVICE_LEVEL_MAX: u8 = 15;
+
+/// The bit of a partition key that says whether its holder is a full member; the others name the partition.
+const IS_FULL_MEMBER: u16 = 1 << 15;
+
+/// The settings of one port's queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PathSettings {
+    pub(super) service_level: u8,
+    pub(super) traffic_class: u8,
+    /// The index of the partition key in the port's table.
+    pub(super) pkey_index: u16,
+    /// As the specification codes it.
+    pub(super) timeout: u8,
+    pub(super) retries: u8,
+}
+
+impl PathSettings {
+    /// The settings that `options` ask for, as far as this port has them.
+    pub(super) fn new(
+        options: &VerbsOptions,
+        info: &DeviceInfo,
+        port: &Port,
+    ) -> Result<PathSettings, OpenError> {
+        let cannot = |what, remedy| Err(OpenError::Setting { device: info.name.clone(), what, remedy });
+        let VerbsOptions { service_level, traffic_class, .. } = *options;
+        if service_level > SERVICE_LEVEL_MAX {
+            return cannot(
+                format!("service level {service_level}"),
+                format!("choose 0 to {SERVICE_LEVEL_MAX}"),
+            );
+        }
+        let timeout = options.timeout.unwrap_or(TIMEOUT);
+        if !(1..=TIMEOUT_MAX).contains(&timeout) {
+            // 0 would be for ever.
+            let remedy = format!("choose 1 to {TIMEOUT_MAX}: 4.096 us times 2 to this power");
+            return cannot(format!("the timeout {timeout}"), remedy);
+        }
+        let retries = options.retries.unwrap_or(RETRIES);
+        // With the greatest number soft-RoCE never gives up.
+        let most = if info.is_soft_roce { RETRIES_MAX - 1 } else { RETRIES_MAX };
+        if retries > most {
+            return cannot(format!("{retries} retries"), format!("choose 0 to {most}"));
+        }
+        let Some(pkey_index) = index_of(options.partition_key, &port.partition_keys) else {
+            let list: Vec<String> = port.partition_keys.iter().map(|key| format!("{key:#06x}")).collect();
+            let what = format!("the partition key {:#06x}", options.partition_key.unwrap_or_default());
+            return cannot(what, format!("port {} has {}", port.number, list.join(", ")));
+        };
+        Ok(PathSettings { service_level, traffic_class, pkey_index, timeout, retries })
+    }
+}
+
+/// The index of a partition key in a port's table, which may hold it as that of a full or of a limited member: the key
+/// itself first. Without one, the first entry.
+fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
+    let Some(key) = key else { return Some(0) };
+    let partition = key & !IS_FULL_MEMBER;
+    let index = table
+        .iter()
+        .position(|entry| *entry == key && partition != 0)
+        .or_else(|| table.iter().position(|entry| *entry & !IS_FULL_MEMBER == partition && partition != 0))?;
+    u16::try_from(index).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scripted::{gid, info};
+    use super::*;
+
+    fn settings(options: &VerbsOptions, is_soft_roce: bool) -> Result<PathSettings, String> {
+        let mut info = info("scripted0", true, vec![gid()]);
+        info.is_soft_roce = is_soft_roce;
+        info.ports[0].partition_keys = vec![0xFFFF, 0x0000, 0x8012, 0x0034];
+        PathSettings::new(options, &info, &info.ports[0]).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn settings_are_taken_as_asked_and_the_defaults_end_after_two_seconds() {
+        let plain = VerbsOptions::default();
+        let expected =
+            PathSettings { service_level: 0, traffic_class: 0, pkey_index: 0, timeout: 16, retries: 6 };
+        assert_eq!(settings(&plain, true), Ok(expected));
+        let options = VerbsOptions {
+            service_level: 3,
+            traffic_class: 106,
+            partition_key: Some(0x8034),
+            timeout: Some(20),
+            retries: Some(7),
+            ..plain
+        };
+        let expected =
+            PathSettings { service_level: 3, traffic_class: 106, pkey_index: 3, timeout: 20, retries: 7 };
+        assert_eq!(settings(&options, false), Ok(expected));
+        let error = settings(&options, true).unwrap_err();
+        assert!(error.contains("7 retries; choose 0 to 6"), "soft-RoCE would never give up: {error}");
+    }
+
+    #[test]
+    fn what_no_port_has_is_refused_with_the_values_that_it_has() {
+        let plain = VerbsOptions::default();
+        for (options, said) in [
+            (VerbsOptions { service_level: 16, ..plain.clone() }, "service level 16; choose 0 to 15"),
+            (VerbsOptions { timeout: Some(0), ..plain.clone() }, "the timeout 0; choose 1 to 31"),
+            (VerbsOptions { timeout: Some(32), ..plain.clone() }, "the timeout 32; choose 1 to 31"),
+            (VerbsOptions { retries: Some(8), ..plain.clone() }, "8 retries; choose 0 to 7"),
+            (
+                VerbsOptions { partition_key: Some(0x55), ..plain.clone() },
+                "port 1 has 0xffff, 0x0000, 0x8012",
+            ),
+            (VerbsOptions { partition_key: Some(0x8000), ..plain }, "the partition key 0x8000"),
+        ] {
+            let error = settings(&options, false).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_partition_key_is_found_by_its_value_whatever_the_membership() {
+        let table = [0xFFFF, 0x0012, 0x8012];
+        for (key, index) in
+            [(None, Some(0)), (Some(0x7FFF), Some(0)), (Some(0x8012), Some(2)), (Some(0x12), Some(1))]
+        {
+            assert_eq!(index_of(key, &table), index);
+        }
+        assert_eq!(index_of(Some(0x13), &table), None);
+    }
+}
