@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::env::{LaunchError, Source};
 use super::member::{End, WaitError};
 use super::rendezvous;
+use super::transports::NoRdma;
 use crate::channel::SecretError;
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::node;
@@ -91,7 +92,7 @@ pub enum JobError {
     Lost(String),
     /// RDMA is required, and this process has none.
     #[error("RDMA is required and not available: {0}")]
-    NoRdma(String),
+    NoRdma(#[from] NoRdma),
     /// The library was built without the transport that is required.
     #[error(transparent)]
     NotBuilt(#[from] NotBuilt),
@@ -155,6 +156,7 @@ impl Diagnostic for JobError {
             JobError::Secret(error) => error.remedy(),
             JobError::Rendezvous(error) => error.remedy(),
             JobError::NotBuilt(error) => error.remedy(),
+            JobError::NoRdma(error) => error.remedy(),
             JobError::Wait(WaitError::Deadline { .. }) => Some("use a longer timeout".into()),
             JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
             JobError::NoWorker { servers, .. } => {

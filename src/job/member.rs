@@ -240,9 +240,10 @@ impl<C: Conversation> JobMember<C> {
             (members.len() == count).then_some(members)
         })?;
         members.sort_by_key(|member| member.role_rank);
+        let rdma = || self.transports.rdma().map_err(|error| error.to_string());
         let mut choices = Vec::with_capacity(members.len());
         for member in members {
-            let choice = choose(&self.host, &member, require, &|| self.transports.rdma())?;
+            let choice = choose(&self.host, &member, require, &rdma)?;
             let TransportChoice { kind, address, reason } = &choice;
             let (role_rank, host) = (member.role_rank, &member.host);
             tracing::info!(%role, role_rank, %host, %kind, %address, reason, "chose a transport");

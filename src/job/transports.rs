@@ -3,6 +3,7 @@
 #[cfg(feature = "verbs")]
 mod rdma;
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
 
@@ -11,6 +12,7 @@ pub use rdma::rdma_options;
 
 use super::JobError;
 use crate::channel::Secret;
+use crate::diagnostic::Diagnostic;
 use crate::transport::mixed::Mixed;
 #[cfg(feature = "verbs")]
 use crate::transport::verbs::Verbs;
@@ -28,7 +30,32 @@ pub struct Transports {
     /// The number of this process among those of the job, which spreads them over the devices of a host.
     index: usize,
     /// RDMA, or the reason why there is none.
-    rdma: OnceLock<Result<Verbs, String>>,
+    rdma: OnceLock<Result<Verbs, NoRdma>>,
+}
+
+/// The reason why this process has no RDMA.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct NoRdma {
+    /// It ends in the remedy, if there is one.
+    text: String,
+    remedy: Option<String>,
+}
+
+impl NoRdma {
+    fn of(error: &dyn Diagnostic) -> NoRdma {
+        NoRdma { text: error.to_string(), remedy: error.remedy().map(Cow::into_owned) }
+    }
+}
+
+impl Diagnostic for NoRdma {
+    fn operation(&self) -> &'static str {
+        "opening an RDMA device"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        self.remedy.as_deref().map(Cow::from)
+    }
 }
 
 impl Transports {
@@ -38,12 +65,12 @@ impl Transports {
     }
 
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.
-    pub fn rdma(&self) -> Result<(), String> {
+    pub fn rdma(&self) -> Result<(), NoRdma> {
         #[cfg(feature = "verbs")]
         let open = || rdma::open(self.secret.clone(), self.ip, self.index);
         #[cfg(not(feature = "verbs"))]
-        let open = || Err(NotBuilt { transport: TransportKind::Verbs }.to_string());
-        self.rdma.get_or_init(open).as_ref().map(|_| ()).map_err(String::clone)
+        let open = || Err(NoRdma::of(&NotBuilt { transport: TransportKind::Verbs }));
+        self.rdma.get_or_init(open).as_ref().map(|_| ()).map_err(NoRdma::clone)
     }
 
     /// The transports that were opened so far, side by side.
@@ -71,8 +98,8 @@ impl Transports {
                 },
                 TransportKind::Verbs => match self.rdma() {
                     Ok(()) => addresses.push(Address::Verbs(socket)),
-                    Err(error) if kinds.len() == 1 => return Err(JobError::NoRdma(error)),
-                    Err(error) => tracing::info!(error, "not reached by RDMA"),
+                    Err(error) if kinds.len() == 1 => return Err(error.into()),
+                    Err(error) => tracing::info!(%error, "not reached by RDMA"),
                 },
             }
         }
@@ -96,7 +123,9 @@ mod tests {
     fn rdma_that_is_required_and_missing_is_an_error_and_otherwise_left_out() {
         let transports = Transports::new(None, None, 0);
         if transports.rdma().is_err() {
-            assert!(transports.listen_at(&[TransportKind::Verbs]).is_err());
+            let Err(error) = transports.listen_at(&[TransportKind::Verbs]) else { panic!("there is none") };
+            let remedy = error.remedy().expect("the user is told what to do").into_owned();
+            assert!(error.to_string().ends_with(&remedy), "{error}");
             let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
                 panic!("two addresses")
             };

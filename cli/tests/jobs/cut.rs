@@ -62,7 +62,8 @@ fn hosts_that_are_parted_lose_the_worker_and_take_it_back() {
     BufReader::new(there.stdout.take().unwrap()).read_line(&mut up).unwrap();
     let said = job.workers.remove(1).end(1);
     let ended: f64 = said.lines().find_map(|line| line.strip_prefix("ended at ")).unwrap().parse().unwrap();
-    let noticed = Duration::from_secs_f64(ended - up.trim().parse::<f64>().unwrap());
+    // This guest may have begun to drop packets so long before the other one that the worker ended before that did.
+    let noticed = Duration::from_secs_f64((ended - up.trim().parse::<f64>().unwrap()).max(0.0));
     println!("the worker ended after {noticed:?}: {said}");
     assert!(noticed <= NOTICED_WITHIN, "the worker ended after {noticed:?}");
     assert!(said.contains("error: "), "{said}");

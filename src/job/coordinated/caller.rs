@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::super::plan::Role;
 use super::super::rendezvous;
+use super::super::transports::NoRdma;
 use super::entries::Members;
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::table::TableError;
@@ -66,7 +67,7 @@ pub enum CoordinatorError {
     Table(#[from] TableError),
     /// RDMA is required, and this process has none.
     #[error("{0}")]
-    NoRdma(String),
+    NoRdma(#[from] NoRdma),
     /// The caller has no command for a process that it should have one for: the cause, as it told.
     #[error("{0}")]
     Command(String),
@@ -142,6 +143,7 @@ impl Diagnostic for CoordinatorError {
         let remedy = match self {
             CoordinatorError::Rendezvous(error) => return error.remedy(),
             CoordinatorError::Table(error) => return error.remedy(),
+            CoordinatorError::NoRdma(error) => return error.remedy(),
             CoordinatorError::Start { .. } => {
                 "look at the limits on processes and open files (ulimit -u, -n)"
             }

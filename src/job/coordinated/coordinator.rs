@@ -61,7 +61,7 @@ impl<C: Caller> Coordinator<C> {
         let roster = Roster::new(servers, workers, Instant::now());
         let opened = (|| {
             if plan.worker.plan.transport == Some(TransportKind::Verbs) {
-                transports.rdma().map_err(CoordinatorError::NoRdma)?;
+                transports.rdma()?;
             }
             let shards = match &plan.server {
                 Some(order) => order.table.shards(plan.servers())?,
@@ -303,7 +303,7 @@ impl<C: Caller> Coordinator<C> {
     fn choose(&self, member: &Member) -> Result<TransportChoice, PathError> {
         let require = self.plan.worker.plan.transport;
         let rdma = || match require {
-            Some(TransportKind::Verbs) => self.transports.rdma(),
+            Some(TransportKind::Verbs) => self.transports.rdma().map_err(|error| error.to_string()),
             _ => Err("a coordinator takes it only where it is required".into()),
         };
         choose(&Host::own(), member, require, &rdma)

@@ -2,14 +2,16 @@
 
 use std::net::IpAddr;
 
+use super::NoRdma;
 use crate::channel::Secret;
 use crate::transport::verbs::{Verbs, VerbsOptions};
 
 /// Opens RDMA for process `index` of a job, with the settings of [`rdma_options`].
-pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -> Result<Verbs, String> {
+pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -> Result<Verbs, NoRdma> {
     // A process does not know all others of its host: its rank in the job spreads them as well.
-    let options = VerbsOptions { peer, local_rank: index, secret, ..rdma_options()? };
-    Verbs::open(options).map_err(|error| error.to_string())
+    let options = rdma_options().map_err(|text| NoRdma { text, remedy: None })?;
+    let options = VerbsOptions { peer, local_rank: index, secret, ..options };
+    Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
 
 /// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER`
