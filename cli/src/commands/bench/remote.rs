@@ -35,7 +35,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A message of the side that measures.
 #[derive(Debug, Serialize, Deserialize)]
 enum ToHost {
-    Task(Task),
+    Task(Box<Task>),
     /// The task is over.
     End,
 }
@@ -120,7 +120,7 @@ impl Remote {
 
     /// Gives it a task.
     pub(super) fn give(&self, task: &Task) -> Result<(), BenchError> {
-        send(&mut self.channel.borrow_mut(), &ToHost::Task(task.clone()))
+        send(&mut self.channel.borrow_mut(), &ToHost::Task(Box::new(task.clone())))
     }
 
     /// Tells it that the task is over.
@@ -289,7 +289,7 @@ fn next_task(line: &ClientLine, first: &mut Option<Vec<u8>>) -> Result<Option<Ta
         };
         match bytes.map(|bytes| serde_json::from_slice(&bytes)) {
             None => {}
-            Some(Ok(ToHost::Task(task))) => return Ok(Some(task)),
+            Some(Ok(ToHost::Task(task))) => return Ok(Some(*task)),
             Some(_) => {
                 let why = "it asked for what this version does not know: use one version on both sides";
                 let _unheard = send(&mut channel, &TaskAnswer::Failed(why.into()));
