@@ -373,14 +373,16 @@ impl<E: Endpoint> Link<E> {
             match self.pull.advance(&mut self.endpoint) {
                 Ok(stepped) => progress |= stepped,
                 Err(PullError::Disconnected(gone)) => return Err(self.lost(gone)),
-                Err(PullError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
+                Err(PullError::Completion(error)) if is_loss(error) => return Err(self.lost_with_requests()),
                 Err(source) => return Err(Error::Pull { shard, source }),
             }
             if let Some(publish) = &mut self.publish {
                 match publish.advance(&mut self.endpoint) {
                     Ok(stepped) => progress |= stepped,
                     Err(PublishError::Disconnected(gone)) => return Err(self.lost(gone)),
-                    Err(PublishError::Completion(CompletionError::Flushed)) => return Err(self.flushed()),
+                    Err(PublishError::Completion(error)) if is_loss(error) => {
+                        return Err(self.lost_with_requests());
+                    }
                     Err(PublishError::Evicted { why }) => {
                         self.line.evicted = Some(why);
                         return Err(Error::Evicted { shard, why });
@@ -518,8 +520,8 @@ impl<E: Endpoint> Link<E> {
         }
     }
 
-    /// Returns the error of a request that was flushed because the connection failed under it: that failure.
-    fn flushed(&mut self) -> Error {
+    /// The loss of the server, for requests that failed because the connection did, which knows the reason.
+    fn lost_with_requests(&mut self) -> Error {
         let gone = self.endpoint.check().err();
         self.lost(gone.unwrap_or(Disconnected { reason: "its requests were flushed" }))
     }
@@ -584,4 +586,10 @@ impl<E: Endpoint> Link<E> {
         let remote = self.publish.as_ref()?.reserved()?;
         self.endpoint.map(&remote).filter(|slot| slot.as_volatile().is_writable())
     }
+}
+
+/// Whether a request failed because the peer is gone, and not for anything that is wrong with the request. The first one
+/// that a device gives up on is unreachable, and those behind it are flushed.
+fn is_loss(error: CompletionError) -> bool {
+    matches!(error, CompletionError::Flushed | CompletionError::Unreachable)
 }
