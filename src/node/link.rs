@@ -588,8 +588,8 @@ impl<E: Endpoint> Link<E> {
     }
 }
 
-/// Whether a request failed because the peer is gone, and not for anything that is wrong with the request. The first one
-/// that a device gives up on is unreachable, and those behind it are flushed.
+/// Whether a request failed because the peer is gone, and not for anything that is wrong with the request. The first
+/// one that a device gives up on is unreachable, and those behind it are flushed.
 fn is_loss(error: CompletionError) -> bool {
     matches!(error, CompletionError::Flushed | CompletionError::Unreachable)
 }
