@@ -51,7 +51,9 @@ fn dump(site: &Site, prefix: &Path) -> Result<PathBuf, Failure> {
     std::fs::write(&probe, source(&functions(&nm.answer(site)?), &enumerations(&text)))
         .map_err(|error| cannot_write(&probe, &error))?;
     let include = format!("-I{}", prefix.join("include").display());
-    Cmd::new("c++", &["-std=c++11", "-g", "-fPIC", "-shared", "-Wl,-z,defs", &include])
+    // The dump is committed, and names no folder of the machine that made it.
+    let here = format!("-ffile-prefix-map={}=.", folder.display());
+    Cmd::new("c++", &["-std=c++11", "-g", "-fPIC", "-shared", "-Wl,-z,defs", &here, &include])
         .arg(&probe.to_string_lossy())
         .arg(&format!("-L{}", lib.display()))
         .arg("-lslackline")
