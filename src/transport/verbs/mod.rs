@@ -98,11 +98,9 @@ pub use sys::LibraryError;
 
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
-use self::open::OpenedDevice;
-use self::path::PathSettings;
 use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
-use self::region::{ProtectionDomain, Registered};
+use self::region::Registered;
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
@@ -119,10 +117,6 @@ const INLINE_BYTES: u32 = 64;
 
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
-
-/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no
-/// more.
-const READ_DEPTH: u8 = 16;
 
 /// Settings of RDMA. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
@@ -234,36 +228,8 @@ impl Verbs {
         if options.secret.as_ref().is_some_and(Secret::encrypts) {
             return Err(OpenError::Encryption);
         }
-        let mut rails = Vec::new();
-        for opened in open::open(&options)? {
-            let domain = || {
-                ProtectionDomain::new(&opened.device).map_err(|source| OpenError::System {
-                    operation: "make a protection domain",
-                    device: opened.info.name.clone(),
-                    source,
-                    remedy: "see the kernel's log (dmesg)",
-                })
-            };
-            let (domain, read_domain) = (domain()?, domain()?);
-            let mtu = options.mtu.unwrap_or(opened.port.mtu);
-            let OpenedDevice { device, info, port, reason } = opened;
-            let (gid_index, read_depth) = (options.gid_index, options.read_depth.unwrap_or(READ_DEPTH));
-            let in_order = options.in_order;
-            let settings = PathSettings::new(&options, &info, &port)?;
-            rails.push(Rail {
-                device,
-                info,
-                port,
-                reason,
-                domain,
-                read_domain,
-                gid_index,
-                mtu,
-                read_depth,
-                settings,
-                in_order,
-            });
-        }
+        let opened = open::open(&options)?.into_iter();
+        let rails = opened.map(|opened| Rail::new(opened, &options)).collect::<Result<Vec<_>, _>>()?;
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
         let mut shared = VerbsShared {
             rails,

@@ -7,11 +7,15 @@ use std::sync::Arc;
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::PortAddress;
+use super::open::OpenedDevice;
 use super::path::PathSettings;
 use super::queue_pair::QueuePairPath;
 use super::region::ProtectionDomain;
-use super::{PIECE_BYTES_MAX, power_of_two_below};
+use super::{OpenError, PIECE_BYTES_MAX, VerbsOptions, power_of_two_below};
 use crate::transport::{Address, ConnectError};
+
+/// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
+const READ_DEPTH: u8 = 16;
 
 /// A port, and what all connections through it have in common.
 #[derive(Clone)]
@@ -38,6 +42,32 @@ pub(super) struct Rail {
 }
 
 impl Rail {
+    /// The rail that `options` ask for over a device and port that they have chosen.
+    pub(super) fn new(opened: OpenedDevice, options: &VerbsOptions) -> Result<Rail, OpenError> {
+        let OpenedDevice { device, info, port, reason } = opened;
+        let domain = || {
+            ProtectionDomain::new(&device).map_err(|source| OpenError::System {
+                operation: "make a protection domain",
+                device: info.name.clone(),
+                source,
+                remedy: "see the kernel's log (dmesg)",
+            })
+        };
+        Ok(Rail {
+            domain: domain()?,
+            read_domain: domain()?,
+            gid_index: options.gid_index,
+            mtu: options.mtu.unwrap_or(port.mtu),
+            read_depth: options.read_depth.unwrap_or(READ_DEPTH),
+            settings: PathSettings::new(options, &info, &port)?,
+            in_order: options.in_order,
+            device,
+            info,
+            port,
+            reason,
+        })
+    }
+
     /// Longest single request that the device is given, in bytes.
     pub(super) fn piece_bytes(&self) -> usize {
         self.port.message_bytes.clamp(1, PIECE_BYTES_MAX) as usize

@@ -2,6 +2,9 @@
 
 use super::device::{Device, QueuePairError};
 use super::hello::Pair;
+use super::open::OpenedDevice;
+use super::path::PathSettings;
+use super::region::ProtectionDomain;
 use super::scripted::{self, device, gid, info};
 use super::*;
 use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
@@ -10,25 +13,11 @@ use std::task::Poll;
 
 /// A rail over a device that answers so many READs and atomics, and has so many under way.
 fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
-    let device = device();
-    let [domain, read_domain] = [(); 2].map(|()| ProtectionDomain::new(&device).unwrap());
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
-    let port = info.ports[0].clone();
-    let settings = PathSettings::new(&VerbsOptions::default(), &info, &port).unwrap();
-    Rail {
-        device,
-        info,
-        port,
-        reason: String::new(),
-        domain,
-        read_domain,
-        gid_index: None,
-        mtu: 1024,
-        read_depth,
-        settings,
-        in_order: None,
-    }
+    let (device, port, reason) = (device(), info.ports[0].clone(), String::new());
+    let options = VerbsOptions { read_depth: Some(read_depth), ..VerbsOptions::default() };
+    Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap()
 }
 
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's

@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use super::device::{Device, Limits, lock};
-use super::path::PathSettings;
+use super::open::OpenedDevice;
 use super::rail::Rail;
-use super::region::ProtectionDomain;
 use super::scripted;
 use super::sys::{self, Library};
 use super::{Verbs, VerbsOptions, VerbsShared};
@@ -137,7 +136,6 @@ impl Unordered {
     fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
-        let [domain, read_domain] = [(); 2].map(|()| ProtectionDomain::new(&device).unwrap());
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
         info.is_soft_roce = false;
         info.limits = Limits {
@@ -148,21 +146,8 @@ impl Unordered {
             ..info.limits
         };
         let (port, reason) = (info.ports[0].clone(), String::new());
-        let settings = PathSettings::new(&VerbsOptions::default(), &info, &port).unwrap();
-        let (gid_index, mtu, read_depth) = (None, 1024, READS);
-        let rail = Rail {
-            device,
-            info,
-            port,
-            reason,
-            domain,
-            read_domain,
-            gid_index,
-            mtu,
-            read_depth,
-            settings,
-            in_order,
-        };
+        let options = VerbsOptions { in_order, ..VerbsOptions::default() };
+        let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
         Verbs {
             shared: Arc::new(VerbsShared {
                 rails: vec![rail; rails],
