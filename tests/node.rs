@@ -12,6 +12,8 @@ mod node {
 mod custom_scheme;
 #[path = "../examples/groups.rs"]
 mod groups;
+#[path = "node/only_worker.rs"]
+mod only_worker;
 #[path = "../examples/publish_weights.rs"]
 mod publish_weights;
 #[path = "../examples/simulate.rs"]

@@ -38,6 +38,8 @@ mod rdma {
 mod links;
 #[path = "node/memory.rs"]
 mod memory;
+#[path = "node/only_worker.rs"]
+mod only_worker;
 #[path = "rdma/wire.rs"]
 mod wire;
 mod litmus {

@@ -3,16 +3,14 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
 
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    Address, CallerMemory, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
-    ServerOptions, Shm, Table, Tcp, Transport, Worker, WorkerOptions,
+    Address, CallerMemory, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Shm,
+    Table, Tcp, Transport, Worker,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
-const ELEMENTS: usize = 1000;
+use crate::only_worker::{ELEMENTS, TIMEOUT, with_worker};
 
 /// Memory that is never freed, so that a test may look whether it is still used.
 struct Tensor {
@@ -44,28 +42,15 @@ fn train<T: Transport + Clone>(
     steps: usize,
     mut work: impl FnMut(usize, &mut Worker<T>),
 ) -> Vec<f32> {
-    let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
-    let mut server = Server::new(transport.clone(), address, table, &[1.0; ELEMENTS], options).unwrap();
-    let addresses = [server.address()];
-    std::thread::scope(|scope| {
-        let serving = scope.spawn(move || {
-            assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
-            server.parameters().unwrap()
-        });
-        let mut worker =
-            Worker::connect(transport, &addresses, WorkerOptions::new(SchemeConfig::Bsp), TIMEOUT).unwrap();
+    with_worker(transport, address, SchemeConfig::Bsp, |worker| {
         for step in 0..steps {
-            work(step, &mut worker);
+            work(step, worker);
             let mut step = worker.step(TIMEOUT).unwrap();
             let (parameters, gradient) = step.borrow().unwrap();
             gradient.copy_from_slice(parameters);
             // Not waited for: the next look at the worker comes while it is on its way.
             step.start_publish(None).unwrap();
         }
-        worker.flush(TIMEOUT).unwrap();
-        drop(worker);
-        serving.join().unwrap()
     })
 }
 

@@ -1,34 +1,11 @@
 //! Steps of a worker: what they lend, what they cost, and what dropping one does.
 
-use std::time::Duration;
+use slackline::{Address, Error, Shm, Step, Worker, scheme::SchemeConfig};
 
-use slackline::{
-    Address, ElementType, Error, Server, ServerOptions, Shm, Step, Table, Worker, WorkerOptions,
-    scheme::SchemeConfig,
-};
+use crate::only_worker::{self, ELEMENTS, TIMEOUT};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
-const ELEMENTS: usize = 1000;
-
-/// Runs `work` with the only worker of a server, and returns the parameters that the server has in the end.
 fn with_worker(scheme: SchemeConfig, work: impl FnOnce(&mut Worker<Shm>)) -> Vec<f32> {
-    let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-    let options = ServerOptions::new(scheme, 1, 0.5);
-    let initial = [1.0; ELEMENTS];
-    let mut server = Server::new(Shm::new(), &Address::random(), table, &initial, options).unwrap();
-    let addresses = [server.address()];
-    std::thread::scope(|scope| {
-        let serving = scope.spawn(move || {
-            assert!(server.drive(|server| server.status().left == 1, TIMEOUT).unwrap());
-            server.parameters().unwrap()
-        });
-        let mut worker =
-            Worker::connect(Shm::new(), &addresses, WorkerOptions::new(scheme), TIMEOUT).unwrap();
-        work(&mut worker);
-        worker.flush(TIMEOUT).unwrap();
-        drop(worker);
-        serving.join().unwrap()
-    })
+    only_worker::with_worker(Shm::new(), &Address::random(), scheme, work)
 }
 
 fn publish(mut step: Step<'_, Shm>) -> Result<(), Error> {
