@@ -499,6 +499,30 @@ fn a_version_that_is_written_in_place_is_seen_once_it_is_committed() {
 }
 
 #[test]
+fn a_version_that_is_given_up_is_never_seen_and_its_number_is_used_again() {
+    beside_a_publisher(&Shm::new(), &Address::random(), |publisher, at| {
+        let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();
+        for version in 1..=5u8 {
+            // More often than there are frames.
+            for _ in 0..4 {
+                let mut publisher = publisher.lock().unwrap();
+                publisher.publish_begin(TIMEOUT).unwrap().subslice(0, 32).write(&[0xff; 32]);
+                publisher.publish_abort();
+                let none = publisher.publish_commit().unwrap_err();
+                assert!(matches!(none, Error::OutOfTurn { .. }), "{none}");
+            }
+            assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.get(), u64::from(version) - 1);
+            assert_eq!(reader.bytes().unwrap(), [version - 1; 64]);
+            let mut publisher = publisher.lock().unwrap();
+            assert_eq!(publisher.publish(&[version; 64], TIMEOUT).unwrap().get(), u64::from(version));
+        }
+        publisher.lock().unwrap().publish_abort();
+        assert_eq!(reader.refresh(0, TIMEOUT).unwrap().version.get(), 5);
+        assert_eq!(reader.bytes().unwrap(), [5; 64]);
+    });
+}
+
+#[test]
 fn what_a_reader_holds_stays_until_it_lets_go_or_reads_something_else() {
     beside_a_publisher(&Shm::new(), &Address::random(), |publisher, at| {
         let mut reader = Reader::connect(Shm::new(), at, ReaderOptions::default(), TIMEOUT).unwrap();

@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 5
+#define SLACKLINE_VERSION_PATCH 6
 
 /**
  * The version of this header as one number that grows with it.
@@ -2089,7 +2089,7 @@ slackline_status slackline_publisher_publish(struct slackline_publisher *publish
  * `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
  * before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
  * written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
- * next commit, publish or destroy of this publisher.
+ * next commit, abort, publish or destroy of this publisher.
  */
 slackline_status slackline_publisher_begin(struct slackline_publisher *publisher,
                                            uint64_t timeout_ms,
@@ -2101,6 +2101,13 @@ slackline_status slackline_publisher_begin(struct slackline_publisher *publisher
  */
 slackline_status slackline_publisher_commit(struct slackline_publisher *publisher,
                                             uint64_t *version);
+
+/**
+ * Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep the
+ * version before it, and the next version has the number that this one would have had. For a copy into that memory
+ * which has failed. Without memory that is lent it does nothing.
+ */
+slackline_status slackline_publisher_abort(struct slackline_publisher *publisher);
 
 /**
  * Takes readers in and notices readers that are gone, without waiting. `progressed`, unless NULL, becomes 1 if

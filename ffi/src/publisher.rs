@@ -108,7 +108,7 @@ pub unsafe extern "C" fn slackline_publisher_publish(
 /// `slackline_publisher_commit`: nothing is copied. It holds some old version. Until the commit readers see the version
 /// before, and `slackline_publisher_progress` may be called. Called again, it lends the same memory, with what was
 /// written there. Waits only if readers pin all other frames, as `slackline_publisher_publish` does. Valid until the
-/// next commit, publish or destroy of this publisher.
+/// next commit, abort, publish or destroy of this publisher.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_begin(
     publisher: *mut slackline_publisher,
@@ -145,6 +145,21 @@ pub unsafe extern "C" fn slackline_publisher_commit(
             out.set(version.get());
         }
         Ok(())
+    })
+}
+
+/// Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep the
+/// version before it, and the next version has the number that this one would have had. For a copy into that memory
+/// which has failed. Without memory that is lent it does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_abort(publisher: *mut slackline_publisher) -> slackline_status {
+    call(|| {
+        let abort = |publishing: &mut Publishing| {
+            publishing.publisher.publish_abort();
+            Ok(())
+        };
+        // SAFETY: the contract.
+        unsafe { with(publisher, abort) }
     })
 }
 

@@ -365,6 +365,11 @@ static void versions_are_written_in_place_and_read_in_every_way(int tcp)
         OK(slackline_publisher_commit(publisher, &version));
         CHECK(version == (uint64_t)value);
     }
+    OK(slackline_publisher_abort(publisher)); /* Nothing is lent. */
+    OK(slackline_publisher_begin(publisher, TIMEOUT_MS, &bytes, &len));
+    memset(bytes, 0xff, len);
+    OK(slackline_publisher_abort(publisher));
+    EXPECT(OUT_OF_TURN, slackline_publisher_commit(publisher, NULL));
     child = in_a_child(read_in_every_way, address);
     status.size = sizeof status;
     do {

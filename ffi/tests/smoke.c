@@ -262,6 +262,7 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_worker_abandon(NULL));
     EXPECT(BAD_ARGUMENT, slackline_publisher_begin(NULL, 0, &room, &len));
     EXPECT(BAD_ARGUMENT, slackline_publisher_commit(NULL, NULL));
+    EXPECT(BAD_ARGUMENT, slackline_publisher_abort(NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_pull(NULL, &value, sizeof value, 0, 0, NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_newest(NULL, 0, &number));
     EXPECT(BAD_ARGUMENT, slackline_reader_pin(NULL, 0, 0, &bytes, &len, NULL));

@@ -183,6 +183,16 @@ impl<T: Transport> Publisher<T> {
         Ok(version)
     }
 
+    /// Gives up the frame that [`publish_begin`](Self::publish_begin) lent: what was written there is never
+    /// published, readers keep the version before it, and the next version has the number that this one would have
+    /// had. For a trainer whose copy into the frame has failed. Without a frame that is lent it does nothing.
+    #[doc(hidden)]
+    pub fn publish_abort(&mut self) {
+        if let Some((frame, _)) = self.draft.take() {
+            self.shard.frames.abandon(frame);
+        }
+    }
+
     async fn free_frame(&mut self, version: Version, timeout: Duration) -> Result<u8, Error> {
         let runtime = self.shard.runtime.clone();
         let free = wait(&runtime, runtime.now() + timeout, |now| {

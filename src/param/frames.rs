@@ -215,6 +215,18 @@ impl Frames {
         debug_assert!(marked);
     }
 
+    /// Gives up a frame that is being written: what it holds becomes no version, the latest stays the latest, and
+    /// another frame may be begun for the same version.
+    pub fn abandon(&mut self, frame: u8) {
+        assert_ne!(frame, self.latest.frame, "the latest frame is never written");
+        let memory = self.control.as_volatile();
+        memory.store(ControlLayout::WRITING, 0, Release);
+        // The sequence stays odd, so that no reader takes the frame. A follower that waits for its version finds
+        // another one there, and looks at the status again; it would otherwise wait until this frame is begun anew.
+        let header_at = self.layout.frame_header(frame);
+        memory.store(header_at + FrameHeader::VERSION, 0, Release);
+    }
+
     /// Ends writing: the frame is `version`, whole, and the latest.
     pub fn commit(&mut self, frame: u8, version: Version, smallest_clock: Clock) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");

@@ -281,6 +281,7 @@ pub struct FrameHeader {
 
 impl FrameHeader {
     pub(super) const SEQUENCE: usize = 0;
+    pub(super) const VERSION: usize = 8;
     pub(super) const SMALLEST_CLOCK: usize = 40;
     pub(super) const LANDED: usize = 56;
 

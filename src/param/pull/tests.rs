@@ -7,10 +7,10 @@ fn region(bytes: usize) -> MemoryRegion {
     MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::REMOTE_READ, DeviceKeys::NONE, ())
 }
 
-/// An owner of two frames of 64 bytes, an endpoint that reads them, and a pull from them.
-fn owner_and_pull() -> (Frames, LocalEndpoint, Pull) {
-    let layout = ControlLayout { peers: 1, frames: 2 };
-    let geometry = FrameGeometry { frames: 2, payload_bytes: 64, chunk_bytes: 64 };
+/// An owner of so many frames of 64 bytes, an endpoint that reads them, and a pull from them.
+fn owner_and_pull(frames: u8) -> (Frames, LocalEndpoint, Pull) {
+    let layout = ControlLayout { peers: 1, frames };
+    let geometry = FrameGeometry { frames, payload_bytes: 64, chunk_bytes: 64 };
     let (control, payload) = (region(layout.bytes()), region(geometry.bytes() as usize));
     let mut endpoint = LocalEndpoint::new(16);
     let whole = [&control, &payload].map(|region| {
@@ -40,7 +40,7 @@ fn turn(pull: &mut Pull, endpoint: &mut LocalEndpoint) {
 
 #[test]
 fn versions_that_do_not_satisfy_the_bound_are_no_gain_to_a_pull() {
-    let (mut frames, mut endpoint, mut pull) = owner_and_pull();
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull(2);
     let bound = Bound { smallest_clock: Clock::new(1), ..Bound::NONE };
     pull.start(bound, region(64).whole(), PullOptions::default()).unwrap();
     turn(&mut pull, &mut endpoint);
@@ -56,7 +56,7 @@ fn versions_that_do_not_satisfy_the_bound_are_no_gain_to_a_pull() {
 
 #[test]
 fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
-    let (mut frames, mut endpoint, mut pull) = owner_and_pull();
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull(2);
     pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
     // The owner writes two versions during each copy.
     let (mut version, mut gains) = (Version::new(0), None);
@@ -81,4 +81,28 @@ fn a_pull_that_is_lapped_gains_nothing_and_its_caller_stands_back() {
         }
     };
     assert_eq!((pulled.version, pull.gains()), (version, gains + 1));
+}
+
+#[test]
+fn a_follower_of_a_frame_that_is_given_up_takes_the_version_from_another() {
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull(3);
+    let version = Version::new(1);
+    let given_up = frames.begin(version, |_| false).unwrap();
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(version), region(64).whole(), options).unwrap();
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+    }
+    frames.abandon(given_up);
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+    }
+    assert!(pull.take().is_none(), "nothing was published");
+    assert_eq!(pull.seen().version, Version::new(0));
+    let other = frames.begin(version, |frame| frame == given_up).unwrap();
+    frames.commit(other, version, Clock::new(0));
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+    }
+    assert_eq!(pull.take().map(|pulled| pulled.version), Some(version));
 }
