@@ -1,13 +1,14 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use slackline::internals::param::PullError;
 use slackline::internals::scheme::Bound;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Selection, ShardOptions, Shm, Table, TableError, Transport, Version, VersionTag, Wanted,
+    Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -313,4 +314,51 @@ fn servers_take_no_table_with_gaps_or_with_elements_that_they_cannot_sum() {
     assert!(matches!(serve(two().align(64).build().unwrap()), Err(Error::NotF32)));
     assert!(matches!(serve(Table::flat(4, ElementType::I32).unwrap()), Err(Error::NotF32)));
     assert_eq!(Table::flat(0, ElementType::I32), Err(TableError::Empty));
+}
+
+/// Over TCP a copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to
+/// write all frames anew. A reader that has been lapped says which frame is to stay as it is.
+#[test]
+fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
+    const BYTES: u64 = 32 << 20;
+    const PLACES: [u64; 3] = [0, BYTES / 2, BYTES - 8];
+    let table = Table::flat(BYTES, ElementType::U8).unwrap();
+    let publisher =
+        Publisher::new(Tcp::new(), &"127.0.0.1:0".parse().unwrap(), table, PublisherOptions::default());
+    let publisher = publisher.unwrap().into_background().unwrap();
+    let address = publisher.address();
+    let mut reader = Reader::connect(Tcp::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+    let is_over = AtomicBool::new(false);
+    let publish = || {
+        while !is_over.load(Relaxed) {
+            let mut draft = publisher.draft(TIMEOUT).unwrap();
+            let version = publisher.version().get() + 1;
+            PLACES.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
+            draft.commit(VersionTag::default()).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let retries = std::thread::scope(|scope| {
+        scope.spawn(publish);
+        let read = (0..10).map(|_| {
+            let snapshot = reader.snapshot(Wanted::newest(), Duration::from_secs(10))?;
+            for at in PLACES.map(|at| at as usize) {
+                let version = snapshot.fresh().version.get();
+                assert_eq!(snapshot.bytes()[at..at + 8], version.to_le_bytes(), "a mixture was handed out");
+            }
+            Ok(snapshot.fresh().retries)
+        });
+        let read = read.collect::<Result<Vec<_>, Error>>();
+        is_over.store(true, Relaxed);
+        read
+    });
+    // It pins after it was lapped four times, and some pins come too late.
+    let retries = retries.unwrap();
+    assert!(retries.iter().all(|retries| *retries < 100), "{retries:?}");
+    assert!(retries.iter().any(|retries| *retries > 0), "the reader was never lapped: {retries:?}");
+    let deadline = slackline::now() + TIMEOUT;
+    while publisher.readers().iter().any(|reader| reader.pins.is_some()) {
+        assert!(slackline::now() < deadline, "the pin stays");
+        std::thread::yield_now();
+    }
 }

@@ -264,7 +264,7 @@ impl<T: Transport> Reader<T> {
             Err(error) => Err(error),
         };
         if pulled.is_err() {
-            self.link.pull.cancel();
+            self.link.cancel_pull();
         }
         pulled
     }

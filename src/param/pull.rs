@@ -16,8 +16,8 @@ use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming, 
 use crate::scheme::Bound;
 use crate::table::Piece;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
-    WorkRequestId,
+    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion,
+    WorkRequest, WorkRequestId,
 };
 
 /// The memory in which a reader finds a shard's frames.
@@ -231,6 +231,9 @@ pub struct Pull {
     labels: Vec<WorkRequest>,
     /// A look between those at the header is still to be posted for the copy at hand.
     is_look_due: bool,
+    /// The word in which this peer says which frame is to stay as it is, where the owner's memory is not mapped.
+    pin: Option<RemoteSlice>,
+    is_pinned: bool,
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<LocalSlice>,
@@ -278,6 +281,10 @@ const LABEL_LINE: usize = 4 * LINE;
 /// Pieces that are read in one batch.
 const PIECES_AT_ONCE: usize = 16;
 
+/// A pull that was disturbed so often pins the frame before it copies it: an owner that publishes as fast as memory lets
+/// it laps every copy of a large frame, and a reader would get none before its deadline.
+pub(crate) const RETRIES_BEFORE_PIN: u64 = 4;
+
 /// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
 const MAX_READ_BYTES: u64 = 1 << 30;
 
@@ -312,6 +319,8 @@ impl Pull {
             included: Included::NotAsked,
             labels,
             is_look_due: false,
+            pin: None,
+            is_pinned: false,
             guess: 0,
             scratch,
             into: None,
@@ -333,6 +342,12 @@ impl Pull {
             seen: Bound::NONE,
             floor: Version::new(0),
         })
+    }
+
+    /// Has pulls that are lapped again and again say in `word`, this peer's pin, which frame they copy: the owner
+    /// then writes the others. Whether the copy is whole is proved by its header all the same.
+    pub(crate) fn pin_by(&mut self, word: RemoteSlice) {
+        self.pin = Some(word);
     }
 
     /// Makes a control page that an owner will push into say that nothing was pushed yet.
@@ -520,6 +535,9 @@ impl Pull {
 
     /// Goes as far as it can without waiting. True if it got anywhere.
     pub fn advance(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        if self.is_pinned && matches!(self.state, PullStep::Idle | PullStep::Done) {
+            self.is_pinned = !self.write_pin(endpoint, 0, &[])?;
+        }
         if self.outstanding > 0 {
             return Ok(false);
         }
@@ -568,6 +586,9 @@ impl Pull {
             return self.search(endpoint, 0);
         }
         if self.bound.is_met_by(latest.version, smallest_clock) {
+            if self.retries >= RETRIES_BEFORE_PIN && self.pin.is_some() {
+                return self.pin(endpoint, latest.frame);
+            }
             if std::mem::replace(&mut self.guess, latest.frame) == latest.frame {
                 // The header was read along with the status, in whatever order: it must be of the version that the
                 // status names, and whole.
@@ -616,6 +637,40 @@ impl Pull {
         }
         self.begin_payload(before, latest.frame, 0);
         self.on_payload(endpoint)
+    }
+
+    /// Pins the latest frame and reads its header. An owner that has begun to write the frame before it finds the pin
+    /// writes on, and then the header says so.
+    fn pin(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
+        let expected = self.source.geometry.payload_bytes;
+        let look = self.looks.get(usize::from(frame)).map(|looks| looks[HEADER.start].clone());
+        let look = look.ok_or(PullError::Damaged { expected, found: 0 })?;
+        let posted = self.write_pin(endpoint, u64::from(frame) + 1, std::slice::from_ref(&look))?;
+        if !posted {
+            return Ok(false);
+        }
+        (self.is_pinned, self.guess) = (true, frame);
+        self.posted(Ok(()), PullStep::Header)
+    }
+
+    /// Writes the pin, with a look behind it. False if the queue is full.
+    fn write_pin(
+        &self,
+        endpoint: &mut impl Endpoint,
+        pin: u64,
+        look: &[WorkRequest],
+    ) -> Result<bool, PullError> {
+        let Some(remote) = self.pin else { return Ok(true) };
+        let write = Operation::WriteInline { data: Inline::word(pin), remote };
+        let mut requests: SmallVec<[WorkRequest; 2]> = SmallVec::new();
+        requests.push(WorkRequest::unsignalled(PULL_TAG, write));
+        requests.extend(look.iter().cloned());
+        match endpoint.post(&requests) {
+            Ok(()) => Ok(true),
+            Err(PostError::QueueFull { .. }) => Ok(false),
+            Err(PostError::Disconnected(gone)) => Err(gone.into()),
+            Err(error) => Err(PullError::Post(error)),
+        }
     }
 
     /// Looks for an older version in `frame`, and in those behind it.
