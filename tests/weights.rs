@@ -1,5 +1,9 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
+mod weights {
+    pub(super) mod relay;
+}
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,6 +13,12 @@ use slackline::internals::scheme::Bound;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
     Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
+};
+
+use weights::relay::{
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
+    a_relay_whose_owner_is_lost_goes_on_with_the_next, a_version_is_the_same_behind_a_chain_of_relays,
+    what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -65,7 +75,11 @@ over_each_transport!(
     a_selection_has_the_bytes_of_its_slices,
     a_publisher_knows_what_its_readers_hold,
     a_reader_serves_what_it_has_while_its_owner_computes_for_longer_than_the_lease,
-    a_publisher_in_the_place_of_another_goes_on_with_its_numbers
+    a_publisher_in_the_place_of_another_goes_on_with_its_numbers,
+    a_version_is_the_same_behind_a_chain_of_relays,
+    what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
+    a_relay_whose_owner_is_lost_goes_on_with_the_next,
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {

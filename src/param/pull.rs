@@ -88,6 +88,8 @@ pub struct PullOptions {
     pub checksum: bool,
     /// Take this version and no other: in whichever frame it lies, as long as it is not overwritten.
     pub exactly: Option<Version>,
+    /// Copy some chunks at a time, so that [`Pull::landed`] tells how far the copy is.
+    pub chunked: bool,
     /// Read the label of the version, too ([`Pull::label`]): one line more. Not where a pull says which gradients its
     /// frame holds ([`Pull::ask_included`]).
     pub label: bool,
@@ -248,6 +250,8 @@ pub struct Pull {
     before: FrameHeader,
     frame: u8,
     copied: u64,
+    /// The bytes that are there of it, from its begin on.
+    landed: u64,
     /// The attempt that is followed.
     follow: Follow,
     /// The frame in which an older version is looked for.
@@ -271,6 +275,9 @@ pub(crate) const PULL_TAG: u64 = 1 << 63;
 const BEGIN: Range<usize> = 0..2;
 const HEADER: Range<usize> = 1..2;
 const VERIFY: Range<usize> = 2..4;
+
+/// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
+const CHUNKED_BYTES: u64 = 4 << 20;
 
 const STATUS_LINE: usize = 0;
 const BEFORE_LINE: usize = LINE;
@@ -332,6 +339,7 @@ impl Pull {
             before: FrameHeader::default(),
             frame: 0,
             copied: 0,
+            landed: 0,
             follow: Follow::default(),
             searched: 0,
             pulled: Pulled::default(),
@@ -545,6 +553,7 @@ impl Pull {
             self.cancel();
             return Err(error.into());
         }
+        self.landed = self.has_landed();
         match self.step(endpoint) {
             Ok(progress) => Ok(progress),
             Err(error) => {
@@ -552,6 +561,29 @@ impl Pull {
                 Err(error)
             }
         }
+    }
+
+    /// The bytes that are there of the copy, while nothing of it is in flight.
+    fn has_landed(&self) -> u64 {
+        let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
+        match self.state {
+            PullStep::Payload | PullStep::Verify => self.copied,
+            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => {
+                (self.follow.chunks as u64 * chunk_bytes).min(payload_bytes)
+            }
+            _ => 0,
+        }
+    }
+
+    /// The version that is being copied now, and how many chunks of it are there, from its begin on. Whether they are
+    /// of that version is proved at the end only; until then [`retries`](Self::retries) grows if they were not.
+    pub(crate) fn landed(&self) -> Option<(Version, usize)> {
+        let version = match self.state {
+            PullStep::Payload | PullStep::Verify => self.before.version,
+            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => self.follow.version,
+            _ => return None,
+        };
+        Some((version, (self.landed / self.source.geometry.chunk_bytes) as usize))
     }
 
     fn step(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -717,7 +749,13 @@ impl Pull {
         if self.copied == total {
             return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
         }
-        let range = self.copied..total.min(self.copied + MAX_READ_BYTES);
+        let most = match self.options.chunked {
+            true => {
+                (CHUNKED_BYTES / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
+            }
+            false => MAX_READ_BYTES,
+        };
+        let range = self.copied..total.min(self.copied + most);
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
             let posted = endpoint.post(&[self.payload(self.frame, range)?]);
