@@ -19,9 +19,9 @@ use crate::transport::{Address, Transport};
 pub struct PublisherOptions {
     /// Settings of its memory.
     pub memory: ShardOptions,
-    /// The version at which it begins, all zeros; the first that it publishes is the next one. A publisher that takes
-    /// the place of an earlier one begins at that one's last version, so that the numbers go on. Readers tell the two
-    /// apart by the epoch.
+    /// The version at which it begins, all zeros; the first that it publishes is the next one. The
+    /// successor of a publisher that is lost begins at that one's last version, so that the numbers go on. Readers tell
+    /// the two apart by the epoch.
     pub begin_at: Version,
 }
 

@@ -158,9 +158,8 @@ impl<T: Transport> Reader<T> {
         &self.link.welcome.table
     }
 
-    /// Connects again, after the loss of the owner, to the one that has taken its place: at the same address or at
-    /// another. The copy at hand is void. What the new owner publishes has an epoch of its own, and its versions may be
-    /// any.
+    /// Connects again, after the loss of the owner, to its successor, at the same address or at another. The copy at
+    /// hand is void. What the new owner publishes has an epoch of its own, and its versions may be any.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was.
@@ -307,7 +306,8 @@ impl<T: Transport> Reader<T> {
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
     }
 
-    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without waiting.
+    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without
+    /// waiting.
     pub(super) fn relay(
         &mut self,
         into: &LocalSlice,

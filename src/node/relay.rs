@@ -17,13 +17,13 @@ const ASK_FOR: Duration = Duration::from_secs(1);
 /// Reads each version of a publisher or of another relay, and serves it to readers and relays of its own: the same
 /// version with the same number, tag, time and origin. Only the epoch is its own, since its memory is.
 ///
-/// A version is passed on chunk by chunk as it lands, and is taken by nobody before it is proved to be whole. Each relay
-/// holds the versions that its readers read, as a publisher does, and one copy for each host serves all of its local
-/// readers. A thread of its own does all of this.
+/// A version is passed on chunk by chunk as it lands, and is taken by nobody before it is proved to be whole. A relay
+/// holds the versions that its readers read, as a publisher does, so that one copy for each host serves all of its
+/// local readers. A thread of its own does all of this.
 ///
 /// A relay whose owner is lost goes on serving what it has and connects to the next of its upstream addresses, such as
-/// the publisher after a relay. It ends if what it finds there is of another origin or another table: its versions would
-/// mean something else. Its readers are told so, and it says why ([`failure`](Self::failure)).
+/// the publisher after a relay. It ends if what it finds there is of another origin or another table: the numbers of
+/// its versions would mean something else. Its readers are told so, and it says why ([`failure`](Self::failure)).
 ///
 /// ```
 /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Shm, Table};
@@ -54,12 +54,12 @@ pub struct Relay {
 #[derive(Debug, Default)]
 struct State {
     is_over: AtomicBool,
-    seen: Mutex<Seen>,
+    report: Mutex<RelayReport>,
 }
 
 /// What the thread of a relay tells.
 #[derive(Debug, Default)]
-struct Seen {
+struct RelayReport {
     version: Version,
     readers: Vec<ReaderStatus>,
     failure: Option<Arc<Error>>,
@@ -118,28 +118,28 @@ impl Relay {
 
     /// The newest version that it serves.
     pub fn version(&self) -> Version {
-        self.state.seen().version
+        self.state.report().version
     }
 
     /// The readers that are in, each with the version that it holds.
     pub fn readers(&self) -> Vec<ReaderStatus> {
-        self.state.seen().readers.clone()
+        self.state.report().readers.clone()
     }
 
     /// The reason why it has ended, if it has.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        self.state.seen().failure.clone()
+        self.state.report().failure.clone()
     }
 }
 
 impl State {
-    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn report(&self) -> std::sync::MutexGuard<'_, RelayReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fail(&self, error: Error) {
         tracing::error!(%error, "the relay ends");
-        self.seen().failure = Some(Arc::new(error));
+        self.report().failure = Some(Arc::new(error));
     }
 }
 
@@ -176,8 +176,9 @@ impl<T: Transport> Passing<T> {
             let turn = self.turn();
             if matches!(turn, Ok(true)) || now() - told >= Duration::from_millis(10) {
                 told = now();
-                let mut seen = state.seen();
-                (seen.version, seen.readers) = (self.publisher.version(), self.publisher.reader_statuses());
+                let mut report = state.report();
+                (report.version, report.readers) =
+                    (self.publisher.version(), self.publisher.reader_statuses());
             }
             match turn {
                 Ok(true) => backoff.reset(),
