@@ -226,8 +226,9 @@ fn readers_of_a_tree_read_whole_versions_though_anybody_dies() {
     assert!(told.iter().all(|told| told.lock().unwrap().broken.is_none()));
     assert!(reads > readers as u64 && newest > 0, "{reads} reads");
     println!(
-        "MEASURED {readers} readers behind {relays} relays, {seconds} s, {kills} kills, {pauses} pauses of 5 s: {reads} \
-         reads, none torn, none more than {STALENESS} versions stale; longest time without a read {:.1} s (lease {} s)",
+        "MEASURED {readers} readers behind {relays} relays, {seconds} s, {kills} kills, {pauses} pauses of 5 s: \
+         {reads} reads, none torn, none more than {STALENESS} versions stale; longest time without a read {:.1} s \
+         (lease {} s)",
         longest.as_secs_f64(),
         LEASE.as_secs()
     );

@@ -759,8 +759,8 @@ typedef struct slackline_publisher slackline_publisher;
 typedef struct slackline_reader slackline_reader;
 
 /**
- * Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with the
- * same number, tag, time and origin. A thread of the library does all of this.
+ * Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with
+ * the same number, tag, time and origin. A thread of the library does all of this.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -1182,8 +1182,8 @@ typedef struct slackline_publisher_options {
      */
     uint64_t background;
     /**
-     * The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at that
-     * one's last version.
+     * The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
+     * that one's last version.
      */
     uint64_t begin_at;
 } slackline_publisher_options;
@@ -2723,8 +2723,8 @@ slackline_status slackline_reader_select(struct slackline_reader *reader,
                                          size_t count);
 
 /**
- * Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits for
- * one that does not listen yet. What the successor publishes has another epoch.
+ * Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits
+ * for one that does not listen yet. What the successor publishes has another epoch.
  */
 slackline_status slackline_reader_reconnect(struct slackline_reader *reader,
                                             const char *address,
@@ -2732,8 +2732,8 @@ slackline_status slackline_reader_reconnect(struct slackline_reader *reader,
 
 /**
  * Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
- * versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the call).
- * If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
+ * versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
+ * call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
  * The snapshot is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_reader_snapshot(struct slackline_reader *reader,
@@ -2774,10 +2774,10 @@ slackline_status slackline_snapshot_tensor(const struct slackline_snapshot *snap
 void slackline_snapshot_destroy(struct slackline_snapshot *snapshot);
 
 /**
- * Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at `address`,
- * which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`, whose `frames`
- * and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be destroyed; on
- * failure it is NULL.
+ * Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+ * `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
+ * whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_relay_start(const char *const *upstream,
                                        size_t count,

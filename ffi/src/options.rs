@@ -294,8 +294,8 @@ pub struct slackline_publisher_options {
     pub idle: u64,
     /// Not 0: a thread of the library looks after the readers, so that no call has to. By default 0.
     pub background: u64,
-    /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at that
-    /// one's last version.
+    /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
+    /// that one's last version.
     pub begin_at: u64,
 }
 

@@ -154,8 +154,8 @@ pub unsafe extern "C" fn slackline_reader_select(
     })
 }
 
-/// Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits for
-/// one that does not listen yet. What the successor publishes has another epoch.
+/// Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits
+/// for one that does not listen yet. What the successor publishes has another epoch.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_reconnect(
     reader: *mut slackline_reader,
@@ -186,8 +186,8 @@ pub(crate) struct Held {
 opaque!(slackline_snapshot: Held);
 
 /// Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
-/// versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the call).
-/// If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
+/// versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
+/// call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
 /// The snapshot is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_snapshot(
@@ -291,8 +291,8 @@ pub unsafe extern "C" fn slackline_snapshot_destroy(snapshot: *mut slackline_sna
     unsafe { destroy(snapshot) };
 }
 
-/// Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with the
-/// same number, tag, time and origin. A thread of the library does all of this.
+/// Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with
+/// the same number, tag, time and origin. A thread of the library does all of this.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -306,10 +306,10 @@ pub(crate) struct Passing {
 
 opaque!(slackline_relay: Passing);
 
-/// Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at `address`,
-/// which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`, whose `frames`
-/// and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be destroyed; on
-/// failure it is NULL.
+/// Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+/// `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
+/// whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
+/// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_relay_start(
     upstream: *const *const c_char,
