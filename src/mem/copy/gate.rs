@@ -39,7 +39,9 @@ impl Gate {
 
     /// Lets helpers in. Only for the one owner, while the gate is closed and nobody inside.
     pub fn open(&self) {
-        fence(Ordering::Release);
+        if !mutant!("gate_open") {
+            fence(Ordering::Release);
+        }
         self.state.store(OPEN, Ordering::Relaxed);
     }
 
@@ -47,13 +49,17 @@ impl Gate {
     pub fn enter(&self) -> bool {
         let enter = |state: u32| (state & OPEN != 0).then(|| state + 1);
         let entered = self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter).is_ok();
-        fence(Ordering::Acquire);
+        if !mutant!("gate_enter") {
+            fence(Ordering::Acquire);
+        }
         entered
     }
 
     /// Goes out again.
     pub fn leave(&self) {
-        fence(Ordering::Release);
+        if !mutant!("gate_leave") {
+            fence(Ordering::Release);
+        }
         self.state.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -70,7 +76,9 @@ impl Gate {
                 yield_now();
             }
         }
-        fence(Ordering::Acquire);
+        if !mutant!("gate_close") {
+            fence(Ordering::Acquire);
+        }
     }
 }
 

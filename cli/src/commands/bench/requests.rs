@@ -35,7 +35,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let mut side = Side::<C>::connect(&carrier, &address, bytes)?;
     let what = format!("of {bytes} bytes");
     if op == Op::Write {
-        // Without it all pages of the source would be the one page of zeros, which is in the cache.
+        // Some processors write zeros twice as fast as other bytes.
         pattern::fill(side.local.as_volatile());
     }
     let pong = if pongs { Some(ping_pong(settings, &what, &mut side)?) } else { None };
