@@ -101,11 +101,10 @@ impl LocalEndpoint {
         }
         Ok(())
     }
-}
 
-impl Endpoint for LocalEndpoint {
+    /// Carries out a batch. Requests complete that have failed, and those with one of the flags `told`.
     #[inline]
-    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+    fn run(&mut self, batch: &[WorkRequest], told: Flags) -> Result<(), PostError> {
         if let Some(gone) = &self.failed {
             return Err(gone.clone().into());
         }
@@ -127,11 +126,24 @@ impl Endpoint for LocalEndpoint {
             if result.is_err() {
                 self.fail(Disconnected { reason: "the peer refused a request" });
             }
-            if result.is_err() || request.flags.contains(Flags::SIGNALLED) {
+            if result.is_err() || request.flags.intersects(told) {
                 self.completions.push_back(WorkCompletion { id: request.id, result });
             }
         }
         Ok(())
+    }
+}
+
+impl Endpoint for LocalEndpoint {
+    #[inline]
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        self.run(batch, Flags::SIGNALLED)
+    }
+
+    #[inline]
+    fn carry_out(&mut self, batch: &[WorkRequest]) -> Result<bool, PostError> {
+        self.run(batch, Flags::empty())?;
+        Ok(self.failed.is_none())
     }
 
     #[inline]
