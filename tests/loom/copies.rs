@@ -30,7 +30,7 @@ impl Shared {
 #[test]
 fn a_copy_by_several_threads_is_whole_once_its_gate_is_closed() {
     explore(3, |accepted| {
-        let (gate, next, from) = (Gate::new(), AtomicUsize::new(0), AtomicU64::new(0));
+        let (gate, next, from) = (Gate::closed(), AtomicUsize::new(0), AtomicU64::new(0));
         let shared = Arc::new(Shared { gate, next, from, to: [AtomicU64::new(0), AtomicU64::new(0)] });
         let helped = Arc::clone(&shared);
         let helper = thread::spawn(move || {

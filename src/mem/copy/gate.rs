@@ -25,15 +25,15 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate that is closed.
+    /// A gate with nobody inside.
     #[cfg(not(loom))]
-    pub const fn new() -> Gate {
+    pub const fn closed() -> Gate {
         Gate { state: AtomicU32::new(0) }
     }
 
-    /// A gate that is closed.
+    /// A gate with nobody inside.
     #[cfg(loom)]
-    pub fn new() -> Gate {
+    pub fn closed() -> Gate {
         Gate { state: AtomicU32::new(0) }
     }
 

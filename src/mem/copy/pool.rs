@@ -42,7 +42,7 @@ struct SharedCopy {
 
 static POOL: Pool = Pool {
     taken: AtomicBool::new(false),
-    gate: Gate::new(),
+    gate: Gate::closed(),
     copy: SharedCopy {
         way: AtomicUsize::new(0),
         destination: AtomicPtr::new(null_mut()),
