@@ -169,13 +169,6 @@ enum PullStep {
     Done,
 }
 
-impl PullStep {
-    /// Whether requests were posted that must be done before the next step.
-    fn has_posted(self) -> bool {
-        !matches!(self, PullStep::Idle | PullStep::Begin | PullStep::FollowBegin | PullStep::Done)
-    }
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Follow {
     frame: u8,
@@ -451,15 +444,11 @@ impl Pull {
             self.cancel();
             return Err(error.into());
         }
-        loop {
-            match self.step(endpoint) {
-                // What was posted is done already.
-                Ok(true) if self.outstanding == 0 && self.state.has_posted() => {}
-                Ok(progress) => return Ok(progress),
-                Err(error) => {
-                    self.cancel();
-                    return Err(error);
-                }
+        match self.step(endpoint) {
+            Ok(progress) => Ok(progress),
+            Err(error) => {
+                self.cancel();
+                Err(error)
             }
         }
     }
@@ -553,7 +542,7 @@ impl Pull {
         if let Included::InWords { looks, is_due: is_due @ true } = &mut self.included {
             // Between the looks at the header, as the payload: what proves that one whole proves the other.
             let look = looks.get(usize::from(self.frame)).map(std::slice::from_ref);
-            let posted = endpoint.carry_out(look.ok_or(PullError::Damaged { expected: total, found: 0 })?);
+            let posted = endpoint.post(look.ok_or(PullError::Damaged { expected: total, found: 0 })?);
             *is_due = posted.is_err();
             // The payload goes along with it, if there is any left.
             if !self.posted(posted, PullStep::Payload)? || self.copied == total {
@@ -566,7 +555,7 @@ impl Pull {
         let range = self.copied..total.min(self.copied + MAX_READ_BYTES);
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
-            let posted = endpoint.carry_out(&[self.payload(self.frame, range)?]);
+            let posted = endpoint.post(&[self.payload(self.frame, range)?]);
             return self.read(posted, end, PullStep::Payload);
         }
         // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
@@ -575,14 +564,14 @@ impl Pull {
         let local = self.into.take().ok_or(PullError::Busy)?;
         let streaming = Streaming::PieceOf { total_bytes: total as usize };
         let request = WorkRequest::signalled(PULL_TAG, Operation::Read { local, remote, streaming });
-        let posted = endpoint.carry_out(std::slice::from_ref(&request));
+        let posted = endpoint.post(std::slice::from_ref(&request));
         if let Operation::Read { local, .. } = request.operation {
             self.into = Some(local);
         }
         self.read(posted, end, PullStep::Payload)
     }
 
-    fn read(&mut self, posted: Result<bool, PostError>, end: u64, next: PullStep) -> Result<bool, PullError> {
+    fn read(&mut self, posted: Result<(), PostError>, end: u64, next: PullStep) -> Result<bool, PullError> {
         let posted = self.posted(posted, next)?;
         if posted {
             self.copied = end;
@@ -641,7 +630,7 @@ impl Pull {
         let begin = follow.chunks as u64 * geometry.chunk_bytes;
         let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
         let request = self.payload(follow.frame, begin..end)?;
-        let posted = endpoint.carry_out(&[request]);
+        let posted = endpoint.post(&[request]);
         let posted = self.posted(posted, PullStep::FollowPayload)?;
         if posted {
             self.follow.chunks = landed;
@@ -743,17 +732,17 @@ impl Pull {
     ) -> Result<bool, PullError> {
         let looks = self.looks.get(usize::from(frame)).and_then(|looks| looks.get(which));
         let expected = self.source.geometry.payload_bytes;
-        let posted = endpoint.carry_out(looks.ok_or(PullError::Damaged { expected, found: 0 })?);
+        let posted = endpoint.post(looks.ok_or(PullError::Damaged { expected, found: 0 })?);
         self.posted(posted, next)
     }
 
-    fn posted(&mut self, posted: Result<bool, PostError>, next: PullStep) -> Result<bool, PullError> {
+    fn posted(&mut self, posted: Result<(), PostError>, next: PullStep) -> Result<bool, PullError> {
         match posted {
-            Ok(is_done) => {
+            Ok(()) => {
                 let looks = matches!(next, PullStep::Status | PullStep::Header | PullStep::FollowHeader);
                 // What is copied again was a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);
-                self.outstanding += u32::from(!is_done);
+                self.outstanding += 1;
                 self.state = next;
                 Ok(true)
             }

@@ -101,10 +101,11 @@ impl LocalEndpoint {
         }
         Ok(())
     }
+}
 
-    /// Carries out a batch. Requests complete that have failed, and those with one of the flags `told`.
+impl Endpoint for LocalEndpoint {
     #[inline]
-    fn run(&mut self, batch: &[WorkRequest], told: Flags) -> Result<(), PostError> {
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
         if let Some(gone) = &self.failed {
             return Err(gone.clone().into());
         }
@@ -126,24 +127,11 @@ impl LocalEndpoint {
             if result.is_err() {
                 self.fail(Disconnected { reason: "the peer refused a request" });
             }
-            if result.is_err() || request.flags.intersects(told) {
+            if result.is_err() || request.flags.contains(Flags::SIGNALLED) {
                 self.completions.push_back(WorkCompletion { id: request.id, result });
             }
         }
         Ok(())
-    }
-}
-
-impl Endpoint for LocalEndpoint {
-    #[inline]
-    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        self.run(batch, Flags::SIGNALLED)
-    }
-
-    #[inline]
-    fn carry_out(&mut self, batch: &[WorkRequest]) -> Result<bool, PostError> {
-        self.run(batch, Flags::empty())?;
-        Ok(self.failed.is_none())
     }
 
     #[inline]

@@ -323,15 +323,6 @@ impl Endpoint for MixedEndpoint {
     }
 
     #[inline]
-    fn carry_out(&mut self, batch: &[WorkRequest]) -> Result<bool, PostError> {
-        match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.carry_out(batch),
-            MixedEndpoint::Tcp(endpoint) => endpoint.carry_out(batch),
-            MixedEndpoint::Verbs(endpoint) => endpoint.carry_out(batch),
-        }
-    }
-
-    #[inline]
     fn poll(&mut self) -> Option<WorkCompletion> {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.poll(),

@@ -280,12 +280,6 @@ pub trait Endpoint: Send {
     /// Hands a batch over, in order, all or nothing. On a full queue nothing was posted: poll and try again.
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError>;
 
-    /// Posts a batch, and returns true if all of it is done already: nothing of it is to be polled then. False: it is
-    /// as [`post`](Self::post) leaves it. For requests after which the poster would do nothing but poll.
-    fn carry_out(&mut self, batch: &[WorkRequest]) -> Result<bool, PostError> {
-        self.post(batch).map(|()| false)
-    }
-
     /// Takes the next completion, if there is one. Never blocks.
     ///
     /// Requests complete in order of posting. Unsignalled ones are heard of only when they fail.

@@ -1,10 +1,10 @@
 //! Which way a long copy takes, and on how many threads: what was the fastest among the first ones.
 //!
 //! The first long copies of each length try the plans by turns and are timed; then the best plan is kept. So nothing is
-//! copied for the sake of measuring, and what is measured is the memory that counts: its pages, its place, what of it
-//! the caches hold and what else the machine does. A measurement on memory of its own would know nothing of that, and
-//! would have to touch more than the last cache holds. Of each plan the best time counts, since all that disturbs a
-//! copy, such as the first touch of a page, makes it longer.
+//! copied for the sake of measuring, and what is measured is the memory that counts: its pages, the node that it is on,
+//! what of it the caches hold and what else the machine does. A measurement on memory of its own would know nothing of
+//! that, and would have to touch more than the last cache holds. Of each plan the best time counts, since all that
+//! disturbs a copy, such as the first touch of a page, makes it longer.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::LazyLock;
@@ -34,25 +34,25 @@ const VARIABLE: &str = "SLACKLINE_COPY_THREADS";
 
 /// How a copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct CopyPlan {
     pub(super) way: Way,
     pub(super) threads: usize,
 }
 
-impl Plan {
+impl CopyPlan {
     /// Never zero.
     const fn to_word(self) -> u32 {
         (self.threads as u32) << 8 | self.way as u32
     }
 
-    fn from_word(word: u32) -> Option<Plan> {
+    fn from_word(word: u32) -> Option<CopyPlan> {
         let way = *Way::ALL.get((word & 0xff) as usize)?;
-        (word != 0).then_some(Plan { way, threads: (word >> 8) as usize })
+        (word != 0).then_some(CopyPlan { way, threads: (word >> 8) as usize })
     }
 }
 
 /// Runs `copy`, which copies `len` bytes of a copy of `total`, by the best plan, or by one that has yet to be tried.
-pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(Plan)) {
+pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(CopyPlan)) {
     let class = ((total / LONG).ilog2() as usize).min(CLASSES - 1);
     let threaded = len >= THREADED;
     let contest = &CONTESTS[class][usize::from(threaded)];
@@ -108,13 +108,13 @@ fn are_tried(threads: usize) -> bool {
 
 /// The plans for copies of one length, in the order in which they are tried.
 struct Plans {
-    plans: [Plan; PLANS],
+    plans: [CopyPlan; PLANS],
     count: usize,
 }
 
 impl Plans {
     fn new(total: usize, threaded: bool) -> Plans {
-        let mut plans = Plans { plans: [Plan { way: Way::Libc, threads: 1 }; PLANS], count: 0 };
+        let mut plans = Plans { plans: [CopyPlan { way: Way::Libc, threads: 1 }; PLANS], count: 0 };
         for threads in
             (1..=MOST_THREADS).filter(|threads| if threaded { are_tried(*threads) } else { *threads == 1 })
         {
@@ -122,7 +122,7 @@ impl Plans {
                 // What fits a core's own cache is wanted there by whoever reads it next.
                 let fits = way != Way::Stream || total >= streaming_threshold();
                 if fits && way.is_possible() {
-                    plans.plans[plans.count] = Plan { way, threads };
+                    plans.plans[plans.count] = CopyPlan { way, threads };
                     plans.count += 1;
                 }
             }
@@ -130,12 +130,12 @@ impl Plans {
         plans
     }
 
-    fn as_slice(&self) -> &[Plan] {
+    fn as_slice(&self) -> &[CopyPlan] {
         &self.plans[..self.count]
     }
 
     /// The plan as long as nothing is known.
-    fn guess(&self) -> Plan {
+    fn guess(&self) -> CopyPlan {
         let streams = self.as_slice().iter().find(|plan| plan.way == Way::Stream);
         *streams.unwrap_or(&self.plans[0])
     }
@@ -166,8 +166,8 @@ impl Contest {
     }
 
     #[inline]
-    fn winner(&self) -> Option<Plan> {
-        Plan::from_word(self.winner.load(Ordering::Relaxed))
+    fn winner(&self) -> Option<CopyPlan> {
+        CopyPlan::from_word(self.winner.load(Ordering::Relaxed))
     }
 
     /// The plan whose turn it is, by its index; none once all have been tried often enough.
@@ -179,7 +179,7 @@ impl Contest {
     }
 
     /// Notes what a trial has cost; the last one decides, and returns the winner.
-    fn tell(&self, plans: &Plans, index: usize, cost: u32) -> Option<Plan> {
+    fn tell(&self, plans: &Plans, index: usize, cost: u32) -> Option<CopyPlan> {
         self.costs[index].fetch_min(cost, Ordering::Relaxed);
         // The trial that ends as the last one sees the costs of all others.
         if self.ended.fetch_add(1, Ordering::AcqRel) + 1 != plans.count as u32 * ROUNDS {
@@ -193,7 +193,7 @@ impl Contest {
 }
 
 /// The plan of the least cost. It is better than an earlier one only by more than noise makes.
-fn best(plans: &[Plan], costs: &[u32]) -> Plan {
+fn best(plans: &[CopyPlan], costs: &[u32]) -> CopyPlan {
     let mut best = (plans[0], u64::from(costs[0]));
     for (plan, cost) in plans.iter().zip(costs) {
         let percent = if plan.threads == best.0.threads { WAY_PERCENT } else { THREADS_PERCENT };
@@ -208,11 +208,11 @@ fn best(plans: &[Plan], costs: &[u32]) -> Plan {
 mod tests {
     use super::*;
 
-    const PLANS_OF_TWO: [Plan; 4] = [
-        Plan { way: Way::Libc, threads: 1 },
-        Plan { way: Way::Stream, threads: 1 },
-        Plan { way: Way::Libc, threads: 2 },
-        Plan { way: Way::Stream, threads: 2 },
+    const PLANS_OF_TWO: [CopyPlan; 4] = [
+        CopyPlan { way: Way::Libc, threads: 1 },
+        CopyPlan { way: Way::Stream, threads: 1 },
+        CopyPlan { way: Way::Libc, threads: 2 },
+        CopyPlan { way: Way::Stream, threads: 2 },
     ];
 
     #[test]
@@ -252,6 +252,6 @@ mod tests {
         assert!(Plans::new(1 << 30, false).as_slice().iter().all(|plan| plan.threads == 1));
         let short = Plans::new(streaming_threshold() - 1, false);
         assert!(short.as_slice().iter().all(|plan| plan.way != Way::Stream));
-        assert_eq!(short.guess(), Plan { way: Way::Libc, threads: 1 });
+        assert_eq!(short.guess(), CopyPlan { way: Way::Libc, threads: 1 });
     }
 }

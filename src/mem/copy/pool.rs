@@ -101,7 +101,7 @@ fn wake(index: usize, helper: &OnceLock<Thread>) {
     }
 }
 
-/// The life of a helper, which ends with the process.
+/// What a helper does until the process ends.
 fn help() {
     let pool = &POOL;
     loop {

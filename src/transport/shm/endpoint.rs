@@ -68,14 +68,6 @@ impl Endpoint for ShmEndpoint {
     }
 
     #[inline]
-    fn carry_out(&mut self, batch: &[WorkRequest]) -> Result<bool, PostError> {
-        if self.link.is_inherited() {
-            return Err(INHERITED.into());
-        }
-        self.local.carry_out(batch)
-    }
-
-    #[inline]
     fn poll(&mut self) -> Option<WorkCompletion> {
         if self.outbox.is_some() && !self.link.is_inherited() {
             self.flush();
