@@ -2733,8 +2733,8 @@ slackline_status slackline_reader_reconnect(struct slackline_reader *reader,
 /**
  * Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
  * versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
- * call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
- * The snapshot is the caller's, to be destroyed; on failure it is NULL.
+ * call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any
+ * more. The snapshot is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_reader_snapshot(struct slackline_reader *reader,
                                            uint64_t at_least,

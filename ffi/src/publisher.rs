@@ -31,7 +31,7 @@ pub(crate) struct Publishing {
 
 /// A publisher whose readers its calls look after, or a thread.
 enum Looked {
-    ByCalls(Publisher<Fabric>),
+    ByCalls(Box<Publisher<Fabric>>),
     ByThread(BackgroundPublisher<Fabric>, Option<Draft<Fabric>>),
 }
 
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn slackline_publisher_create(
         let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
         let publisher = match options.background {
-            0 => Looked::ByCalls(publisher),
+            0 => Looked::ByCalls(Box::new(publisher)),
             _ => Looked::ByThread(publisher.into_background()?, None),
         };
         Ok(Publishing { publisher, tag: VersionTag::default(), address })

@@ -107,10 +107,13 @@ pub struct slackline_slice {
     pub rank: usize,
 }
 
+/// The name of a tensor, and the range of each dimension; `None` for all of it.
+type NamedSlice<'a> = (&'a str, Option<Vec<Range<u64>>>);
+
 /// # Safety
 ///
 /// The contract of [`slackline_slice`].
-unsafe fn ranges(slice_of: &slackline_slice) -> Result<(&str, Option<Vec<Range<u64>>>), Failure> {
+unsafe fn ranges(slice_of: &slackline_slice) -> Result<NamedSlice<'_>, Failure> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(slice_of.name, "a slice's name")? };
     if slice_of.begin.is_null() && slice_of.end.is_null() {
@@ -187,8 +190,8 @@ opaque!(slackline_snapshot: Held);
 
 /// Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
 /// versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
-/// call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
-/// The snapshot is the caller's, to be destroyed; on failure it is NULL.
+/// call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any
+/// more. The snapshot is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_snapshot(
     reader: *mut slackline_reader,
