@@ -53,8 +53,7 @@ impl<T: Transport> Reader<T> {
 
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
-        let step = RefreshStep::Copy { bound: Bound::version(version) };
-        self.begin(Refresh { max_staleness: None, step, too_stale: None });
+        self.begin_refresh_to(version);
         complete(self.finish(timeout))
     }
 
@@ -103,6 +102,22 @@ impl<T: Transport> Reader<T> {
             WaitTurn::Done(fresh) => Some(fresh),
             _ => None,
         })
+    }
+
+    /// Begins what [`refresh_to`](Self::refresh_to) does, and does not wait for it.
+    #[doc(hidden)]
+    pub fn begin_refresh_to(&mut self, version: Version) {
+        let step = RefreshStep::Copy { bound: Bound::version(version) };
+        self.begin(Refresh { max_staleness: None, step, too_stale: None });
+    }
+
+    /// Goes on with the refresh that has begun, waiting at most `timeout`; `None` if it has not ended by then, and the
+    /// next call goes on with it.
+    #[doc(hidden)]
+    pub fn continue_refresh(&mut self, timeout: Duration) -> Result<Option<Fresh>, Error> {
+        let runtime = self.runtime.clone();
+        let deadline = runtime.now() + timeout;
+        complete(wait(&runtime, deadline, |now| self.turn(now)))
     }
 
     fn begin(&mut self, refresh: Refresh) {

@@ -1,0 +1,409 @@
+//! `slackline.Reader`.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use slackline::internals::param::PinError;
+use slackline::scheme::Bound as VersionBound;
+use slackline::{Error, Reader, ReaderOptions, Version};
+
+use crate::errors::{Class, Failure};
+use crate::fabric::{self, SecretSource};
+use crate::into::{self, Targets};
+use crate::lease::Lease;
+use crate::pin::Pin;
+use crate::reading::{Pulling, Reading, Shared, Wanted, newest_from};
+use crate::snapshot::{Facts, Place, Snapshot, Tensors};
+use crate::table::{Layout, TensorSpec};
+use crate::wait::{in_slices, lock, timeout as seconds};
+
+type Pulled = (Facts, Arc<Lease>);
+
+/// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
+///
+/// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
+/// Waits, at most `timeout` seconds, for it to listen. `secret` is bytes or the path of a file; without it the
+/// environment's is taken.
+///
+/// One pin or pull goes on at a time; calls from several threads take turns.
+///
+/// Raises PeerGone if nobody listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
+#[pyclass(frozen, module = "slackline", name = "Reader")]
+pub(crate) struct PyReader {
+    shared: Arc<Shared>,
+    layout: Arc<Layout>,
+    address: String,
+    epoch: u64,
+    staged: Mutex<Option<JoinHandle<Result<Pulled, Failure>>>>,
+}
+
+impl PyReader {
+    /// Calls `with` on the reader, when other threads have left it.
+    fn with<R>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+        with: impl FnOnce(&mut Reading) -> PyResult<R>,
+    ) -> PyResult<R> {
+        crate::fork::check(self.shared.guard, operation)?;
+        let result = {
+            let mut reading = lock(py, &self.shared.reading, operation, timeout)?;
+            match &mut *reading {
+                Some(reading) => with(reading),
+                None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
+            }
+        };
+        self.shared.settle();
+        result
+    }
+
+    /// The same for a call that would let go of what is pinned.
+    fn unpinned<R>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+        with: impl FnOnce(&mut Reading) -> PyResult<R>,
+    ) -> PyResult<R> {
+        self.with(py, operation, timeout, |reading| match self.shared.is_pinned.load(Ordering::SeqCst) {
+            false => with(reading),
+            true => {
+                let cause = "a version is pinned";
+                let remedy = "leave the pin, and delete the arrays that look at it, or use another reader";
+                Err(Failure::out_of_turn(operation, cause, remedy).into())
+            }
+        })
+    }
+
+    fn snapshot(&self, (facts, lease): Pulled) -> Snapshot {
+        let layout = Arc::clone(&self.layout);
+        Snapshot { tensors: Tensors { layout, place: Place::Whole(lease), is_read_only: true }, facts }
+    }
+
+    fn staged(&self) -> std::sync::MutexGuard<'_, Option<JoinHandle<Result<Pulled, Failure>>>> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the reader, and waits for its thread.
+    fn end(&self) {
+        self.shared.closes.store(true, Ordering::SeqCst);
+        if let Some(staging) = self.staged().take() {
+            // What it has brought is not asked for any more.
+            drop(staging.join());
+        }
+    }
+}
+
+pub(crate) fn pull(
+    py: Python<'_>,
+    reading: &mut Reading,
+    wanted: Wanted,
+    timeout: Duration,
+) -> PyResult<Pulled> {
+    let mut pulling = Pulling::new(wanted);
+    let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
+    pulled.ok_or_else(|| wanted.late(timeout, pulling.newest).into())
+}
+
+/// Pulls in a thread of its own, for `prefetch`.
+fn stage(shared: &Shared, wanted: Wanted, timeout: Duration) -> Result<Pulled, Failure> {
+    let deadline = Instant::now() + timeout;
+    let mut pulling = Pulling::new(wanted);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let pulled = {
+            let mut reading = shared.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            match &mut *reading {
+                Some(reading) if !shared.closes.load(Ordering::SeqCst) => {
+                    pulling.go_on(reading, left.min(Duration::from_millis(20)))
+                }
+                _ => {
+                    return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
+                }
+            }
+        };
+        shared.settle();
+        match pulled? {
+            Some(pulled) => return Ok(pulled),
+            None if left.is_zero() => return Err(wanted.late(timeout, pulling.newest)),
+            None => {}
+        }
+    }
+}
+
+const PULLING: &str = "pulling a version";
+const PINNING: &str = "pinning a version";
+const PREFETCHING: &str = "prefetching a version";
+
+#[pymethods]
+impl PyReader {
+    #[new]
+    #[pyo3(signature = (address, *, timeout=30.0, secret=None))]
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        timeout: f64,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyReader> {
+        let timeout = seconds(timeout)?;
+        let addresses = fabric::peer_addresses(address)?;
+        let transports: Result<Vec<_>, Failure> = py.detach(|| fabric::fabrics(secret, &addresses));
+        let transports = transports?;
+        let mut last = None;
+        let connected = in_slices(py, timeout, |slice| {
+            let begun = Instant::now();
+            for (transport, address) in transports.iter().zip(&addresses) {
+                let options = ReaderOptions::default();
+                match Reader::connect(transport.clone(), address, options, slice.max(PATIENCE)) {
+                    Ok(reader) => return Ok(Some(reader)),
+                    Err(error) => last = Some(error),
+                }
+            }
+            match &last {
+                Some(error) if !fabric::may_come(error) => Err(last.take().map_or_else(nobody, Failure::from)),
+                _ => {
+                    std::thread::sleep(slice.saturating_sub(begun.elapsed()).min(RETRY));
+                    Ok(None)
+                }
+            }
+        })?;
+        let Some(reader) = connected else { return Err(last.map_or_else(nobody, Failure::from).into()) };
+        let layout = Layout::of(reader.table())?;
+        let epoch = reader.epoch();
+        let (shared, staged) = (Arc::new(Shared::new(reader)), Mutex::new(None));
+        Ok(PyReader { shared, layout, address: address.into(), epoch, staged })
+    }
+
+    /// The number of the newest version: a read of 8 bytes.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
+        const ASKING: &str = "asking for the version";
+        let timeout = seconds(timeout)?;
+        self.with(py, ASKING, timeout, |reading| {
+            let newest = in_slices(py, timeout, |slice| newest_from(&mut reading.reader, 0, slice))?;
+            let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
+            let late = Error::Deadline { operation: ASKING, waited: timeout, needed, seen };
+            newest.ok_or_else(|| Failure::from(late).into())
+        })
+    }
+
+    /// Brings one version, whole, and returns it as a Snapshot.
+    ///
+    /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is at
+    /// least the newest of when the call began. `min_version` waits for that version or a newer one. A version that was
+    /// pulled before and is good enough is not copied again.
+    ///
+    /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
+    /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
+    /// once nothing looks at the snapshot.
+    ///
+    /// Raises DeadlineError after `timeout` seconds, PeerGone if the publisher is lost, EpochChanged if it was started
+    /// again, LayoutMismatch if `into` does not fit, OutOfTurn during a pin of this reader.
+    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, timeout=30.0))]
+    fn pull(
+        &self,
+        py: Python<'_>,
+        into: Option<&Bound<'_, PyAny>>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        timeout: f64,
+    ) -> PyResult<Snapshot> {
+        let timeout = seconds(timeout)?;
+        let wanted = Wanted { max_staleness, at_least: min_version };
+        let targets = into.map(|into| Targets::of(&self.layout, into)).transpose()?;
+        let Some(targets) = targets else {
+            let pulled = self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, wanted, timeout))?;
+            return Ok(self.snapshot(pulled));
+        };
+        let facts = self.unpinned(py, PULLING, timeout, |reading| {
+            into::pull(py, reading, wanted, &targets, timeout)
+        })?;
+        let place = Place::Each(targets.into_leases());
+        Ok(Snapshot { tensors: Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true }, facts })
+    }
+
+    /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
+    /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
+    /// Unsupported. The arguments are those of `pull`.
+    ///
+    /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
+    /// BufferError; the version stays pinned until the array is gone.
+    #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        timeout: f64,
+    ) -> PyResult<Pin> {
+        let timeout = seconds(timeout)?;
+        let wanted = Wanted { max_staleness, at_least: min_version };
+        let (facts, address, bytes) = self.unpinned(py, PINNING, timeout, |reading| {
+            let (facts, address, bytes) = hold(py, reading, wanted, timeout)?;
+            self.shared.is_pinned.store(true, Ordering::SeqCst);
+            Ok((facts, address, bytes))
+        })?;
+        let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
+        let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
+        Ok(Pin::new(self.snapshot((facts, Arc::clone(&lease))), lease))
+    }
+
+    /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
+    /// are those of `pull`. Raises OutOfTurn during a pin, or if a version is staged already.
+    #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let timeout = seconds(timeout)?;
+        self.unpinned(py, PREFETCHING, timeout, |_reading| Ok(()))?;
+        let mut staged = self.staged();
+        if staged.is_some() {
+            return Err(Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first").into());
+        }
+        let (shared, wanted) = (Arc::clone(&self.shared), Wanted { max_staleness, at_least: min_version });
+        let thread = std::thread::Builder::new().name("slackline-prefetch".into());
+        let staging = thread.spawn(move || stage(&shared, wanted, timeout));
+        *staged = Some(staging.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?);
+        Ok(())
+    }
+
+    /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
+    /// matter of microseconds at any size. Raises what a pull would have raised.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
+        const SWAPPING: &str = "swapping a version in";
+        crate::fork::check(self.shared.guard, SWAPPING)?;
+        let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
+        let staging = self.staged().take().ok_or_else(none)?;
+        let is_there = |slice: Duration| {
+            let deadline = Instant::now() + slice;
+            while !staging.is_finished() {
+                if Instant::now() >= deadline {
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Ok(Some(()))
+        };
+        let waited = if staging.is_finished() { Ok(Some(())) } else { in_slices(py, seconds(timeout)?, is_there) };
+        if !matches!(waited, Ok(Some(()))) {
+            *self.staged() = Some(staging);
+            waited?;
+            let cause = "the version is not there yet";
+            return Err(Failure::new(Class::Deadline, SWAPPING, cause, "call again").into());
+        }
+        let panicked = |_| Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it");
+        Ok(self.snapshot(staging.join().map_err(panicked)??))
+    }
+
+    /// Name, element type and shape of each tensor.
+    #[getter]
+    fn metadata(&self) -> Vec<TensorSpec> {
+        self.layout.metadata()
+    }
+
+    /// The address that was connected to.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The incarnation of the publisher.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Leaves the publisher. Snapshots that were pulled stay. Raises OutOfTurn while a version is pinned.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        const CLOSING: &str = "closing a reader";
+        crate::fork::check(self.shared.guard, CLOSING)?;
+        if self.shared.is_pinned.load(Ordering::SeqCst) {
+            let remedy = "leave the pin, and delete the arrays that look at it";
+            return Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy).into());
+        }
+        py.detach(|| self.end());
+        let reading = lock(py, &self.shared.reading, CLOSING, seconds(30.0)?)?.take();
+        py.detach(|| drop(reading));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        match self.close(py) {
+            // The exception of the block comes first, and may hold the arrays.
+            Err(_) if !class.is_none() => Ok(()),
+            closed => closed,
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Reader of {}: {} tensors>", self.address, self.layout.specs.len())
+    }
+}
+
+/// The shortest time that a connection gets: a handshake is no wait that can be cut into slices.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(20);
+
+fn nobody() -> Failure {
+    Failure::new(Class::PeerGone, "connecting", "there is no address", "give that of a publisher")
+}
+
+/// Pins a version, and returns where it lies.
+pub(crate) fn hold(
+    py: Python<'_>,
+    reading: &mut Reading,
+    wanted: Wanted,
+    timeout: Duration,
+) -> PyResult<(Facts, usize, usize)> {
+    let reader = &mut reading.reader;
+    let mut seen = 0;
+    let held = in_slices(py, timeout, |slice| {
+        let Some(newest) = newest_from(reader, wanted.at_least, slice)? else { return Ok(None) };
+        seen = newest;
+        match reader.hold(VersionBound::version(Version::new(wanted.oldest(newest))), slice) {
+            Ok(pulled) => {
+                let facts = Facts {
+                    version: pulled.version.get(),
+                    epoch: pulled.epoch,
+                    staleness: pulled.behind,
+                };
+                let held = reader.held().ok_or(Error::Pin { shard: 0, source: PinError::NotMapped })?;
+                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
+            }
+            Err(Error::Deadline { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    })?;
+    held.ok_or_else(|| wanted.late(timeout, seen).into())
+}
+
+impl Drop for PyReader {
+    fn drop(&mut self) {
+        if !self.shared.guard.is_inherited() {
+            self.end();
+        }
+    }
+}
