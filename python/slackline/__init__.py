@@ -28,11 +28,25 @@ from ._errors import (
     Refused,
     Unsupported,
 )
-from ._slackline import ArrayView, Frame, Pin, Publisher, Reader, Snapshot, TensorSpec
+from ._slackline import (
+    ArrayView,
+    Frame,
+    Gradient,
+    Job,
+    Pin,
+    Publisher,
+    Reader,
+    Server,
+    ServerStatus,
+    Snapshot,
+    Step,
+    TensorSpec,
+    Worker,
+)
 
-Mapping.register(Snapshot)
-Mapping.register(Frame)
-del Mapping
+for _class in (Snapshot, Frame, Gradient):
+    Mapping.register(_class)
+del Mapping, _class
 
 __all__ = [
     "ArrayView",
@@ -42,6 +56,8 @@ __all__ = [
     "Error",
     "Frame",
     "FramesPinned",
+    "Gradient",
+    "Job",
     "JobFailed",
     "LayoutMismatch",
     "OutOfTurn",
@@ -50,7 +66,11 @@ __all__ = [
     "Publisher",
     "Reader",
     "Refused",
+    "Server",
+    "ServerStatus",
     "Snapshot",
+    "Step",
     "TensorSpec",
     "Unsupported",
+    "Worker",
 ]

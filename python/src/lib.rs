@@ -14,21 +14,26 @@ mod errors;
 mod fabric;
 mod fork;
 mod into;
+mod job;
 mod lease;
 mod memory;
 mod pin;
 mod publisher;
 mod reader;
 mod reading;
+mod server;
 mod snapshot;
 mod source;
 mod table;
 mod view;
 mod wait;
+mod worker;
 
 /// What `slackline` imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _slackline {
+    #[pymodule_export]
+    use crate::job::PyJob;
     #[pymodule_export]
     use crate::pin::Pin;
     #[pymodule_export]
@@ -36,9 +41,13 @@ mod _slackline {
     #[pymodule_export]
     use crate::reader::PyReader;
     #[pymodule_export]
+    use crate::server::{PyServer, Status};
+    #[pymodule_export]
     use crate::snapshot::Snapshot;
     #[pymodule_export]
     use crate::table::TensorSpec;
     #[pymodule_export]
     use crate::view::ArrayView;
+    #[pymodule_export]
+    use crate::worker::{Gradient, PyWorker, Step};
 }

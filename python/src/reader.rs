@@ -1,6 +1,6 @@
 //! `slackline.Reader`.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Error, Reader, ReaderOptions, Version};
+use slackline::{Address, Error, Mixed, Reader, ReaderOptions, Version};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
@@ -19,7 +19,7 @@ use crate::pin::Pin;
 use crate::reading::{Pulling, Reading, Shared, Wanted, newest_from};
 use crate::snapshot::{Facts, Place, Snapshot, Tensors};
 use crate::table::{Layout, TensorSpec};
-use crate::wait::{in_slices, lock, timeout as seconds};
+use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
 
 type Pulled = (Facts, Arc<Lease>);
 
@@ -152,27 +152,9 @@ impl PyReader {
     ) -> PyResult<PyReader> {
         let timeout = seconds(timeout)?;
         let addresses = fabric::peer_addresses(address)?;
-        let transports: Result<Vec<_>, Failure> = py.detach(|| fabric::fabrics(secret, &addresses));
-        let transports = transports?;
-        let mut last = None;
-        let connected = in_slices(py, timeout, |slice| {
-            let begun = Instant::now();
-            for (transport, address) in transports.iter().zip(&addresses) {
-                let options = ReaderOptions::default();
-                match Reader::connect(transport.clone(), address, options, slice.max(PATIENCE)) {
-                    Ok(reader) => return Ok(Some(reader)),
-                    Err(error) => last = Some(error),
-                }
-            }
-            match &last {
-                Some(error) if !fabric::may_come(error) => Err(last.take().map_or_else(nobody, Failure::from)),
-                _ => {
-                    std::thread::sleep(slice.saturating_sub(begun.elapsed()).min(RETRY));
-                    Ok(None)
-                }
-            }
+        let reader = in_thread(py, "connecting", move |is_given_up| {
+            connect(secret, &addresses, timeout, is_given_up)
         })?;
-        let Some(reader) = connected else { return Err(last.map_or_else(nobody, Failure::from).into()) };
         let layout = Layout::of(reader.table())?;
         let epoch = reader.epoch();
         let (shared, staged) = (Arc::new(Shared::new(reader)), Mutex::new(None));
@@ -361,14 +343,35 @@ impl PyReader {
     }
 }
 
-/// The shortest time that a connection gets: a handshake is no wait that can be cut into slices.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// The pause between two attempts to connect.
-const RETRY: Duration = Duration::from_millis(20);
+const RETRY: Duration = Duration::from_millis(10);
 
-fn nobody() -> Failure {
-    Failure::new(Class::PeerGone, "connecting", "there is no address", "give that of a publisher")
+/// Connects to the first of the addresses that answers, once one does.
+fn connect(
+    secret: Option<SecretSource>,
+    addresses: &[Address],
+    timeout: Duration,
+    is_given_up: &AtomicBool,
+) -> Result<Reader<Mixed>, Failure> {
+    let transports = fabric::fabrics(secret, addresses)?;
+    let deadline = Instant::now() + timeout;
+    loop {
+        let mut last = None;
+        for (transport, address) in transports.iter().zip(addresses) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match Reader::connect(transport.clone(), address, ReaderOptions::default(), left) {
+                Ok(reader) => return Ok(reader),
+                Err(error) => last = Some(error),
+            }
+        }
+        let nobody = || Failure::new(Class::BadOption, "connecting", "there is no address", "give one");
+        let last = last.ok_or_else(nobody)?;
+        let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
+        if is_over || !fabric::may_come(&last) {
+            return Err(last.into());
+        }
+        std::thread::sleep(RETRY);
+    }
 }
 
 /// Pins a version, and returns where it lies.

@@ -1,9 +1,12 @@
 //! Waits without the interpreter, in slices, so that other threads of Python run and signals are seen.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+
+use slackline::Error;
 
 use crate::errors::{Class, Failure};
 
@@ -73,4 +76,30 @@ pub(crate) fn lock<'a, T>(
             looked = now;
         }
     }
+}
+
+/// Calls `work`, which waits in one piece, in a thread of its own, so that signals are seen meanwhile. `work` can ask
+/// whether its result is still wanted.
+pub(crate) fn in_thread<R: Send + 'static>(
+    py: Python<'_>,
+    operation: &'static str,
+    work: impl FnOnce(&AtomicBool) -> Result<R, Failure> + Send + 'static,
+) -> PyResult<R> {
+    let is_given_up = Arc::new(AtomicBool::new(false));
+    let shared = Arc::clone(&is_given_up);
+    let thread = std::thread::Builder::new().name("slackline-wait".into()).spawn(move || work(&shared));
+    let thread = thread.map_err(|source| Failure::from(Error::Thread { what: operation, source }))?;
+    let finished = |slice: Duration| {
+        let deadline = Instant::now() + slice;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(thread.is_finished().then_some(()))
+    };
+    if let Err(signal) = in_slices(py, YEAR, finished) {
+        is_given_up.store(true, Ordering::Relaxed);
+        return Err(signal);
+    }
+    let panicked = |_| Failure::new(Class::Error, operation, "the thread panicked", "please report it");
+    Ok(py.detach(|| thread.join()).map_err(panicked)??)
 }
