@@ -52,7 +52,10 @@ impl PyReader {
     ) -> PyResult<R> {
         crate::fork::check(self.shared.guard, operation)?;
         let result = {
-            let mut reading = lock(py, &self.shared.reading, operation, timeout)?;
+            self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+            let locked = lock(py, &self.shared.reading, operation, timeout);
+            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+            let mut reading = locked?;
             match &mut *reading {
                 Some(reading) => with(reading),
                 None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
@@ -128,6 +131,9 @@ fn stage(shared: &Shared, wanted: Wanted, timeout: Duration) -> Result<Pulled, F
             }
         };
         shared.settle();
+        if shared.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::sleep(TURN);
+        }
         match pulled? {
             Some(pulled) => return Ok(pulled),
             None if left.is_zero() => return Err(wanted.late(timeout, pulling.newest)),
@@ -247,10 +253,14 @@ impl PyReader {
         timeout: f64,
     ) -> PyResult<()> {
         let timeout = seconds(timeout)?;
+        let occupied = || Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first");
+        if self.staged().is_some() {
+            return Err(occupied().into());
+        }
         self.unpinned(py, PREFETCHING, timeout, |_reading| Ok(()))?;
         let mut staged = self.staged();
         if staged.is_some() {
-            return Err(Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first").into());
+            return Err(occupied().into());
         }
         let (shared, wanted) = (Arc::clone(&self.shared), Wanted { max_staleness, at_least: min_version });
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
@@ -342,6 +352,9 @@ impl PyReader {
         format!("<Reader of {}: {} tensors>", self.address, self.layout.specs.len())
     }
 }
+
+/// The pause in which a thread that prefetches lets another one have the reader, which looks twice as often.
+const TURN: Duration = Duration::from_millis(1);
 
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);

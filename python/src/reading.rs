@@ -1,6 +1,6 @@
 //! A reader as its Python objects share it: copies, and the one pin.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -161,6 +161,8 @@ pub(crate) struct Shared {
     pub(crate) is_pinned: AtomicBool,
     /// The pin has ended, and is to be let go by whoever can lock the reader.
     has_ended: AtomicBool,
+    /// Threads of Python that wait for another one's call.
+    pub(crate) waiting: AtomicUsize,
     /// Waits of other threads are to end.
     pub(crate) closes: AtomicBool,
     pub(crate) guard: ForkGuard,
@@ -172,6 +174,7 @@ impl Shared {
             reading: Mutex::new(Some(Reading::new(reader))),
             is_pinned: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
             closes: AtomicBool::new(false),
             guard: ForkGuard::new(),
         }
