@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use slackline::internals::kernel::{Fold, Gradient, Pass, crc64, triad};
 use slackline::internals::mem::{HostMemory, VolatileSlice};
-use slackline::{AdamParameters, ElementType, Optimizer};
+use slackline::{AdamParameters, Encoding, Optimizer};
 
 /// Works on its thread's part of every array.
 type Run = fn(&[VolatileSlice<'_>]);
@@ -80,7 +80,7 @@ fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, measured: bool) {
         s[6..].iter().map(|elements| Gradient { elements: *elements, weight: 0.25 }).collect();
     let fold = Fold {
         gradients: &gradients,
-        encoding: ElementType::F32,
+        encoding: Encoding::F32,
         optimizer,
         learning_rate: 1e-3,
         step: 10,

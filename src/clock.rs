@@ -76,6 +76,23 @@ impl Version {
     }
 }
 
+/// The user's own words about a version, which travel with it: the trainer's step and a short text, such as a digest or
+/// a name. The library does not look into them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct VersionTag {
+    /// A number, such as the step of the optimiser.
+    pub step: u64,
+    /// Bytes of any meaning.
+    pub label: [u8; 32],
+}
+
+impl VersionTag {
+    /// A tag that is a step alone.
+    pub const fn step(step: u64) -> VersionTag {
+        VersionTag { step, label: [0; 32] }
+    }
+}
+
 /// The clock that each worker has reached, and the smallest of them.
 ///
 /// The smallest clock never moves back: a worker that joins later starts at it (see [`ClockTable::join`]).

@@ -135,7 +135,7 @@ mod transport;
 
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
-pub use clock::{Clock, Version};
+pub use clock::{Clock, Version, VersionTag};
 pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
@@ -149,12 +149,14 @@ pub use kernel::{AdamParameters, Optimizer};
 pub use mem::CallerMemory;
 #[cfg(not(loom))]
 pub use node::{
-    Averaged, Checkpoint, CheckpointError, CheckpointOptions, Error, Eviction, Fresh, GroupError,
-    GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite, Publisher,
-    PublisherOptions, ReadMode, Reader, ReaderOptions, Server, ServerOptions, ServerStatus, ShardOptions,
-    Step, View, Worker, WorkerOptions, WorkerStatistics, now,
+    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, Draft, Error, Eviction,
+    Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite,
+    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Server, ServerOptions,
+    ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions, WorkerStatistics, now,
 };
-pub use table::{ElementType, Table, TableBuilder, TableError, Tensor};
+pub use table::{
+    ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
+};
 pub use time::Instant;
 #[cfg(all(feature = "tcp", not(loom)))]
 pub use transport::tcp::Tcp;

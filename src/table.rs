@@ -10,33 +10,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostic::{Diagnostic, remedy_of};
 
+mod element;
+mod selection;
+
+pub use element::{ElementType, Encoding};
+pub use selection::{MAX_PIECES, Piece, Selection, SelectionBuilder};
+
 /// Most tensors in a table.
 pub const MAX_TENSORS: usize = 1 << 16;
 
 /// Shards are cut at multiples of this many bytes: one cache line.
 pub const SHARD_ALIGN: u64 = 64;
 
-/// Type of one element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// IEEE 754 single precision.
-    F32,
-    /// bfloat16: the upper half of an `F32`.
-    Bf16,
-    /// IEEE 754 half precision.
-    F16,
-}
-
-impl ElementType {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            ElementType::F32 => 4,
-            ElementType::Bf16 | ElementType::F16 => 2,
-        }
-    }
-}
+/// Largest alignment of the tensors of a table: a page, where each frame begins.
+pub const MAX_ALIGN: u64 = 4096;
 
 /// One named tensor and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +58,8 @@ impl Tensor {
 
     /// The bytes it takes in the flat space.
     pub fn range(&self) -> Range<u64> {
-        self.offset..self.offset + self.elements() * self.element.bytes() as u64
+        // The table was laid out only if they could be counted.
+        self.offset..self.offset + self.element.bytes_of(self.elements()).unwrap_or_default()
     }
 }
 
@@ -102,6 +90,37 @@ pub enum TableError {
         /// Its shape.
         shape: Vec<u64>,
     },
+    /// A type of elements that is not known.
+    #[error("there is no element type `{name}`: {}", remedy_of(self))]
+    UnknownType {
+        /// The name that was given.
+        name: String,
+    },
+    /// An alignment that cannot be.
+    #[error("tensors cannot be aligned to {align} bytes: {}", remedy_of(self))]
+    Align {
+        /// The alignment that was asked for.
+        align: u64,
+    },
+    /// A tensor that the table has not.
+    #[error("the table has no tensor `{name}`: {}", remedy_of(self))]
+    NoTensor {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// A slice that the tensor has not.
+    #[error("tensor `{name}` of shape {shape:?} has no slice {ranges:?}: {}", remedy_of(self))]
+    Slice {
+        /// The name of the tensor.
+        name: String,
+        /// The ranges of indices, outermost first.
+        ranges: Vec<Range<u64>>,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// A selection of too many pieces.
+    #[error("a selection cannot have more than {MAX_PIECES} pieces: {}", remedy_of(self))]
+    TooManyPieces,
     /// More shards than cache lines, or none.
     #[error("cannot cut {bytes} bytes into {shards} shards: {}", remedy_of(self))]
     Shards {
@@ -125,6 +144,15 @@ impl Diagnostic for TableError {
             TableError::TooManyTensors { .. } => format!("use at most {MAX_TENSORS}").into(),
             TableError::DuplicateName { .. } => "give each a name of its own".into(),
             TableError::TooLarge { .. } => "check its shape".into(),
+            TableError::UnknownType { .. } => {
+                "use a name of numpy or ml_dtypes, such as float32, bfloat16, int64 or float8_e4m3fn".into()
+            }
+            TableError::NoTensor { .. } => "use a name that the table has".into(),
+            TableError::Slice { .. } => {
+                "give one range inside of each dimension, at whole bytes where elements are smaller".into()
+            }
+            TableError::TooManyPieces => "slice outer dimensions, or read the tensor whole".into(),
+            TableError::Align { .. } => format!("use a power of two, at most {MAX_ALIGN}").into(),
             TableError::Shards { most, .. } => format!("use 1 to {most}").into(),
         })
     }
@@ -133,7 +161,7 @@ impl Diagnostic for TableError {
 /// Named tensors, laid out one after the other in one flat space.
 ///
 /// Each tensor begins at a multiple of its element size, and nothing else separates them: a table of one element type
-/// is one dense array.
+/// is one dense array. [`TableBuilder::align`] has each tensor begin at a multiple of more bytes.
 ///
 /// ```
 /// use slackline::{ElementType, Table};
@@ -146,16 +174,17 @@ impl Diagnostic for TableError {
 /// # Ok::<(), slackline::TableError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Vec<Tensor>", into = "Vec<Tensor>")]
+#[serde(try_from = "TableBuilder", into = "TableBuilder")]
 pub struct Table {
     tensors: Vec<Tensor>,
+    align: u64,
     bytes: u64,
 }
 
 impl Table {
     /// Begins a table.
     pub fn builder() -> TableBuilder {
-        TableBuilder { tensors: Vec::new() }
+        TableBuilder { tensors: Vec::new(), align: 1 }
     }
 
     /// A table of one unnamed array: `elements` elements of one type, as benchmarks and tests use.
@@ -173,11 +202,13 @@ impl Table {
         self.bytes
     }
 
-    /// The element type, if all tensors have the same.
+    /// The element type, if all tensors have the same and nothing lies between them.
     #[doc(hidden)]
-    pub fn uniform_element(&self) -> Option<ElementType> {
+    pub fn dense_element(&self) -> Option<ElementType> {
         let first = self.tensors.first()?.element;
-        self.tensors.iter().all(|tensor| tensor.element == first).then_some(first)
+        let filled: u64 = self.tensors.iter().map(|tensor| tensor.range().end - tensor.range().start).sum();
+        let is_dense = filled == self.bytes && self.tensors.iter().all(|tensor| tensor.element == first);
+        is_dense.then_some(first)
     }
 
     /// The byte range of each of `shards` shards: equal to within a cache line, in order, none empty.
@@ -193,22 +224,25 @@ impl Table {
         Ok((0..shards).map(|index| cut(index)..cut(index + 1).min(self.bytes)).collect())
     }
 
-    fn lay_out(tensors: Vec<Tensor>) -> Result<Table, TableError> {
+    fn lay_out(TableBuilder { tensors, align }: TableBuilder) -> Result<Table, TableError> {
         if tensors.len() > MAX_TENSORS {
             return Err(TableError::TooManyTensors { count: tensors.len() });
         }
-        let mut table = Table { tensors: Vec::with_capacity(tensors.len()), bytes: 0 };
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(TableError::Align { align });
+        }
+        let mut table = Table { tensors: Vec::with_capacity(tensors.len()), align, bytes: 0 };
         let mut names = std::collections::HashSet::with_capacity(tensors.len());
         for mut tensor in tensors {
             if !names.insert(tensor.name.clone()) {
                 return Err(TableError::DuplicateName { name: tensor.name });
             }
-            let size = tensor.element.bytes() as u64;
-            let end = table.bytes.checked_next_multiple_of(size).and_then(|offset| {
+            let align = align.max(tensor.element.bytes() as u64);
+            let end = table.bytes.checked_next_multiple_of(align).and_then(|offset| {
                 tensor.offset = offset;
                 let elements =
                     tensor.shape.iter().try_fold(1u64, |product, side| product.checked_mul(*side))?;
-                offset.checked_add(elements.checked_mul(size)?)
+                offset.checked_add(tensor.element.bytes_of(elements)?)
             });
             match end {
                 Some(end) if end <= isize::MAX as u64 => table.bytes = end,
@@ -220,25 +254,26 @@ impl Table {
     }
 }
 
-impl TryFrom<Vec<Tensor>> for Table {
+impl TryFrom<TableBuilder> for Table {
     type Error = TableError;
 
     /// Lays the tensors out again: offsets that came from a peer are not believed.
-    fn try_from(tensors: Vec<Tensor>) -> Result<Self, TableError> {
-        Table::lay_out(tensors)
+    fn try_from(builder: TableBuilder) -> Result<Self, TableError> {
+        Table::lay_out(builder)
     }
 }
 
-impl From<Table> for Vec<Tensor> {
+impl From<Table> for TableBuilder {
     fn from(table: Table) -> Self {
-        table.tensors
+        TableBuilder { tensors: table.tensors, align: table.align }
     }
 }
 
 /// Collects the tensors of a [`Table`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TableBuilder {
     tensors: Vec<Tensor>,
+    align: u64,
 }
 
 impl TableBuilder {
@@ -248,9 +283,16 @@ impl TableBuilder {
         self
     }
 
+    /// Has each tensor begin at a multiple of `bytes`, a power of two of at most 4096: 256 is what DLPack asks for, and
+    /// 64 is a cache line. A server's table stays as it is by default, dense.
+    pub fn align(mut self, bytes: u64) -> Self {
+        self.align = bytes;
+        self
+    }
+
     /// Lays them out.
     pub fn build(self) -> Result<Table, TableError> {
-        Table::lay_out(self.tensors)
+        Table::lay_out(self)
     }
 }
 
@@ -269,7 +311,23 @@ mod tests {
             .unwrap();
         let ranges: Vec<_> = table.tensors().iter().map(Tensor::range).collect();
         assert_eq!(ranges, [0..6, 8..16, 16..18]);
-        assert_eq!(table.uniform_element(), None);
+        assert_eq!(table.dense_element(), None);
+    }
+
+    #[test]
+    fn tensors_begin_where_the_table_says_and_a_peer_lays_them_out_alike() {
+        let table = Table::builder()
+            .tensor("flags", &[3], ElementType::Bool)
+            .tensor("packed", &[5], ElementType::F4E2M1Fn)
+            .tensor("steps", &[2], ElementType::I64)
+            .align(256)
+            .build()
+            .unwrap();
+        let ranges: Vec<_> = table.tensors().iter().map(Tensor::range).collect();
+        assert_eq!(ranges, [0..3, 256..259, 512..528]);
+        assert_eq!(table.bytes(), 528);
+        let sent = postcard::to_allocvec(&table).unwrap();
+        assert_eq!(postcard::from_bytes(&sent), Ok(table));
     }
 
     #[test]
@@ -280,6 +338,10 @@ mod tests {
         assert!(matches!(one(&[1 << 62]), Err(TableError::TooLarge { .. })));
         let twice = Table::builder().tensor("a", &[1], ElementType::F32).tensor("a", &[1], ElementType::F32);
         assert!(matches!(twice.build(), Err(TableError::DuplicateName { .. })));
+        for align in [0, 3, 8192] {
+            let aligned = Table::builder().tensor("a", &[1], ElementType::F32).align(align);
+            assert_eq!(aligned.build(), Err(TableError::Align { align }));
+        }
         assert!(Table::flat(16, ElementType::F32).unwrap().shards(2).is_err());
         assert!(Table::flat(16, ElementType::F32).unwrap().shards(0).is_err());
     }

@@ -27,7 +27,7 @@ use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmListener};
 use slackline::internals::transport::{Capabilities, Offer, RegisterError};
 use slackline::{
-    Address, ConnectError, ElementType, Error, GroupMember, GroupOptions, Optimizer, Publisher,
+    Address, ConnectError, ElementType, Encoding, Error, GroupMember, GroupOptions, Optimizer, Publisher,
     PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
     Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
@@ -53,7 +53,7 @@ struct Run {
 
 impl Run {
     /// Trains with threads as workers and returns the parameters and each worker's staleness counts.
-    fn go(mut self, encoding: ElementType) -> (Vec<f32>, Vec<Vec<u64>>) {
+    fn go(mut self, encoding: Encoding) -> (Vec<f32>, Vec<Vec<u64>>) {
         let address = Address::random();
         let table = Table::flat(self.elements as u64, ElementType::F32).unwrap();
         self.options.memory.chunk_bytes = self.chunk_bytes;
@@ -159,7 +159,7 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
             let options =
                 ServerOptions { optimizer, threads, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.1) };
             let run = Run { options, elements: 5_003, workers: 1, clocks: 30, chunk_bytes: 4096 };
-            let (parameters, staleness) = run.go(ElementType::F32);
+            let (parameters, staleness) = run.go(Encoding::F32);
             let expected = serial(optimizer, 0.1, 5_003, 1, 30);
             let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert!(bits(&parameters) == bits(&expected), "{optimizer:?} with {threads} threads");
@@ -173,7 +173,7 @@ fn four_workers_under_bsp_give_the_serial_large_batch_run() {
     let optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
     let options = ServerOptions { optimizer, threads: 2, ..ServerOptions::new(SchemeConfig::Bsp, 4, 0.05) };
     let run = Run { options, elements: 3_000, workers: 4, clocks: 40, chunk_bytes: 2048 };
-    let (parameters, _) = run.go(ElementType::F32);
+    let (parameters, _) = run.go(Encoding::F32);
     let expected = serial(optimizer, 0.05, 3_000, 4, 40);
     // Relative to the largest value: sums are made in the order in which workers joined, and values near zero differ
     // by the rounding of larger ones.
@@ -189,7 +189,7 @@ fn every_scheme_keeps_its_bound_and_converges() {
     {
         let options = ServerOptions::new(scheme, 3, 0.1);
         let run = Run { options, elements: 2_000, workers: 3, clocks: 150, chunk_bytes: 1024 };
-        let (parameters, staleness) = run.go(ElementType::F32);
+        let (parameters, staleness) = run.go(Encoding::F32);
         for counts in &staleness {
             assert_eq!(counts.iter().sum::<u64>(), 150, "{scheme}");
             if let Some(bound) = scheme.staleness() {
@@ -207,7 +207,7 @@ fn every_scheme_keeps_its_bound_and_converges() {
 
 #[test]
 fn gradients_in_half_precision_are_folded_like_their_f32_values() {
-    for encoding in [ElementType::Bf16, ElementType::F16] {
+    for encoding in [Encoding::Bf16, Encoding::F16] {
         let options = ServerOptions::new(SchemeConfig::Bsp, 2, 0.1);
         let run = Run { options, elements: 1_001, workers: 2, clocks: 20, chunk_bytes: 256 };
         let (parameters, _) = run.go(encoding);

@@ -7,8 +7,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use slackline::{
-    Address, ElementType, Error, ReadMode, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport,
-    Version, Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, ElementType, Encoding, Error, ReadMode, Secret, Server, ServerOptions, Shm, Table, Tcp,
+    Transport, Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ fn server<T: Carrier>(scheme: SchemeConfig, workers: usize, shard: (u16, u16)) -
     (server, address)
 }
 
-fn options(scheme: SchemeConfig, encoding: ElementType) -> WorkerOptions {
+fn options(scheme: SchemeConfig, encoding: Encoding) -> WorkerOptions {
     WorkerOptions { own_step: Some(1.0), encoding, ..WorkerOptions::new(scheme) }
 }
 
@@ -102,7 +102,7 @@ fn work<T: Transport>(worker: &mut Worker<T>, index: usize, scheme: SchemeConfig
 }
 
 /// Runs a job of so many workers over so many shards, each for 60 clocks.
-fn job<T: Carrier>(scheme: SchemeConfig, workers: usize, shards: u16, encoding: ElementType) {
+fn job<T: Carrier>(scheme: SchemeConfig, workers: usize, shards: u16, encoding: Encoding) {
     let servers: Vec<_> = (0..shards).map(|shard| server::<T>(scheme, workers, (shard, shards))).collect();
     let addresses: Vec<_> = servers.iter().map(|(_, address)| address.clone()).collect();
     let clocks = 60;
@@ -143,27 +143,27 @@ fn job<T: Carrier>(scheme: SchemeConfig, workers: usize, shards: u16, encoding: 
 #[test]
 fn a_single_workers_view_is_exactly_what_it_has_published() {
     for scheme in SCHEMES {
-        job::<Shm>(scheme, 1, 1, ElementType::F32);
+        job::<Shm>(scheme, 1, 1, Encoding::F32);
     }
 }
 
 #[test]
 fn each_worker_sees_all_of_its_own_updates_and_the_others_up_to_the_bound() {
     for scheme in SCHEMES {
-        job::<Shm>(scheme, 3, 1, ElementType::F32);
+        job::<Shm>(scheme, 3, 1, Encoding::F32);
     }
 }
 
 #[test]
 fn shards_and_encodings_make_no_difference() {
-    job::<Shm>(SchemeConfig::Ssp { staleness: 2 }, 1, 3, ElementType::Bf16);
-    job::<Shm>(SchemeConfig::Essp { staleness: 2 }, 1, 2, ElementType::F16);
+    job::<Shm>(SchemeConfig::Ssp { staleness: 2 }, 1, 3, Encoding::Bf16);
+    job::<Shm>(SchemeConfig::Essp { staleness: 2 }, 1, 2, Encoding::F16);
 }
 
 #[test]
 fn nor_does_the_transport() {
     for scheme in SCHEMES {
-        job::<Tcp>(scheme, 2, 1, ElementType::F32);
+        job::<Tcp>(scheme, 2, 1, Encoding::F32);
     }
 }
 
@@ -177,7 +177,7 @@ fn a_copy_that_is_used_again_shows_what_was_published_since() {
         });
         let mut workers: Vec<_> = (0..2)
             .map(|_| {
-                let options = options(scheme, ElementType::F32);
+                let options = options(scheme, Encoding::F32);
                 Worker::connect(Shm::new(), std::slice::from_ref(&address), options, TIMEOUT).unwrap()
             })
             .collect();
@@ -208,7 +208,7 @@ fn after_coming_back_a_worker_shows_only_what_the_servers_have() {
         });
         let address = std::slice::from_ref(&address);
         let mut worker =
-            Worker::connect(Shm::new(), address, options(scheme, ElementType::F32), TIMEOUT).unwrap();
+            Worker::connect(Shm::new(), address, options(scheme, Encoding::F32), TIMEOUT).unwrap();
         // Nothing is applied before two workers have joined: what this one publishes first is void when it leaves.
         for clock in 0..2 {
             assert_eq!(work(&mut worker, 0, scheme, false), [clock, 0]);
@@ -239,7 +239,7 @@ fn a_step_that_cannot_be_and_reading_in_place_are_errors() {
             assert!(server.drive(|server| server.status().joined == 3, TIMEOUT).unwrap());
             assert_eq!(server.status().version, Version::new(0));
         });
-        let good = options(scheme, ElementType::F32);
+        let good = options(scheme, Encoding::F32);
         let bad = [
             WorkerOptions { own_step: Some(f32::NAN), ..good.clone() },
             WorkerOptions { read: ReadMode::InPlace, ..good.clone() },

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use slackline::internals::param::PullOptions;
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Idle, NonFinite, Optimizer,
-    PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table, WorkerOptions,
+    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Encoding, Idle, NonFinite,
+    Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table,
+    WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -24,7 +25,8 @@ pub const SLACKLINE_NO_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
 /// A version that there is not.
 pub const SLACKLINE_NO_VERSION: u64 = 0xffff_ffff_ffff_ffff;
 
-/// Types of elements, for the fields called `element` and `encoding`.
+/// Types of elements, for the field called `element`: those of DLPack 1.1. A server's table is f32. Of the field called
+/// `encoding` the first three are values.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_element {
@@ -34,6 +36,52 @@ pub enum slackline_element {
     Bf16 = 1,
     /// IEEE 754 half precision, 2 bytes.
     F16 = 2,
+    /// IEEE 754 double precision, 8 bytes.
+    F64 = 3,
+    /// A byte that is 0 or 1.
+    Bool = 4,
+    /// Signed integer of 1 byte.
+    I8 = 5,
+    /// Signed integer of 2 bytes.
+    I16 = 6,
+    /// Signed integer of 4 bytes.
+    I32 = 7,
+    /// Signed integer of 8 bytes.
+    I64 = 8,
+    /// Unsigned integer of 1 byte.
+    U8 = 9,
+    /// Unsigned integer of 2 bytes.
+    U16 = 10,
+    /// Unsigned integer of 4 bytes.
+    U32 = 11,
+    /// Unsigned integer of 8 bytes.
+    U64 = 12,
+    /// Two f32, real and imaginary part.
+    Complex64 = 13,
+    /// Two f64, real and imaginary part.
+    Complex128 = 14,
+    /// 1 byte: 3 bits of exponent, 4 of mantissa.
+    F8E3M4 = 15,
+    /// 1 byte: 4 bits of exponent, 3 of mantissa, as IEEE 754 would have it.
+    F8E4M3 = 16,
+    /// 1 byte: 4 bits of exponent with bias 11, 3 of mantissa, finite, one zero.
+    F8E4M3B11Fnuz = 17,
+    /// 1 byte: 4 bits of exponent, 3 of mantissa, finite (OCP E4M3).
+    F8E4M3Fn = 18,
+    /// 1 byte: 4 bits of exponent, 3 of mantissa, finite, one zero.
+    F8E4M3Fnuz = 19,
+    /// 1 byte: 5 bits of exponent, 2 of mantissa (OCP E5M2).
+    F8E5M2 = 20,
+    /// 1 byte: 5 bits of exponent, 2 of mantissa, finite, one zero.
+    F8E5M2Fnuz = 21,
+    /// 1 byte: 8 bits of exponent, for scales (OCP E8M0).
+    F8E8M0Fnu = 22,
+    /// 6 bits, packed: 2 of exponent, 3 of mantissa.
+    F6E2M3Fn = 23,
+    /// 6 bits, packed: 3 of exponent, 2 of mantissa.
+    F6E3M2Fn = 24,
+    /// 4 bits, packed: 2 of exponent, 1 of mantissa.
+    F4E2M1Fn = 25,
 }
 
 /// The rules by which gradients move parameters, for the field called `optimizer`. Formulas are PyTorch's.
@@ -459,7 +507,7 @@ impl slackline_worker_options {
             Failure::bad_argument(format!("options->identity cannot be {given}: it has 32 bits"))
         })?;
         Ok(WorkerOptions {
-            encoding: element(self.encoding)?,
+            encoding: encoding(self.encoding)?,
             identity: (identity > 0).then_some(identity),
             read: read_mode(self.read)?,
             checksums: self.checksums != 0,
@@ -481,7 +529,7 @@ impl slackline_publisher_options {
             checksums: self.checksums != 0,
             idle: idle(self.idle)?,
         };
-        Ok(PublisherOptions { memory })
+        Ok(PublisherOptions { memory, ..PublisherOptions::default() })
     }
 }
 
@@ -595,13 +643,47 @@ fn read_mode(number: u64) -> Result<ReadMode, Failure> {
     named(known, number, "setting of read")
 }
 
+/// Each type of elements, as C and as Rust name it.
+pub(crate) const ELEMENTS: [(u64, ElementType); 26] = [
+    (slackline_element::F32 as u64, ElementType::F32),
+    (slackline_element::Bf16 as u64, ElementType::Bf16),
+    (slackline_element::F16 as u64, ElementType::F16),
+    (slackline_element::F64 as u64, ElementType::F64),
+    (slackline_element::Bool as u64, ElementType::Bool),
+    (slackline_element::I8 as u64, ElementType::I8),
+    (slackline_element::I16 as u64, ElementType::I16),
+    (slackline_element::I32 as u64, ElementType::I32),
+    (slackline_element::I64 as u64, ElementType::I64),
+    (slackline_element::U8 as u64, ElementType::U8),
+    (slackline_element::U16 as u64, ElementType::U16),
+    (slackline_element::U32 as u64, ElementType::U32),
+    (slackline_element::U64 as u64, ElementType::U64),
+    (slackline_element::Complex64 as u64, ElementType::Complex64),
+    (slackline_element::Complex128 as u64, ElementType::Complex128),
+    (slackline_element::F8E3M4 as u64, ElementType::F8E3M4),
+    (slackline_element::F8E4M3 as u64, ElementType::F8E4M3),
+    (slackline_element::F8E4M3B11Fnuz as u64, ElementType::F8E4M3B11Fnuz),
+    (slackline_element::F8E4M3Fn as u64, ElementType::F8E4M3Fn),
+    (slackline_element::F8E4M3Fnuz as u64, ElementType::F8E4M3Fnuz),
+    (slackline_element::F8E5M2 as u64, ElementType::F8E5M2),
+    (slackline_element::F8E5M2Fnuz as u64, ElementType::F8E5M2Fnuz),
+    (slackline_element::F8E8M0Fnu as u64, ElementType::F8E8M0Fnu),
+    (slackline_element::F6E2M3Fn as u64, ElementType::F6E2M3Fn),
+    (slackline_element::F6E3M2Fn as u64, ElementType::F6E3M2Fn),
+    (slackline_element::F4E2M1Fn as u64, ElementType::F4E2M1Fn),
+];
+
 fn element(number: u32) -> Result<ElementType, Failure> {
+    named(ELEMENTS, number.into(), "element type")
+}
+
+fn encoding(number: u32) -> Result<Encoding, Failure> {
     let known = [
-        (slackline_element::F32 as u64, ElementType::F32),
-        (slackline_element::Bf16 as u64, ElementType::Bf16),
-        (slackline_element::F16 as u64, ElementType::F16),
+        (slackline_element::F32 as u64, Encoding::F32),
+        (slackline_element::Bf16 as u64, Encoding::Bf16),
+        (slackline_element::F16 as u64, Encoding::F16),
     ];
-    named(known, number.into(), "element type")
+    named(known, number.into(), "encoding of gradients")
 }
 
 /// The value that C knows by this number.
@@ -640,7 +722,7 @@ mod tests {
 
     #[test]
     fn numbers_that_name_nothing_are_bad_arguments() {
-        assert!(element(3).is_err());
+        assert!(element(26).is_err() && encoding(3).is_err());
         assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
         assert!(slackline_server_options { non_finite: 3, ..Default::default() }.non_finite().is_err());
         assert!(idle(2).is_err() && read_mode(2).is_err() && resume_of(3).is_err());

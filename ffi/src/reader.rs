@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use slackline::internals::param::Pulled;
 use slackline::{Fresh, Reader, Version, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
@@ -278,12 +277,12 @@ pub unsafe extern "C" fn slackline_reader_pin(
         let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let timeout = Duration::from_millis(timeout_ms);
         let pin = |reader: &mut Reader<Fabric>| {
-            let Pulled { version, behind, epoch, retries, .. } =
-                reader.hold(Bound::version(Version::new(version)), timeout)?;
-            let memory =
-                reader.held().ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
+            reader.hold(Bound::version(Version::new(version)), timeout)?;
+            let held = reader.held().zip(reader.held_fresh());
+            let (memory, fresh) =
+                held.ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
             out.set((memory.as_ptr().cast_const().cast(), memory.len()));
-            Ok(Fresh { version, behind, epoch, retries, copied: false })
+            Ok(fresh)
         };
         // SAFETY: the contract.
         unsafe { refresh(reader, fresh, pin) }

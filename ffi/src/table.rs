@@ -2,11 +2,11 @@
 
 use std::ffi::CString;
 
-use slackline::{ElementType, Table};
+use slackline::Table;
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{Out, call};
-use crate::options::{self, slackline_element, slackline_tensor};
+use crate::options::{self, ELEMENTS, slackline_tensor};
 
 /// A table's tensors, with the names and shapes that they point at.
 pub(crate) struct Tensors {
@@ -31,21 +31,17 @@ impl Tensors {
                 Failure::new(slackline_status::Unsupported, message)
             })?;
             let shape = tensor.shape().to_vec();
-            let element = match tensor.element() {
-                ElementType::F32 => slackline_element::F32,
-                ElementType::Bf16 => slackline_element::Bf16,
-                ElementType::F16 => slackline_element::F16,
-                other => {
-                    let message =
-                        format!("C has no name for elements of type {other:?}: update this library");
-                    return Err(Failure::new(slackline_status::Unsupported, message));
-                }
-            };
+            let number = ELEMENTS.iter().find(|(_, element)| *element == tensor.element());
+            let (element, _) = number.ok_or_else(|| {
+                let element = tensor.element();
+                let message = format!("C has no name for elements of type {element}: update this library");
+                Failure::new(slackline_status::Unsupported, message)
+            })?;
             tensors.push(slackline_tensor {
                 name: name.as_ptr(),
                 shape: shape.as_ptr(),
                 rank: shape.len(),
-                element: element as u32,
+                element: *element as u32,
             });
             names.push(name);
             shapes.push(shape);

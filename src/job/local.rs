@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use crate::kernel::{self, Fold, Gradient, Optimizer, Pass};
 use crate::mem::{HostMemory, VolatileSlice};
 use crate::node::Error;
-use crate::table::ElementType;
+use crate::table::Encoding;
 use crate::transport::RegisterError;
 
 /// Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient, as ABS has it
@@ -119,14 +119,14 @@ impl LocalOptimizer {
             }
         }
         self.steps += 1;
-        kernel::encode(parameters, self.part(0), ElementType::F32);
-        kernel::encode(gradient, self.part(2), ElementType::F32);
+        kernel::encode(parameters, self.part(0), Encoding::F32);
+        kernel::encode(gradient, self.part(2), Encoding::F32);
         let odd = (self.steps % 2) as usize;
         let state = |state| Pass { from: self.part(3 + 2 * state + odd), to: self.part(4 + 2 * state - odd) };
         let states: SmallVec<[_; 2]> = (0..self.optimizer.states()).map(state).collect();
         let fold = Fold {
             gradients: &[Gradient { elements: self.part(2), weight: 1.0 }],
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
             step: self.steps,
@@ -135,7 +135,7 @@ impl LocalOptimizer {
             streaming: false,
         };
         fold.run()?;
-        kernel::decode(self.part(1), ElementType::F32, parameters);
+        kernel::decode(self.part(1), Encoding::F32, parameters);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use half::f16;
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use crate::mem::{Streaming, VolatileSlice};
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 #[cfg(target_endian = "big")]
 compile_error!("elements are little-endian in shared memory, and nothing here swaps them yet");
@@ -17,18 +17,18 @@ const PIECE: usize = 2048;
 /// ```
 /// use slackline::internals::kernel::{decode, encode};
 /// use slackline::internals::mem::VolatileSlice;
-/// use slackline::ElementType;
+/// use slackline::Encoding;
 /// let mut bytes = [0; 4];
-/// encode(&[1.0, -2.5], VolatileSlice::from_mut(&mut bytes), ElementType::Bf16);
+/// encode(&[1.0, -2.5], VolatileSlice::from_mut(&mut bytes), Encoding::Bf16);
 /// let mut values = [0.0; 2];
-/// decode(VolatileSlice::from_ref(&bytes), ElementType::Bf16, &mut values);
+/// decode(VolatileSlice::from_ref(&bytes), Encoding::Bf16, &mut values);
 /// assert_eq!(values, [1.0, -2.5]);
 /// ```
 ///
 /// # Panics
 ///
 /// If `to` is not as long as that needs, or is read-only.
-pub fn encode(from: &[f32], to: VolatileSlice<'_>, encoding: ElementType) {
+pub fn encode(from: &[f32], to: VolatileSlice<'_>, encoding: Encoding) {
     let size = encoding.bytes();
     assert_eq!(Some(to.len()), from.len().checked_mul(size), "encoding into a range of another length");
     let streaming = Streaming::PieceOf { total_bytes: to.len() };
@@ -36,12 +36,12 @@ pub fn encode(from: &[f32], to: VolatileSlice<'_>, encoding: ElementType) {
     for (index, from) in from.chunks(PIECE).enumerate() {
         let halves = &mut buffer[..from.len()];
         let bytes = match encoding {
-            ElementType::F32 => bytes_of(from),
-            ElementType::Bf16 => {
+            Encoding::F32 => bytes_of(from),
+            Encoding::Bf16 => {
                 narrow(from, halves);
                 bytes_of(halves)
             }
-            ElementType::F16 => {
+            Encoding::F16 => {
                 halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(from);
                 bytes_of(halves)
             }
@@ -55,17 +55,17 @@ pub fn encode(from: &[f32], to: VolatileSlice<'_>, encoding: ElementType) {
 /// # Panics
 ///
 /// If `from` is not as long as `to` asks for.
-pub fn decode(from: VolatileSlice<'_>, encoding: ElementType, to: &mut [f32]) {
+pub fn decode(from: VolatileSlice<'_>, encoding: Encoding, to: &mut [f32]) {
     let size = encoding.bytes();
     assert_eq!(Some(from.len()), to.len().checked_mul(size), "decoding from a range of another length");
-    if encoding == ElementType::F32 {
+    if encoding == Encoding::F32 {
         return from.read(bytes_of_mut(to));
     }
     let mut buffer = [0u16; PIECE];
     for (index, to) in to.chunks_mut(PIECE).enumerate() {
         let halves = &mut buffer[..to.len()];
         from.subslice(index * PIECE * size, to.len() * size).read(bytes_of_mut(halves));
-        if encoding == ElementType::Bf16 {
+        if encoding == Encoding::Bf16 {
             for (to, half) in to.iter_mut().zip(halves) {
                 *to = f32::from_bits(u32::from(*half) << 16);
             }
@@ -139,7 +139,7 @@ mod tests {
             .map(f32::from_bits)
             .collect();
         let mut bytes = vec![0; values.len() * 2];
-        encode(&values, VolatileSlice::from_mut(&mut bytes), ElementType::Bf16);
+        encode(&values, VolatileSlice::from_mut(&mut bytes), Encoding::Bf16);
         for (value, half) in values.iter().zip(bytes.as_chunks::<2>().0) {
             assert_eq!(u16::from_le_bytes(*half), half::bf16::from_f32(*value).to_bits(), "{value}");
         }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn every_half_survives_a_round_trip() {
-        for encoding in [ElementType::Bf16, ElementType::F16] {
+        for encoding in [Encoding::Bf16, Encoding::F16] {
             let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
             let mut values = vec![0.0; 1 << 16];
             decode(VolatileSlice::from_ref(&bytes), encoding, &mut values);
@@ -165,9 +165,9 @@ mod tests {
     fn f32_is_copied() {
         let values: Vec<f32> = (0..5000).map(|i| i as f32).collect();
         let mut bytes = vec![0; 20_000];
-        encode(&values, VolatileSlice::from_mut(&mut bytes), ElementType::F32);
+        encode(&values, VolatileSlice::from_mut(&mut bytes), Encoding::F32);
         let mut again = vec![0.0; 5000];
-        decode(VolatileSlice::from_ref(&bytes), ElementType::F32, &mut again);
+        decode(VolatileSlice::from_ref(&bytes), Encoding::F32, &mut again);
         assert_eq!(values, again);
     }
 }

@@ -1,7 +1,7 @@
 //! The largest magnitude of a gradient's elements.
 
 use crate::mem::VolatileSlice;
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 /// Copied out at a time: stays in the first-level cache.
 const PIECE: usize = 8 << 10;
@@ -12,15 +12,15 @@ const PIECE: usize = 8 << 10;
 /// ```
 /// use slackline::internals::kernel::largest_magnitude;
 /// use slackline::internals::mem::VolatileSlice;
-/// use slackline::ElementType;
+/// use slackline::Encoding;
 /// let bytes: Vec<u8> = [1.0f32, -2.5, 0.25].iter().flat_map(|value| value.to_le_bytes()).collect();
-/// assert_eq!(largest_magnitude(VolatileSlice::from_ref(&bytes), ElementType::F32), 2.5);
+/// assert_eq!(largest_magnitude(VolatileSlice::from_ref(&bytes), Encoding::F32), 2.5);
 /// ```
 ///
 /// # Panics
 ///
 /// If `elements` are not whole elements of the encoding.
-pub fn largest_magnitude(elements: VolatileSlice<'_>, encoding: ElementType) -> f32 {
+pub fn largest_magnitude(elements: VolatileSlice<'_>, encoding: Encoding) -> f32 {
     assert!(elements.len().is_multiple_of(encoding.bytes()), "the magnitude of a part of an element");
     let mut buffer = [0; PIECE];
     let mut most = 0;
@@ -28,14 +28,14 @@ pub fn largest_magnitude(elements: VolatileSlice<'_>, encoding: ElementType) -> 
         let piece = &mut buffer[..PIECE.min(elements.len() - at)];
         elements.subslice(at, piece.len()).read(piece);
         most = most.max(match encoding {
-            ElementType::F32 => largest(piece, words),
-            ElementType::Bf16 | ElementType::F16 => largest(piece, halves),
+            Encoding::F32 => largest(piece, words),
+            Encoding::Bf16 | Encoding::F16 => largest(piece, halves),
         });
     }
     let magnitude = match encoding {
-        ElementType::F32 => f32::from_bits(most),
-        ElementType::Bf16 => f32::from_bits(most << 16),
-        ElementType::F16 => half::f16::from_bits(most as u16).to_f32(),
+        Encoding::F32 => f32::from_bits(most),
+        Encoding::Bf16 => f32::from_bits(most << 16),
+        Encoding::F16 => half::f16::from_bits(most as u16).to_f32(),
     };
     if magnitude.is_nan() { f32::INFINITY } else { magnitude }
 }
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_largest_is_found_wherever_it_stands() {
-        for encoding in [ElementType::F32, ElementType::Bf16, ElementType::F16] {
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F16] {
             for count in [0usize, 1, 7, 64, 2048, 5000] {
                 let mut values: Vec<f32> = (0..count).map(|at| (at % 5) as f32 / 8.0 - 0.25).collect();
                 for at in [0, count / 2, count.saturating_sub(1)] {
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_number_is_infinite() {
-        for encoding in [ElementType::F32, ElementType::Bf16, ElementType::F16] {
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F16] {
             for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut bytes = vec![0; 100 * encoding.bytes()];
                 let mut values = [1.0; 100];

@@ -30,7 +30,7 @@ pub use ticks::ticks;
 pub use triad::triad;
 
 use crate::mem::VolatileSlice;
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 /// Most gradients in one fold.
 pub const MAX_GRADIENTS: usize = 1024;
@@ -60,7 +60,7 @@ pub struct Fold<'a> {
     /// The gradients to sum, in this order. If there are none, the sum is zero.
     pub gradients: &'a [Gradient<'a>],
     /// Type of the gradients' elements.
-    pub encoding: ElementType,
+    pub encoding: Encoding,
     /// The rule.
     pub optimizer: Optimizer,
     /// Its step size.
@@ -86,7 +86,7 @@ impl Fold<'_> {
     /// ```
     /// use slackline::internals::kernel::{Fold, Gradient, Pass};
     /// use slackline::internals::mem::HostMemory;
-    /// use slackline::{ElementType, Optimizer};
+    /// use slackline::{Encoding, Optimizer};
     ///
     /// let memory = HostMemory::anonymous(4096)?;
     /// let [from, to, gradient] = [0, 1024, 2048].map(|at| memory.as_volatile().subslice(at, 4));
@@ -94,7 +94,7 @@ impl Fold<'_> {
     /// gradient.write(&4f32.to_le_bytes());
     /// let fold = Fold {
     ///     gradients: &[Gradient { elements: gradient, weight: 0.5 }],
-    ///     encoding: ElementType::F32,
+    ///     encoding: Encoding::F32,
     ///     optimizer: Optimizer::Sgd { weight_decay: 0.0 },
     ///     learning_rate: 0.25,
     ///     step: 1,

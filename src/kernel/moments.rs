@@ -66,7 +66,7 @@ mod tests {
     use crate::kernel::tests::{ENCODINGS, OPTIMIZERS, levels};
     use crate::kernel::{Fold, Gradient, Optimizer, Pass, decode, encode};
     use crate::mem::HostMemory;
-    use crate::table::ElementType;
+    use crate::table::Encoding;
 
     /// Numbers around nothing, the same for each seed.
     fn number(seed: usize) -> f32 {
@@ -78,7 +78,7 @@ mod tests {
     /// One array of so many elements per index, a page apart, each at `offset` from its page's begin.
     fn fold_at(
         memory: &HostMemory,
-        (optimizer, encoding): (Optimizer, ElementType),
+        (optimizer, encoding): (Optimizer, Encoding),
         (k, count, offset): (usize, usize, usize),
         check: impl Fn(&Fold<'_>, [f64; 2]),
     ) {
@@ -142,7 +142,7 @@ mod tests {
         for level in levels() {
             let mut found = Vec::new();
             for offset in [0, 4, 60, 3] {
-                let (case, shape) = ((OPTIMIZERS[0], ElementType::F32), (3, 1000, offset));
+                let (case, shape) = ((OPTIMIZERS[0], Encoding::F32), (3, 1000, offset));
                 let found = std::cell::RefCell::new(&mut found);
                 fold_at(&memory, case, shape, |fold, _| {
                     found.borrow_mut().push(fold.run_on::<true>(level).unwrap().moments);

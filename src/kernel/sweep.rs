@@ -5,7 +5,7 @@ use core::ops::Range;
 use super::lanes::{self, Lanes, Level};
 use super::rule::{Adam, Momentum, Rule, Sgd};
 use super::{Fold, Gradient, Moments, Optimizer};
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 /// Most vectors of each stream in one turn of the loop; rules with two states take half as many.
 ///
@@ -177,9 +177,9 @@ unsafe fn by_encoding<P: Path, const MEASURE: bool>(fold: &Fold<'_>, found: &mut
     // SAFETY: the caller's promise.
     unsafe {
         match fold.encoding {
-            ElementType::F32 => by_optimizer::<P, F32, MEASURE>(fold, found),
-            ElementType::Bf16 => by_optimizer::<P, Bf16, MEASURE>(fold, found),
-            ElementType::F16 => by_optimizer::<P, F16, MEASURE>(fold, found),
+            Encoding::F32 => by_optimizer::<P, F32, MEASURE>(fold, found),
+            Encoding::Bf16 => by_optimizer::<P, Bf16, MEASURE>(fold, found),
+            Encoding::F16 => by_optimizer::<P, F16, MEASURE>(fold, found),
         }
     }
 }

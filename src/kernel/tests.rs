@@ -31,7 +31,7 @@ pub(super) const OPTIMIZERS: [Optimizer; 4] = [
     Optimizer::Adam(AdamParameters::new(0.02)),
     Optimizer::AdamW(AdamParameters::new(0.3)),
 ];
-pub(super) const ENCODINGS: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+pub(super) const ENCODINGS: [Encoding; 3] = [Encoding::F32, Encoding::Bf16, Encoding::F16];
 
 /// The formulas of [`Optimizer`], one parameter at a time, in plain Rust.
 fn reference(optimizer: Optimizer, rate: f32, t: u64, g: f32, p: f32, s: [f32; 2]) -> [f32; 3] {
@@ -81,15 +81,15 @@ impl Bits {
         }
     }
 
-    fn element(&mut self, encoding: ElementType) -> (f32, Vec<u8>) {
+    fn element(&mut self, encoding: Encoding) -> (f32, Vec<u8>) {
         let number = self.number();
         match encoding {
-            ElementType::F32 => (number, number.to_le_bytes().to_vec()),
-            ElementType::Bf16 => {
+            Encoding::F32 => (number, number.to_le_bytes().to_vec()),
+            Encoding::Bf16 => {
                 let half = bf16::from_f32(number);
                 (half.to_f32(), half.to_le_bytes().to_vec())
             }
-            ElementType::F16 => {
+            Encoding::F16 => {
                 let half = f16::from_f32(number);
                 (half.to_f32(), half.to_le_bytes().to_vec())
             }
@@ -125,14 +125,14 @@ fn untouched(memory: &HostMemory, slice: VolatileSlice<'_>) -> bool {
 
 fn floats(slice: VolatileSlice<'_>) -> Vec<f32> {
     let mut values = vec![0.0; slice.len() / 4];
-    decode(slice, ElementType::F32, &mut values);
+    decode(slice, Encoding::F32, &mut values);
     values
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
     optimizer: Optimizer,
-    encoding: ElementType,
+    encoding: Encoding,
     k: usize,
     count: usize,
     /// Alignment of the destinations and of everything else.
@@ -169,7 +169,7 @@ fn check(memory: &HostMemory, case: Case) -> Result<(), String> {
             // The second moment is a sum of squares.
             let numbers: Vec<_> =
                 if index == 2 { numbers.iter().map(|v| v.abs()).collect() } else { numbers };
-            encode(&numbers, pass.from, ElementType::F32);
+            encode(&numbers, pass.from, Encoding::F32);
             pass
         })
         .collect();
@@ -239,11 +239,11 @@ fn a_fold_of_nothing_is_a_step_on_a_gradient_of_zero() {
         let passes = [0, 1, 2].map(|_| Pass { from: arrays.next(400, 0), to: arrays.next(400, 0) });
         for (index, pass) in passes.iter().enumerate() {
             let values: Vec<f32> = (0..100).map(|at| (at + index) as f32 / 64.0).collect();
-            encode(&values, pass.from, ElementType::F32);
+            encode(&values, pass.from, Encoding::F32);
         }
         let fold = |gradients| Fold {
             gradients,
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             optimizer,
             learning_rate: 0.5,
             step: 3,
@@ -285,8 +285,8 @@ proptest! {
         let mut arrays = Arrays(&memory, 0);
         let [a, b, c] = [0, 4, 1].map(|offset| arrays.next(count * 4, offset));
         let values: Vec<f32> = (0..count).map(|i| i as f32 / 7.0).collect();
-        encode(&values, b, ElementType::F32);
-        encode(&values, c, ElementType::F32);
+        encode(&values, b, Encoding::F32);
+        encode(&values, c, Encoding::F32);
         triad(a, b, c, scalar);
         let expected: Vec<f32> = values.iter().map(|v| v + scalar * v).collect();
         prop_assert_eq!(floats(a), expected);
@@ -313,7 +313,7 @@ fn a_fold_that_cannot_be_is_an_error_and_writes_nothing() {
     let good = [gradient(at(0, 64))];
     let fold = Fold {
         gradients: &good,
-        encoding: ElementType::F32,
+        encoding: Encoding::F32,
         optimizer: OPTIMIZERS[0],
         learning_rate: 1.0,
         step: 1,
@@ -339,7 +339,7 @@ fn a_fold_that_cannot_be_is_an_error_and_writes_nothing() {
             FoldError::Length { operand: Operand::Gradient(1), bytes: 60, expected: 64 },
         ),
         (
-            Fold { encoding: ElementType::F16, ..fold },
+            Fold { encoding: Encoding::F16, ..fold },
             FoldError::Length { operand: Operand::Gradient(0), bytes: 64, expected: 32 },
         ),
         (
@@ -393,7 +393,7 @@ fn a_fold_tells_wherever_one_gradient_or_parameter_is_not_finite() {
             streaming: false,
         };
         let finite = |values: [&[f32]; 3]| {
-            encode(values[0], passes[0].from, ElementType::F32);
+            encode(values[0], passes[0].from, Encoding::F32);
             encode(values[1], elements[0], encoding);
             encode(values[2], elements[1], encoding);
             let one = |level| {

@@ -21,7 +21,7 @@ use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest
 use crate::mem::{LocalSlice, OutOfBounds};
 use crate::param::{PeerInbox, Progress};
 use crate::scheme::GradientId;
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 /// One gradient of a job.
 pub(super) struct Input {
@@ -84,7 +84,7 @@ impl Measured {
 /// Everything that threads need to know of one fold.
 pub(super) struct FoldJob {
     pub(super) inputs: Vec<Input>,
-    pub(super) encoding: ElementType,
+    pub(super) encoding: Encoding,
     pub(super) optimizer: Optimizer,
     pub(super) learning_rate: f32,
     pub(super) step: u64,
@@ -425,7 +425,7 @@ mod tests {
         measured.resize(1);
         let job = FoldJob {
             inputs: Vec::new(),
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate: 0.1,
             step: 1,

@@ -11,7 +11,7 @@ use crate::kernel::FoldError;
 use crate::mem::OutOfBounds;
 use crate::param::{Eviction, HandshakeError, PinError, PublishError, PullError};
 use crate::scheme::{self, Bound};
-use crate::table::{ElementType, TableError};
+use crate::table::{Encoding, TableError};
 use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
 
 /// An operation of a node failed. The text names the operation, the cause and the remedy; [`Diagnostic`] says them to
@@ -136,7 +136,9 @@ pub enum Error {
         waited: Duration,
     },
     /// Servers take f32 parameters only.
-    #[error("a server's table must be f32 throughout (gradients may be bf16 or f16)")]
+    #[error(
+        "a server's table must be f32 throughout, with nothing between its tensors (gradients may be bf16 or f16)"
+    )]
     NotF32,
     /// The initial values have another length than the shard.
     #[error("{given} values were given for {expected}")]
@@ -164,7 +166,7 @@ pub enum Error {
     #[error("the worker's gradients are {encoding:?}, not f32: {}", self.help())]
     Encoding {
         /// The encoding that the gradients have.
-        encoding: ElementType,
+        encoding: Encoding,
     },
     /// The scheme cannot run this way.
     #[error("scheme {scheme} {reason}")]

@@ -311,6 +311,12 @@ impl<E: Endpoint> Link<E> {
         self.held.version = Some(version);
     }
 
+    /// Tells the owner that this peer holds `version`: now if the queue has room, else as soon as it has.
+    pub(super) fn tell_held(&mut self, version: Version) -> Result<(), Error> {
+        self.say_held(version);
+        self.advance_held().map(drop)
+    }
+
     fn advance_held(&mut self) -> Result<bool, Error> {
         let (Some(version), false) = (self.held.version, self.held.outstanding) else { return Ok(false) };
         let (remote, word) = own_page::held(&self.held.page, version)?;
@@ -423,7 +429,8 @@ impl<E: Endpoint> Link<E> {
         let shard = self.welcome.shard;
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
-        into.as_volatile().copy_from(bytes, Streaming::ByLength);
+        self.pull.copy_out(bytes, into.as_volatile());
+        let label = pins.label().unwrap_or_default();
         let asked = self.pull.asks_included();
         let included = asked.then(|| pins.included(self.welcome.peer)).flatten();
         // A process that was stopped for longer than its lease has lost the pin meanwhile.
@@ -431,6 +438,7 @@ impl<E: Endpoint> Link<E> {
         let behind = pulled.version.behind(pins.newest());
         pins.release();
         if intact {
+            self.pull.set_label(label);
             self.pull.finish(Pulled { behind, included, ..pulled });
         }
         Ok(intact)

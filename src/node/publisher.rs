@@ -1,12 +1,15 @@
 //! The publisher: versions that their owner made itself, for readers.
 
+mod background;
+
+pub use self::background::{BackgroundPublisher, Draft};
 use super::Error;
 use super::runtime::complete;
-use super::shard::{Shard, ShardConfig, ShardOptions};
+use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
 use super::wait::{WaitTurn, drive, wait};
-use crate::clock::{Clock, Version};
-use crate::mem::{Streaming, VolatileSlice};
-use crate::param::Pinned;
+use crate::clock::{Clock, Version, VersionTag};
+use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::param::{FrameLabel, Latest, Pinned};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Transport};
@@ -16,12 +19,31 @@ use crate::transport::{Address, Transport};
 pub struct PublisherOptions {
     /// Settings of its memory.
     pub memory: ShardOptions,
+    /// The version at which it begins, all zeros; the first that it publishes is the next one. A publisher that takes
+    /// the place of an earlier one begins at that one's last version, so that the numbers go on. Readers tell the two
+    /// apart by the epoch.
+    pub begin_at: Version,
+}
+
+/// A reader, as its publisher sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReaderStatus {
+    /// Its index, which another reader gets once this one has left.
+    pub peer: u16,
+    /// The newest version that it has copied, by its own word; `None` before the first.
+    pub holds: Option<Version>,
+    /// The version that it reads in place now.
+    pub pins: Option<Version>,
+    /// The number of versions by which the newer of the two is behind the latest; of a reader that has none, all
+    /// versions so far.
+    pub behind: u64,
 }
 
 /// Publishes versions of a table: a trainer's weights, say, for rollout workers.
 ///
-/// Readers are taken in by [`poll`](Self::poll), which every publishing call includes; a trainer that computes for
-/// long calls it in between.
+/// Readers are taken in by [`poll`](Self::poll), which every publishing call includes. A trainer that computes for long
+/// calls it in between, or leaves it to a thread: [`into_background`](Self::into_background).
 ///
 /// ```
 /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
@@ -49,16 +71,21 @@ pub struct Publisher<T: Transport> {
 }
 
 impl<T: Transport> Publisher<T> {
-    /// Begins to serve `table` at `address`; version 0 is all zeros.
+    /// Begins to serve `table` at `address`; the version at which it begins is all zeros.
     pub fn new(
         transport: T,
         address: &Address,
         table: Table,
         options: PublisherOptions,
     ) -> Result<Self, Error> {
+        if options.begin_at >= Latest::VERSION_MAX {
+            return Err(Error::LastVersion { version: options.begin_at });
+        }
         let config = ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory };
         let mut shard = Shard::new(transport, address, config)?;
-        shard.frames.seal_initial();
+        let origin = shard.frames.epoch();
+        shard.frames.set_label(shard.frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });
+        shard.begin_at(options.begin_at, Clock::new(0));
         Ok(Publisher { shard, events: Vec::new(), joined: 0, draft: None })
     }
 
@@ -95,6 +122,22 @@ impl<T: Transport> Publisher<T> {
         self.joined
     }
 
+    /// The readers that are in, each with the version that it holds.
+    pub fn reader_statuses(&self) -> Vec<ReaderStatus> {
+        let frames = &self.shard.frames;
+        let latest = frames.latest().version;
+        let status = |(peer, reader): (u16, &ShardPeer<T::Endpoint>)| {
+            // A reader that says what cannot be deceives about itself alone.
+            let holds = reader.inbox.held().filter(|version| *version <= latest);
+            let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.pins(*frame));
+            let pins = pinned.map(|frame| frames.header(frame).version);
+            let behind = holds.max(pins).unwrap_or_default().behind(latest);
+            ReaderStatus { peer, holds, pins, behind }
+        };
+        let peers = (0..).zip(&self.shard.peers);
+        peers.filter_map(|(peer, reader)| Some((peer, reader.as_ref()?))).map(status).collect()
+    }
+
     /// Takes readers in and notices which readers are gone, without waiting. Returns true if anything happened.
     pub fn poll(&mut self, now: Instant) -> bool {
         let progress = self.shard.poll(now, Clock::new(0), &mut self.events);
@@ -121,12 +164,23 @@ impl<T: Transport> Publisher<T> {
 
     /// Publishes `bytes`, the whole table, as the next version.
     pub fn publish(&mut self, bytes: &[u8], timeout: Duration) -> Result<Version, Error> {
+        self.publish_tagged(bytes, VersionTag::default(), timeout)
+    }
+
+    /// As [`publish`](Self::publish), with a tag that readers get with the version.
+    pub fn publish_tagged(
+        &mut self,
+        bytes: &[u8],
+        tag: VersionTag,
+        timeout: Duration,
+    ) -> Result<Version, Error> {
         let expected = self.shard.frames.geometry().payload_bytes as usize;
         if bytes.len() != expected {
             return Err(Error::Length { given: bytes.len(), expected });
         }
         let source = VolatileSlice::from_ref(bytes);
-        self.publish_with(timeout, |memory| memory.copy_from(source, Streaming::ByLength))
+        self.publish_begin(timeout)?.copy_from(source, Streaming::ByLength);
+        self.publish_commit_tagged(tag)
     }
 
     /// Publishes what `fill` writes into the frame itself as the next version. The frame holds some old version when
@@ -158,28 +212,58 @@ impl<T: Transport> Publisher<T> {
         &mut self,
         timeout: Duration,
     ) -> Result<VolatileSlice<'_>, Error> {
-        let frame = match self.draft {
-            Some((frame, _)) => frame,
-            None => {
-                let version = self.shard.next_version()?;
-                let frame = self.free_frame(version, timeout).await?;
-                self.draft = Some((frame, version));
-                frame
-            }
+        let runtime = self.shard.runtime.clone();
+        let free = wait(&runtime, runtime.now() + timeout, |now| {
+            self.poll(now);
+            Ok(match self.begin_draft()? {
+                Some(frame) => WaitTurn::Done(frame),
+                None => WaitTurn::Idle,
+            })
+        });
+        let Some(frame) = free.await? else {
+            return Err(Error::Pinned { version: self.shard.next_version()?, waited: timeout });
         };
         let frames = &self.shard.frames;
         let begin = frames.geometry().stride() as usize * usize::from(frame);
         Ok(frames.region().as_volatile().subslice(begin, frames.geometry().payload_bytes as usize))
     }
 
+    /// The frame of the next version, if there is one that no reader pins.
+    fn begin_draft(&mut self) -> Result<Option<u8>, Error> {
+        if self.draft.is_none() {
+            let version = self.shard.next_version()?;
+            let peers = &self.shard.peers;
+            let begun = self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame));
+            self.draft = match begun {
+                Ok(frame) => Some((frame, version)),
+                Err(Pinned) => None,
+            };
+        }
+        Ok(self.draft.map(|(frame, _)| frame))
+    }
+
+    /// The memory of the frame that is being written.
+    fn draft_memory(&self) -> Option<LocalSlice> {
+        self.draft.map(|(frame, _)| self.shard.frames.payload(frame))
+    }
+
     /// Publishes the frame that [`publish_begin`](Self::publish_begin) lent.
     #[doc(hidden)]
     pub fn publish_commit(&mut self) -> Result<Version, Error> {
+        self.publish_commit_tagged(VersionTag::default())
+    }
+
+    /// As [`publish_commit`](Self::publish_commit), with a tag.
+    #[doc(hidden)]
+    pub fn publish_commit_tagged(&mut self, tag: VersionTag) -> Result<Version, Error> {
         let (frame, version) = self
             .draft
             .take()
             .ok_or(Error::OutOfTurn { operation: "publish", reason: "call `publish_begin` first" })?;
-        self.shard.frames.commit(frame, version, Clock::new(0));
+        let frames = &mut self.shard.frames;
+        let published_ns = self.shard.runtime.time_of_day();
+        frames.set_label(frame, FrameLabel { tag, published_ns, origin: frames.epoch() });
+        frames.commit(frame, version, Clock::new(0));
         Ok(version)
     }
 
@@ -191,18 +275,5 @@ impl<T: Transport> Publisher<T> {
         if let Some((frame, _)) = self.draft.take() {
             self.shard.frames.abandon(frame);
         }
-    }
-
-    async fn free_frame(&mut self, version: Version, timeout: Duration) -> Result<u8, Error> {
-        let runtime = self.shard.runtime.clone();
-        let free = wait(&runtime, runtime.now() + timeout, |now| {
-            self.poll(now);
-            let peers = &self.shard.peers;
-            Ok(match self.shard.frames.begin(version, |frame| Shard::<T>::is_pinned(peers, frame)) {
-                Ok(frame) => WaitTurn::Done(frame),
-                Err(Pinned) => WaitTurn::Idle,
-            })
-        });
-        free.await?.ok_or(Error::Pinned { version, waited: timeout })
     }
 }

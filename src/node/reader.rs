@@ -1,20 +1,25 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
 mod refresh;
+mod snapshot;
+
+use std::sync::Arc;
 
 use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, retry, wait};
 use super::worker::of_caller;
-use crate::clock::Version;
+use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
-use crate::param::{Consistency, PeerRole, PinnedFrame, Pins, PullOptions, Pulled};
+use crate::param::{Consistency, FrameLabel, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome};
 use crate::scheme::Bound;
-use crate::table::Table;
+use crate::table::{Selection, Table};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 use refresh::Refresh;
+use snapshot::Spares;
+pub use snapshot::{Snapshot, Wanted};
 
 /// Settings of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +44,21 @@ pub struct Fresh {
     pub retries: u64,
     /// False if the copy at hand was fresh enough and nothing was read but its age.
     pub copied: bool,
+    /// The publisher's own words about the version; zeros from a server.
+    pub tag: VersionTag,
+    /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+    /// server.
+    pub published_ns: u64,
+    /// The incarnation of the publisher that made the version; 0 from a server.
+    pub origin: u64,
+}
+
+impl Fresh {
+    fn new(pulled: Pulled, label: FrameLabel, copied: bool) -> Fresh {
+        let Pulled { version, behind, epoch, retries, .. } = pulled;
+        let FrameLabel { tag, published_ns, origin } = label;
+        Fresh { version, behind, epoch, retries, copied, tag, published_ns, origin }
+    }
 }
 
 /// Reads versions of one shard. [`Publisher`](super::Publisher) has an example.
@@ -47,9 +67,18 @@ pub struct Reader<T: Transport> {
     transport: T,
     runtime: Runtime,
     options: ReaderOptions,
+    /// The part of the table that is read, if it is not all of it.
+    selection: Option<Selection>,
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
-    held: Option<Pulled>,
+    held: Option<(Pulled, FrameLabel)>,
+    /// The memory that the next snapshot is copied into, and that of snapshots that are no more.
+    filling: Option<Buffer>,
+    /// The version that is in there, once it is whole.
+    filled: Option<Fresh>,
+    spares: Spares,
+    /// The table of snapshots, made when it is first asked for.
+    copied: Option<Arc<Table>>,
     /// The refresh that has begun and has not ended.
     refresh: Option<Refresh>,
     /// Bytes pulled since the connection was last looked after.
@@ -58,6 +87,22 @@ pub struct Reader<T: Transport> {
 
 /// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
 const BYTES_BETWEEN_LOOKS: usize = 1 << 20;
+
+async fn connect_link<T: Transport>(
+    transport: &T,
+    runtime: &Runtime,
+    address: &Address,
+    options: ReaderOptions,
+    timeout: Duration,
+) -> Result<Link<T::Endpoint>, Error> {
+    let deadline = runtime.now() + timeout;
+    let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
+    let connect = async || {
+        let left = deadline - runtime.now();
+        Link::connect(transport, address, (PeerRole::Reader, false), None, left).await
+    };
+    retry(runtime, deadline, may_pass, connect).await
+}
 
 impl<T: Transport> Reader<T> {
     /// Connects to a publisher or a server within `timeout`.
@@ -77,19 +122,84 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let runtime = Runtime::of(&transport);
-        let deadline = runtime.now() + timeout;
-        let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
-        let connect = async || {
-            let left = deadline - runtime.now();
-            Link::connect(&transport, address, (PeerRole::Reader, false), None, left).await
-        };
-        let link = retry(&runtime, deadline, may_pass, connect).await?;
-        Ok(Reader { link, transport, runtime, options, copy: None, held: None, refresh: None, unwatched: 0 })
+        let link = connect_link(&transport, &runtime, address, options, timeout).await?;
+        Ok(Reader {
+            link,
+            transport,
+            runtime,
+            options,
+            selection: None,
+            copy: None,
+            held: None,
+            filling: None,
+            filled: None,
+            spares: Spares::default(),
+            copied: None,
+            refresh: None,
+            unwatched: 0,
+        })
     }
 
     /// The table that the owner holds a shard of (a publisher: all of it).
     pub fn table(&self) -> &Table {
         &self.link.welcome.table
+    }
+
+    /// Connects again, after the loss of the owner, to the one that has taken its place: at the same address or at
+    /// another. The copy at hand is void. What the new owner publishes has an epoch of its own, and its versions may be
+    /// any.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was.
+    pub fn reconnect(&mut self, address: &Address, timeout: Duration) -> Result<(), Error> {
+        let options = ReaderOptions { waits_for_server: true, ..self.options };
+        let runtime = &self.runtime;
+        let connected = connect_link(&self.transport, runtime, address, options, timeout);
+        let mut link = complete(connected)?;
+        let Welcome { table, shard, shards, .. } = &link.welcome;
+        let before = &self.link.welcome;
+        if *table != before.table || (*shard, *shards) != (before.shard, before.shards) {
+            let reason = format!("the one that is at {address} now has another table or another shard of it");
+            return Err(Error::Shards { reason });
+        }
+        self.abandon_refresh();
+        link.pull.select(self.selection.as_ref().map(|selection| selection.pieces().clone()));
+        (self.link, self.held, self.filled) = (link, None, None);
+        Ok(())
+    }
+
+    /// Reads this part of the table from now on, and not all of it: each copy is [`Selection::table`]. `None` reads all
+    /// of it again. There is no copy to read until the next refresh has ended. Checksums are not checked of a part.
+    ///
+    /// # Errors
+    /// The selection was made of another table, or the owner holds only a shard of it.
+    pub fn select(&mut self, selection: Option<Selection>) -> Result<(), Error> {
+        if let Some(selection) = &selection {
+            let is_whole = self.range() == (0..self.table().bytes());
+            let end = selection.pieces().iter().map(|piece| piece.from + piece.bytes).max();
+            if !is_whole || !selection.is_of(self.table()) || end > Some(self.table().bytes()) {
+                let (option, value) = ("selection", "a table".to_string());
+                let reason = "it is of another table than the whole one that the owner has: make it of `Reader::table`";
+                return Err(Error::Option { option, value, reason });
+            }
+        }
+        self.abandon_refresh();
+        (self.copy, self.held, self.filling, self.filled, self.copied) = (None, None, None, None, None);
+        self.spares = Spares::default();
+        self.link.pull.select(selection.as_ref().map(|selection| selection.pieces().clone()));
+        self.selection = selection;
+        Ok(())
+    }
+
+    /// The table of a copy: the selected part, or all of it.
+    #[doc(hidden)]
+    pub fn copied_table(&self) -> &Table {
+        self.selection.as_ref().map_or(self.table(), Selection::table)
+    }
+
+    /// Bytes of a copy.
+    fn copy_bytes(&self) -> usize {
+        self.link.pull.copy_bytes() as usize
     }
 
     /// The bytes of the table that this reader reads.
@@ -115,11 +225,11 @@ impl<T: Transport> Reader<T> {
         let out_of_turn = Error::OutOfTurn { operation: "read the copy", reason: "call `refresh` first" };
         let (Some(buffer), Some(_)) = (&self.copy, self.held) else { return Err(out_of_turn) };
         let bytes = buffer.bytes().ok_or(Error::InFlight { what: "copy" })?;
-        Ok(&bytes[..self.payload_bytes()])
+        Ok(&bytes[..self.copy_bytes()])
     }
 
     /// Has refreshes copy into memory of the caller's from now on. It is registered here, and must be as long as a
-    /// version. [`bytes`](Self::bytes) lends it, and is an error until the next refresh has ended.
+    /// copy. [`bytes`](Self::bytes) lends it, and is an error until the next refresh has ended.
     ///
     /// From the begin of a refresh until its end no other code may read or write the memory, and while a slice that
     /// [`bytes`](Self::bytes) has lent is alive none may write it.
@@ -127,7 +237,7 @@ impl<T: Transport> Reader<T> {
     /// # Errors
     /// The memory has another length, or cannot be registered with the device; refreshes then go on as before.
     pub fn use_memory(&mut self, memory: CallerMemory) -> Result<(), Error> {
-        let memory = of_caller(&self.transport, memory, self.payload_bytes() as u64)?;
+        let memory = of_caller(&self.transport, memory, self.copy_bytes() as u64)?;
         self.abandon_refresh();
         (self.copy, self.held) = (Some(memory), None);
         Ok(())
@@ -148,7 +258,7 @@ impl<T: Transport> Reader<T> {
         }
         // Most pulls end at once, and have neither read the clock nor made a future.
         let mut has_begun = false;
-        let pulled = match self.pull_once(into, bound, &mut has_begun) {
+        let pulled = match self.pull_once(into, bound, self.options.pull, &mut has_begun) {
             Ok((Some(pulled), _)) => return Ok(pulled),
             Ok((None, _)) => complete(self.finish_pull(into, bound, has_begun, timeout)),
             Err(error) => Err(error),
@@ -169,7 +279,7 @@ impl<T: Transport> Reader<T> {
         let runtime = self.runtime.clone();
         let deadline = runtime.now() + timeout;
         let pulled = wait(&runtime, deadline, |now| {
-            let (pulled, progress) = self.pull_once(into, bound, &mut has_begun)?;
+            let (pulled, progress) = self.pull_once(into, bound, self.options.pull, &mut has_begun)?;
             if let Some(pulled) = pulled {
                 return Ok(WaitTurn::Done(pulled));
             }
@@ -189,12 +299,13 @@ impl<T: Transport> Reader<T> {
         &mut self,
         into: &LocalSlice,
         bound: Bound,
+        options: PullOptions,
         has_begun: &mut bool,
     ) -> Result<(Option<Pulled>, bool), Error> {
         // The requests of a pull that ended at its deadline come first.
         if !*has_begun && !self.link.pull.is_in_flight() {
             let shard = self.link.welcome.shard;
-            let begun = self.link.pull.start(bound, into.clone(), self.options.pull);
+            let begun = self.link.pull.start(bound, into.clone(), options);
             begun.map_err(|source| Error::Pull { shard, source })?;
             *has_begun = true;
         }
@@ -263,8 +374,15 @@ impl<T: Transport> Reader<T> {
         }
     }
 
+    /// The version that [`hold`](Self::hold) has pinned.
+    #[doc(hidden)]
+    pub fn held_fresh(&self) -> Option<Fresh> {
+        let pins = self.link.pins.as_ref()?;
+        Some(Fresh::new(pins.held()?, pins.label()?, false))
+    }
+
     /// Copies a version that is at most `max_staleness` versions behind the newest into the caller's own memory,
-    /// `into`, which has [`payload_bytes`](Self::payload_bytes), waiting at most `timeout`. It comes straight out of
+    /// `into`, which is as long as a copy, waiting at most `timeout`. It comes straight out of
     /// the owner's memory where that is mapped, and elsewhere, or if checksums are to be checked, by way of this
     /// reader's copy. After an error `into` may hold anything.
     pub fn pull_into(
@@ -273,8 +391,8 @@ impl<T: Transport> Reader<T> {
         max_staleness: u64,
         timeout: Duration,
     ) -> Result<Fresh, Error> {
-        if into.len() != self.payload_bytes() {
-            return Err(Error::Length { given: into.len(), expected: self.payload_bytes() });
+        if into.len() != self.copy_bytes() {
+            return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
         }
         let PullOptions { consistency, checksum, .. } = self.options.pull;
         if self.link.pins.is_none() || checksum || consistency != Consistency::Whole {
@@ -287,15 +405,18 @@ impl<T: Transport> Reader<T> {
         loop {
             let newest = self.newest(deadline - self.runtime.now())?;
             let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
-            let Pulled { version, epoch, .. } = self.hold(bound, deadline - self.runtime.now())?;
+            let pulled = self.hold(bound, deadline - self.runtime.now())?;
             if let Some(bytes) = self.held() {
-                bytes.read(into);
+                self.link.pull.copy_out(bytes, VolatileSlice::from_mut(into));
             }
+            let held = self.held_fresh();
             let intact = self.is_intact();
             self.release();
+            let version = pulled.version;
             let behind = version.behind(self.newest(deadline - self.runtime.now())?);
-            if intact && behind <= max_staleness {
-                return Ok(Fresh { version, behind, epoch, retries, copied: true });
+            if let Some(fresh) = held.filter(|_| intact && behind <= max_staleness) {
+                self.link.tell_held(version)?;
+                return Ok(Fresh { behind, retries, copied: true, ..fresh });
             }
             retries += 1;
             if self.runtime.now() >= deadline {

@@ -38,6 +38,15 @@ impl Runtime {
         }
     }
 
+    /// The time of day in nanoseconds since 1970, or of the simulation.
+    pub(super) fn time_of_day(&self) -> u64 {
+        let Some(simulator) = &self.0 else {
+            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            return since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+        };
+        simulator.now().as_nanos()
+    }
+
     /// Stands back once after a turn that found nothing to do.
     pub(super) async fn stand_back(&self, backoff: &mut Backoff) {
         match &self.0 {

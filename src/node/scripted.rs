@@ -19,7 +19,7 @@ mod tests {
         Bound, GradientId, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Statistics,
         WorkerAction, WorkerEvent, WorkerScheme,
     };
-    use crate::table::{ElementType, Table};
+    use crate::table::{ElementType, Encoding, Table};
     use crate::time::{Duration, Instant};
     use crate::transport::shm::Shm;
     use crate::transport::tcp::Tcp;
@@ -390,12 +390,8 @@ mod tests {
             let _most_likely_well = worker.poll(now());
             server.script.hear(|event| matches!(event, ServerEvent::Left { .. }).then_some(()));
             // It gets the same index, at a later clock: all before that is consumed, for it.
-            let role = PeerRole::Worker {
-                encoding: ElementType::F32,
-                scheme: "asp".into(),
-                identity: 0,
-                session: 0,
-            };
+            let role =
+                PeerRole::Worker { encoding: Encoding::F32, scheme: "asp".into(), identity: 0, session: 0 };
             let resume = Some(WorkerProgress { clock: Clock::new(9), epoch: 1, version: Version::new(0) });
             let transport = Shm::new();
             let connect = Link::connect(&transport, &server.address, (role, false), resume, PATIENCE);

@@ -26,7 +26,7 @@ use crate::mem::LocalSlice;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
 use crate::param::{FrameHeader, PeerInbox};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
-use crate::table::{ElementType, Table};
+use crate::table::{ElementType, Encoding, Table};
 use crate::time::Instant;
 use crate::transport::{Address, Endpoint, Transport};
 
@@ -208,7 +208,7 @@ impl<T: Transport> Server<T> {
         start: IncarnationStart<'_>,
         options: ServerOptions,
     ) -> Result<Self, Error> {
-        if table.uniform_element() != Some(ElementType::F32) {
+        if table.dense_element() != Some(ElementType::F32) {
             return Err(Error::NotF32);
         }
         if options.workers == 0 || options.workers > usize::from(options.memory.peers) {
@@ -241,7 +241,7 @@ impl<T: Transport> Server<T> {
         if payload.len() != std::mem::size_of_val(start.parameters) {
             return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
         }
-        crate::kernel::encode(start.parameters, payload.as_volatile(), ElementType::F32);
+        crate::kernel::encode(start.parameters, payload.as_volatile(), Encoding::F32);
         let mut states = Vec::new();
         for index in 0..options.optimizer.states() {
             let state = || shard.transport().allocate(payload.len(), Access::LOCAL);
@@ -250,7 +250,7 @@ impl<T: Transport> Server<T> {
                 crate::kernel::encode(
                     values,
                     copies[0].as_volatile().subslice(0, payload.len()),
-                    ElementType::F32,
+                    Encoding::F32,
                 );
             }
             states.push(copies);
@@ -390,7 +390,7 @@ impl<T: Transport> Server<T> {
     pub fn parameters(&self) -> Result<Vec<f32>, Error> {
         let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
         let mut values = vec![0.0; payload.len() / 4];
-        crate::kernel::decode(payload.as_volatile(), ElementType::F32, &mut values);
+        crate::kernel::decode(payload.as_volatile(), Encoding::F32, &mut values);
         Ok(values)
     }
 
@@ -587,7 +587,7 @@ impl<T: Transport> Server<T> {
         let measures = self.measures_moments;
         // All workers of a server publish in one encoding: others are not admitted.
         let geometry = |source: &FoldSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
-        let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(ElementType::F32);
+        let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(Encoding::F32);
         let (states, work) = (&self.states, &self.work);
         self.aggregator.begin(|old| {
             // The vectors of the last job are used again.

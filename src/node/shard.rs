@@ -20,7 +20,7 @@ use crate::param::{
     PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
 };
 use crate::scheme;
-use crate::table::{ElementType, Table};
+use crate::table::{Encoding, Table};
 use crate::time::{Instant, Silence};
 use crate::transport::{
     Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
@@ -660,11 +660,11 @@ impl<T: Transport> Shard<T> {
     }
 
     /// Returns the encoding that the workers which are in have agreed to publish.
-    fn encoding(&self) -> Option<ElementType> {
+    fn encoding(&self) -> Option<Encoding> {
         self.peers.iter().flatten().find_map(|peer| Some(peer.inbox.slot_geometry()?.encoding))
     }
 
-    fn slot_geometry(&self, encoding: ElementType, slots: u16) -> SlotGeometry {
+    fn slot_geometry(&self, encoding: Encoding, slots: u16) -> SlotGeometry {
         let geometry = self.frames.geometry();
         let (elements, chunk_elements) = (geometry.payload_bytes / 4, geometry.chunk_bytes / 4);
         SlotGeometry { slots, encoding, elements, chunk_elements }

@@ -20,7 +20,7 @@ use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer, CallerMemory};
 use crate::param::{Epoch, GradientMetadata, GradientSource, PinnedFrame};
 use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
-use crate::table::{ElementType, Table};
+use crate::table::{Encoding, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, RegisterError, Transport};
 
@@ -43,7 +43,7 @@ pub struct WorkerOptions {
     /// The schemes that it can take from servers.
     pub schemes: Registry,
     /// Encoding of its gradients.
-    pub encoding: ElementType,
+    pub encoding: Encoding,
     /// Its rank in the job. A worker that is started again with the same rank is the same worker to the servers: no
     /// gradient of one clock of it is applied twice. At any time one worker of a rank can be connected. `None` draws
     /// a random name that no other worker has, and a worker that is started again is another one.
@@ -74,7 +74,7 @@ impl Default for WorkerOptions {
         WorkerOptions {
             scheme: None,
             schemes: Registry::new(),
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             identity: None,
             read: ReadMode::Copy,
             checksums: false,

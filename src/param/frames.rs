@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use super::layout::{
-    ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, LINE, Latest, MAGIC, landed_word, peer_line,
+    ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LAYOUT_VERSION, LINE, Latest, MAGIC, landed_word,
+    peer_line,
 };
 use super::own_page::Eviction;
 use crate::clock::{Clock, Version};
@@ -328,6 +329,15 @@ impl Frames {
         // Of a frame that is being written it lies between the sequence's marks, as the payload does. Of the latest it
         // is a single word, of which a reader takes the old or the new value: both are true.
         self.control.as_volatile().store(self.layout.included(frame, peer), clock.get(), Relaxed);
+    }
+
+    /// Says what `frame`, which is being written, is to its readers.
+    pub fn set_label(&self, frame: u8, label: FrameLabel) {
+        // Between the sequence's marks, as the payload is.
+        let line = self.control.as_volatile().subslice(self.layout.label(frame), LINE);
+        for (index, word) in label.to_words().into_iter().enumerate() {
+            line.store(index * 8, word, Relaxed);
+        }
     }
 
     /// Returns the clock that [`set_included`](Self::set_included) has stored.

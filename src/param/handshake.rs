@@ -13,7 +13,7 @@ use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
 use crate::scheme;
-use crate::table::{ElementType, Table};
+use crate::table::{Encoding, Table};
 
 /// The name of one incarnation of a server, which is the time from its start to its end: a random number.
 pub type Epoch = u64;
@@ -58,7 +58,7 @@ pub enum PeerRole {
     /// Publishes gradients in this encoding and reads parameters.
     Worker {
         /// Encoding of its gradients.
-        encoding: ElementType,
+        encoding: Encoding,
         /// The text of the scheme it keeps; must be the server's.
         scheme: String,
         /// Names the worker across its connections: its rank, or a random number with the highest bit set. Its
@@ -301,9 +301,9 @@ fn take_apart(bytes: &[u8]) -> (PeerRole, Vec<RemoteSlice>, &[u8]) {
         0 => PeerRole::Reader,
         5 => PeerRole::Follower { scheme: "bsp".into(), shard: 1, followed: None },
         1 => PeerRole::Inquirer,
-        2 => worker(ElementType::F32),
-        3 => worker(ElementType::Bf16),
-        _ => worker(ElementType::F16),
+        2 => worker(Encoding::F32),
+        3 => worker(Encoding::Bf16),
+        _ => worker(Encoding::F16),
     };
     (role, grants, rest)
 }
@@ -375,7 +375,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let layout = ControlLayout { peers: 0, frames: 2 };
     let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
     let scheme = "ssp(3)".into();
-    let role = PeerRole::Worker { encoding: ElementType::Bf16, scheme, identity: u64::MAX, session: 3 };
+    let role = PeerRole::Worker { encoding: Encoding::Bf16, scheme, identity: u64::MAX, session: 3 };
     let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
     let plain = PeerHello { role: PeerRole::Reader, push: None, resume: None };
     let full = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
@@ -397,7 +397,7 @@ fn welcome_sample() -> Welcome {
         peer: 1,
         generation: 2,
         clock: Clock::new(3),
-        table: Table::flat(100, ElementType::F32).expect("a table"),
+        table: Table::flat(100, crate::table::ElementType::F32).expect("a table"),
         shard: 0,
         shards: 1,
         layout: ControlLayout { peers: 4, frames: 3 },
@@ -422,7 +422,7 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let decided = Some(DecidedFrom { next: 5, version: Version::new(4), goes_on: false });
     let followed = Welcome { decided, ..welcome.clone() };
     let followed = put_together(5, &[4096, 3 * 4096, 4096, DECISIONS_BYTES as u64], &followed.encode());
-    vec![read_by(0), read_by(1), worked_by(2, ElementType::F32), worked_by(3, ElementType::Bf16), followed]
+    vec![read_by(0), read_by(1), worked_by(2, Encoding::F32), worked_by(3, Encoding::Bf16), followed]
 }
 
 #[cfg(test)]
@@ -452,7 +452,8 @@ mod tests {
         bytes[8] = 9;
         let error = PeerHello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        assert!(error.to_string().contains("layout version 9, this process version 6"));
+        let both = format!("layout version 9, this process version {LAYOUT_VERSION}");
+        assert!(error.to_string().contains(&both), "{error}");
     }
 
     #[test]
@@ -490,12 +491,8 @@ mod tests {
             let (welcome, grants) = welcome();
             let welcome = Welcome { scheme: Some(scheme.into()), ..welcome };
             let heard = Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok();
-            let role = PeerRole::Worker {
-                encoding: ElementType::F32,
-                scheme: scheme.into(),
-                identity: 0,
-                session: 0,
-            };
+            let role =
+                PeerRole::Worker { encoding: Encoding::F32, scheme: scheme.into(), identity: 0, session: 0 };
             let hello = PeerHello { role, push: None, resume: None };
             assert_eq!(PeerHello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard

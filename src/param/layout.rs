@@ -5,11 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::clock::{Clock, Version};
-use crate::table::ElementType;
+use crate::clock::{Clock, Version, VersionTag};
+use crate::table::Encoding;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 6;
+pub const LAYOUT_VERSION: u64 = 7;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -57,7 +57,7 @@ impl Latest {
 }
 
 /// The layout of a shard's control page: two lines, then a line per peer, then a header per frame, then for each
-/// frame a word per peer, rounded up to whole lines.
+/// frame a word per peer, rounded up to whole lines, then a label per frame.
 ///
 /// ```text
 /// line 0      magic, layout version, epoch, frames, payload bytes, chunk bytes, peers, 0     server, once
@@ -65,6 +65,7 @@ impl Latest {
 /// line 2+i    peer i: consumed clock, interrupt, generation, state, 0...                     server
 /// headers     frame f: see FrameHeader                                                       server
 /// included    frame f, peer i: f holds i's gradients of clocks before this one               server
+/// labels      frame f: see FrameLabel                                                        server
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlLayout {
@@ -100,9 +101,14 @@ impl ControlLayout {
         (usize::from(self.peers) * 8).next_multiple_of(LINE)
     }
 
+    /// The label of a frame.
+    pub(super) fn label(&self, frame: u8) -> usize {
+        self.included(self.frames, 0) + usize::from(frame) * LINE
+    }
+
     /// Bytes of the control page.
     pub fn bytes(&self) -> usize {
-        self.included(self.frames, 0).next_multiple_of(PAGE)
+        self.label(self.frames).next_multiple_of(PAGE)
     }
 }
 
@@ -208,7 +214,7 @@ pub struct SlotGeometry {
     /// Number of slots.
     pub slots: u16,
     /// The encoding of the gradients' elements.
-    pub encoding: ElementType,
+    pub encoding: Encoding,
     /// Elements of one gradient.
     pub elements: u64,
     /// Elements of one chunk; the last may be shorter. As many as a frame's chunk has.
@@ -333,6 +339,39 @@ impl FrameHeader {
     }
 }
 
+/// What the owner of a version says about it to readers, beside its bytes: eight words.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameLabel {
+    /// The user's own words.
+    pub tag: VersionTag,
+    /// The time of the commit in nanoseconds since 1970, by the clock of the publisher's host; 0 if none was written.
+    pub published_ns: u64,
+    /// The incarnation of the publisher that made the version: another one than the owner's where the owner only
+    /// passes it on.
+    pub origin: u64,
+}
+
+impl FrameLabel {
+    /// Packs the label into words: step, time, origin, the four of the text, 0.
+    pub fn to_words(self) -> [u64; 8] {
+        let mut words = [self.tag.step, self.published_ns, self.origin, 0, 0, 0, 0, 0];
+        for (word, bytes) in words[3..].iter_mut().zip(self.tag.label.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        words
+    }
+
+    /// Reads the label from words.
+    pub fn from_words(words: [u64; 8]) -> FrameLabel {
+        let mut label = [0; 32];
+        for (bytes, word) in label.as_chunks_mut::<8>().0.iter_mut().zip(&words[3..]) {
+            *bytes = word.to_le_bytes();
+        }
+        let tag = VersionTag { step: words[0], label };
+        FrameLabel { tag, published_ns: words[1], origin: words[2] }
+    }
+}
+
 /// Header of a slot: eight words.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SlotHeader {
@@ -388,11 +427,11 @@ impl SlotHeader {
 }
 
 /// The number that stands for an encoding in a slot header.
-pub(super) fn encoding_word(encoding: ElementType) -> u64 {
+pub(super) fn encoding_word(encoding: Encoding) -> u64 {
     match encoding {
-        ElementType::F32 => 0,
-        ElementType::Bf16 => 1,
-        ElementType::F16 => 2,
+        Encoding::F32 => 0,
+        Encoding::Bf16 => 1,
+        Encoding::F16 => 2,
     }
 }
 
@@ -417,6 +456,10 @@ mod tests {
         };
         assert_eq!(FrameHeader::from_words(frame.to_words()), frame);
 
+        let tag = VersionTag { step: 1, label: std::array::from_fn(|index| index as u8 + 1) };
+        let label = FrameLabel { tag, published_ns: 2, origin: u64::MAX };
+        assert_eq!(FrameLabel::from_words(label.to_words()), label);
+
         for loss in [None, Some(0.0), Some(-1.5)] {
             let slot = SlotHeader { clock: Clock::new(1), epoch: 5, loss, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
@@ -434,6 +477,7 @@ mod tests {
         lines.extend((0..3).map(|peer| layout.peer_line(peer) / LINE));
         lines.extend((0..3).map(|frame| layout.frame_header(frame) / LINE));
         lines.extend((0..3).map(|frame| layout.included(frame, 0) / LINE));
+        lines.extend((0..3).map(|frame| layout.label(frame) / LINE));
         let mut distinct = lines.clone();
         distinct.dedup();
         assert_eq!(lines, distinct);
@@ -459,7 +503,7 @@ mod tests {
         ] {
             assert!(!bad.is_sound(), "{bad:?}");
         }
-        let good = SlotGeometry { slots: 2, encoding: ElementType::F32, elements: 10, chunk_elements: 4 };
+        let good = SlotGeometry { slots: 2, encoding: Encoding::F32, elements: 10, chunk_elements: 4 };
         assert!(good.is_sound());
         for bad in [
             SlotGeometry { slots: 0, ..good },

@@ -36,7 +36,7 @@ pub use handshake::{Epoch, HandshakeError, PeerHello, PeerRole, PushGrant, Welco
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use inbox::{PeerInbox, SlotFault};
 pub use layout::{
-    ControlLayout, FrameGeometry, FrameHeader, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
+    ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LAYOUT_VERSION, Latest, SlotGeometry, SlotHeader,
 };
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use super::layout::{ControlLayout, FrameHeader, LINE, Latest, inbox};
+use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest, inbox};
 use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
@@ -162,6 +162,13 @@ impl Pins {
     pub(crate) fn included(&self, peer: u16) -> Option<Clock> {
         let (frame, _) = self.held?;
         Some(Clock::new(self.control.as_volatile().load(self.source.layout.included(frame, peer), Relaxed)))
+    }
+
+    /// Returns the label of the frame that is held.
+    pub fn label(&self) -> Option<FrameLabel> {
+        let (frame, _) = self.held?;
+        let line = self.control.as_volatile().subslice(self.source.layout.label(frame), LINE);
+        Some(FrameLabel::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
     }
 
     /// Lends the frame that is held, until the result is dropped.

@@ -5,12 +5,16 @@
 //! completion of the one before, and nothing is assumed about the order of bytes inside one READ.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::layout::{ControlLayout, FrameGeometry, FrameHeader, LINE, Latest};
+use smallvec::SmallVec;
+
+use super::layout::{ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LINE, Latest};
 use super::{Welcome, frames};
 use crate::clock::{Clock, Version};
-use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
+use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming, VolatileSlice};
 use crate::scheme::Bound;
+use crate::table::Piece;
 use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest,
     WorkRequestId,
@@ -51,6 +55,10 @@ impl FrameSource {
         self.control.slice(self.layout.included(frame, peer) as u64, 8)
     }
 
+    fn label(&self, frame: u8) -> Result<RemoteSlice, OutOfBounds> {
+        self.control.slice(self.layout.label(frame) as u64, LINE as u64)
+    }
+
     fn payload(&self, frame: u8, range: Range<u64>) -> Result<RemoteSlice, OutOfBounds> {
         self.frames.slice(self.geometry.stride() * u64::from(frame) + range.start, range.end - range.start)
     }
@@ -75,8 +83,14 @@ pub struct PullOptions {
     /// Begin to copy a frame that satisfies the bound while it is being written, chunk by chunk, and accept it only
     /// once it is whole.
     pub follow: bool,
-    /// Check the owner's checksum over the copy, where there is one: one more pass over it.
+    /// Check the owner's checksum over the copy, where there is one: one more pass over it. Not where pieces are
+    /// copied.
     pub checksum: bool,
+    /// Take this version and no other: in whichever frame it lies, as long as it is not overwritten.
+    pub exactly: Option<Version>,
+    /// Read the label of the version, too ([`Pull::label`]): one line more. Not where a pull says which gradients its
+    /// frame holds ([`Pull::ask_included`]).
+    pub label: bool,
 }
 
 /// A version that was pulled.
@@ -129,6 +143,17 @@ pub enum PullError {
         /// The number of bytes that the header says.
         found: u64,
     },
+    /// The version that was asked for by its number is overwritten.
+    #[error(
+        "version {} is overwritten, the newest is {}: ask for a newer one, or give its owner more frames",
+        version.get(), newest.get()
+    )]
+    Gone {
+        /// The version that was asked for.
+        version: Version,
+        /// The owner's newest version.
+        newest: Version,
+    },
     /// The bytes are not those that the owner wrote, though the frame did not change.
     #[error("version {version:?} does not match its checksum: the transport or the memory damaged it")]
     Checksum {
@@ -160,6 +185,8 @@ enum PullStep {
     Status,
     /// The latest is another frame than before: read the header of that one.
     Header,
+    /// The version that is asked for is older than the latest: look for it in each frame.
+    Search,
     Payload,
     Verify,
     /// Read the header of the frame that is being written next.
@@ -186,12 +213,8 @@ enum Included {
     NotAsked,
     /// From the header, of a frame that was pushed to this peer.
     InHeader,
-    /// From this peer's word of the frame: the looks at it, made once, and whether the one for the copy at hand is
-    /// still to be posted.
-    InWords {
-        looks: Vec<WorkRequest>,
-        is_due: bool,
-    },
+    /// From this peer's word of the frame: the looks at it, made once.
+    InWords(Vec<WorkRequest>),
 }
 
 /// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
@@ -199,14 +222,20 @@ enum Included {
 #[derive(Debug)]
 pub struct Pull {
     source: FrameSource,
-    /// Four lines: status, header before, header after, included clock.
+    /// Five lines: status, header before, header after, included clock, label.
     scratch: LocalSlice,
     /// The looks at each frame, made once: status and header before, header after and status.
     looks: Vec<[WorkRequest; 4]>,
     included: Included,
+    /// The looks at the label of each frame, made once.
+    labels: Vec<WorkRequest>,
+    /// A look between those at the header is still to be posted for the copy at hand.
+    is_look_due: bool,
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<LocalSlice>,
+    /// The pieces that are copied, if it is not the whole payload.
+    pieces: Option<Arc<[Piece]>>,
     options: PullOptions,
     bound: Bound,
     state: PullStep,
@@ -218,6 +247,8 @@ pub struct Pull {
     copied: u64,
     /// The attempt that is followed.
     follow: Follow,
+    /// The frame in which an older version is looked for.
+    searched: u8,
     /// The result.
     pulled: Pulled,
     outstanding: u32,
@@ -242,13 +273,17 @@ const STATUS_LINE: usize = 0;
 const BEFORE_LINE: usize = LINE;
 const AFTER_LINE: usize = 2 * LINE;
 const INCLUDED_LINE: usize = 3 * LINE;
+const LABEL_LINE: usize = 4 * LINE;
+
+/// Pieces that are read in one batch.
+const PIECES_AT_ONCE: usize = 16;
 
 /// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
 const MAX_READ_BYTES: u64 = 1 << 30;
 
 impl Pull {
     /// Bytes of local memory that a pull needs for itself.
-    pub const SCRATCH_BYTES: usize = 4 * LINE;
+    pub const SCRATCH_BYTES: usize = 5 * LINE;
 
     /// A pull from `source`, with [`SCRATCH_BYTES`](Self::SCRATCH_BYTES) of registered memory of its own.
     pub fn new(source: FrameSource, scratch: &MemoryRegion) -> Result<Pull, OutOfBounds> {
@@ -267,13 +302,20 @@ impl Pull {
                 look(STATUS_LINE, source.status()?, Flags::SIGNALLED)?,
             ])
         });
+        let looks = looks.collect::<Result<_, OutOfBounds>>()?;
+        let labels = (0..source.geometry.frames)
+            .map(|frame| look(LABEL_LINE, source.label(frame)?, Flags::SIGNALLED))
+            .collect::<Result<_, OutOfBounds>>()?;
         Ok(Pull {
             source,
-            looks: looks.collect::<Result<_, OutOfBounds>>()?,
+            looks,
             included: Included::NotAsked,
+            labels,
+            is_look_due: false,
             guess: 0,
             scratch,
             into: None,
+            pieces: None,
             options: PullOptions::default(),
             bound: Bound::NONE,
             state: PullStep::Idle,
@@ -282,6 +324,7 @@ impl Pull {
             frame: 0,
             copied: 0,
             follow: Follow::default(),
+            searched: 0,
             pulled: Pulled::default(),
             outstanding: 0,
             failed: None,
@@ -311,7 +354,7 @@ impl Pull {
             Ok(WorkRequest::signalled(PULL_TAG, operation))
         });
         let looks = looks.collect::<Result<_, OutOfBounds>>()?;
-        self.included = Included::InWords { looks, is_due: false };
+        self.included = Included::InWords(looks);
         Ok(())
     }
 
@@ -331,11 +374,9 @@ impl Pull {
         if !matches!(self.state, PullStep::Idle) || self.outstanding > 0 {
             return Err(PullError::Busy);
         }
-        if into.len() as u64 != self.source.geometry.payload_bytes {
-            return Err(PullError::Destination {
-                bytes: into.len(),
-                shard_bytes: self.source.geometry.payload_bytes,
-            });
+        let expected = self.copy_bytes();
+        if into.len() as u64 != expected {
+            return Err(PullError::Destination { bytes: into.len(), shard_bytes: expected });
         }
         self.into = Some(into);
         self.options = options;
@@ -345,11 +386,27 @@ impl Pull {
         Ok(())
     }
 
+    /// Has pulls from now on copy these pieces of the payload, and not all of it. They are inside of it.
+    pub fn select(&mut self, pieces: Option<Arc<[Piece]>>) {
+        self.pieces = pieces;
+    }
+
+    /// Bytes of what a pull copies.
+    pub fn copy_bytes(&self) -> u64 {
+        match &self.pieces {
+            None => self.source.geometry.payload_bytes,
+            Some(pieces) => pieces.last().map_or(0, |piece| piece.to + piece.bytes),
+        }
+    }
+
     /// Changes what a running pull must satisfy; a copy that came already is kept, and was checked against the bound
     /// before.
     pub fn amend(&mut self, bound: Bound) {
         self.bound = bound;
-        if self.options.consistency == Consistency::Whole && !mutant!("monotone") {
+        if let Some(version) = self.options.exactly {
+            // The caller has named it, though it may be older than what this pull handed out.
+            self.bound.version = version;
+        } else if self.options.consistency == Consistency::Whole && !mutant!("monotone") {
             self.bound.version = bound.version.max(self.floor);
         }
     }
@@ -392,8 +449,20 @@ impl Pull {
     /// ends the pull then.
     pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
         let idle = self.is_active() && self.outstanding == 0 && self.state != PullStep::Done;
-        let plain = self.options.consistency == Consistency::Whole && !self.options.checksum;
+        let PullOptions { consistency, checksum, exactly, .. } = self.options;
+        let plain = consistency == Consistency::Whole && !checksum && exactly.is_none();
         self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
+    }
+
+    /// Copies out of a whole payload, at hand in `from`, what this pull copies.
+    pub(crate) fn copy_out(&self, from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
+        let Some(pieces) = &self.pieces else {
+            return to.copy_from(from, Streaming::ByLength);
+        };
+        for piece in pieces.iter() {
+            let (begin, bytes) = (piece.from as usize, piece.bytes as usize);
+            to.subslice(piece.to as usize, bytes).copy_from(from.subslice(begin, bytes), Streaming::ByLength);
+        }
     }
 
     /// Ends the pull with a version that was copied whole in another way.
@@ -414,6 +483,20 @@ impl Pull {
     /// the next one.
     pub fn gains(&self) -> u64 {
         self.gains
+    }
+
+    /// The label of the version that was pulled last, if that pull was asked for it.
+    pub fn label(&self) -> FrameLabel {
+        let line = self.scratch.as_volatile();
+        FrameLabel::from_words(std::array::from_fn(|index| line.load_u64(LABEL_LINE + index * 8)))
+    }
+
+    /// Takes the label of a version that was copied whole in another way, for [`finish`](Self::finish).
+    pub(crate) fn set_label(&mut self, label: FrameLabel) {
+        let line = self.scratch.as_volatile();
+        for (index, word) in label.to_words().into_iter().enumerate() {
+            line.store_u64(LABEL_LINE + index * 8, word);
+        }
     }
 
     /// The result, once there is one.
@@ -459,6 +542,7 @@ impl Pull {
             PullStep::Begin => self.look(endpoint, self.guess, BEGIN, PullStep::Status),
             PullStep::Status => self.on_status(endpoint),
             PullStep::Header => self.on_header(endpoint),
+            PullStep::Search => self.on_search(endpoint),
             PullStep::Payload => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
@@ -480,6 +564,9 @@ impl Pull {
         if latest.frame >= self.source.geometry.frames {
             return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
         }
+        if self.options.exactly.is_some_and(|version| version < latest.version) {
+            return self.search(endpoint, 0);
+        }
         if self.bound.is_met_by(latest.version, smallest_clock) {
             if std::mem::replace(&mut self.guess, latest.frame) == latest.frame {
                 // The header was read along with the status, in whatever order: it must be of the version that the
@@ -489,6 +576,7 @@ impl Pull {
             return self.look(endpoint, latest.frame, HEADER, PullStep::Header);
         }
         if self.options.follow
+            && self.pieces.is_none()
             && writing.version > latest.version
             && writing.frame < self.source.geometry.frames
         {
@@ -530,24 +618,46 @@ impl Pull {
         self.on_payload(endpoint)
     }
 
+    /// Looks for an older version in `frame`, and in those behind it.
+    fn search(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
+        self.searched = frame;
+        if frame >= self.source.geometry.frames {
+            let version = self.options.exactly.unwrap_or_default();
+            return Err(PullError::Gone { version, newest: self.latest.version });
+        }
+        self.look(endpoint, frame, HEADER, PullStep::Search)
+    }
+
+    fn on_search(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let header = self.header(BEFORE_LINE);
+        if !header.is_whole() || Some(header.version) != self.options.exactly {
+            return self.search(endpoint, self.searched + 1);
+        }
+        self.check_header(&header)?;
+        self.begin_payload(header, self.searched, 0);
+        self.on_payload(endpoint)
+    }
+
     fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
         (self.before, self.frame, self.copied) = (before, frame, copied);
-        if let Included::InWords { is_due, .. } = &mut self.included {
-            *is_due = true;
-        }
+        self.is_look_due = self.looks_between().is_some();
     }
 
     fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let total = self.source.geometry.payload_bytes;
-        if let Included::InWords { looks, is_due: is_due @ true } = &mut self.included {
+        if self.is_look_due {
             // Between the looks at the header, as the payload: what proves that one whole proves the other.
-            let look = looks.get(usize::from(self.frame)).map(std::slice::from_ref);
-            let posted = endpoint.post(look.ok_or(PullError::Damaged { expected: total, found: 0 })?);
-            *is_due = posted.is_err();
+            let look = self.looks_between().and_then(|looks| looks.get(usize::from(self.frame)));
+            let look = look.ok_or(PullError::Damaged { expected: total, found: 0 })?;
+            let posted = endpoint.post(std::slice::from_ref(look));
+            self.is_look_due = posted.is_err();
             // The payload goes along with it, if there is any left.
             if !self.posted(posted, PullStep::Payload)? || self.copied == total {
-                return Ok(!self.is_included_due());
+                return Ok(!self.is_look_due);
             }
+        }
+        if self.pieces.is_some() {
+            return self.on_pieces(endpoint);
         }
         if self.copied == total {
             return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
@@ -568,6 +678,30 @@ impl Pull {
         if let Operation::Read { local, .. } = request.operation {
             self.into = Some(local);
         }
+        self.read(posted, end, PullStep::Payload)
+    }
+
+    /// Reads the next pieces; `copied` counts those that are read.
+    fn on_pieces(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let pieces = self.pieces.as_deref().unwrap_or_default();
+        let next = pieces.get(self.copied as usize..).unwrap_or_default();
+        let next = &next[..next.len().min(PIECES_AT_ONCE)];
+        if next.is_empty() {
+            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
+        }
+        let into = self.into.as_ref().ok_or(PullError::Busy)?;
+        let mut requests = SmallVec::<[WorkRequest; PIECES_AT_ONCE]>::new();
+        for piece in next {
+            let local = into.slice(piece.to as usize, piece.bytes as usize)?;
+            let remote = self.source.payload(self.frame, piece.from..piece.from + piece.bytes)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::ByLength };
+            requests.push(WorkRequest::unsignalled(PULL_TAG, operation));
+        }
+        if let Some(last) = requests.last_mut() {
+            last.flags |= Flags::SIGNALLED;
+        }
+        let end = self.copied + requests.len() as u64;
+        let posted = endpoint.post(&requests);
         self.read(posted, end, PullStep::Payload)
     }
 
@@ -638,8 +772,12 @@ impl Pull {
         Ok(posted)
     }
 
-    fn is_included_due(&self) -> bool {
-        matches!(self.included, Included::InWords { is_due: true, .. })
+    /// The looks at each frame that come between those at its header, if there are any.
+    fn looks_between(&self) -> Option<&[WorkRequest]> {
+        match &self.included {
+            Included::InWords(looks) => Some(looks),
+            _ => self.options.label.then_some(&self.labels[..]),
+        }
     }
 
     fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
@@ -650,6 +788,7 @@ impl Pull {
             return Ok(false);
         }
         if self.options.checksum
+            && self.pieces.is_none()
             && header.checksum != 0
             && let Some(into) = &self.into
             && frames::frame_checksum(&header, into) != header.checksum
@@ -670,9 +809,7 @@ impl Pull {
             included: match self.included {
                 Included::NotAsked => None,
                 Included::InHeader => Some(header.included),
-                Included::InWords { .. } => {
-                    Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE)))
-                }
+                Included::InWords(_) => Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
             },
             behind: header.version.behind(latest.version),
             retries: self.retries,
@@ -739,7 +876,10 @@ impl Pull {
     fn posted(&mut self, posted: Result<(), PostError>, next: PullStep) -> Result<bool, PullError> {
         match posted {
             Ok(()) => {
-                let looks = matches!(next, PullStep::Status | PullStep::Header | PullStep::FollowHeader);
+                let looks = matches!(
+                    next,
+                    PullStep::Status | PullStep::Header | PullStep::Search | PullStep::FollowHeader
+                );
                 // What is copied again was a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);
                 self.outstanding += 1;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, decode, encode};
 use crate::mem::VolatileSlice;
-use crate::table::ElementType;
+use crate::table::Encoding;
 
 /// One version, as it was handed out; shared by all that hold it.
 #[derive(Debug)]
@@ -32,14 +32,14 @@ pub(super) struct Model {
 /// As it goes over the wire.
 pub(super) fn payload(values: &[f32]) -> Payload {
     let mut bytes = vec![0; values.len() * 4];
-    encode(values, VolatileSlice::from_mut(&mut bytes), ElementType::F32);
+    encode(values, VolatileSlice::from_mut(&mut bytes), Encoding::F32);
     bytes.into()
 }
 
 /// As it was before it went over the wire.
 pub(super) fn values(payload: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; payload.len() / 4];
-    decode(VolatileSlice::from_ref(payload), ElementType::F32, &mut values);
+    decode(VolatileSlice::from_ref(payload), Encoding::F32, &mut values);
     values
 }
 
@@ -93,7 +93,7 @@ impl Model {
         let states: Vec<Pass<'_>> = passes.collect();
         let fold = Fold {
             gradients: &gradients,
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
             step: version,

@@ -5,7 +5,7 @@ use slackline::internals::param::{GradientMetadata, GradientSource, PeerHello, P
 use slackline::internals::transport::shm::ShmEndpoint;
 use slackline::internals::transport::{Connecting, Endpoint, Offer, Received};
 use slackline::{
-    Address, Clock, ElementType, Server, ServerOptions, Shm, Transport, Version, Worker, scheme::SchemeConfig,
+    Address, Clock, Encoding, Server, ServerOptions, Shm, Transport, Version, Worker, scheme::SchemeConfig,
 };
 
 use super::job::{PATIENCE, table, wait_for, worker};
@@ -97,7 +97,7 @@ fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
 /// A worker by hand, which can stop anywhere.
 fn join(address: &Address, scheme: SchemeConfig) -> (ShmEndpoint, Welcome, Received) {
     let role =
-        PeerRole::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
+        PeerRole::Worker { encoding: Encoding::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
     let message = PeerHello { role: role.clone(), push: None, resume: None }.encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {

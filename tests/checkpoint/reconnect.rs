@@ -5,7 +5,7 @@ use std::time::Duration;
 use slackline::internals::param::{PeerHello, PeerRole, WorkerProgress};
 use slackline::internals::transport::{Connecting, Offer};
 use slackline::{
-    Clock, ConnectError, ElementType, Error, ReadMode, ServerOptions, Shm, Transport, Version, Worker,
+    Clock, ConnectError, Encoding, Error, ReadMode, ServerOptions, Shm, Transport, Version, Worker,
     WorkerOptions, now, scheme::SchemeConfig,
 };
 
@@ -258,7 +258,7 @@ fn a_server_that_comes_late_is_waited_for() {
 fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     let mut server = new(ELEMENTS, ServerOptions::new(SchemeConfig::Asp, 1, 0.1));
     let address = server.address();
-    let role = PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 0, session: 0 };
+    let role = PeerRole::Worker { encoding: Encoding::F32, scheme: "asp".into(), identity: 0, session: 0 };
     let mut say = |clock: u64| {
         let resume = Some(WorkerProgress { clock: Clock::new(clock), epoch: 1, version: Version::new(0) });
         let message = PeerHello { role: role.clone(), push: None, resume }.encode();

@@ -6,8 +6,8 @@ use slackline::internals::mem::{Access, MemoryRegion};
 use slackline::internals::param::{GradientMetadata, GradientSource, PeerRole, Publish, PublishError};
 use slackline::internals::transport::Endpoint;
 use slackline::{
-    Clock, ElementType, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport,
-    Version, Worker, WorkerOptions,
+    Clock, Encoding, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport, Version,
+    Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 
@@ -95,7 +95,7 @@ fn a_waiting_fold_outlives_its_worker_and_leaves_the_next_one_its_credits() {
         assert_eq!((next.welcome.peer, server.status().version), (2, Version::new(2)));
         assert_eq!(next.welcome.clock, Clock::new(2), "it is another worker");
         let role =
-            PeerRole::Worker { encoding: ElementType::F32, scheme: "asp".into(), identity: 7, session: 0 };
+            PeerRole::Worker { encoding: Encoding::F32, scheme: "asp".into(), identity: 7, session: 0 };
         let again = Raw::join(&address, role, || {
             poll(&mut server);
         });

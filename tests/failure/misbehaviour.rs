@@ -5,8 +5,8 @@ use std::time::Duration;
 use slackline::internals::param::{HandshakeError, PeerHello, PeerRole};
 use slackline::internals::transport::{Incoming, Inline, Listener, Offer};
 use slackline::{
-    Address, ConnectError, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
-    ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, ConnectError, ElementType, Encoding, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
+    Server, ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::raw::{Raw, say, worker_role};
@@ -242,7 +242,7 @@ fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
     for scheme in [SchemeConfig::Bsp, ASP] {
         let mut server = server(4, ServerOptions::new(scheme, 1, -1.0));
         let mut first = connect(&mut server, WorkerOptions::new(scheme)).unwrap();
-        let halves = WorkerOptions { encoding: ElementType::Bf16, ..WorkerOptions::new(scheme) };
+        let halves = WorkerOptions { encoding: Encoding::Bf16, ..WorkerOptions::new(scheme) };
         let reason = refused(connect(&mut server, halves.clone()));
         assert!(reason.contains("Bf16") && reason.contains("F32"), "{reason}");
         std::thread::scope(|scope| {

@@ -92,7 +92,10 @@ fn a_publisher_that_computed_for_many_leases_evicts_nobody() {
 
 /// Listens at an address of its own, and publishes until it is ended.
 fn publish_for_ever<T: Transport>(transport: T, address: &Address) -> ! {
-    let options = PublisherOptions { memory: ShardOptions { lease: SHORT, ..ShardOptions::default() } };
+    let options = PublisherOptions {
+        memory: ShardOptions { lease: SHORT, ..ShardOptions::default() },
+        ..PublisherOptions::default()
+    };
     let mut publisher = Publisher::new(transport, address, table(64), options).unwrap();
     for round in 0.. {
         publisher.publish(&[round as u8; 256], PATIENCE).unwrap();
@@ -154,7 +157,10 @@ fn a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes() {
             }
         }
     }
-    let options = PublisherOptions { memory: ShardOptions { lease: SHORT, ..ShardOptions::default() } };
+    let options = PublisherOptions {
+        memory: ShardOptions { lease: SHORT, ..ShardOptions::default() },
+        ..PublisherOptions::default()
+    };
     let mut publisher = Publisher::new(Shm::new(), &Address::random(), table(64), options).unwrap();
     let claim = a_reader_stopped_for_longer_than_the_lease_is_told_when_it_wakes;
     let mut reader = Second::start(claim, &[publisher.address().to_string()]);

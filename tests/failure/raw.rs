@@ -11,7 +11,7 @@ use slackline::internals::transport::shm::ShmEndpoint;
 use slackline::internals::transport::{
     Connecting, Endpoint, Inline, Offer, Operation, Received, WorkRequest,
 };
-use slackline::{Address, Clock, ConnectError, ElementType, Shm, Transport, Version, scheme::SchemeConfig};
+use slackline::{Address, Clock, ConnectError, Encoding, Shm, Transport, Version, scheme::SchemeConfig};
 
 use super::second::wait_for;
 
@@ -29,7 +29,7 @@ pub(super) struct Raw {
 pub(super) fn worker_role(scheme: SchemeConfig) -> PeerRole {
     static WORKERS: AtomicU64 = AtomicU64::new(1 << 63);
     let identity = WORKERS.fetch_add(1, Ordering::Relaxed);
-    PeerRole::Worker { encoding: ElementType::F32, scheme: scheme.to_string(), identity, session: 0 }
+    PeerRole::Worker { encoding: Encoding::F32, scheme: scheme.to_string(), identity, session: 0 }
 }
 
 /// Says `message`, and hears what the listener answers; `meanwhile` drives the listener.

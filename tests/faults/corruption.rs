@@ -89,7 +89,7 @@ fn a_reader_hands_out_no_damaged_version_and_no_damaged_number() {
     let seed = Seed::of_this_run();
     for (bytes, every) in [(64u64, 1_000), (100_000, 300_000)] {
         let memory = ShardOptions { checksums: true, ..ShardOptions::default() };
-        let options = PublisherOptions { memory };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
         let table = Table::flat(bytes / 2, ElementType::Bf16).unwrap();
         let any_port = "127.0.0.1:0".parse().unwrap();
         let mut publisher = Publisher::new(Tcp::new(), &any_port, table, options).unwrap();

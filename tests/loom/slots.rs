@@ -10,7 +10,7 @@ use slackline::internals::param::{
     Frames, GradientMetadata, GradientSource, PeerInbox, Publish, SlotGeometry, Welcome,
 };
 use slackline::internals::transport::{Endpoint, LocalEndpoint};
-use slackline::{Clock, ElementType, Table, Version};
+use slackline::{Clock, ElementType, Encoding, Table, Version};
 
 use super::world::{CONTROL, EPOCH, FRAMES, PAGE, SLOTS, explore, fill, region, remote, shard, words};
 
@@ -135,7 +135,7 @@ fn inbox<E: Endpoint>(
 ) -> (Frames, Worker<E>, PeerInbox) {
     let (frames, source) = shard(2, bytes);
     let elements = bytes / 4;
-    let geometry = SlotGeometry { slots, encoding: ElementType::F32, elements, chunk_elements: 16 };
+    let geometry = SlotGeometry { slots, encoding: Encoding::F32, elements, chunk_elements: 16 };
     let (page, room) = (region(PeerInbox::page_bytes(slots)), region(geometry.bytes() as usize));
     let welcome = Welcome {
         epoch: EPOCH,

@@ -15,7 +15,7 @@ use super::reports::{PathTaken, WorkerReport};
 use super::work::REPORT_EVERY;
 use crate::kernel;
 use crate::node::{Error, GroupError, GroupOptions, Publisher, PublisherOptions, ShardOptions};
-use crate::table::ElementType;
+use crate::table::Encoding;
 use crate::transport::mixed::Mixed;
 
 /// The time for which a worker that has finished attends to its readers at once.
@@ -49,7 +49,7 @@ impl CoordinatedMember {
         let transports = &self.member.transports;
         let address = transports.listen_at(&group.listen)?;
         let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
-        let options = PublisherOptions { memory };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
         let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
         publish(&mut publisher, &initial, timeout)?;
         let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
@@ -136,7 +136,7 @@ impl GroupWork {
 }
 
 fn publish(publisher: &mut Publisher<Mixed>, parameters: &[f32], timeout: Duration) -> Result<(), Error> {
-    publisher.publish_with(timeout, |frame| kernel::encode(parameters, frame, ElementType::F32))?;
+    publisher.publish_with(timeout, |frame| kernel::encode(parameters, frame, Encoding::F32))?;
     Ok(())
 }
 

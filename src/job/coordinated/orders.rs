@@ -15,7 +15,7 @@ use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::Optimizer;
 use crate::node::NonFinite;
 use crate::scheme;
-use crate::table::{ElementType, Table};
+use crate::table::{Encoding, Table};
 use crate::transport::{Address, TransportKind};
 
 /// A message of the coordinator.
@@ -127,7 +127,7 @@ pub struct WorkerOrder {
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
     /// The encoding of its gradients.
-    pub encoding: ElementType,
+    pub encoding: Encoding,
     /// Gradients and parameters carry checksums.
     pub checksums: bool,
     /// Step size: of the server, for steps on a worker's own copy, or of its own optimiser.

@@ -179,7 +179,7 @@ fn check(header: &Header) -> Result<std::ops::Range<u64>, Fault> {
     if header.range != [range.start, range.end] {
         return damaged("its range is not that of its shard");
     }
-    if header.table.uniform_element() != Some(ElementType::F32) {
+    if header.table.dense_element() != Some(ElementType::F32) {
         return damaged("its table is not f32 throughout");
     }
     let applied = header.applied.workers.values().chain([&header.applied.others, &header.smallest_clock]);

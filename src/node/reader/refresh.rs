@@ -4,9 +4,9 @@ use super::super::Error;
 use super::super::runtime::complete;
 use super::super::wait::{WaitTurn, wait};
 use super::super::worker::private;
-use super::{Fresh, Reader};
+use super::{Fresh, Reader, Wanted};
 use crate::clock::Version;
-use crate::param::Pulled;
+use crate::param::{PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::Transport;
@@ -14,9 +14,9 @@ use crate::transport::Transport;
 /// A refresh that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refresh {
-    /// The most versions by which the copy may be behind the newest. `None`: the bound of its only pull is all that
-    /// is asked.
-    max_staleness: Option<u64>,
+    wanted: Wanted,
+    /// It fills the memory of the next snapshot, not the reader's own copy.
+    fills_snapshot: bool,
     step: RefreshStep,
     /// The version of the last copy, which was too far behind when it was there.
     too_stale: Option<Version>,
@@ -53,7 +53,7 @@ impl<T: Transport> Reader<T> {
 
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
-        self.begin_refresh_to(version);
+        self.begin(Wanted::at_least(version), false);
         complete(self.finish(timeout))
     }
 
@@ -88,7 +88,7 @@ impl<T: Transport> Reader<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn begin_refresh(&mut self, max_staleness: u64) {
-        self.begin(Refresh { max_staleness: Some(max_staleness), step: RefreshStep::Ask, too_stale: None });
+        self.begin(Wanted::newest().max_staleness(max_staleness), false);
     }
 
     /// Moves the refresh that [`begin_refresh`](Self::begin_refresh) began on as far as it goes without waiting, and
@@ -104,15 +104,8 @@ impl<T: Transport> Reader<T> {
         })
     }
 
-    /// Begins what [`refresh_to`](Self::refresh_to) does, and does not wait for it.
-    #[doc(hidden)]
-    pub fn begin_refresh_to(&mut self, version: Version) {
-        let step = RefreshStep::Copy { bound: Bound::version(version) };
-        self.begin(Refresh { max_staleness: None, step, too_stale: None });
-    }
-
-    /// Goes on with the refresh that has begun, waiting at most `timeout`; `None` if it has not ended by then, and the
-    /// next call goes on with it.
+    /// Goes on with the refresh or the snapshot that has begun, waiting at most `timeout`; `None` if it has not ended by
+    /// then, and the next call goes on with it.
     #[doc(hidden)]
     pub fn continue_refresh(&mut self, timeout: Duration) -> Result<Option<Fresh>, Error> {
         let runtime = self.runtime.clone();
@@ -120,9 +113,14 @@ impl<T: Transport> Reader<T> {
         complete(wait(&runtime, deadline, |now| self.turn(now)))
     }
 
-    fn begin(&mut self, refresh: Refresh) {
+    pub(super) fn begin(&mut self, wanted: Wanted, fills_snapshot: bool) {
         self.abandon_refresh();
-        self.refresh = Some(refresh);
+        self.filled = None;
+        let step = match wanted.most_behind() {
+            Some(_) => RefreshStep::Ask,
+            None => RefreshStep::Copy { bound: wanted.bound() },
+        };
+        self.refresh = Some(Refresh { wanted, fills_snapshot, step, too_stale: None });
     }
 
     /// Ends the refresh that has begun, if there is one.
@@ -133,7 +131,7 @@ impl<T: Transport> Reader<T> {
     }
 
     /// Waits for the end of the refresh.
-    async fn finish(&mut self, timeout: Duration) -> Result<Fresh, Error> {
+    pub(super) async fn finish(&mut self, timeout: Duration) -> Result<Fresh, Error> {
         let runtime = self.runtime.clone();
         let deadline = runtime.now() + timeout;
         let fresh = wait(&runtime, deadline, |now| self.turn(now)).await?;
@@ -152,17 +150,19 @@ impl<T: Transport> Reader<T> {
             Some(Refresh {
                 step: RefreshStep::Copy { bound } | RefreshStep::Copying { bound, .. }, ..
             }) => late("waiting for a version", bound, self.link.pull.seen()),
-            Some(Refresh { too_stale: Some(version), max_staleness, .. }) => {
-                let needed = self.within(max_staleness.unwrap_or_default());
+            Some(Refresh { too_stale: Some(version), wanted, .. }) => {
+                let needed = self.within(wanted);
                 late("keeping up with the publisher", needed, Bound::version(version))
             }
             _ => late("asking for the version", Bound::NONE, seen),
         }
     }
 
-    /// The bound on a copy that is at most so many versions behind the newest that is known.
-    fn within(&self, max_staleness: u64) -> Bound {
-        Bound::version(Version::new(self.link.line.seen.version.get().saturating_sub(max_staleness)))
+    /// The bound on a copy that is wanted, which may be so many versions behind the newest that is known.
+    fn within(&self, wanted: Wanted) -> Bound {
+        let newest = self.link.line.seen.version.get();
+        let oldest = wanted.most_behind().map_or(0, |most| newest.saturating_sub(most));
+        Bound::version(Version::new(oldest).max(wanted.bound().version))
     }
 
     fn turn(&mut self, now: Instant) -> Result<WaitTurn<Fresh>, Error> {
@@ -177,9 +177,9 @@ impl<T: Transport> Reader<T> {
 
     /// The copy at hand, if it is at most so many versions behind the newest that is known.
     fn kept(&self, max_staleness: u64) -> Option<Fresh> {
-        let held = self.held?;
+        let (held, label) = self.held?;
         let behind = held.version.behind(self.link.line.seen.version);
-        (behind <= max_staleness).then(|| fresh(Pulled { behind, retries: 0, ..held }, false))
+        (behind <= max_staleness).then(|| Fresh::new(Pulled { behind, retries: 0, ..held }, label, false))
     }
 
     /// Takes steps until one has to wait.
@@ -203,32 +203,51 @@ impl<T: Transport> Reader<T> {
                         self.link.look_around(now)?;
                         break WaitTurn::Idle;
                     }
-                    let most = refresh.max_staleness.unwrap_or_default();
-                    if let Some(kept) = self.kept(most) {
+                    let most = refresh.wanted.most_behind().unwrap_or_default();
+                    if let (false, Some(kept)) = (refresh.fills_snapshot, self.kept(most)) {
                         break WaitTurn::Done(kept);
                     }
-                    RefreshStep::Copy { bound: self.within(most) }
+                    RefreshStep::Copy { bound: self.within(refresh.wanted) }
                 }
                 RefreshStep::Copy { bound } => {
                     // A dead owner's memory would satisfy this reader for ever.
                     self.link.look_around(now)?;
                     self.release();
-                    // The copy that was held is being overwritten.
-                    self.held = None;
-                    if self.copy.is_none() {
-                        self.copy = Some(private(&self.transport, self.payload_bytes() as u64)?);
+                    let bytes = self.copy_bytes() as u64;
+                    if refresh.fills_snapshot {
+                        self.filling = match self.filling.take().or_else(|| self.spares.take()) {
+                            None => Some(private(&self.transport, bytes)?),
+                            some => some,
+                        };
+                    } else {
+                        // The copy that was held is being overwritten.
+                        self.held = None;
+                        if self.copy.is_none() {
+                            self.copy = Some(private(&self.transport, bytes)?);
+                        }
                     }
                     RefreshStep::Copying { bound, has_begun: false }
                 }
                 RefreshStep::Copying { bound, mut has_begun } => {
-                    let bytes = self.payload_bytes();
-                    let Some(copy) = &mut self.copy else { break WaitTurn::Idle };
-                    let into = copy.slice(0, bytes)?;
-                    let (pulled, progress) = self.pull_once(&into, bound, &mut has_begun)?;
+                    let bytes = self.copy_bytes();
+                    let memory = if refresh.fills_snapshot { &mut self.filling } else { &mut self.copy };
+                    let Some(memory) = memory else { break WaitTurn::Idle };
+                    let into = memory.slice(0, bytes)?;
+                    let options =
+                        PullOptions { label: true, exactly: refresh.wanted.exact(), ..self.options.pull };
+                    let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
-                        self.held = Some(pulled);
-                        if refresh.max_staleness.is_none_or(|most| pulled.behind <= most) {
-                            break WaitTurn::Done(fresh(pulled, true));
+                        let label = self.link.pull.label();
+                        if !refresh.fills_snapshot {
+                            self.held = Some((pulled, label));
+                        }
+                        if refresh.wanted.most_behind().is_none_or(|most| pulled.behind <= most) {
+                            self.link.tell_held(pulled.version)?;
+                            let fresh = Fresh::new(pulled, label, true);
+                            if refresh.fills_snapshot {
+                                self.filled = Some(fresh);
+                            }
+                            break WaitTurn::Done(fresh);
                         }
                         refresh =
                             Refresh { step: RefreshStep::Ask, too_stale: Some(pulled.version), ..refresh };
@@ -246,9 +265,4 @@ impl<T: Transport> Reader<T> {
         self.refresh = Some(refresh);
         Ok(turn)
     }
-}
-
-fn fresh(pulled: Pulled, copied: bool) -> Fresh {
-    let Pulled { version, behind, epoch, retries, .. } = pulled;
-    Fresh { version, behind, epoch, retries, copied }
 }

@@ -150,7 +150,7 @@ mod tests {
     use crate::node::{CheckpointOptions, Worker, WorkerOptions};
     use crate::param::{Latest, PeerHello, PeerRole, PublishError, WorkerProgress};
     use crate::scheme::SchemeConfig;
-    use crate::table::ElementType;
+    use crate::table::{ElementType, Encoding};
     use crate::transport::shm::Shm;
     use crate::transport::{Connecting, Endpoint, Inline, Offer, Operation, Transport, WorkRequest};
 
@@ -267,7 +267,7 @@ mod tests {
     fn a_gradient_past_the_last_clock_evicts_its_worker_and_is_not_applied() {
         let last = WorkerProgress::CLOCK_MAX;
         let mut server = late(Version::new(0), last);
-        let (encoding, scheme) = (ElementType::F32, SchemeConfig::Asp);
+        let (encoding, scheme) = (Encoding::F32, SchemeConfig::Asp);
         let scheme = scheme.to_string();
         let hello = PeerHello {
             role: PeerRole::Worker { encoding, scheme, identity: 1, session: 0 },

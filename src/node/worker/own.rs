@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::kernel;
 use crate::mem::{Access, MemoryRegion, Streaming, VolatileSlice};
 use crate::node::Error;
-use crate::table::ElementType;
+use crate::table::Encoding;
 use crate::transport::Transport;
 
 /// Elements worked on at a time: they stay in the first-level cache while one gradient after the other comes off.
@@ -24,7 +24,7 @@ const PIECE: usize = 1024;
 /// holds all gradients of clocks before `c - s`. The ring holds one more: the gradient that is being published.
 pub(super) struct OwnGradients {
     step: f32,
-    encoding: ElementType,
+    encoding: Encoding,
     /// A ring: the gradient of clock `c` has the index `c mod capacity`.
     memory: MemoryRegion,
     /// Bytes of one gradient.
@@ -37,7 +37,7 @@ impl OwnGradients {
     /// Room for gradients of so many elements.
     pub(super) fn new<T: Transport>(
         transport: &T,
-        (step, encoding): (f32, ElementType),
+        (step, encoding): (f32, Encoding),
         elements: u64,
         staleness: Option<u64>,
         slots: u16,

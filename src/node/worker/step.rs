@@ -6,7 +6,7 @@ use crate::node::Error;
 use crate::node::runtime::complete;
 use crate::param::{GradientSource, PinError};
 use crate::scheme::WorkerEvent;
-use crate::table::ElementType;
+use crate::table::Encoding;
 use crate::time::Duration;
 use crate::transport::Transport;
 
@@ -194,7 +194,7 @@ const IN_PLACE: Error = Error::OutOfTurn {
 impl<T: Transport> Worker<T> {
     fn expect_f32(&self) -> Result<(), Error> {
         match self.options.encoding {
-            ElementType::F32 => Ok(()),
+            Encoding::F32 => Ok(()),
             encoding => Err(Error::Encoding { encoding }),
         }
     }

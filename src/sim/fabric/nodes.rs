@@ -175,7 +175,7 @@ impl Incarnation {
         const PATIENCE: Duration = Duration::from_secs(1);
         let table = Table::flat(self.plan.elements, ElementType::F32)?;
         let bytes = table.bytes() as usize;
-        let options = PublisherOptions { memory: self.memory() };
+        let options = PublisherOptions { memory: self.memory(), ..PublisherOptions::default() };
         let mut publisher = Publisher::new(self.transport(), &address(0), table, options)?;
         self.judge.borrow_mut().born(0, publisher.epoch(), &vec![0.0; bytes / 4]);
         let last = 4 * self.plan.goal;

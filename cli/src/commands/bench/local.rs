@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use slackline::internals::kernel::{Fold, Gradient, Pass, triad as run_triad};
 use slackline::internals::mem::{Access, HostMemory, Streaming, VolatileSlice, streaming_threshold};
-use slackline::{ElementType, Optimizer, Shm, Transport};
+use slackline::{Encoding, Optimizer, Shm, Transport};
 
 use super::BenchError;
 use super::arguments::Settings;
@@ -170,7 +170,7 @@ impl Arrays {
             .collect();
         let fold = Fold {
             gradients: &gradients,
-            encoding: ElementType::F32,
+            encoding: Encoding::F32,
             optimizer,
             learning_rate: 1e-3,
             step: 10,

@@ -170,8 +170,8 @@ pub(crate) struct TrainArgs {
     pub(super) target_accuracy: Option<f32>,
 
     /// Type of the elements of gradients on their way to servers
-    #[arg(long, help_heading = "Training", value_enum, default_value_t = Encoding::F32)]
-    pub(super) encoding: Encoding,
+    #[arg(long, help_heading = "Training", value_enum, default_value_t = EncodingName::F32)]
+    pub(super) encoding: EncodingName,
 
     /// Measure norm and variance of the gradients that are folded, for --metrics and --json, which dbw does anyway
     #[arg(long, help_heading = "Output")]
@@ -297,7 +297,7 @@ impl From<Model> for ModelKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Encoding {
+pub(crate) enum EncodingName {
     F32,
     Bf16,
     F16,

@@ -1,7 +1,7 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::{
-    ElementType, Optimizer,
+    Encoding, Optimizer,
     scheme::{Damping, SchemeConfig},
 };
 
@@ -13,7 +13,7 @@ pub(super) fn check(
     args: &TrainArgs,
     scheme: SchemeConfig,
     optimizer: Optimizer,
-    encoding: ElementType,
+    encoding: Encoding,
 ) -> Result<(), Failure> {
     let name = scheme.name();
     let plain = matches!(optimizer, Optimizer::Sgd { .. });
@@ -66,7 +66,7 @@ pub(super) fn check(
     if args.threads > 1 {
         return alone("--threads", "so no process sums gradients");
     }
-    if encoding != ElementType::F32 {
+    if encoding != Encoding::F32 {
         return alone("--encoding", "and what travels is parameters, which are not rounded");
     }
     Ok(())

@@ -8,13 +8,13 @@ use slackline::internals::job::coordinated::{
     CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, JobPlan, Optimizer, Resume, Table, TransportKind, scheme,
-    sim::Distribution,
+    Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Table, TransportKind,
+    scheme, sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
 use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
 
-use super::args::{Encoding, Idle, NonFiniteName, TrainArgs, Transport};
+use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
 use super::launch::Job;
 use super::program::Program;
 use crate::failure::Failure;
@@ -78,7 +78,7 @@ pub(super) struct Plan {
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
-    pub(super) encoding: ElementType,
+    pub(super) encoding: Encoding,
     pub(super) moments: bool,
     pub(super) non_finite: NonFiniteName,
     /// Longest time for which a process may be silent.
@@ -119,9 +119,9 @@ impl Plan {
                 .help(format!("use a number above 0, such as {default_rate}")));
         }
         let encoding = match args.encoding {
-            Encoding::F32 => ElementType::F32,
-            Encoding::Bf16 => ElementType::Bf16,
-            Encoding::F16 => ElementType::F16,
+            EncodingName::F32 => Encoding::F32,
+            EncodingName::Bf16 => Encoding::Bf16,
+            EncodingName::F16 => Encoding::F16,
         };
         super::fit::check(&args, scheme, optimizer, encoding)?;
         // What one gradient of its own does: each counts for one of all.

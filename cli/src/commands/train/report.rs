@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
-use slackline::ElementType;
+use slackline::Encoding;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
 
 use super::coordinate::Outcome;
@@ -165,12 +165,11 @@ fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
-fn encoding(encoding: ElementType) -> &'static str {
+fn encoding(encoding: Encoding) -> &'static str {
     match encoding {
-        ElementType::F32 => "f32",
-        ElementType::Bf16 => "bf16",
-        ElementType::F16 => "f16",
-        _ => "other",
+        Encoding::F32 => "f32",
+        Encoding::Bf16 => "bf16",
+        Encoding::F16 => "f16",
     }
 }
 

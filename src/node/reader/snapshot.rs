@@ -1,0 +1,169 @@
+//! Snapshots: versions that a reader has copied, each in memory of its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::super::Error;
+use super::super::runtime::complete;
+use super::{Fresh, Reader};
+use crate::clock::Version;
+use crate::mem::Buffer;
+use crate::scheme::Bound;
+use crate::table::{Selection, Table};
+use crate::time::Duration;
+use crate::transport::Transport;
+
+/// The version that a reader wants.
+///
+/// ```
+/// use slackline::{Version, Wanted};
+/// let newest = Wanted::newest(); // as of the call
+/// let fresh = Wanted::newest().max_staleness(2); // at most two behind the newest when it is there
+/// let next = Wanted::at_least(Version::new(8)); // waits for version 8, or takes a newer one
+/// let one = Wanted::exactly(Version::new(7)); // while it is in one of the owner's frames
+/// # let _ = (newest, fresh, next, one);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    most_behind: Option<u64>,
+    at_least: Version,
+    exact: bool,
+}
+
+impl Wanted {
+    /// The newest version at the time of the call.
+    pub const fn newest() -> Wanted {
+        Wanted { most_behind: None, at_least: Version::new(0), exact: false }
+    }
+
+    /// The newest version, once it is this one or a later one.
+    pub const fn at_least(version: Version) -> Wanted {
+        Wanted { at_least: version, ..Wanted::newest() }
+    }
+
+    /// This version and no other: it is waited for, and is an error once no frame holds it any more.
+    pub const fn exactly(version: Version) -> Wanted {
+        Wanted { exact: true, ..Wanted::at_least(version) }
+    }
+
+    /// At most so many versions behind the newest at the time when the copy is complete.
+    pub const fn max_staleness(self, versions: u64) -> Wanted {
+        Wanted { most_behind: Some(versions), ..self }
+    }
+
+    pub(super) fn most_behind(&self) -> Option<u64> {
+        self.most_behind
+    }
+
+    pub(super) fn bound(&self) -> Bound {
+        Bound::version(self.at_least)
+    }
+
+    pub(super) fn exact(&self) -> Option<Version> {
+        self.exact.then_some(self.at_least)
+    }
+}
+
+/// Memory of snapshots that are no more, for the next ones of the same reader.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spares(Arc<Mutex<Vec<Buffer>>>);
+
+/// Spares that are kept: more were alive at once, and are given back to the system.
+const MOST_SPARES: usize = 2;
+
+impl Spares {
+    pub(super) fn take(&self) -> Option<Buffer> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give(&self, buffer: Buffer) {
+        let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if spares.len() < MOST_SPARES {
+            spares.push(buffer);
+        }
+    }
+}
+
+/// One whole version in memory of its own, which stays as it is for as long as the snapshot lives.
+///
+/// A program that serves one version while it reads the next holds two snapshots, and its switch from one to the other
+/// is a move of this value. The memory of a snapshot that is dropped is used for a later one.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// There until it is dropped.
+    buffer: Option<Buffer>,
+    table: Arc<Table>,
+    fresh: Fresh,
+    spares: Spares,
+}
+
+impl Snapshot {
+    /// The version and how stale it was when the copy was complete.
+    pub fn fresh(&self) -> &Fresh {
+        &self.fresh
+    }
+
+    /// The table of the bytes: the reader's selection, or the whole table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The bytes, laid out as [`table`](Self::table) says.
+    pub fn bytes(&self) -> &[u8] {
+        let bytes = self.buffer.as_ref().and_then(Buffer::bytes).unwrap_or_default();
+        &bytes[..(self.table.bytes() as usize).min(bytes.len())]
+    }
+
+    /// The bytes of one tensor; `None` if there is none of this name.
+    pub fn tensor(&self, name: &str) -> Option<&[u8]> {
+        let range = self.table.tensors().iter().find(|tensor| tensor.name() == name)?.range();
+        self.bytes().get(range.start as usize..range.end as usize)
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.spares.give(buffer);
+        }
+    }
+}
+
+impl<T: Transport> Reader<T> {
+    /// Copies the version that is wanted into memory of its own, waiting at most `timeout`. The reader's own copy
+    /// ([`bytes`](Self::bytes)) stays as it is.
+    ///
+    /// # Errors
+    /// There is no such version by the timeout, or no more; the owner is lost, or has let this reader go.
+    ///
+    /// [`BackgroundPublisher`](crate::BackgroundPublisher) has an example.
+    pub fn snapshot(&mut self, wanted: Wanted, timeout: Duration) -> Result<Snapshot, Error> {
+        self.begin(wanted, true);
+        complete(self.finish(timeout))?;
+        self.take_snapshot()
+    }
+
+    /// Begins what [`snapshot`](Self::snapshot) does, and does not wait for it: [`poll`](Self::poll) moves it on, and
+    /// [`take_snapshot`](Self::take_snapshot) takes it once `poll` has returned its version.
+    pub fn begin_snapshot(&mut self, wanted: Wanted) {
+        self.begin(wanted, true);
+    }
+
+    /// Takes the snapshot whose version [`poll`](Self::poll) has returned.
+    ///
+    /// # Errors
+    /// No snapshot was begun, or it is taken already.
+    pub fn take_snapshot(&mut self) -> Result<Snapshot, Error> {
+        // One that is still being filled stays.
+        let filled = self.filled.take().and_then(|fresh| Some((fresh, self.filling.take()?)));
+        let Some((fresh, buffer)) = filled else {
+            let reason = "call `begin_snapshot`, and `poll` until it returns a version";
+            return Err(Error::OutOfTurn { operation: "take a snapshot", reason });
+        };
+        let table = self.copied.get_or_insert_with(|| {
+            let whole = &self.link.welcome.table;
+            Arc::new(self.selection.as_ref().map_or(whole, Selection::table).clone())
+        });
+        let table = table.clone();
+        Ok(Snapshot { buffer: Some(buffer), table, fresh, spares: self.spares.clone() })
+    }
+}
