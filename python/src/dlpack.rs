@@ -306,7 +306,9 @@ impl Incoming {
             let remedy = "copy it to the memory of the host first";
             return Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into());
         }
-        let dtype = Dtype::from_dlpack(tensor.code, tensor.bits).filter(|_| tensor.lanes == 1);
+        // Elements that share bytes come as arrays of their bytes.
+        let dtype = Dtype::from_dlpack(tensor.code, tensor.bits);
+        let dtype = dtype.filter(|dtype| tensor.lanes == 1 && !dtype.is_packed());
         let dtype =
             dtype.ok_or_else(|| dtype::unknown(format_args!("{} with {} bits", tensor.code, tensor.bits)))?;
         let sides = usize::try_from(tensor.ndim).unwrap_or_default();

@@ -81,22 +81,17 @@ impl Dtype {
     }
 
     pub(crate) fn of(element: ElementType) -> Result<&'static Dtype, Failure> {
-        let (code, bits) = match element {
-            ElementType::F32 => (FLOAT, 32),
-            ElementType::F16 => (FLOAT, 16),
-            ElementType::Bf16 => (4, 16),
-            _ => return Err(unknown(format!("{element:?}"))),
-        };
-        Dtype::from_dlpack(code, bits).ok_or_else(|| unknown(format!("{element:?}")))
+        let (code, bits) = element.dlpack();
+        Dtype::from_dlpack(code, bits).ok_or_else(|| unknown(element))
     }
 
     pub(crate) fn element(&self) -> Result<ElementType, Failure> {
-        match (self.code, self.bits) {
-            (FLOAT, 32) => Ok(ElementType::F32),
-            (FLOAT, 16) => Ok(ElementType::F16),
-            (4, 16) => Ok(ElementType::Bf16),
-            _ => Err(unknown(self.name)),
-        }
+        ElementType::from_dlpack(self.code, self.bits).ok_or_else(|| unknown(self.name))
+    }
+
+    /// True if several elements share a byte: arrays of them are arrays of their bytes.
+    pub(crate) const fn is_packed(&self) -> bool {
+        self.bits < 8
     }
 
     /// True if an array of `other` is taken where this type is wanted: it is the same, or numpy has no such type and

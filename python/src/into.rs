@@ -10,7 +10,7 @@ use slackline::internals::mem::{Streaming, VolatileSlice};
 
 use crate::lease::Lease;
 use crate::reader;
-use crate::reading::{Reading, Wanted, newest_from};
+use crate::reading::{Reading, Request, newest_from};
 use crate::snapshot::Facts;
 use crate::source::Foreign;
 use crate::table::Layout;
@@ -59,12 +59,13 @@ impl Targets {
 pub(crate) fn pull(
     py: Python<'_>,
     reading: &mut Reading,
-    wanted: Wanted,
+    request: Request,
     targets: &Targets,
     timeout: Duration,
 ) -> PyResult<Facts> {
-    if !reading.is_mapped {
-        let (facts, lease) = reader::pull(py, reading, wanted, timeout)?;
+    let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
+    if !reading.is_mapped || !is_whole || request.exactly.is_some() {
+        let (facts, lease) = reader::pull(py, reading, request, timeout)?;
         // SAFETY: the lease is of a copy of the whole table, which nobody writes.
         py.detach(|| unsafe { targets.fill_from(lease.at(0)) });
         return Ok(facts);
@@ -72,7 +73,7 @@ pub(crate) fn pull(
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (facts, address, _bytes) = reader::hold(py, reading, wanted, left)?;
+        let (facts, address, _bytes) = reader::hold(py, reading, request, left)?;
         let newest = py.detach(|| {
             // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to it.
             unsafe { targets.fill_from(std::ptr::with_exposed_provenance_mut(address)) };
@@ -86,11 +87,11 @@ pub(crate) fn pull(
         py.check_signals()?;
         let Some(newest) = newest else { continue };
         let staleness = newest.saturating_sub(facts.version);
-        if wanted.max_staleness.is_none_or(|most| staleness <= most) {
+        if request.max_staleness.is_none_or(|most| staleness <= most) {
             return Ok(Facts { staleness, ..facts });
         }
         if left.is_zero() {
-            return Err(wanted.late(timeout, newest).into());
+            return Err(request.late(timeout, newest).into());
         }
     }
 }

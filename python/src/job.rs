@@ -110,7 +110,7 @@ impl PyJob {
             );
             layout = Layout::of(&shard.build().map_err(Failure::from)?)?;
         }
-        let facts = Facts { version: status.version.get(), epoch: server.epoch(), staleness: 0 };
+        let facts = Facts::of_server(status.version.get(), server.epoch(), 0);
         let place = Place::Whole(Arc::new(server::lend_values(&parameters)?));
         Ok((Snapshot { tensors: Tensors { layout, place, is_read_only: true }, facts }, Status(status)))
     }

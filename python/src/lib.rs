@@ -7,7 +7,6 @@
 //! Memory that a peer may write, and memory of other libraries, is never a Rust reference: it is pointers in
 //! [`lease`] and `VolatileSlice`s where it is copied.
 
-mod background;
 mod dlpack;
 mod dtype;
 mod errors;
@@ -18,6 +17,7 @@ mod job;
 mod lease;
 mod memory;
 mod pin;
+mod frame;
 mod publisher;
 mod reader;
 mod reading;
@@ -37,7 +37,9 @@ mod _slackline {
     #[pymodule_export]
     use crate::pin::Pin;
     #[pymodule_export]
-    use crate::publisher::{Frame, PyPublisher};
+    use crate::frame::Frame;
+    #[pymodule_export]
+    use crate::publisher::{PyPublisher, PyReaderStatus};
     #[pymodule_export]
     use crate::reader::PyReader;
     #[pymodule_export]

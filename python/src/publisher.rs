@@ -1,25 +1,20 @@
-//! `slackline.Publisher` and its frames.
+//! `slackline.Publisher`.
 #![allow(unsafe_code, reason = "arrays are copied into the frame, which peers read")]
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList};
 
-use slackline::{Error, Publisher, PublisherOptions, ShardOptions};
+use slackline::{Error, Publisher, PublisherOptions, ReaderStatus, ShardOptions, Version, VersionTag};
 
-use crate::background::Publishing;
-use crate::errors::Failure;
+use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
-use crate::lease::Lease;
-use crate::snapshot::{Place, Tensors, mapping};
+use crate::frame::{Frame, PUBLISHING, Publishing};
 use crate::table::{self, Layout, TensorSpec};
-use crate::view::ArrayView;
 use crate::wait::{in_slices, timeout as seconds};
 
-const PUBLISHING: &str = "publishing a version";
+/// Each tensor's consumer may ask for this alignment (DLPack).
+const ALIGN: u64 = 256;
 
 /// Publishes versions of a table, whole, to any number of readers. A thread of the library serves the readers, whatever
 /// Python does meanwhile.
@@ -35,29 +30,17 @@ const PUBLISHING: &str = "publishing a version";
 /// address cannot be listened at.
 #[pyclass(frozen, module = "slackline", name = "Publisher")]
 pub(crate) struct PyPublisher {
-    publishing: Arc<Publishing>,
+    publishing: Publishing,
     layout: Arc<Layout>,
     address: String,
     epoch: u64,
 }
 
-/// The begun frame of the next version.
-fn begin(py: Python<'_>, publishing: &Publishing, timeout: Duration) -> PyResult<(*mut u8, usize)> {
-    publishing.begin_filling(PUBLISHING)?;
-    let begun = in_slices(py, timeout, |slice| publishing.begin(PUBLISHING, slice));
-    let version = || publishing.call(PUBLISHING, |publisher| Ok(publisher.version().next()));
-    let begun = begun.and_then(|begun| match begun {
-        Some(begun) => Ok(begun),
-        None => Err(Failure::from(Error::Pinned { version: version()?, waited: timeout }).into()),
-    });
-    let (address, bytes) = begun.inspect_err(|_| publishing.abort())?;
-    Ok((std::ptr::with_exposed_provenance_mut(address), bytes))
-}
-
 #[pymethods]
 impl PyPublisher {
     #[new]
-    #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, secret=None))]
+    #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
+        secret=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -67,19 +50,20 @@ impl PyPublisher {
         frames: u8,
         readers: u16,
         lease: f64,
+        begin_at: u64,
         secret: Option<SecretSource>,
     ) -> PyResult<PyPublisher> {
-        let (table, _arrays) = table::table(table)?;
+        let (table, _arrays) = table::table(table, ALIGN)?;
         let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
         let memory = ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let (publishing, address, epoch) = py.detach(|| -> Result<_, Failure> {
+        let options = PublisherOptions { memory, begin_at: Version::new(begin_at) };
+        let publisher = py.detach(|| -> Result<_, Failure> {
             let fabric = fabric::fabric(secret, &address)?;
-            let publisher = Publisher::new(fabric, &address, table, PublisherOptions { memory })?;
-            let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
-            Ok((Publishing::start(publisher)?, address, epoch))
+            Ok(Publisher::new(fabric, &address, table, options)?.into_background()?)
         })?;
-        Ok(PyPublisher { publishing, layout, address, epoch })
+        let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
+        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
     }
 
     /// Publishes `tensors`, a mapping of all names of the table to arrays, as the next version, and returns its number.
@@ -88,21 +72,30 @@ impl PyPublisher {
     ///
     /// Waits, at most `timeout` seconds, only if readers pin all other frames: then FramesPinned. Raises LayoutMismatch
     /// if the arrays do not fit the table. After any error the version before is still the newest.
-    #[pyo3(signature = (tensors, *, timeout=30.0))]
-    fn publish(&self, py: Python<'_>, tensors: &Bound<'_, PyAny>, timeout: f64) -> PyResult<u64> {
-        let timeout = seconds(timeout)?;
+    ///
+    /// `step` (below 2**64) and `label` (at most 32 bytes) travel with the version.
+    #[pyo3(signature = (tensors, *, step=0, label=Vec::new(), timeout=30.0))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyAny>,
+        step: u64,
+        label: Vec<u8>,
+        timeout: f64,
+    ) -> PyResult<u64> {
+        let (tag, timeout) = (tag(step, &label)?, seconds(timeout)?);
         let arrays = self.layout.arrays(tensors, PUBLISHING)?;
-        let (frame, bytes) = begin(py, &self.publishing, timeout)?;
-        let frame = Lease::new(frame, bytes, Arc::clone(&self.publishing));
+        let drafting = self.publishing.draft(py, timeout)?;
         let version = py.detach(|| {
+            let (frame, _bytes) = drafting.extent();
             for (array, spec) in arrays.iter().zip(&self.layout.specs) {
                 // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the tensor lies
-                // inside of it; an array of the caller's lies apart, as no view of a frame outlives its frame.
-                unsafe { array.copy_to(frame.at(spec.offset)) };
+                // inside of it; an array of the caller's lies apart, as no array of a frame outlives its frame.
+                unsafe { array.copy_to(frame.add(spec.offset)) };
             }
-            self.publishing.commit(PUBLISHING)
+            drafting.commit(tag)
         })?;
-        Ok(version.get())
+        Ok(version)
     }
 
     /// Lends the memory of the next version: a mapping of names to writable arrays, and a context manager. Leaving the
@@ -111,22 +104,48 @@ impl PyPublisher {
     ///
     /// An array that looks at the frame and is still alive at the end of the block is a BufferError, and nothing is
     /// published: it could be written while readers read. Waits and raises as `publish` does.
-    #[pyo3(signature = (*, timeout=30.0))]
-    fn frame(&self, py: Python<'_>, timeout: f64) -> PyResult<Frame> {
-        let (pointer, bytes) = begin(py, &self.publishing, seconds(timeout)?)?;
-        let (owner, abort) = (Arc::clone(&self.publishing), Arc::clone(&self.publishing));
-        let lease = Lease::new(pointer, bytes, owner);
-        let lease = Arc::new(lease.for_a_while("the frame has ended", move || abort.abort()));
-        Ok(Frame {
-            tensors: Tensors {
-                layout: Arc::clone(&self.layout),
-                place: Place::Whole(Arc::clone(&lease)),
-                is_read_only: false,
-            },
-            lease,
-            publishing: Arc::clone(&self.publishing),
-            version: Mutex::new(None),
-        })
+    #[pyo3(signature = (*, step=0, label=Vec::new(), timeout=30.0))]
+    fn frame(&self, py: Python<'_>, step: u64, label: Vec<u8>, timeout: f64) -> PyResult<Frame> {
+        let tag = tag(step, &label)?;
+        let drafting = self.publishing.draft(py, seconds(timeout)?)?;
+        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag))
+    }
+
+    /// Waits until so many readers (without a number: all that are in when the call begins) hold `version` or a newer
+    /// one, and returns what all readers hold. Raises DeadlineError after `timeout` seconds.
+    #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        readers: Option<usize>,
+        timeout: f64,
+    ) -> PyResult<Vec<PyReaderStatus>> {
+        const WAITING: &str = "waiting for readers to hold a version";
+        let (timeout, publisher) = (seconds(timeout)?, self.publishing.get(WAITING)?);
+        let readers = readers.unwrap_or_else(|| py.detach(|| publisher.readers().len()));
+        let mut last = None;
+        let statuses = in_slices(py, timeout, |slice| match publisher.wait(Version::new(version), readers, slice) {
+            Ok(statuses) => Ok(Some(statuses)),
+            Err(Error::Deadline { operation, needed, seen, .. }) => {
+                // The time that was waited in all, and not the last slice's.
+                last = Some(Error::Deadline { operation, waited: timeout, needed, seen });
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        })?;
+        match (statuses, last) {
+            (Some(statuses), _) => Ok(statuses.into_iter().map(PyReaderStatus).collect()),
+            (None, Some(late)) => Err(Failure::from(late).into()),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// The readers that are in, each with what it holds.
+    #[getter]
+    fn readers(&self, py: Python<'_>) -> PyResult<Vec<PyReaderStatus>> {
+        let publisher = self.publishing.get("asking for the readers")?;
+        Ok(py.detach(|| publisher.readers()).into_iter().map(PyReaderStatus).collect())
     }
 
     /// The address at which readers reach this publisher.
@@ -138,8 +157,8 @@ impl PyPublisher {
     /// The newest version; 0, which is all zeros, before the first is published.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
-        let version = || self.publishing.call("asking for the version", |publisher| Ok(publisher.version()));
-        Ok(py.detach(version)?.get())
+        let publisher = self.publishing.get("asking for the version")?;
+        Ok(py.detach(|| publisher.version().get()))
     }
 
     /// This incarnation of the publisher.
@@ -154,7 +173,7 @@ impl PyPublisher {
         self.layout.metadata()
     }
 
-    /// Ends the publisher; its readers are told. Raises OutOfTurn while a frame is open.
+    /// Ends the publisher; its readers are told. A frame that is open is dropped or published as its block ends.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.publishing.close())?)
     }
@@ -178,66 +197,50 @@ impl PyPublisher {
     }
 }
 
-impl Drop for PyPublisher {
-    fn drop(&mut self) {
-        // A frame may outlive this object: the memory stays, and the thread does not.
-        self.publishing.stop();
-    }
+/// Reads the words of the user about a version.
+fn tag(step: u64, label: &[u8]) -> Result<VersionTag, Failure> {
+    let mut tag = VersionTag::step(step);
+    let Some(place) = tag.label.get_mut(..label.len()) else {
+        let cause = format_args!("a label of {} bytes is too long", label.len());
+        return Err(Failure::new(Class::BadOption, PUBLISHING, cause, "use at most 32"));
+    };
+    place.copy_from_slice(label);
+    Ok(tag)
 }
 
-/// The memory of the next version, while it is written: see `Publisher.frame`.
-#[pyclass(frozen, mapping, module = "slackline")]
-pub(crate) struct Frame {
-    tensors: Tensors,
-    lease: Arc<Lease>,
-    publishing: Arc<Publishing>,
-    version: Mutex<Option<u64>>,
-}
+/// What a publisher knows of one of its readers.
+#[pyclass(frozen, module = "slackline", name = "ReaderStatus")]
+pub(crate) struct PyReaderStatus(ReaderStatus);
 
 #[pymethods]
-impl Frame {
-    /// The version that this frame was published as, once it was.
+impl PyReaderStatus {
+    /// The number of the reader among those that are in.
     #[getter]
-    fn version(&self) -> Option<u64> {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner)
+    fn peer(&self) -> u16 {
+        self.0.peer
     }
 
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
+    /// The version that it has copied last, if it has copied one.
+    #[getter]
+    fn holds(&self) -> Option<u64> {
+        self.0.holds.map(Version::get)
     }
 
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        class: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        if !class.is_none() {
-            self.lease.end();
-            return Ok(());
-        }
-        self.lease.check()?;
-        if let Err(exports) = self.lease.end_unless_exported() {
-            self.lease.end();
-            return Err(PyBufferError::new_err(format!(
-                "{exports} arrays still look at the frame, and could write it while readers read: nothing was \
-                 published; delete them before the end of the block, or write by frame[name][...] = values"
-            )));
-        }
-        let version = py.detach(|| self.publishing.commit(PUBLISHING))?;
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version.get());
-        Ok(())
+    /// The version that it has pinned, if it has.
+    #[getter]
+    fn pins(&self) -> Option<u64> {
+        self.0.pins.map(Version::get)
     }
-}
 
-mapping!(Frame);
+    /// The number of versions by which that is behind the newest.
+    #[getter]
+    fn behind(&self) -> u64 {
+        self.0.behind
+    }
 
-impl Drop for Frame {
-    fn drop(&mut self) {
-        // Does nothing if the block has ended.
-        if self.version().is_none() {
-            self.lease.end();
-        }
+    fn __repr__(&self) -> String {
+        let ReaderStatus { peer, holds, pins, behind, .. } = self.0;
+        let show = |version: Option<Version>| version.map_or("none".into(), |version| version.get().to_string());
+        format!("<ReaderStatus {peer}: holds {}, pins {}, behind {behind}>", show(holds), show(pins))
     }
 }

@@ -16,9 +16,9 @@ use crate::fabric::{self, SecretSource};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
-use crate::reading::{Pulling, Reading, Shared, Wanted, newest_from};
+use crate::reading::{Pulling, Reading, Request, Shared, newest_from};
 use crate::snapshot::{Facts, Place, Snapshot, Tensors};
-use crate::table::{Layout, TensorSpec};
+use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
 
 type Pulled = (Facts, Arc<Lease>);
@@ -26,7 +26,8 @@ type Pulled = (Facts, Arc<Lease>);
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
-/// Waits, at most `timeout` seconds, for it to listen. `secret` is bytes or the path of a file; without it the
+/// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to tuples of
+/// slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and pulled. `secret` is bytes or the path of a file; without it the
 /// environment's is taken.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
@@ -35,9 +36,10 @@ type Pulled = (Facts, Arc<Lease>);
 #[pyclass(frozen, module = "slackline", name = "Reader")]
 pub(crate) struct PyReader {
     shared: Arc<Shared>,
+    /// The table of copies, and that of pins, which is the publisher's.
     layout: Arc<Layout>,
+    whole: Arc<Layout>,
     address: String,
-    epoch: u64,
     staged: Mutex<Option<JoinHandle<Result<Pulled, Failure>>>>,
 }
 
@@ -105,18 +107,18 @@ impl PyReader {
 pub(crate) fn pull(
     py: Python<'_>,
     reading: &mut Reading,
-    wanted: Wanted,
+    request: Request,
     timeout: Duration,
 ) -> PyResult<Pulled> {
-    let mut pulling = Pulling::new(wanted);
+    let mut pulling = Pulling::new(request);
     let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
-    pulled.ok_or_else(|| wanted.late(timeout, pulling.newest).into())
+    pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
 }
 
 /// Pulls in a thread of its own, for `prefetch`.
-fn stage(shared: &Shared, wanted: Wanted, timeout: Duration) -> Result<Pulled, Failure> {
+fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled, Failure> {
     let deadline = Instant::now() + timeout;
-    let mut pulling = Pulling::new(wanted);
+    let mut pulling = Pulling::new(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let pulled = {
@@ -136,7 +138,7 @@ fn stage(shared: &Shared, wanted: Wanted, timeout: Duration) -> Result<Pulled, F
         }
         match pulled? {
             Some(pulled) => return Ok(pulled),
-            None if left.is_zero() => return Err(wanted.late(timeout, pulling.newest)),
+            None if left.is_zero() => return Err(request.late(timeout, pulling.newest)),
             None => {}
         }
     }
@@ -149,22 +151,30 @@ const PREFETCHING: &str = "prefetching a version";
 #[pymethods]
 impl PyReader {
     #[new]
-    #[pyo3(signature = (address, *, timeout=30.0, secret=None))]
+    #[pyo3(signature = (address, *, select=None, timeout=30.0, secret=None))]
     fn new(
         py: Python<'_>,
         address: &str,
+        select: Option<&Bound<'_, PyAny>>,
         timeout: f64,
         secret: Option<SecretSource>,
     ) -> PyResult<PyReader> {
         let timeout = seconds(timeout)?;
         let addresses = fabric::peer_addresses(address)?;
-        let reader = in_thread(py, "connecting", move |is_given_up| {
+        let mut reader = in_thread(py, "connecting", move |is_given_up| {
             connect(secret, &addresses, timeout, is_given_up)
         })?;
-        let layout = Layout::of(reader.table())?;
-        let epoch = reader.epoch();
+        let whole = Layout::of(reader.table())?;
+        let layout = match select {
+            None => Arc::clone(&whole),
+            Some(select) => {
+                let selection = table::selection(reader.table(), select)?;
+                reader.select(Some(selection)).map_err(Failure::from)?;
+                Layout::of(reader.copied_table())?
+            }
+        };
         let (shared, staged) = (Arc::new(Shared::new(reader)), Mutex::new(None));
-        Ok(PyReader { shared, layout, address: address.into(), epoch, staged })
+        Ok(PyReader { shared, layout, whole, address: address.into(), staged })
     }
 
     /// The number of the newest version: a read of 8 bytes.
@@ -183,8 +193,8 @@ impl PyReader {
     /// Brings one version, whole, and returns it as a Snapshot.
     ///
     /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is at
-    /// least the newest of when the call began. `min_version` waits for that version or a newer one. A version that was
-    /// pulled before and is good enough is not copied again.
+    /// least the newest of when the call began. `min_version` waits for that version or a newer one, `version` for that
+    /// version and no other. A version that was pulled before and is good enough is not copied again.
     ///
     /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
@@ -192,24 +202,25 @@ impl PyReader {
     ///
     /// Raises DeadlineError after `timeout` seconds, PeerGone if the publisher is lost, EpochChanged if it was started
     /// again, LayoutMismatch if `into` does not fit, OutOfTurn during a pin of this reader.
-    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, timeout=30.0))]
+    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0))]
     fn pull(
         &self,
         py: Python<'_>,
         into: Option<&Bound<'_, PyAny>>,
         max_staleness: Option<u64>,
         min_version: u64,
+        version: Option<u64>,
         timeout: f64,
     ) -> PyResult<Snapshot> {
         let timeout = seconds(timeout)?;
-        let wanted = Wanted { max_staleness, at_least: min_version };
+        let request = Request { max_staleness, at_least: min_version, exactly: version };
         let targets = into.map(|into| Targets::of(&self.layout, into)).transpose()?;
         let Some(targets) = targets else {
-            let pulled = self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, wanted, timeout))?;
+            let pulled = self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
             return Ok(self.snapshot(pulled));
         };
         let facts = self.unpinned(py, PULLING, timeout, |reading| {
-            into::pull(py, reading, wanted, &targets, timeout)
+            into::pull(py, reading, request, &targets, timeout)
         })?;
         let place = Place::Each(targets.into_leases());
         Ok(Snapshot { tensors: Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true }, facts })
@@ -230,16 +241,18 @@ impl PyReader {
         timeout: f64,
     ) -> PyResult<Pin> {
         let timeout = seconds(timeout)?;
-        let wanted = Wanted { max_staleness, at_least: min_version };
+        let request = Request { max_staleness, at_least: min_version, exactly: None };
         let (facts, address, bytes) = self.unpinned(py, PINNING, timeout, |reading| {
-            let (facts, address, bytes) = hold(py, reading, wanted, timeout)?;
+            let (facts, address, bytes) = hold(py, reading, request, timeout)?;
             self.shared.is_pinned.store(true, Ordering::SeqCst);
             Ok((facts, address, bytes))
         })?;
         let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
         let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
-        Ok(Pin::new(self.snapshot((facts, Arc::clone(&lease))), lease))
+        let place = Place::Whole(Arc::clone(&lease));
+        let tensors = Tensors { layout: Arc::clone(&self.whole), place, is_read_only: true };
+        Ok(Pin::new(Snapshot { tensors, facts }, lease))
     }
 
     /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
@@ -262,9 +275,10 @@ impl PyReader {
         if staged.is_some() {
             return Err(occupied().into());
         }
-        let (shared, wanted) = (Arc::clone(&self.shared), Wanted { max_staleness, at_least: min_version });
+        let request = Request { max_staleness, at_least: min_version, exactly: None };
+        let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
-        let staging = thread.spawn(move || stage(&shared, wanted, timeout));
+        let staging = thread.spawn(move || stage(&shared, request, timeout));
         *staged = Some(staging.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?);
         Ok(())
     }
@@ -312,8 +326,35 @@ impl PyReader {
 
     /// The incarnation of the publisher.
     #[getter]
-    fn epoch(&self) -> u64 {
-        self.epoch
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        let epoch = |reading: &mut Reading| Ok(reading.reader.epoch());
+        self.with(py, "asking for the epoch", seconds(30.0)?, epoch)
+    }
+
+    /// Connects again, once the publisher was lost, to the one that has taken its place at the same address, waiting for
+    /// it at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay.
+    ///
+    /// Raises LayoutMismatch if it has another table, PeerGone if it does not come; the reader then stays as it was.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn reconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        const RECONNECTING: &str = "connecting again";
+        let (timeout, addresses) = (seconds(timeout)?, fabric::peer_addresses(&self.address)?);
+        self.unpinned(py, RECONNECTING, timeout, |reading| {
+            let mut last = None;
+            let connected = in_slices(py, timeout, |slice| {
+                for address in &addresses {
+                    // A handshake is no wait that can be cut into short slices.
+                    match reading.reader.reconnect(address, slice.max(PATIENCE)) {
+                        Ok(()) => return Ok(Some(reading.forget())),
+                        Err(error) if fabric::may_come(&error) => last = Some(error),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(None)
+            })?;
+            let late = || last.map_or_else(nobody, Failure::from);
+            connected.ok_or_else(|| late().into())
+        })
     }
 
     /// Leaves the publisher. Snapshots that were pulled stay. Raises OutOfTurn while a version is pinned.
@@ -359,6 +400,13 @@ const TURN: Duration = Duration::from_millis(1);
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
 
+/// The shortest time in which a handshake is tried.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+fn nobody() -> Failure {
+    Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
+}
+
 /// Connects to the first of the addresses that answers, once one does.
 fn connect(
     secret: Option<SecretSource>,
@@ -377,7 +425,6 @@ fn connect(
                 Err(error) => last = Some(error),
             }
         }
-        let nobody = || Failure::new(Class::BadOption, "connecting", "there is no address", "give one");
         let last = last.ok_or_else(nobody)?;
         let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
         if is_over || !fabric::may_come(&last) {
@@ -391,29 +438,26 @@ fn connect(
 pub(crate) fn hold(
     py: Python<'_>,
     reading: &mut Reading,
-    wanted: Wanted,
+    request: Request,
     timeout: Duration,
 ) -> PyResult<(Facts, usize, usize)> {
     let reader = &mut reading.reader;
     let mut seen = 0;
     let held = in_slices(py, timeout, |slice| {
-        let Some(newest) = newest_from(reader, wanted.at_least, slice)? else { return Ok(None) };
+        let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
         seen = newest;
-        match reader.hold(VersionBound::version(Version::new(wanted.oldest(newest))), slice) {
-            Ok(pulled) => {
-                let facts = Facts {
-                    version: pulled.version.get(),
-                    epoch: pulled.epoch,
-                    staleness: pulled.behind,
-                };
-                let held = reader.held().ok_or(Error::Pin { shard: 0, source: PinError::NotMapped })?;
+        match reader.hold(VersionBound::version(Version::new(request.oldest(newest))), slice) {
+            Ok(_pulled) => {
+                let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
+                let facts = Facts::of(&reader.held_fresh().ok_or_else(not_mapped)?);
+                let held = reader.held().ok_or_else(not_mapped)?;
                 Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
             }
             Err(Error::Deadline { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     })?;
-    held.ok_or_else(|| wanted.late(timeout, seen).into())
+    held.ok_or_else(|| request.late(timeout, seen).into())
 }
 
 impl Drop for PyReader {

@@ -1,4 +1,4 @@
-//! A reader as its Python objects share it: copies, and the one pin.
+//! A reader as its Python objects share it: the newest snapshot, and the one pin.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -8,20 +8,15 @@ use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
-use slackline::{Error, Fresh, Mixed, Reader, Version};
+use slackline::{Error, Mixed, Reader, Version, Wanted};
 
 use crate::errors::Failure;
 use crate::lease::Lease;
-use crate::memory::Memory;
 use crate::snapshot::Facts;
 
-/// A reader with its copies. A copy that no snapshot holds any more is used again.
+/// A reader with the newest version that it has copied.
 pub(crate) struct Reading {
     pub(crate) reader: Reader<Mixed>,
-    copies: Vec<Arc<Memory>>,
-    /// The copy that the reader writes.
-    registered: Option<Arc<Memory>>,
-    /// The newest copy, and what is known of it.
     newest: Option<(Facts, Arc<Lease>)>,
     /// True if the publisher's memory is mapped into this process.
     pub(crate) is_mapped: bool,
@@ -29,16 +24,31 @@ pub(crate) struct Reading {
 
 /// What a pull asks for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct Request {
     /// The most versions behind the newest, where that was given. Otherwise the newest when the call began.
     pub(crate) max_staleness: Option<u64>,
     pub(crate) at_least: u64,
+    /// This version and no other.
+    pub(crate) exactly: Option<u64>,
 }
 
-impl Wanted {
+impl Request {
     /// The oldest version that will do when `newest` is the newest.
     pub(crate) fn oldest(&self, newest: u64) -> u64 {
-        self.at_least.max(newest.saturating_sub(self.max_staleness.unwrap_or(0)))
+        self.exactly.unwrap_or(self.at_least.max(newest.saturating_sub(self.max_staleness.unwrap_or(0))))
+    }
+
+    /// True if this version will do when `newest` is the newest.
+    fn takes(&self, version: u64, newest: u64) -> bool {
+        version >= self.oldest(newest) && self.exactly.is_none_or(|exactly| version == exactly)
+    }
+
+    fn wanted(&self) -> Wanted {
+        match (self.exactly, self.max_staleness) {
+            (Some(version), _) => Wanted::exactly(Version::new(version)),
+            (None, Some(most)) => Wanted::at_least(Version::new(self.at_least)).max_staleness(most),
+            (None, None) => Wanted::at_least(Version::new(self.at_least)),
+        }
     }
 
     /// The error of a pull that has not ended within `waited`.
@@ -51,15 +61,15 @@ impl Wanted {
 
 /// A pull that is under way. It is moved on in slices.
 pub(crate) struct Pulling {
-    wanted: Wanted,
+    request: Request,
     /// The newest version that was seen.
     pub(crate) newest: u64,
-    copy: Option<Arc<Memory>>,
+    has_begun: bool,
 }
 
 impl Pulling {
-    pub(crate) fn new(wanted: Wanted) -> Pulling {
-        Pulling { wanted, newest: 0, copy: None }
+    pub(crate) fn new(request: Request) -> Pulling {
+        Pulling { request, newest: 0, has_begun: false }
     }
 
     /// Goes on for so long at most.
@@ -68,34 +78,30 @@ impl Pulling {
         reading: &mut Reading,
         slice: Duration,
     ) -> Result<Option<(Facts, Arc<Lease>)>, Failure> {
-        let copy = match &self.copy {
-            Some(copy) => Arc::clone(copy),
-            None => {
-                let Some(newest) = newest_from(&mut reading.reader, self.wanted.at_least, slice)? else {
-                    return Ok(None);
-                };
-                self.newest = newest;
-                if let Some((facts, lease)) = &reading.newest
-                    && facts.version >= self.wanted.oldest(newest)
-                {
-                    let staleness = newest.saturating_sub(facts.version);
-                    return Ok(Some((Facts { staleness, ..*facts }, Arc::clone(lease))));
-                }
-                let copy = reading.spare()?;
-                match self.wanted.max_staleness {
-                    // No older than what is asked for, though more staleness was allowed.
-                    Some(most) => reading.reader.begin_refresh(most.min(newest - self.wanted.at_least)),
-                    None => reading.reader.begin_refresh_to(Version::new(self.wanted.oldest(newest))),
-                }
-                self.copy.insert(copy).clone()
+        let reader = &mut reading.reader;
+        if !self.has_begun {
+            let at_least = self.request.exactly.unwrap_or(self.request.at_least);
+            let Some(newest) = newest_from(reader, at_least, slice)? else { return Ok(None) };
+            self.newest = newest;
+            if let Some((facts, lease)) = &reading.newest
+                && self.request.takes(facts.version, newest)
+            {
+                let staleness = newest.saturating_sub(facts.version);
+                return Ok(Some((Facts { staleness, ..*facts }, Arc::clone(lease))));
             }
-        };
-        let Some(Fresh { version, behind, epoch, .. }) = reading.reader.continue_refresh(slice)? else {
+            // If nothing else looks at it, its memory is for the next one.
+            reading.newest = None;
+            reader.begin_snapshot(self.request.wanted());
+            self.has_begun = true;
+        }
+        if reader.continue_refresh(slice)?.is_none() {
             return Ok(None);
-        };
-        let facts = Facts { version: version.get(), epoch, staleness: behind };
-        let lease = Lease::new(copy.pointer(), reading.reader.payload_bytes(), copy);
-        let pulled = (facts, Arc::new(lease));
+        }
+        let snapshot = reader.take_snapshot()?;
+        let facts = Facts::of(snapshot.fresh());
+        // From here on there is no reference to these bytes: Python alone looks at them.
+        let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
+        let pulled = (facts, Arc::new(Lease::new(pointer, bytes, snapshot)));
         reading.newest = Some(pulled.clone());
         Ok(Some(pulled))
     }
@@ -122,35 +128,16 @@ pub(crate) fn newest_from(
 }
 
 impl Reading {
-    pub(crate) fn new(mut reader: Reader<Mixed>) -> Reading {
+    fn new(mut reader: Reader<Mixed>) -> Reading {
         let asked = reader.hold(Bound::NONE, Duration::ZERO);
         let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
         reader.release();
-        Reading { reader, copies: Vec::new(), registered: None, newest: None, is_mapped }
+        Reading { reader, newest: None, is_mapped }
     }
 
-    /// A copy that no snapshot holds, made the one that the reader writes.
-    fn spare(&mut self) -> Result<Arc<Memory>, Failure> {
-        // Nobody but this reader holds it any more.
-        if self.newest.as_ref().is_some_and(|(_, lease)| Arc::strong_count(lease) == 1) {
-            self.newest = None;
-        }
-        let registered = self.registered.as_ref();
-        let is_registered = |copy: &Arc<Memory>| registered.is_some_and(|ours| Arc::ptr_eq(ours, copy));
-        // Of a copy there is one reference here, and two more where the reader has it.
-        let is_free = |copy: &&Arc<Memory>| Arc::strong_count(copy) == if is_registered(copy) { 3 } else { 1 };
-        let bytes = self.reader.payload_bytes();
-        let copy = match self.copies.iter().filter(is_free).max_by_key(|copy| is_registered(copy)) {
-            Some(copy) if is_registered(copy) => return Ok(Arc::clone(copy)),
-            Some(copy) => Arc::clone(copy),
-            None => Arc::new(Memory::new(bytes)?),
-        };
-        self.reader.use_memory(copy.lend(bytes))?;
-        self.registered = Some(Arc::clone(&copy));
-        // Copies that snapshots alone keep are forgotten, and freed with them.
-        self.copies.retain(|copy| Arc::strong_count(copy) == 1);
-        self.copies.push(Arc::clone(&copy));
-        Ok(copy)
+    /// Forgets what was read of an owner that is gone.
+    pub(crate) fn forget(&mut self) {
+        self.newest = None;
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn options(
 
 /// Makes the table and the initial values of a server of a mapping of names to float32 arrays.
 pub(crate) fn initial(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<f32>)> {
-    let (table, arrays) = table::table(given)?;
+    let (table, arrays) = table::table(given, 1)?;
     let layout = Layout::of(&table)?;
     if layout.specs.iter().any(|spec| spec.dtype.name != "float32") {
         return Err(Failure::from(Error::NotF32).into());
@@ -224,7 +224,7 @@ impl PyServer {
         })?;
         let place = Place::Whole(Arc::new(lend_values(&values)?));
         let tensors = Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true };
-        Ok(Snapshot { tensors, facts: Facts { version, epoch: self.epoch, staleness: 0 } })
+        Ok(Snapshot { tensors, facts: Facts::of_server(version, self.epoch, 0) })
     }
 
     /// Waits until so many workers have left since the server began, at most `timeout` seconds: then DeadlineError.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyIterator, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
+
+use slackline::{Fresh, VersionTag};
 
 use crate::lease::Lease;
 use crate::table::Layout;
@@ -126,6 +128,20 @@ pub(crate) struct Facts {
     pub(crate) version: u64,
     pub(crate) epoch: u64,
     pub(crate) staleness: u64,
+    pub(crate) tag: VersionTag,
+    pub(crate) published_ns: u64,
+}
+
+impl Facts {
+    pub(crate) fn of(fresh: &Fresh) -> Facts {
+        let Fresh { version, epoch, behind, tag, published_ns, .. } = *fresh;
+        Facts { version: version.get(), epoch, staleness: behind, tag, published_ns }
+    }
+
+    /// What a server knows of its parameters.
+    pub(crate) fn of_server(version: u64, epoch: u64, staleness: u64) -> Facts {
+        Facts { version, epoch, staleness, tag: VersionTag::default(), published_ns: 0 }
+    }
 }
 
 /// Exactly one version of a table: a mapping of names to read-only arrays.
@@ -158,8 +174,27 @@ impl Snapshot {
         self.facts.staleness
     }
 
+    /// The step that the publisher gave the version; 0 if it gave none.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.facts.tag.step
+    }
+
+    /// The label that the publisher gave the version: 32 bytes, with zeros behind a shorter one.
+    #[getter]
+    fn label<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.facts.tag.label)
+    }
+
+    /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+    /// server.
+    #[getter]
+    fn published_ns(&self) -> u64 {
+        self.facts.published_ns
+    }
+
     fn __repr__(&self) -> String {
-        let Facts { version, epoch, staleness } = self.facts;
+        let Facts { version, epoch, staleness, .. } = self.facts;
         let tensors = self.tensors.layout.specs.len();
         format!("<Snapshot version {version} epoch {epoch:#x} staleness {staleness}: {tensors} tensors>")
     }

@@ -86,7 +86,8 @@ impl Foreign {
         // Types of other packages, such as ml_dtypes, are raw bytes to numpy and have a name.
         let named = || {
             let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name")).ok()?;
-            Dtype::named(name.cast::<PyString>().ok()?.to_str().ok()?)
+            // ml_dtypes gives each element a byte of its own, and a table has them packed.
+            Dtype::named(name.cast::<PyString>().ok()?.to_str().ok()?).filter(|dtype| !dtype.is_packed())
         };
         let dtype =
             Dtype::from_typestr(&typestr).or_else(named).ok_or_else(|| dtype::unknown(&typestr))?;

@@ -1,12 +1,13 @@
 //! Tables from arrays or from a list of their names, types and shapes.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PySlice, PyTuple};
 
-use slackline::Table;
+use slackline::{Selection, Table, Tensor};
 
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
@@ -17,16 +18,30 @@ use crate::source::Foreign;
 pub(crate) struct Spec {
     pub(crate) name: String,
     pub(crate) dtype: &'static Dtype,
+    /// In elements.
     pub(crate) shape: Vec<isize>,
-    /// In bytes, in C order.
-    pub(crate) strides: Vec<isize>,
+    /// The shape and the strides, in bytes, in which its memory is lent: its own in C order, or that of its bytes if
+    /// elements share them.
+    pub(crate) lent_shape: Vec<isize>,
+    pub(crate) lent_strides: Vec<isize>,
     /// Where it begins in the table.
     pub(crate) offset: usize,
 }
 
 impl Spec {
+    fn new(name: String, dtype: &'static Dtype, shape: &[usize], offset: usize) -> Spec {
+        let shape: Vec<isize> = shape.iter().map(|side| *side as isize).collect();
+        let lent_shape = match dtype.is_packed() {
+            true => vec![(shape.iter().product::<isize>() * dtype.bits as isize + 7) / 8],
+            false => shape.clone(),
+        };
+        let sides: Vec<usize> = lent_shape.iter().map(|side| *side as usize).collect();
+        let lent_strides = crate::source::c_strides(&sides, dtype.bytes());
+        Spec { name, dtype, shape, lent_shape, lent_strides, offset }
+    }
+
     pub(crate) fn bytes(&self) -> usize {
-        self.shape.iter().product::<isize>() as usize * self.dtype.bytes()
+        self.lent_shape.iter().product::<isize>() as usize * self.dtype.bytes()
     }
 }
 
@@ -43,13 +58,8 @@ impl Layout {
         for tensor in table.tensors() {
             let dtype = Dtype::of(tensor.element())?;
             let shape: Vec<usize> = tensor.shape().iter().map(|side| *side as usize).collect();
-            specs.push(Arc::new(Spec {
-                name: tensor.name().into(),
-                dtype,
-                strides: crate::source::c_strides(&shape, dtype.bytes()),
-                shape: shape.iter().map(|side| *side as isize).collect(),
-                offset: tensor.range().start as usize,
-            }));
+            let offset = tensor.range().start as usize;
+            specs.push(Arc::new(Spec::new(tensor.name().into(), dtype, &shape, offset)));
         }
         let index = specs.iter().enumerate().map(|(index, spec)| (spec.name.clone(), index)).collect();
         Ok(Arc::new(Layout { specs, index }))
@@ -76,11 +86,11 @@ impl Layout {
             let index = self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
             let array = Foreign::get(&array)?;
             let spec = &self.specs[index];
-            let fits = array.shape.iter().map(|side| *side as isize).eq(spec.shape.iter().copied());
+            let fits = array.shape.iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());
             if !spec.dtype.takes(array.dtype) || !fits {
                 return Err(refuse(format!(
                     "{name:?} is {} {:?}, and an array of {} {:?} was given",
-                    spec.dtype.name, spec.shape, array.dtype.name, array.shape
+                    spec.dtype.name, spec.lent_shape, array.dtype.name, array.shape
                 )));
             }
             found[index] = Some(array);
@@ -107,9 +117,7 @@ impl TensorSpec {
     fn new(name: String, dtype: &Bound<'_, PyAny>, shape: Vec<usize>) -> PyResult<TensorSpec> {
         let text = dtype.str()?.to_string_lossy().into_owned();
         let dtype = Dtype::named(&text).ok_or_else(|| dtype::unknown(&text))?;
-        let strides = crate::source::c_strides(&shape, dtype.bytes());
-        let shape = shape.into_iter().map(|side| side as isize).collect();
-        Ok(TensorSpec(Arc::new(Spec { name, dtype, shape, strides, offset: 0 })))
+        Ok(TensorSpec(Arc::new(Spec::new(name, dtype, &shape, 0))))
     }
 
     /// The name.
@@ -141,10 +149,10 @@ impl TensorSpec {
     }
 }
 
-/// Makes a table of a mapping of names to arrays, or of a sequence of [`TensorSpec`]. For a mapping it also returns the
-/// arrays, in order.
-pub(crate) fn table(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<Foreign>)> {
-    let mut builder = Table::builder();
+/// Makes a table of a mapping of names to arrays, or of a sequence of [`TensorSpec`], with each tensor at a multiple of
+/// `align` bytes. For a mapping it also returns the arrays, in order.
+pub(crate) fn table(given: &Bound<'_, PyAny>, align: u64) -> PyResult<(Table, Vec<Foreign>)> {
+    let mut builder = Table::builder().align(align);
     let mut arrays = Vec::new();
     if given.hasattr("items")? {
         for pair in given.call_method0("items")?.try_iter()? {
@@ -163,4 +171,45 @@ pub(crate) fn table(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<Foreign>)>
         }
     }
     Ok((builder.build().map_err(Failure::from)?, arrays))
+}
+
+/// The part of a table that is selected: by a sequence of names, or by a mapping of names to slices or None.
+pub(crate) fn selection(table: &Table, given: &Bound<'_, PyAny>) -> PyResult<Selection> {
+    let mut parts: Vec<(String, Option<Vec<Range<u64>>>)> = Vec::new();
+    if given.hasattr("items")? {
+        for pair in given.call_method0("items")?.try_iter()? {
+            let (name, slices): (String, Option<Vec<Bound<'_, PySlice>>>) = pair?.extract()?;
+            let shape = table.tensors().iter().find(|tensor| tensor.name() == name).map(Tensor::shape);
+            let ranges = slices.map(|slices| ranges(&slices, shape.unwrap_or_default())).transpose()?;
+            parts.push((name, ranges));
+        }
+    } else {
+        for name in given.try_iter()? {
+            parts.push((name?.extract()?, None));
+        }
+    }
+    let builder = parts.iter().fold(Selection::of(table), |builder, (name, ranges)| match ranges {
+        Some(ranges) => builder.slice(name, ranges),
+        None => builder.tensor(name),
+    });
+    Ok(builder.build().map_err(Failure::from)?)
+}
+
+/// The ranges of indices that slices mean in a tensor of this shape.
+fn ranges(slices: &[Bound<'_, PySlice>], shape: &[u64]) -> PyResult<Vec<Range<u64>>> {
+    let range = |(slice, side): (&Bound<'_, PySlice>, &u64)| {
+        let indices = slice.indices(*side as isize)?;
+        if indices.step != 1 {
+            let cause = format_args!("a slice has step {}", indices.step);
+            return Err(Failure::new(Class::LayoutMismatch, "selecting", cause, "use step 1").into());
+        }
+        let start = indices.start as u64;
+        Ok(start..start + indices.slicelength as u64)
+    };
+    if slices.len() != shape.len() {
+        let cause = format_args!("{} slices were given for {} dimensions", slices.len(), shape.len());
+        let remedy = "give one for each dimension";
+        return Err(Failure::new(Class::LayoutMismatch, "selecting", cause, remedy).into());
+    }
+    slices.iter().zip(shape).map(range).collect()
 }

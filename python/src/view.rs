@@ -168,7 +168,7 @@ impl ArrayView {
         if view.is_read_only && asks_for(ffi::PyBUF_WRITABLE) {
             return Err(PyBufferError::new_err("this memory is read-only"));
         }
-        if asks_for(ffi::PyBUF_F_CONTIGUOUS) && view.spec.shape.len() > 1 {
+        if asks_for(ffi::PyBUF_F_CONTIGUOUS) && view.spec.lent_shape.len() > 1 {
             return Err(PyBufferError::new_err("this memory is in C order"));
         }
         view.lease.begin_export()?;
@@ -183,13 +183,13 @@ impl ArrayView {
             (*buffer).len = spec.bytes() as isize;
             (*buffer).itemsize = spec.dtype.bytes() as isize;
             (*buffer).readonly = c_int::from(view.is_read_only);
-            (*buffer).ndim = spec.shape.len() as c_int;
+            (*buffer).ndim = spec.lent_shape.len() as c_int;
             (*buffer).format = match asks_for(ffi::PyBUF_FORMAT) {
                 true => spec.dtype.format.as_ptr().cast_mut(),
                 false => std::ptr::null_mut(),
             };
-            (*buffer).shape = if_asked(ffi::PyBUF_ND, spec.shape.as_ptr());
-            (*buffer).strides = if_asked(ffi::PyBUF_STRIDES, spec.strides.as_ptr());
+            (*buffer).shape = if_asked(ffi::PyBUF_ND, spec.lent_shape.as_ptr());
+            (*buffer).strides = if_asked(ffi::PyBUF_STRIDES, spec.lent_strides.as_ptr());
             (*buffer).suboffsets = std::ptr::null_mut();
             (*buffer).internal = std::ptr::null_mut();
             (*buffer).obj = slf.into_any().into_ptr();

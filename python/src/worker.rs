@@ -173,7 +173,7 @@ impl PyWorker {
             place: Place::Whole(Arc::clone(lease)),
             is_read_only,
         };
-        let facts = Facts { version: view.version.get(), epoch: 0, staleness: view.staleness() };
+        let facts = Facts::of_server(view.version.get(), 0, view.staleness());
         Ok(Step {
             parameters: Py::new(py, Snapshot { tensors: tensors(&parameters, true), facts })?,
             gradient: Py::new(py, Gradient { tensors: tensors(&gradient, false) })?,

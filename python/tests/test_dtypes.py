@@ -63,6 +63,18 @@ def test_types_that_numpy_lacks_come_back_bit_by_bit() -> None:
         assert snapshot[name].numpy().tobytes() == raw[name].tobytes()
 
 
+def test_elements_that_share_bytes_are_published_and_read_as_bytes() -> None:
+    table = [
+        slackline.TensorSpec("four", "float4_e2m1fn", (3, 5)),
+        slackline.TensorSpec("six", "float6_e2m3fn", (4,)),
+    ]
+    # 15 times 4 bits are 8 bytes, and 4 times 6 bits are 3.
+    snapshot = brought(table, {"four": bits(8), "six": bits(3)})
+    assert (snapshot["four"].shape, snapshot["four"].nbytes, snapshot["six"].nbytes) == ((3, 5), 8, 3)
+    np.testing.assert_array_equal(snapshot["four"].numpy(), bits(8))
+    np.testing.assert_array_equal(snapshot["six"].numpy(), bits(3))
+
+
 def test_arrays_of_ml_dtypes_are_taken_by_name() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     arrays = {

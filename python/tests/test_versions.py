@@ -269,3 +269,89 @@ def test_a_reader_waits_for_a_publisher_that_comes_later(python: Callable[..., A
     with slackline.Publisher(version(0), address=address) as publisher:
         publisher.publish(version(1))
         assert child.stdout.readline() == "1\n"
+
+
+def test_step_label_and_time_travel_with_a_version(pair: Pair) -> None:
+    publisher, reader = pair
+    before = time.time_ns()
+    publisher.publish(version(1), step=2**63, label=b"a digest, or a name")
+    snapshot = reader.pull()
+    assert (snapshot.step, snapshot.label) == (2**63, b"a digest, or a name".ljust(32, b"\0"))
+    assert before <= snapshot.published_ns <= time.time_ns()
+    with publisher.frame(step=7) as frame:
+        frame["a"][...] = 2
+    assert (reader.pull().step, reader.pull().label) == (7, bytes(32))
+    with pytest.raises(slackline.BadOption):
+        publisher.publish(version(1), label=bytes(33))
+    with pytest.raises(OverflowError):
+        publisher.publish(version(1), step=-1)
+    assert publisher.version == 2
+
+
+def test_a_publisher_sees_what_its_readers_hold_and_waits_for_them(pair: Pair) -> None:
+    publisher, reader = pair
+    publisher.publish(version(1))
+    publisher.publish(version(2))
+    with pytest.raises(slackline.DeadlineError):
+        publisher.wait(2, readers=1, timeout=0.15)
+    reader.pull()
+    (status,) = publisher.wait(2)
+    assert (status.holds, status.behind) == (2, 0)
+    publisher.publish(version(3))
+    (status,) = publisher.readers
+    assert (status.holds, status.behind) == (2, 1)
+    reader.close()
+    until = time.monotonic() + 20
+    while publisher.readers:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert publisher.wait(3) == []
+
+
+def test_a_part_of_the_table_is_read_alone(transport: str) -> None:
+    matrix = np.arange(60, dtype="float32").reshape(6, 10)
+    with slackline.Publisher({"m": matrix, "other": matrix}, transport=transport) as publisher:
+        publisher.publish({"m": matrix, "other": -matrix})
+        select = {"m": (slice(1, 3), slice(4, None)), "other": None}
+        with slackline.Reader(publisher.address, select=select) as reader:
+            snapshot = reader.pull()
+            np.testing.assert_array_equal(snapshot["m"].numpy(), matrix[1:3, 4:])
+            np.testing.assert_array_equal(snapshot["other"].numpy(), -matrix)
+            into = {"m": np.zeros((2, 6), "float32"), "other": np.zeros((6, 10), "float32")}
+            reader.pull(into)
+            np.testing.assert_array_equal(into["m"], matrix[1:3, 4:])
+        with slackline.Reader(publisher.address, select=["other"]) as reader:
+            assert list(reader.pull()) == ["other"] and [spec.name for spec in reader.metadata] == ["other"]
+        for wrong in (["none"], {"m": (slice(0, 1),)}, {"m": (slice(0, 6, 2), slice(None))}):
+            with pytest.raises(slackline.LayoutMismatch):
+                slackline.Reader(publisher.address, select=wrong)
+
+
+def test_one_version_and_no_other_can_be_asked_for(pair: Pair) -> None:
+    publisher, reader = pair
+    for value in (1, 2):
+        publisher.publish(version(value))
+    snapshot = reader.pull(version=1)
+    assert snapshot.version == 1 and (snapshot["a"].numpy() == 1).all()
+    for value in range(3, 9):
+        publisher.publish(version(value))
+    reader.pull()
+    with pytest.raises(slackline.Error):
+        reader.pull(version=1)
+
+
+def test_a_reader_connects_again_to_a_publisher_that_was_started_again(transport: str) -> None:
+    first = slackline.Publisher(version(0), transport=transport)
+    first.publish(version(1))
+    with slackline.Reader(first.address) as reader:
+        kept = reader.pull()
+        first.close()
+        with pytest.raises(slackline.PeerGone):
+            reader.pull(min_version=2, timeout=20)
+        with slackline.Publisher(version(0), address=first.address, begin_at=1) as second:
+            reader.reconnect()
+            assert reader.epoch == second.epoch != first.epoch
+            second.publish(version(2))
+            snapshot = reader.pull(min_version=2)
+            assert (snapshot.version, snapshot.epoch) == (2, second.epoch)
+            assert (kept["a"].numpy() == 1).all() and kept.epoch == first.epoch
