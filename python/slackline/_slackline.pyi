@@ -3,8 +3,26 @@
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypeAlias, final
+from typing import Any, Self, TypeAlias, TypeVar, final, overload
 
+__all__ = [
+    "ArrayView",
+    "Frame",
+    "Gradient",
+    "Job",
+    "Pin",
+    "Publisher",
+    "Reader",
+    "ReaderStatus",
+    "Server",
+    "ServerStatus",
+    "Snapshot",
+    "Step",
+    "TensorSpec",
+    "Worker",
+]
+
+_T = TypeVar("_T")
 _Array: TypeAlias = Any  # what has the buffer protocol, DLPack or numpy's array interface
 _Selection: TypeAlias = Sequence[str] | Mapping[str, tuple[slice, ...] | None]
 _Secret: TypeAlias = bytes | str | PathLike[str] | None
@@ -55,6 +73,10 @@ class _Tensors(Mapping[str, ArrayView]):
     def __contains__(self, name: object, /) -> bool: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[str]: ...
+    @overload
+    def get(self, name: str, default: None = None, /) -> ArrayView | None: ...
+    @overload
+    def get(self, name: str, default: _T, /) -> ArrayView | _T: ...
     def numpy(self, name: str) -> Any: ...
     def torch(self, name: str) -> Any: ...
 
@@ -100,9 +122,9 @@ class Publisher:
         secret: _Secret = None,
     ) -> Self: ...
     def publish(
-        self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes = b"", timeout: float = 30.0
+        self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
     ) -> int: ...
-    def frame(self, *, step: int = 0, label: bytes = b"", timeout: float = 30.0) -> Frame: ...
+    def frame(self, *, step: int = 0, label: bytes | None = None, timeout: float = 30.0) -> Frame: ...
     def wait(self, version: int, *, readers: int | None = None, timeout: float = 30.0) -> list[ReaderStatus]: ...
     @property
     def readers(self) -> list[ReaderStatus]: ...

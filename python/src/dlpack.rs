@@ -81,7 +81,8 @@ pub(crate) struct Export<'a> {
 impl Export<'_> {
     /// A capsule as consumers of DLPack 1 take it.
     pub(crate) fn versioned<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let flags = if self.is_read_only { READ_ONLY } else { 0 } | if self.is_copied { IS_COPIED } else { 0 };
+        let flags =
+            if self.is_read_only { READ_ONLY } else { 0 } | if self.is_copied { IS_COPIED } else { 0 };
         let outgoing = self.outgoing(|tensor| ManagedVersioned {
             major: MAJOR,
             minor: 1,

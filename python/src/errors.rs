@@ -169,9 +169,9 @@ fn class_of(error: &Error) -> Class {
         Error::Table(_) | Error::NotF32 | Error::Length { .. } | Error::Shards { .. } => {
             Class::LayoutMismatch
         }
-        Error::Register(RegisterError::Memory(MemoryError::Unaligned { .. } | MemoryError::Length { .. })) => {
-            Class::LayoutMismatch
-        }
+        Error::Register(RegisterError::Memory(
+            MemoryError::Unaligned { .. } | MemoryError::Length { .. },
+        )) => Class::LayoutMismatch,
         Error::Option { .. } | Error::Scheme { .. } | Error::SchemeConfig(_) | Error::Encoding { .. } => {
             Class::BadOption
         }

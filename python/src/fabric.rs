@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 
 use slackline::internals::job::transports::rdma_options;
-use slackline::{Address, ConnectError, Diagnostic as _, Error, Mixed, Secret, Shm, Tcp, Verbs, VerbsOptions};
+use slackline::{
+    Address, ConnectError, Diagnostic as _, Error, Mixed, Secret, Shm, Tcp, Verbs, VerbsOptions,
+};
 
 use crate::errors::{Class, Failure};
 

@@ -93,14 +93,15 @@ impl PyJob {
     ) -> PyResult<(Snapshot, Status)> {
         crate::fork::check(self.guard, "serving")?;
         let workers = self.job.workers();
-        let options =
-            server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        let options = server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
         let (table, values) = server::initial(initial)?;
         let mut layout = Layout::of(&table)?;
         let job = &self.job;
         let (mut server, _resumed) =
             py.detach(|| job.server(table, &values, options)).map_err(Failure::from)?;
-        while in_slices(py, self.timeout, |slice| Ok(job.drive(&mut server, slice)?.then_some(())))?.is_none() {}
+        while in_slices(py, self.timeout, |slice| Ok(job.drive(&mut server, slice)?.then_some(())))?.is_none()
+        {
+        }
         let (parameters, status) = (server.parameters().map_err(Failure::from)?, server.status());
         if self.job.servers() > 1 {
             let shard = slackline::Table::builder().tensor(

@@ -12,12 +12,12 @@ mod dtype;
 mod errors;
 mod fabric;
 mod fork;
+mod frame;
 mod into;
 mod job;
 mod lease;
 mod memory;
 mod pin;
-mod frame;
 mod publisher;
 mod reader;
 mod reading;
@@ -33,11 +33,11 @@ mod worker;
 #[pyo3::pymodule(gil_used = false)]
 mod _slackline {
     #[pymodule_export]
+    use crate::frame::Frame;
+    #[pymodule_export]
     use crate::job::PyJob;
     #[pymodule_export]
     use crate::pin::Pin;
-    #[pymodule_export]
-    use crate::frame::Frame;
     #[pymodule_export]
     use crate::publisher::{PyPublisher, PyReaderStatus};
     #[pymodule_export]

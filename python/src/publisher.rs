@@ -56,7 +56,8 @@ impl PyPublisher {
         let (table, _arrays) = table::table(table, ALIGN)?;
         let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
-        let memory = ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
+        let memory =
+            ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
         let options = PublisherOptions { memory, begin_at: Version::new(begin_at) };
         let publisher = py.detach(|| -> Result<_, Failure> {
             let fabric = fabric::fabric(secret, &address)?;
@@ -74,16 +75,16 @@ impl PyPublisher {
     /// if the arrays do not fit the table. After any error the version before is still the newest.
     ///
     /// `step` (below 2**64) and `label` (at most 32 bytes) travel with the version.
-    #[pyo3(signature = (tensors, *, step=0, label=Vec::new(), timeout=30.0))]
+    #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0))]
     fn publish(
         &self,
         py: Python<'_>,
         tensors: &Bound<'_, PyAny>,
         step: u64,
-        label: Vec<u8>,
+        label: Option<Vec<u8>>,
         timeout: f64,
     ) -> PyResult<u64> {
-        let (tag, timeout) = (tag(step, &label)?, seconds(timeout)?);
+        let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
         let arrays = self.layout.arrays(tensors, PUBLISHING)?;
         let drafting = self.publishing.draft(py, timeout)?;
         let version = py.detach(|| {
@@ -104,9 +105,9 @@ impl PyPublisher {
     ///
     /// An array that looks at the frame and is still alive at the end of the block is a BufferError, and nothing is
     /// published: it could be written while readers read. Waits and raises as `publish` does.
-    #[pyo3(signature = (*, step=0, label=Vec::new(), timeout=30.0))]
-    fn frame(&self, py: Python<'_>, step: u64, label: Vec<u8>, timeout: f64) -> PyResult<Frame> {
-        let tag = tag(step, &label)?;
+    #[pyo3(signature = (*, step=0, label=None, timeout=30.0))]
+    fn frame(&self, py: Python<'_>, step: u64, label: Option<Vec<u8>>, timeout: f64) -> PyResult<Frame> {
+        let tag = tag(step, label.as_deref().unwrap_or_default())?;
         let drafting = self.publishing.draft(py, seconds(timeout)?)?;
         Ok(Frame::new(Arc::clone(&self.layout), drafting, tag))
     }
@@ -125,15 +126,16 @@ impl PyPublisher {
         let (timeout, publisher) = (seconds(timeout)?, self.publishing.get(WAITING)?);
         let readers = readers.unwrap_or_else(|| py.detach(|| publisher.readers().len()));
         let mut last = None;
-        let statuses = in_slices(py, timeout, |slice| match publisher.wait(Version::new(version), readers, slice) {
-            Ok(statuses) => Ok(Some(statuses)),
-            Err(Error::Deadline { operation, needed, seen, .. }) => {
-                // The time that was waited in all, and not the last slice's.
-                last = Some(Error::Deadline { operation, waited: timeout, needed, seen });
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        })?;
+        let statuses =
+            in_slices(py, timeout, |slice| match publisher.wait(Version::new(version), readers, slice) {
+                Ok(statuses) => Ok(Some(statuses)),
+                Err(Error::Deadline { operation, needed, seen, .. }) => {
+                    // The time that was waited in all, and not the last slice's.
+                    last = Some(Error::Deadline { operation, waited: timeout, needed, seen });
+                    Ok(None)
+                }
+                Err(error) => Err(error.into()),
+            })?;
         match (statuses, last) {
             (Some(statuses), _) => Ok(statuses.into_iter().map(PyReaderStatus).collect()),
             (None, Some(late)) => Err(Failure::from(late).into()),
@@ -240,7 +242,8 @@ impl PyReaderStatus {
 
     fn __repr__(&self) -> String {
         let ReaderStatus { peer, holds, pins, behind, .. } = self.0;
-        let show = |version: Option<Version>| version.map_or("none".into(), |version| version.get().to_string());
+        let show =
+            |version: Option<Version>| version.map_or("none".into(), |version| version.get().to_string());
         format!("<ReaderStatus {peer}: holds {}, pins {}, behind {behind}>", show(holds), show(pins))
     }
 }

@@ -216,14 +216,17 @@ impl PyReader {
         let request = Request { max_staleness, at_least: min_version, exactly: version };
         let targets = into.map(|into| Targets::of(&self.layout, into)).transpose()?;
         let Some(targets) = targets else {
-            let pulled = self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
+            let pulled =
+                self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
             return Ok(self.snapshot(pulled));
         };
-        let facts = self.unpinned(py, PULLING, timeout, |reading| {
-            into::pull(py, reading, request, &targets, timeout)
-        })?;
+        let facts = self
+            .unpinned(py, PULLING, timeout, |reading| into::pull(py, reading, request, &targets, timeout))?;
         let place = Place::Each(targets.into_leases());
-        Ok(Snapshot { tensors: Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true }, facts })
+        Ok(Snapshot {
+            tensors: Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true },
+            facts,
+        })
     }
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
@@ -266,7 +269,8 @@ impl PyReader {
         timeout: f64,
     ) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        let occupied = || Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first");
+        let occupied =
+            || Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first");
         if self.staged().is_some() {
             return Err(occupied().into());
         }
@@ -279,7 +283,8 @@ impl PyReader {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
         let staging = thread.spawn(move || stage(&shared, request, timeout));
-        *staged = Some(staging.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?);
+        *staged =
+            Some(staging.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?);
         Ok(())
     }
 
@@ -301,7 +306,8 @@ impl PyReader {
             }
             Ok(Some(()))
         };
-        let waited = if staging.is_finished() { Ok(Some(())) } else { in_slices(py, seconds(timeout)?, is_there) };
+        let waited =
+            if staging.is_finished() { Ok(Some(())) } else { in_slices(py, seconds(timeout)?, is_there) };
         if !matches!(waited, Ok(Some(()))) {
             *self.staged() = Some(staging);
             waited?;

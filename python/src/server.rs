@@ -11,9 +11,7 @@ use pyo3::prelude::*;
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::scheme::{Bound as VersionBound, SchemeConfig};
-use slackline::{
-    AdamParameters, Error, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now,
-};
+use slackline::{AdamParameters, Error, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
@@ -349,6 +347,9 @@ impl Status {
 
     fn __repr__(&self) -> String {
         let ServerStatus { version, workers, folded, dropped, .. } = self.0;
-        format!("<ServerStatus version {} workers {workers} folded {folded} dropped {dropped}>", version.get())
+        format!(
+            "<ServerStatus version {} workers {workers} folded {folded} dropped {dropped}>",
+            version.get()
+        )
     }
 }

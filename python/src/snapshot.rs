@@ -48,7 +48,8 @@ impl Tensors {
     }
 
     pub(crate) fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let views: PyResult<Vec<_>> = (0..self.layout.specs.len()).map(|index| self.view(py, index)).collect();
+        let views: PyResult<Vec<_>> =
+            (0..self.layout.specs.len()).map(|index| self.view(py, index)).collect();
         PyList::new(py, views?)
     }
 
@@ -100,8 +101,13 @@ macro_rules! mapping {
             }
 
             /// The array of this name, or `default`.
-            #[pyo3(signature = (name, default=None))]
-            fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+            #[pyo3(signature = (name, default=None, /))]
+            fn get(
+                &self,
+                py: Python<'_>,
+                name: &str,
+                default: Option<Py<PyAny>>,
+            ) -> PyResult<Option<Py<PyAny>>> {
                 match self.tensors.layout.find(name) {
                     Some(index) => Ok(Some(self.tensors.view(py, index)?.into_any())),
                     None => Ok(default),

@@ -89,8 +89,7 @@ impl Foreign {
             // ml_dtypes gives each element a byte of its own, and a table has them packed.
             Dtype::named(name.cast::<PyString>().ok()?.to_str().ok()?).filter(|dtype| !dtype.is_packed())
         };
-        let dtype =
-            Dtype::from_typestr(&typestr).or_else(named).ok_or_else(|| dtype::unknown(&typestr))?;
+        let dtype = Dtype::from_typestr(&typestr).or_else(named).ok_or_else(|| dtype::unknown(&typestr))?;
         let shape: Vec<usize> = interface.get_item("shape")?.extract()?;
         let (address, is_read_only): (usize, bool) = interface.get_item("data")?.extract()?;
         let strides = interface.call_method1("get", ("strides",))?;

@@ -83,7 +83,8 @@ impl Layout {
         let mut found: Vec<Option<Foreign>> = self.specs.iter().map(|_| None).collect();
         for pair in tensors.call_method0("items")?.try_iter()? {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
-            let index = self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
+            let index =
+                self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
             let array = Foreign::get(&array)?;
             let spec = &self.specs[index];
             let fits = array.shape.iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());

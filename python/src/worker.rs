@@ -55,7 +55,6 @@ impl Working {
             None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
         }
     }
-
 }
 
 /// Gives up the step that is open, if one is.
@@ -125,9 +124,8 @@ impl PyWorker {
         }
         let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()))?;
         let options = WorkerOptions { identity: rank, waits_for_server: true, ..WorkerOptions::default() };
-        let worker = in_thread(py, "connecting", move |_| {
-            Ok(Worker::connect(fabric, &addresses, options, timeout)?)
-        })?;
+        let worker =
+            in_thread(py, "connecting", move |_| Ok(Worker::connect(fabric, &addresses, options, timeout)?))?;
         Ok(PyWorker::of(worker, None)?)
     }
 

@@ -79,11 +79,12 @@ def test_a_step_that_is_left_without_publish_is_begun_again() -> None:
 
 def test_the_optimisers_are_those_of_their_names() -> None:
     # One step of Adam moves each parameter by the learning rate, whatever the gradient.
-    for options, expected in (
+    cases: tuple[tuple[dict[str, Any], float], ...] = (
         ({"optimizer": "adam"}, 1 - 0.1),
         ({"momentum": 0.9, "weight_decay": 1.0}, 1 - 0.1 * (5 + 1)),
         ({"optimizer": "adamw", "weight_decay": 0.5}, (1 - 0.1 * 0.5) - 0.1),
-    ):
+    )
+    for options, expected in cases:
         with slackline.Server({"w": np.ones(4, "float32")}, learning_rate=0.1, **options) as server:
             with slackline.Worker([server.address]) as worker:
                 with worker.step() as step:

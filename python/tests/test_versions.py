@@ -169,9 +169,9 @@ def test_arrays_that_do_not_fit_the_table_publish_nothing(pair: Pair) -> None:
             publisher.publish(wrong)
         assert isinstance(caught.value, ValueError) and caught.value.remedy
     assert publisher.version == 0
-    for wrong_table in ({}, [slackline.TensorSpec("a", "float32", (0,))]):
+    for empty in ([], [slackline.TensorSpec("a", "float32", (0,))]):
         with pytest.raises(slackline.LayoutMismatch):
-            slackline.Publisher(wrong_table)
+            slackline.Publisher(empty)
 
 
 def test_arrays_need_not_be_contiguous(pair: Pair) -> None:
