@@ -148,8 +148,8 @@ pub unsafe extern "C" fn slackline_publisher_commit(
     })
 }
 
-/// Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep the
-/// version before it, and the next version has the number that this one would have had. For a copy into that memory
+/// Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep
+/// the version before it, and the next version has the number that this one would have had. For a copy into that memory
 /// which has failed. Without memory that is lent it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_abort(publisher: *mut slackline_publisher) -> slackline_status {

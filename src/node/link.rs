@@ -10,8 +10,8 @@ use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole, PinError, PinnedFrame, Pins,
-    Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, Welcome, WorkerProgress,
-    own_page, own_words,
+    Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, RETRIES_BEFORE_PIN, Welcome,
+    WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -86,10 +86,6 @@ const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::fr
 /// Steps of the state machines in one turn: enough for any pull that is not disturbed, few enough that a writer
 /// that keeps disturbing it cannot hold a caller past its deadline.
 const STEPS_PER_TURN: usize = 64;
-
-/// A pull that was disturbed so often pins the frame instead, if it can: an owner that publishes as fast as memory lets
-/// it laps every copy of a large frame, and a reader would get none before its deadline.
-const RETRIES_BEFORE_PIN: u64 = 4;
 
 impl<E: Endpoint> Link<E> {
     /// Connects within `timeout`. A worker that `wants_push` asks first how large the frames are, so as to grant
@@ -211,11 +207,14 @@ impl<E: Endpoint> Link<E> {
         let grants = &received.grants;
         let source =
             FrameSource::new(&welcome, grants).ok_or(OutOfBounds { offset: 0, len: 2, available: 0 })?;
-        let pull = Pull::new(source, scratch)?;
+        let mut pull = Pull::new(source, scratch)?;
         let publish_scratch = scratch.slice(Pull::SCRATCH_BYTES, Publish::SCRATCH_BYTES)?;
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
+        if pins.is_none() {
+            pull.pin_by(own_page::pin(&words.page)?);
+        }
         let held = HeldMessage { page: words.page, version: None, outstanding: false };
         let probe = Probe {
             mapped: endpoint.map(&words.line),
@@ -285,6 +284,14 @@ impl<E: Endpoint> Link<E> {
         let shard = self.welcome.shard;
         let pull = self.pushed.as_mut().map_or(&mut self.pull, |(_, pull)| pull);
         pull.start(bound, into, options).map_err(|source| Error::Pull { shard, source })
+    }
+
+    /// Gives up a pull, and tells the owner so if it was pinned.
+    pub(super) fn cancel_pull(&mut self) {
+        self.pull.cancel();
+        if let Err(error) = self.advance() {
+            tracing::debug!(%error, "a pull was given up, and its connection is gone");
+        }
     }
 
     /// The pull that `start_refresh` began.

@@ -32,6 +32,11 @@ pub(crate) fn heartbeat(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> 
     page.slice(inbox::HEARTBEAT as u64, 8)
 }
 
+/// The word in a peer's page that says which frame is to stay as it is.
+pub(crate) fn pin(page: &RemoteSlice) -> Result<RemoteSlice, OutOfBounds> {
+    page.slice(inbox::PIN as u64, 8)
+}
+
 /// The word in a peer's page that says which version it holds, and what to write there.
 pub(crate) fn held(page: &RemoteSlice, version: Version) -> Result<(RemoteSlice, u64), OutOfBounds> {
     Ok((page.slice(inbox::HELD as u64, 8)?, version.get().wrapping_add(1)))

@@ -185,7 +185,7 @@ fn peers_of_different_layout_versions_name_both() {
         server.poll(slackline::now()).unwrap();
     });
     let reason = refusal(said);
-    assert!(reason.contains("layout version 99") && reason.contains("version 6"), "{reason}");
+    assert!(reason.contains("layout version 99") && reason.contains("version 7"), "{reason}");
 
     // The other way round: an owner that answers in another version.
     let address = Address::random();

@@ -126,7 +126,7 @@ impl<T: Transport> Reader<T> {
     /// Ends the refresh that has begun, if there is one.
     pub(super) fn abandon_refresh(&mut self) {
         if self.refresh.take().is_some() {
-            self.link.pull.cancel();
+            self.link.cancel_pull();
         }
     }
 
