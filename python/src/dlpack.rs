@@ -206,8 +206,8 @@ unsafe fn capsule<'py, M: Managed>(
 /// # Safety
 /// The interpreter calls it with a capsule of [`capsule`].
 unsafe extern "C" fn drop_capsule(raw: *mut pyo3::ffi::PyObject) {
-    // SAFETY: a capsule that still has its first name has not been taken over: its tensor is ours to delete, and has the
-    // type that goes with the name.
+    // SAFETY: a capsule that still has its first name has not been taken over: its tensor is ours to delete, and has
+    // the type that goes with the name.
     unsafe {
         if pyo3::ffi::PyCapsule_IsValid(raw, VERSIONED.as_ptr()) == 1 {
             let managed = pyo3::ffi::PyCapsule_GetPointer(raw, VERSIONED.as_ptr());

@@ -14,7 +14,8 @@ pub(crate) struct Dtype {
     /// DLPack's code and bits.
     pub(crate) code: u8,
     pub(crate) bits: u8,
-    /// The format of the buffer protocol. A type that the protocol has none for is lent as unsigned integers of its size.
+    /// The format of the buffer protocol. A type that the protocol has none for is lent as unsigned integers of its
+    /// size.
     pub(crate) format: &'static CStr,
     /// False if numpy by itself has no such type.
     pub(crate) is_native: bool,
@@ -100,8 +101,8 @@ impl Dtype {
         self == other || (!self.is_native && other.code == UINT && other.bytes() == self.bytes())
     }
 
-    /// Reads a format of the buffer protocol, with elements of `bytes`. `None`: not one number, or not in this machine's
-    /// order of bytes.
+    /// Reads a format of the buffer protocol, with elements of `bytes`. `None`: not one number, or not in this
+    /// machine's order of bytes.
     pub(crate) fn from_format(format: &str, bytes: usize) -> Option<&'static Dtype> {
         let format = match format.as_bytes() {
             [b'>' | b'!', rest @ ..] if bytes > 1 && !rest.is_empty() => return None,

@@ -12,7 +12,7 @@ use slackline::{BackgroundPublisher, Draft, Error, Mixed, VersionTag};
 
 use crate::errors::Failure;
 use crate::lease::Lease;
-use crate::snapshot::{Place, Tensors, mapping};
+use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
 use crate::view::ArrayView;
 use crate::wait::in_slices;
@@ -129,7 +129,7 @@ impl Frame {
         let (owner, ending) = (Arc::clone(&drafting), Arc::clone(&drafting));
         let lease = Lease::new(pointer, bytes, owner);
         let lease = Arc::new(lease.for_a_while("the frame has ended", move || ending.give_up()));
-        let tensors = Tensors { layout, place: Place::Whole(Arc::clone(&lease)), is_read_only: false };
+        let tensors = Tensors { layout, storage: Storage::Whole(Arc::clone(&lease)), is_read_only: false };
         Frame { tensors, lease, drafting, tag, version: Mutex::new(None) }
     }
 }

@@ -75,7 +75,8 @@ pub(crate) fn pull(
         let left = deadline.saturating_duration_since(Instant::now());
         let (facts, address, _bytes) = reader::hold(py, reading, request, left)?;
         let newest = py.detach(|| {
-            // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to it.
+            // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to
+            // it.
             unsafe { targets.fill_from(std::ptr::with_exposed_provenance_mut(address)) };
             let is_intact = reading.reader.is_intact();
             reading.reader.release();

@@ -10,13 +10,13 @@ use slackline::{Job, JobPlan, Role, TransportKind, WorkerOptions};
 
 use crate::errors::{Class, Failure};
 use crate::server::{self, Status};
-use crate::snapshot::{Facts, Place, Snapshot, Tensors};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::Layout;
 use crate::wait::{in_slices, in_thread, timeout as seconds};
 use crate::worker::PyWorker;
 
-/// The part of this process in the job that a launcher (torchrun, Slurm, mpirun, an indexed Job of Kubernetes, `slackline
-/// launch`) has started: `Job.from_env()`. The first ranks are servers, the others are workers.
+/// The part of this process in the job that a launcher (torchrun, Slurm, mpirun, an indexed Job of Kubernetes,
+/// `slackline launch`) has started: `Job.from_env()`. The first ranks are servers, the others are workers.
 #[pyclass(frozen, module = "slackline", name = "Job")]
 pub(crate) struct PyJob {
     job: Arc<Job>,
@@ -26,9 +26,9 @@ pub(crate) struct PyJob {
 
 #[pymethods]
 impl PyJob {
-    /// Joins the job. All processes call it with the same `servers` and `transport`. `timeout`, in seconds, is the longest
-    /// that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if the secrets
-    /// differ, JobFailed if the job has failed.
+    /// Joins the job. All processes call it with the same `servers` and `transport`. `timeout`, in seconds, is the
+    /// longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if
+    /// the secrets differ, JobFailed if the job has failed.
     #[staticmethod]
     #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0))]
     fn from_env(py: Python<'_>, servers: u32, transport: &str, timeout: f64) -> PyResult<PyJob> {
@@ -76,9 +76,9 @@ impl PyJob {
         self.job.workers()
     }
 
-    /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them (as
-    /// one array `shard` if there are several servers) with the last status. The arguments are those of a Server; `initial`
-    /// has the whole table.
+    /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them
+    /// (as one array `shard` if there are several servers) with the last status. The arguments are those of a Server;
+    /// `initial` has the whole table.
     #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn serve(
@@ -112,8 +112,8 @@ impl PyJob {
             layout = Layout::of(&shard.build().map_err(Failure::from)?)?;
         }
         let facts = Facts::of_server(status.version.get(), server.epoch(), 0);
-        let place = Place::Whole(Arc::new(server::lend_values(&parameters)?));
-        Ok((Snapshot { tensors: Tensors { layout, place, is_read_only: true }, facts }, Status(status)))
+        let storage = Storage::Whole(Arc::new(server::lend_values(&parameters)?));
+        Ok((Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts }, Status(status)))
     }
 
     /// Connects this worker to the servers, once all of them are up.

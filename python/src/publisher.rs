@@ -19,12 +19,12 @@ const ALIGN: u64 = 256;
 /// Publishes versions of a table, whole, to any number of readers. A thread of the library serves the readers, whatever
 /// Python does meanwhile.
 ///
-/// `table` is a mapping of names to arrays (their names, element types and shapes count, not their values) or a sequence
-/// of TensorSpec. `address` is "@NAME" or a path for shared memory, "HOST:PORT" for TCP, "verbs:HOST:PORT" for RDMA, or
-/// several with commas between them; without one a new address of `transport` ("auto", "shm", "tcp") is made. `frames`
-/// is the number of versions that can be held at once: readers + 2 never make the publisher wait for a pin. `readers` is
-/// the most readers at a time. `lease` is the time in seconds after which a silent reader is taken for dead. `secret` is
-/// bytes or the path of a file; without it the environment's is taken.
+/// `table` is a mapping of names to arrays (their names, element types and shapes count, not their values) or a
+/// sequence of TensorSpec. `address` is "@NAME" or a path for shared memory, "HOST:PORT" for TCP, "verbs:HOST:PORT"
+/// for RDMA, or several with commas between them; without one a new address of `transport` ("auto", "shm", "tcp") is
+/// made. `frames` is the number of versions that can be held at once: readers + 2 never make the publisher wait for a
+/// pin. `readers` is the most readers at a time. `lease` is the time in seconds after which a silent reader is taken
+/// for dead. `secret` is bytes or the path of a file; without it the environment's is taken.
 ///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.
@@ -67,9 +67,9 @@ impl PyPublisher {
         Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
     }
 
-    /// Publishes `tensors`, a mapping of all names of the table to arrays, as the next version, and returns its number.
-    /// The arrays are copied, without a word to the interpreter; they may be of any library that has the buffer protocol,
-    /// DLPack or numpy's array interface, and need not be contiguous.
+    /// Publishes `tensors`, a mapping of all names of the table to arrays, as the next version, and returns its
+    /// number. The arrays are copied, without a word to the interpreter; they may be of any library that has the
+    /// buffer protocol, DLPack or numpy's array interface, and need not be contiguous.
     ///
     /// Waits, at most `timeout` seconds, only if readers pin all other frames: then FramesPinned. Raises LayoutMismatch
     /// if the arrays do not fit the table. After any error the version before is still the newest.
@@ -100,8 +100,8 @@ impl PyPublisher {
     }
 
     /// Lends the memory of the next version: a mapping of names to writable arrays, and a context manager. Leaving the
-    /// block publishes what was written; an exception drops it, and the version before stays the newest. The memory holds
-    /// some old version at first.
+    /// block publishes what was written; an exception drops it, and the version before stays the newest. The memory
+    /// holds some old version at first.
     ///
     /// An array that looks at the frame and is still alive at the end of the block is a BufferError, and nothing is
     /// published: it could be written while readers read. Waits and raises as `publish` does.
@@ -202,11 +202,11 @@ impl PyPublisher {
 /// Reads the words of the user about a version.
 fn tag(step: u64, label: &[u8]) -> Result<VersionTag, Failure> {
     let mut tag = VersionTag::step(step);
-    let Some(place) = tag.label.get_mut(..label.len()) else {
+    let Some(bytes) = tag.label.get_mut(..label.len()) else {
         let cause = format_args!("a label of {} bytes is too long", label.len());
         return Err(Failure::new(Class::BadOption, PUBLISHING, cause, "use at most 32"));
     };
-    place.copy_from_slice(label);
+    bytes.copy_from_slice(label);
     Ok(tag)
 }
 

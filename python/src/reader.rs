@@ -17,7 +17,7 @@ use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
 use crate::reading::{Pulling, Reading, Request, Shared, newest_from};
-use crate::snapshot::{Facts, Place, Snapshot, Tensors};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
 
@@ -26,9 +26,9 @@ type Pulled = (Facts, Arc<Lease>);
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
-/// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to tuples of
-/// slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and pulled. `secret` is bytes or the path of a file; without it the
-/// environment's is taken.
+/// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
+/// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
+/// pulled. `secret` is bytes or the path of a file; without it the environment's is taken.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
@@ -87,7 +87,7 @@ impl PyReader {
 
     fn snapshot(&self, (facts, lease): Pulled) -> Snapshot {
         let layout = Arc::clone(&self.layout);
-        Snapshot { tensors: Tensors { layout, place: Place::Whole(lease), is_read_only: true }, facts }
+        Snapshot { tensors: Tensors { layout, storage: Storage::Whole(lease), is_read_only: true }, facts }
     }
 
     fn staged(&self) -> std::sync::MutexGuard<'_, Option<JoinHandle<Result<Pulled, Failure>>>> {
@@ -192,9 +192,9 @@ impl PyReader {
 
     /// Brings one version, whole, and returns it as a Snapshot.
     ///
-    /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is at
-    /// least the newest of when the call began. `min_version` waits for that version or a newer one, `version` for that
-    /// version and no other. A version that was pulled before and is good enough is not copied again.
+    /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is
+    /// at least the newest of when the call began. `min_version` waits for that version or a newer one, `version` for
+    /// that version and no other. A version that was pulled before and is good enough is not copied again.
     ///
     /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
@@ -222,9 +222,9 @@ impl PyReader {
         };
         let facts = self
             .unpinned(py, PULLING, timeout, |reading| into::pull(py, reading, request, &targets, timeout))?;
-        let place = Place::Each(targets.into_leases());
+        let storage = Storage::Each(targets.into_leases());
         Ok(Snapshot {
-            tensors: Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true },
+            tensors: Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true },
             facts,
         })
     }
@@ -253,8 +253,8 @@ impl PyReader {
         let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
         let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
-        let place = Place::Whole(Arc::clone(&lease));
-        let tensors = Tensors { layout: Arc::clone(&self.whole), place, is_read_only: true };
+        let storage = Storage::Whole(Arc::clone(&lease));
+        let tensors = Tensors { layout: Arc::clone(&self.whole), storage, is_read_only: true };
         Ok(Pin::new(Snapshot { tensors, facts }, lease))
     }
 
@@ -337,8 +337,8 @@ impl PyReader {
         self.with(py, "asking for the epoch", seconds(30.0)?, epoch)
     }
 
-    /// Connects again, once the publisher was lost, to the one that has taken its place at the same address, waiting for
-    /// it at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay.
+    /// Connects again, once the publisher was lost, to the one that came after it at the same address, waiting for it
+    /// at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay.
     ///
     /// Raises LayoutMismatch if it has another table, PeerGone if it does not come; the reader then stays as it was.
     #[pyo3(signature = (*, timeout=30.0))]

@@ -17,7 +17,7 @@ use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
 use crate::lease::Lease;
 use crate::memory::Memory;
-use crate::snapshot::{Facts, Place, Snapshot, Tensors};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, timeout as seconds};
 
@@ -123,9 +123,9 @@ impl Drop for Serving {
 /// workers, whatever Python does meanwhile.
 ///
 /// `initial` is a mapping of names to float32 arrays, the parameters of version 0. `scheme` is its text: "bsp", "asp",
-/// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd", "adam"
-/// or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher. Readers may
-/// connect, too.
+/// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
+/// "adam" or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher.
+/// Readers may connect, too.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,
@@ -220,8 +220,8 @@ impl PyServer {
                 Ok((server.parameters()?, server.status().version.get()))
             })
         })?;
-        let place = Place::Whole(Arc::new(lend_values(&values)?));
-        let tensors = Tensors { layout: Arc::clone(&self.layout), place, is_read_only: true };
+        let storage = Storage::Whole(Arc::new(lend_values(&values)?));
+        let tensors = Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true };
         Ok(Snapshot { tensors, facts: Facts::of_server(version, self.epoch, 0) })
     }
 

@@ -13,7 +13,7 @@ use crate::table::Layout;
 use crate::view::ArrayView;
 
 /// The memory in which the tensors of a table lie.
-pub(crate) enum Place {
+pub(crate) enum Storage {
     /// All of them, laid out as the table says.
     Whole(Arc<Lease>),
     /// Each in an array of the caller's.
@@ -23,16 +23,16 @@ pub(crate) enum Place {
 /// Tensors of a table, by name.
 pub(crate) struct Tensors {
     pub(crate) layout: Arc<Layout>,
-    pub(crate) place: Place,
+    pub(crate) storage: Storage,
     pub(crate) is_read_only: bool,
 }
 
 impl Tensors {
     pub(crate) fn view(&self, py: Python<'_>, index: usize) -> PyResult<Py<ArrayView>> {
         let spec = Arc::clone(&self.layout.specs[index]);
-        let (lease, offset) = match &self.place {
-            Place::Whole(lease) => (lease, spec.offset),
-            Place::Each(leases) => (&leases[index], 0),
+        let (lease, offset) = match &self.storage {
+            Storage::Whole(lease) => (lease, spec.offset),
+            Storage::Each(leases) => (&leases[index], 0),
         };
         lease.check()?;
         Py::new(py, ArrayView::new(Arc::clone(lease), offset, spec, self.is_read_only))
@@ -152,8 +152,8 @@ impl Facts {
 
 /// Exactly one version of a table: a mapping of names to read-only arrays.
 ///
-/// A snapshot of `pull` is a copy of its own that stays as it is; one of `pin` lies in the publisher's memory and can be
-/// looked at until the pin ends.
+/// A snapshot of `pull` is a copy of its own that stays as it is; one of `pin` lies in the publisher's memory and can
+/// be looked at until the pin ends.
 #[pyclass(frozen, mapping, module = "slackline")]
 pub(crate) struct Snapshot {
     pub(crate) tensors: Tensors,

@@ -143,8 +143,8 @@ impl Foreign {
             return;
         }
         if self.is_dense() {
-            // SAFETY: the array is valid while its owner lives; `target` by the caller's promise. Threads of Python that
-            // write the array meanwhile do what a copy by memcpy allows: some bytes come out.
+            // SAFETY: the array is valid while its owner lives; `target` by the caller's promise. Threads of Python
+            // that write the array meanwhile do what a copy by memcpy allows: some bytes come out.
             unsafe {
                 let from = VolatileSlice::new(self.data, bytes, false);
                 VolatileSlice::new(target, bytes, true).copy_from(from, Streaming::ByLength);

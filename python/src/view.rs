@@ -51,8 +51,8 @@ impl ArrayView {
     fn copied(&self) -> Result<ArrayView, Failure> {
         let memory = crate::memory::Memory::new(self.spec.bytes())?;
         self.lease.begin_export()?;
-        // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory is
-        // as long and nobody else's.
+        // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory
+        // is as long and nobody else's.
         unsafe {
             std::ptr::copy_nonoverlapping(self.lease.at(self.offset), memory.pointer(), self.spec.bytes());
         }
@@ -94,8 +94,8 @@ impl ArrayView {
         self.is_read_only
     }
 
-    /// A numpy array of this memory, which is read-only if the view is. Raises OutOfTurn once its pin, frame or step has
-    /// ended. Types that numpy does not know come as uint8 or uint16: `.view(ml_dtypes.bfloat16)` names them.
+    /// A numpy array of this memory, which is read-only if the view is. Raises OutOfTurn once its pin, frame or step
+    /// has ended. Types that numpy does not know come as uint8 or uint16: `.view(ml_dtypes.bfloat16)` names them.
     pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().lease.check()?;
         slf.py().import("numpy")?.call_method1("asarray", (slf,))

@@ -16,7 +16,7 @@ use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::lease::Lease;
 use crate::memory::Memory;
-use crate::snapshot::{Facts, Place, Snapshot, Tensors, mapping};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
 use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
@@ -88,9 +88,9 @@ fn late(operation: &'static str, waited: Duration) -> Failure {
 
 /// Reads parameters and publishes gradients, one step after the other.
 ///
-/// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them to
-/// listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is the same
-/// worker, and no gradient of it counts twice. `secret` is as for a Reader.
+/// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
+/// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
+/// the same worker, and no gradient of it counts twice. `secret` is as for a Reader.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -129,8 +129,8 @@ impl PyWorker {
         Ok(PyWorker::of(worker, None)?)
     }
 
-    /// Waits, as the scheme says and at most `timeout` seconds, for the parameters of the next clock: a context manager.
-    /// Leaving its block without `publish` abandons the step, and the next one begins the same clock again.
+    /// Waits, as the scheme says and at most `timeout` seconds, for the parameters of the next clock: a context
+    /// manager. Leaving its block without `publish` abandons the step, and the next one begins the same clock again.
     ///
     /// Raises DeadlineError (call again), PeerGone if a server is lost, OutOfTurn while a step is open.
     #[pyo3(signature = (*, timeout=30.0))]
@@ -168,7 +168,7 @@ impl PyWorker {
         let (parameters, gradient) = (lend(&self.working.parameters), lend(&self.working.gradient));
         let tensors = |lease: &Arc<Lease>, is_read_only| Tensors {
             layout: Arc::clone(&self.layout),
-            place: Place::Whole(Arc::clone(lease)),
+            storage: Storage::Whole(Arc::clone(lease)),
             is_read_only,
         };
         let facts = Facts::of_server(view.version.get(), 0, view.staleness());
@@ -256,8 +256,9 @@ mapping!(Gradient);
 
 /// One clock of a worker: see `Worker.step`. Its views raise once it has ended.
 ///
-/// Arrays of numpy or torch that look at the parameters or the gradient may be kept: the memory is the worker's own, and
-/// the same in each step. Between steps the library writes the parameters and reads the gradient; keep off them then.
+/// Arrays of numpy or torch that look at the parameters or the gradient may be kept: the memory is the worker's own,
+/// and the same in each step. Between steps the library writes the parameters and reads the gradient; keep off them
+/// then.
 #[pyclass(frozen, module = "slackline")]
 pub(crate) struct Step {
     parameters: Py<Snapshot>,
@@ -325,8 +326,8 @@ impl Step {
         })
     }
 
-    /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told to
-    /// the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it.
+    /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
+    /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it.
     #[pyo3(signature = (loss=None, *, timeout=30.0))]
     fn publish(&self, py: Python<'_>, loss: Option<f32>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;

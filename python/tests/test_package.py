@@ -13,11 +13,12 @@ import pytest
 import slackline
 
 README = importlib.metadata.metadata("slackline").json["description"]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", str(README), re.DOTALL | re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", f"{README}\n{PAGE}", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
-def test_each_program_of_the_readme_runs_as_it_stands(block: int) -> None:
+def test_each_program_of_the_pages_runs_as_it_stands(block: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS[block]], capture_output=True, text=True, timeout=60, check=False
     )

@@ -104,8 +104,8 @@ impl<T: Transport> Reader<T> {
         })
     }
 
-    /// Goes on with the refresh or the snapshot that has begun, waiting at most `timeout`; `None` if it has not ended by
-    /// then, and the next call goes on with it.
+    /// Goes on with the refresh or the snapshot that has begun, waiting at most `timeout`; `None` if it has not ended
+    /// by then, and the next call goes on with it.
     #[doc(hidden)]
     pub fn continue_refresh(&mut self, timeout: Duration) -> Result<Option<Fresh>, Error> {
         let runtime = self.runtime.clone();
