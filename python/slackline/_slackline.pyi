@@ -143,6 +143,31 @@ class Publisher:
     ) -> None: ...
 
 @final
+class Relay:
+    def __new__(
+        cls,
+        upstream: str,
+        *,
+        address: str | None = None,
+        transport: str = "auto",
+        readers: int = 64,
+        lease: float = 3.0,
+        timeout: float = 30.0,
+        secret: _Secret = None,
+    ) -> Self: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def readers(self) -> list[ReaderStatus]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
 class ReaderStatus:
     @property
     def peer(self) -> int: ...

@@ -21,6 +21,7 @@ mod pin;
 mod publisher;
 mod reader;
 mod reading;
+mod relay;
 mod server;
 mod snapshot;
 mod source;
@@ -42,6 +43,8 @@ mod _slackline {
     use crate::publisher::{PyPublisher, PyReaderStatus};
     #[pymodule_export]
     use crate::reader::PyReader;
+    #[pymodule_export]
+    use crate::relay::PyRelay;
     #[pymodule_export]
     use crate::server::{PyServer, Status};
     #[pymodule_export]

@@ -212,7 +212,7 @@ fn tag(step: u64, label: &[u8]) -> Result<VersionTag, Failure> {
 
 /// What a publisher knows of one of its readers.
 #[pyclass(frozen, module = "slackline", name = "ReaderStatus")]
-pub(crate) struct PyReaderStatus(ReaderStatus);
+pub(crate) struct PyReaderStatus(pub(crate) ReaderStatus);
 
 #[pymethods]
 impl PyReaderStatus {
