@@ -1,8 +1,8 @@
 //! `slackline.Reader`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -23,6 +23,9 @@ use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
 
 type Pulled = (Facts, Arc<Lease>);
 
+/// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
+type Staged = Receiver<Result<Pulled, Failure>>;
+
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
@@ -40,7 +43,7 @@ pub(crate) struct PyReader {
     layout: Arc<Layout>,
     whole: Arc<Layout>,
     address: String,
-    staged: Mutex<Option<JoinHandle<Result<Pulled, Failure>>>>,
+    staged: Mutex<Option<Staged>>,
 }
 
 impl PyReader {
@@ -90,7 +93,7 @@ impl PyReader {
         Snapshot { tensors: Tensors { layout, storage: Storage::Whole(lease), is_read_only: true }, facts }
     }
 
-    fn staged(&self) -> std::sync::MutexGuard<'_, Option<JoinHandle<Result<Pulled, Failure>>>> {
+    fn staged(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,7 +102,7 @@ impl PyReader {
         self.shared.closes.store(true, Ordering::SeqCst);
         if let Some(staging) = self.staged().take() {
             // What it has brought is not asked for any more.
-            drop(staging.join());
+            drop(staging.recv());
         }
     }
 }
@@ -282,9 +285,10 @@ impl PyReader {
         let request = Request { max_staleness, at_least: min_version, exactly: None };
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
-        let staging = thread.spawn(move || stage(&shared, request, timeout));
-        *staged =
-            Some(staging.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?);
+        let (leave, staging) = mpsc::sync_channel(1);
+        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
+        started.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?;
+        *staged = Some(staging);
         Ok(())
     }
 
@@ -295,27 +299,28 @@ impl PyReader {
         const SWAPPING: &str = "swapping a version in";
         crate::fork::check(self.shared.guard, SWAPPING)?;
         let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
+        let timeout = seconds(timeout)?;
         let staging = self.staged().take().ok_or_else(none)?;
-        let is_there = |slice: Duration| {
-            let deadline = Instant::now() + slice;
-            while !staging.is_finished() {
-                if Instant::now() >= deadline {
-                    return Ok(None);
-                }
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            Ok(Some(()))
-        };
-        let waited =
-            if staging.is_finished() { Ok(Some(())) } else { in_slices(py, seconds(timeout)?, is_there) };
-        if !matches!(waited, Ok(Some(()))) {
-            *self.staged() = Some(staging);
-            waited?;
-            let cause = "the version is not there yet";
-            return Err(Failure::new(Class::Deadline, SWAPPING, cause, "call again").into());
+        if let Ok(pulled) = staging.try_recv() {
+            return Ok(self.snapshot(pulled?));
         }
-        let panicked = |_| Failure::new(Class::Error, SWAPPING, "the thread panicked", "please report it");
-        Ok(self.snapshot(staging.join().map_err(panicked)??))
+        let staging = Mutex::new(staging);
+        let waited = in_slices(py, timeout, |slice| {
+            match staging.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
+                Ok(pulled) => Ok(Some(pulled)),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let cause = "the thread panicked";
+                    Err(Failure::new(Class::Error, SWAPPING, cause, "please report it"))
+                }
+            }
+        });
+        if let Ok(Some(pulled)) = waited {
+            return Ok(self.snapshot(pulled?));
+        }
+        *self.staged() = Some(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
+        waited?;
+        Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
     }
 
     /// Name, element type and shape of each tensor.
