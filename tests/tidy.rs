@@ -55,7 +55,11 @@ const MODULES: &[Row] = &[
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
     row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"], true),
     row("job", &["node", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("sim", &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"], false),
+    row(
+        "sim",
+        &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"],
+        false,
+    ),
     row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
 ];
 
