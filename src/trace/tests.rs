@@ -51,6 +51,7 @@ fn read(sequence: u64, version: u64) -> Certificate {
 }
 
 /// A trace of eight versions and a reader of all of them.
+#[derive(Clone)]
 struct Trace {
     publications: Vec<Publication>,
     reads: Vec<Certificate>,
@@ -226,12 +227,9 @@ fn a_version_older_than_the_newest_at_the_call_is_found() {
     late(610, None, 6).is_accepted();
     late(611, None, 6).violates(Property::Bounded, "read 5", Some("version 6"));
     late(611, Some(1), 6).is_accepted();
-    late(711, Some(1), 6).judged(Duration::ZERO).violations.iter().for_each(|violation| {
-        assert_eq!(
-            (violation.property, violation.against.as_deref()),
-            (Property::Bounded, Some("version 7"))
-        );
-    });
+    let verdict = late(711, Some(1), 7).judged(Duration::ZERO);
+    let is_late = |violation: &Violation<String>| violation.against.as_deref() == Some("version 7");
+    assert!(verdict.violations.iter().any(is_late), "{verdict:?}");
     // Its age is part of what it was told, also where any age would do.
     late(611, Some(9), 5).violates(Property::Bounded, "read 5", Some("version 6"));
     let mut named = late(711, None, 7);

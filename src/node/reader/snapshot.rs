@@ -189,8 +189,16 @@ impl<T: Transport> Reader<T> {
     ///
     /// [`BackgroundPublisher`](crate::BackgroundPublisher) has an example.
     pub fn snapshot(&mut self, wanted: Wanted, timeout: Duration) -> Result<Snapshot, Error> {
+        complete(self.snapshot_async(wanted, timeout))
+    }
+
+    pub(crate) async fn snapshot_async(
+        &mut self,
+        wanted: Wanted,
+        timeout: Duration,
+    ) -> Result<Snapshot, Error> {
         self.begin_snapshot(wanted);
-        complete(self.finish(timeout))?;
+        self.finish(timeout).await?;
         self.take_snapshot()
     }
 

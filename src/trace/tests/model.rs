@@ -114,21 +114,17 @@ fn play(steps: &[Step], skews: [u64; 3]) -> Trace {
                     continue;
                 };
                 // Anything from the oldest to the newest that is promised, by the incarnation that reads it.
+                let got = if reader.got.0 == origin { reader.got.1 } else { 0 };
                 let least = match begun.wanted {
-                    Kind::Stale(most) => visible.saturating_sub(most).max(begun.newest.saturating_sub(most)),
+                    Kind::Stale(most) => visible.saturating_sub(most).max(got),
                     Kind::Exactly(_) => begun.at_least,
-                    _ => begun.newest.max(begun.at_least),
-                };
-                let least = match begun.wanted {
-                    Kind::Exactly(_) => least,
-                    _ if reader.got.0 == origin => least.max(reader.got.1),
-                    _ => least,
+                    _ => begun.newest.max(begun.at_least).max(got),
                 };
                 if least > visible {
                     continue;
                 }
                 let version = match begun.wanted {
-                    Kind::Exactly(version) => begun.at_least.min(version.max(begun.at_least)),
+                    Kind::Exactly(_) => begun.at_least,
                     _ => least + choice % (visible - least + 1),
                 };
                 let of =
@@ -156,11 +152,13 @@ fn play(steps: &[Step], skews: [u64; 3]) -> Trace {
                     published_ns: of.published_ns,
                     digests: of.digests.clone(),
                 });
-                let before = if reader.got.0 == origin { reader.got.1 } else { 0 };
-                reader.got = (origin, before.max(version));
+                reader.got = (origin, got.max(version));
                 reader.begun = None;
             }
         }
+    }
+    if let Some((_, true)) = publishing {
+        trace.publications.last_mut().unwrap().complete_ns = now + 1_000;
     }
     trace
 }
@@ -191,12 +189,12 @@ proptest! {
 
     #[test]
     fn a_single_change_of_what_was_read_is_found(steps in steps(), at in any::<prop::sample::Index>()) {
-        let trace = || play(&steps, [0; 3]);
-        let count = trace().reads.len();
+        let trace = play(&steps, [0; 3]);
+        let count = trace.reads.len();
         prop_assume!(count > 0);
         let at = at.index(count);
         let with = |change: &dyn Fn(&mut Certificate)| {
-            let mut changed = trace();
+            let mut changed = trace.clone();
             change(&mut changed.reads[at]);
             found(&changed, Duration::ZERO)
         };
@@ -210,23 +208,22 @@ proptest! {
         });
         prop_assert!(early.contains(&Property::Timely));
         // Another version that was published.
-        let read = trace().reads[at].clone();
-        for other in trace().publications {
-            if other.origin == read.origin && other.version != read.version {
-                let changed = with(&|read| read.version = other.version);
-                prop_assert!(changed.contains(&Property::Whole) && changed.contains(&Property::Tagged));
-            }
+        let read = &trace.reads[at];
+        let is_other = |one: &&Publication| one.origin == read.origin && one.version != read.version;
+        if let Some(other) = trace.publications.iter().find(is_other) {
+            let changed = with(&|read| read.version = other.version);
+            prop_assert!(changed.contains(&Property::Whole) && changed.contains(&Property::Tagged));
         }
     }
 
     #[test]
     fn a_single_change_of_what_was_published_is_found(steps in steps(), at in any::<prop::sample::Index>()) {
-        let trace = || play(&steps, [0; 3]);
-        let count = trace().reads.len();
+        let trace = play(&steps, [0; 3]);
+        let count = trace.reads.len();
         prop_assume!(count > 0);
-        let read = trace().reads[at.index(count)].clone();
+        let read = trace.reads[at.index(count)].clone();
         let with = |change: &dyn Fn(&mut Publication)| {
-            let mut changed = trace();
+            let mut changed = trace.clone();
             let is_it = |one: &&mut Publication| (one.origin, one.version) == (read.origin, read.version);
             change(changed.publications.iter_mut().find(is_it).unwrap());
             found(&changed, Duration::ZERO)
@@ -258,23 +255,22 @@ proptest! {
         steps in steps(),
         at in any::<prop::sample::Index>(),
     ) {
-        let trace = || play(&steps, [0; 3]);
+        let trace = play(&steps, [0; 3]);
         let newer = |read: &Certificate, one: &Publication| {
             read.exactly.is_none()
                 && one.origin == read.origin
                 && read.version.get() + read.max_staleness.unwrap_or(0) < one.version.get()
         };
-        let pairs: Vec<_> = (0..trace().reads.len())
-            .filter_map(|read| {
-                let read_record = trace().reads[read].clone();
-                Some((read, trace().publications.iter().find(|one| newer(&read_record, one))?.complete_ns))
-            })
+        let pairs: Vec<_> = (0..trace.reads.len())
+            .filter_map(|read| Some((read, trace.publications.iter().find(|one| newer(&trace.reads[read], one))?)))
             .collect();
         prop_assume!(!pairs.is_empty());
-        let (read, complete_ns) = pairs[at.index(pairs.len())];
+        let (read, Publication { version, complete_ns, .. }) = pairs[at.index(pairs.len())];
         let tolerance = TOLERANCE.as_nanos() as u64;
-        let mut late = trace();
+        let mut late = trace.clone();
         late.reads.truncate(read + 1);
+        // The reader has seen all versions but that one.
+        late.reads[read].newest = Version::new(version.get() - 1).max(trace.reads[read].version);
         late.reads[read].began_ns = complete_ns + tolerance + 1;
         late.reads[read].ended_ns = complete_ns + tolerance + 2;
         prop_assert!(found(&late, TOLERANCE).contains(&Property::Bounded));
