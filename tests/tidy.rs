@@ -60,7 +60,7 @@ const MODULES: &[Row] = &[
         &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"],
         false,
     ),
-    row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
+    row("fuzzing", &["job", "node", "param", "channel", "trace", "transport"], true),
 ];
 
 /// The module that all others may name.

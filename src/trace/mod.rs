@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 mod check;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod hex;
 #[cfg(test)]
 mod tests;

@@ -352,6 +352,15 @@ fn records_are_lines_of_json_as_documented() {
 }
 
 #[test]
+fn the_samples_of_the_fuzz_target_are_records() {
+    for sample in fuzz::trace_samples() {
+        for line in String::from_utf8(sample).unwrap().lines() {
+            line.parse::<TraceRecord>().unwrap();
+        }
+    }
+}
+
+#[test]
 fn lines_that_are_no_records_are_errors_that_say_why() {
     let good = publication(5).to_string();
     for (from, to, why) in [
