@@ -148,7 +148,7 @@ fn what_is_no_trace_is_a_usage_error_that_names_file_and_line() {
         (&["missing.jsonl"], "missing.jsonl: "),
         (&["."], ".: "),
         (&[], "TRACE|-"),
-        (&["malformed.jsonl", "--clock-error", "-1"], "--clock-error"),
+        (&["malformed.jsonl", "--clock-error", "soon"], "--clock-error"),
     ] {
         let output = traces.check(arguments);
         let text = str::from_utf8(&output.stderr).unwrap();

@@ -1,7 +1,7 @@
 //! Traces: what publishers and readers of versions put on record, and the judgement of it by someone who saw nothing.
 //!
-//! A [`Publication`] says which bytes a version has, a [`Certificate`] says which bytes a reader got and what it had asked
-//! for. Each is one line of JSON; a trace is a file of such lines, of one process or of many, in any order.
+//! A [`Publication`] says which bytes a version has, a [`Certificate`] says which bytes a reader got and what it had
+//! asked for. Each is one line of JSON; a trace is a file of such lines, of one process or of many, in any order.
 //! [`TraceChecker`] compares them.
 //!
 //! Pure: records come in and violations go out; no file, no memory of a peer, no clock of its own.
@@ -106,12 +106,12 @@ pub enum TraceRecord {
 /// A record by reference, so that each is written as it lies.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Line<'a> {
+enum RecordLine<'a> {
     Publication(&'a Publication),
     Certificate(&'a Certificate),
 }
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for RecordLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self).map_err(|_| fmt::Error)?)
     }
@@ -119,13 +119,13 @@ impl fmt::Display for Line<'_> {
 
 impl fmt::Display for Publication {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Line::Publication(self).fmt(f)
+        RecordLine::Publication(self).fmt(f)
     }
 }
 
 impl fmt::Display for Certificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Line::Certificate(self).fmt(f)
+        RecordLine::Certificate(self).fmt(f)
     }
 }
 
@@ -139,21 +139,21 @@ impl fmt::Display for TraceRecord {
 }
 
 impl FromStr for TraceRecord {
-    type Err = TraceError;
+    type Err = RecordError;
 
-    fn from_str(line: &str) -> Result<TraceRecord, TraceError> {
-        serde_json::from_str(line).map_err(|source| TraceError { reason: source.to_string() })
+    fn from_str(line: &str) -> Result<TraceRecord, RecordError> {
+        serde_json::from_str(line).map_err(|source| RecordError { reason: source.to_string() })
     }
 }
 
 /// A line of a trace is no record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the line is no record ({reason}): {}", remedy_of(self))]
-pub struct TraceError {
+pub struct RecordError {
     reason: String,
 }
 
-impl Diagnostic for TraceError {
+impl Diagnostic for RecordError {
     fn operation(&self) -> &'static str {
         "reading a trace"
     }

@@ -666,8 +666,8 @@ impl FabricJudge {
         self.records.add(record, now - Instant::ORIGIN);
     }
 
-    /// Judges the records alone, as someone who saw nothing of the run. The judge that saw it has looked at each version
-    /// and each copy before; the same run must convince both.
+    /// Judges the records alone, as someone who saw nothing of the run. The judge that saw it has looked at each
+    /// version and each copy before; the same run must convince both.
     pub(super) fn check_records(&mut self) {
         let verdict = std::mem::replace(&mut self.records, TraceChecker::new(Duration::ZERO)).finish();
         if let Some(Violation { property, at, found, .. }) = verdict.violations.first() {
