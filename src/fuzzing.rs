@@ -7,7 +7,7 @@
 
 use crate::job::rendezvous;
 use crate::transport::{shm, tcp, verbs};
-use crate::{channel, node, param, transport};
+use crate::{channel, node, param, trace, transport};
 
 /// One decoder.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +36,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     target("rendezvous", rendezvous::fuzz_messages, rendezvous::message_samples),
     target("sealed", channel::fuzz::fuzz_sealed, channel::fuzz::sealed_samples),
     target("tcp_headers", tcp::fuzz_headers, tcp::header_samples),
+    target("trace", trace::fuzz::fuzz_trace, trace::fuzz::trace_samples),
     target("wireup", fuzz_wireup, wireup_samples),
 ];
 

@@ -131,6 +131,8 @@ pub mod scheme;
 pub mod sim;
 mod table;
 mod time;
+#[cfg(not(loom))]
+mod trace;
 mod transport;
 
 #[cfg(not(loom))]
@@ -158,6 +160,8 @@ pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
 };
 pub use time::Instant;
+#[cfg(not(loom))]
+pub use trace::{Certificate, Publication};
 #[cfg(all(feature = "tcp", not(loom)))]
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
@@ -183,7 +187,7 @@ pub mod internals {
 
     open!(clock, kernel, mem, param, scheme, table, time, transport);
     #[cfg(not(loom))]
-    open!(channel, job, node);
+    open!(channel, job, node, trace);
     #[cfg(all(any(test, fuzzing), not(loom)))]
     open!(fuzzing);
 }

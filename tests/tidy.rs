@@ -51,11 +51,16 @@ const MODULES: &[Row] = &[
     row("channel", &["time"], false),
     row("transport", &["channel", "mem", "kernel", "time"], false),
     row("scheme", &["clock", "time"], true),
+    row("trace", &["clock"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
+    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"], true),
     row("job", &["node", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("sim", &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], false),
-    row("fuzzing", &["job", "node", "param", "channel", "transport"], true),
+    row(
+        "sim",
+        &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"],
+        false,
+    ),
+    row("fuzzing", &["job", "node", "param", "channel", "trace", "transport"], true),
 ];
 
 /// The module that all others may name.

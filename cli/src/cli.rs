@@ -7,7 +7,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::commands::{bench, completions, doctor, launch, man, schemes, sim, top, train};
+use crate::commands::{bench, check, completions, doctor, launch, man, schemes, sim, top, train};
 use crate::everyday;
 
 /// Parameter memory with bounded staleness for distributed training.
@@ -24,6 +24,7 @@ enum Command {
     Sim(Box<sim::SimArgs>),
     Schemes(schemes::SchemesArgs),
     Bench(bench::BenchArgs),
+    Check(check::CheckArgs),
     Doctor(doctor::DoctorArgs),
     Launch(launch::LaunchArgs),
     Top(top::TopArgs),
@@ -48,6 +49,7 @@ pub fn run() -> ExitCode {
         Command::Sim(args) => sim::run(&args),
         Command::Schemes(_) => schemes::run(),
         Command::Bench(args) => bench::run(args),
+        Command::Check(args) => check::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Launch(args) => launch::run(&args),
         Command::Top(args) => top::run(&args),

@@ -84,7 +84,7 @@ impl Failure {
 }
 
 /// The text as one line, whatever a file name or a process may have put into it.
-fn one_line(text: impl fmt::Display) -> String {
+pub(crate) fn one_line(text: impl fmt::Display) -> String {
     text.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 

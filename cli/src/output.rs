@@ -1,4 +1,5 @@
-//! Files that a command will write: whether it can is found out before it begins, and each is replaced whole.
+//! Files that a command will write: whether it can is found out before it begins, and each is replaced whole. And its
+//! results on stdout.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -31,6 +32,15 @@ pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
         wrong(&format!("its folder cannot be written to: {error}"))
             .help("choose another folder, or change its rights")
     })
+}
+
+/// Prints results. Nobody has to read all of them.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| Failure::failed(format!("stdout: {error}"))),
+    }
 }
 
 /// Writes a file whole or not at all.

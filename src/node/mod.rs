@@ -20,6 +20,7 @@ mod heartbeat;
 mod link;
 mod publisher;
 mod reader;
+mod record;
 mod relay;
 #[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
 pub(crate) mod runtime;

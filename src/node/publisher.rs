@@ -2,16 +2,21 @@
 
 mod background;
 
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+
 pub use self::background::{BackgroundPublisher, Draft};
 use super::Error;
+use super::record::digests;
 use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
 use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
-use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
 use crate::param::{FrameLabel, Latest, Pinned};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
+use crate::trace::Publication;
 use crate::transport::{Address, Transport};
 
 /// Settings of a publisher.
@@ -289,15 +294,42 @@ impl<T: Transport> Publisher<T> {
     /// As [`publish_commit`](Self::publish_commit), with a tag.
     #[doc(hidden)]
     pub fn publish_commit_tagged(&mut self, tag: VersionTag) -> Result<Version, Error> {
+        self.commit_draft(tag).map(|(version, _)| version)
+    }
+
+    /// As [`publish_commit_tagged`](Self::publish_commit_tagged), and returns the record of the version.
+    #[doc(hidden)]
+    pub fn publish_commit_recorded(&mut self, tag: VersionTag) -> Result<Publication, Error> {
+        // Once it is published, the frame is another version's before long.
+        let memory = self.draft_memory();
+        let digests = memory.map(|memory| digests(self.table().tensors().iter(), memory.as_volatile()));
+        self.commit_recorded(tag, digests.unwrap_or_default())
+    }
+
+    /// Publishes the frame, whose tensors have these digests.
+    fn commit_recorded(
+        &mut self,
+        tag: VersionTag,
+        digests: BTreeMap<String, [u8; 32]>,
+    ) -> Result<Publication, Error> {
+        let (version, FrameLabel { published_ns, origin, .. }) = self.commit_draft(tag)?;
+        // A store may wait in its processor for others to see it, while that processor reads its clock.
+        fence(SeqCst);
+        let complete_ns = self.shard.runtime.time_of_day();
+        Ok(Publication { origin, version, tag, published_ns, complete_ns, digests })
+    }
+
+    fn commit_draft(&mut self, tag: VersionTag) -> Result<(Version, FrameLabel), Error> {
         let (frame, version) = self
             .draft
             .take()
             .ok_or(Error::OutOfTurn { operation: "publish", reason: "call `publish_begin` first" })?;
         let frames = &mut self.shard.frames;
         let published_ns = self.shard.runtime.time_of_day();
-        frames.set_label(frame, FrameLabel { tag, published_ns, origin: frames.epoch() });
+        let label = FrameLabel { tag, published_ns, origin: frames.epoch() };
+        frames.set_label(frame, label);
         frames.commit(frame, version, Clock::new(0));
-        Ok(version)
+        Ok((version, label))
     }
 
     /// Gives up the frame that [`publish_begin`](Self::publish_begin) lent: what was written there is never

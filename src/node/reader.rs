@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
+use super::shard::random_word;
 use super::wait::{WaitTurn, retry, wait};
 use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
@@ -20,7 +21,7 @@ use crate::table::{Selection, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Transport};
 use refresh::Refresh;
-use snapshot::Spares;
+use snapshot::{Asked, CopiedTable, Spares};
 pub use snapshot::{Snapshot, Wanted};
 
 /// Settings of a reader.
@@ -76,11 +77,15 @@ pub struct Reader<T: Transport> {
     held: Option<(Pulled, FrameLabel)>,
     /// The memory that the next snapshot is copied into, and that of snapshots that are no more.
     filling: Option<Buffer>,
-    /// The version that is in there, once it is whole.
-    filled: Option<Fresh>,
+    /// The version that is in there, once it is whole, and how it was asked for.
+    filled: Option<(Fresh, Asked)>,
     spares: Spares,
     /// The table of snapshots, made when it is first asked for.
-    copied: Option<Arc<Table>>,
+    copied: Option<Arc<CopiedTable>>,
+    /// The reader's name in its certificates: a random number.
+    identity: u64,
+    /// Snapshots that were begun.
+    snapshots: u64,
     /// The refresh that has begun and has not ended.
     refresh: Option<Refresh>,
     /// Bytes pulled since the connection was last looked after.
@@ -148,6 +153,8 @@ impl<T: Transport> Reader<T> {
             filled: None,
             spares: Spares::default(),
             copied: None,
+            identity: random_word(),
+            snapshots: 0,
             refresh: None,
             unwatched: 0,
         })

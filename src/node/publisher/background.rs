@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::super::record::digests;
 use super::super::wait::Backoff;
 use super::super::{Error, now};
 use super::{Publisher, ReaderStatus};
@@ -12,6 +13,7 @@ use crate::mem::{LocalSlice, Streaming, VolatileSlice};
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
+use crate::trace::Publication;
 use crate::transport::{Address, Transport};
 
 /// Period at which the thread looks for readers that come and go.
@@ -242,6 +244,19 @@ impl<T: Transport> Draft<T> {
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
         self.is_open = false;
         self.shared.publisher().publish_commit_tagged(tag)
+    }
+
+    /// As [`commit`](Self::commit), and returns the record of the version, a line of a trace, by which others can check
+    /// what readers got. It takes the SHA-256 of all tensors first.
+    ///
+    /// # Errors
+    /// The publisher is gone.
+    pub fn commit_recorded(mut self, tag: VersionTag) -> Result<Publication, Error> {
+        let table = self.shared.publisher().table().clone();
+        // Readers come and go meanwhile.
+        let digests = digests(table.tensors().iter(), self.memory());
+        self.is_open = false;
+        self.shared.publisher().commit_recorded(tag, digests)
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::Error;
 use super::super::runtime::complete;
 use super::super::wait::{WaitTurn, wait};
 use super::super::worker::private;
-use super::{Fresh, Reader, Wanted};
+use super::{Asked, Fresh, Reader, Wanted};
 use crate::clock::Version;
 use crate::param::{PullOptions, Pulled};
 use crate::scheme::Bound;
@@ -15,8 +15,8 @@ use crate::transport::Transport;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Refresh {
     wanted: Wanted,
-    /// It fills the memory of the next snapshot, not the reader's own copy.
-    fills_snapshot: bool,
+    /// How the snapshot was asked for whose memory it fills, if that is not the reader's own copy.
+    snapshot: Option<Asked>,
     step: RefreshStep,
     /// The version of the last copy, which was too far behind when it was there.
     too_stale: Option<Version>,
@@ -53,7 +53,7 @@ impl<T: Transport> Reader<T> {
 
     /// Waits, at most `timeout`, for `version` or a newer one, and copies the newest.
     pub fn refresh_to(&mut self, version: Version, timeout: Duration) -> Result<Fresh, Error> {
-        self.begin(Wanted::at_least(version), false);
+        self.begin(Wanted::at_least(version), None);
         complete(self.finish(timeout))
     }
 
@@ -88,7 +88,7 @@ impl<T: Transport> Reader<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn begin_refresh(&mut self, max_staleness: u64) {
-        self.begin(Wanted::newest().max_staleness(max_staleness), false);
+        self.begin(Wanted::newest().max_staleness(max_staleness), None);
     }
 
     /// Moves the refresh that [`begin_refresh`](Self::begin_refresh) began on as far as it goes without waiting, and
@@ -113,14 +113,14 @@ impl<T: Transport> Reader<T> {
         complete(wait(&runtime, deadline, |now| self.turn(now)))
     }
 
-    pub(super) fn begin(&mut self, wanted: Wanted, fills_snapshot: bool) {
+    pub(super) fn begin(&mut self, wanted: Wanted, snapshot: Option<Asked>) {
         self.abandon_refresh();
         self.filled = None;
         let step = match wanted.most_behind() {
             Some(_) => RefreshStep::Ask,
             None => RefreshStep::Copy { bound: wanted.bound() },
         };
-        self.refresh = Some(Refresh { wanted, fills_snapshot, step, too_stale: None });
+        self.refresh = Some(Refresh { wanted, snapshot, step, too_stale: None });
     }
 
     /// Ends the refresh that has begun, if there is one.
@@ -204,7 +204,7 @@ impl<T: Transport> Reader<T> {
                         break WaitTurn::Idle;
                     }
                     let most = refresh.wanted.most_behind().unwrap_or_default();
-                    if let (false, Some(kept)) = (refresh.fills_snapshot, self.kept(most)) {
+                    if let (None, Some(kept)) = (refresh.snapshot, self.kept(most)) {
                         break WaitTurn::Done(kept);
                     }
                     RefreshStep::Copy { bound: self.within(refresh.wanted) }
@@ -214,7 +214,7 @@ impl<T: Transport> Reader<T> {
                     self.link.look_around(now)?;
                     self.release();
                     let bytes = self.copy_bytes() as u64;
-                    if refresh.fills_snapshot {
+                    if refresh.snapshot.is_some() {
                         self.filling = match self.filling.take().or_else(|| self.spares.take()) {
                             None => Some(private(&self.transport, bytes)?),
                             some => some,
@@ -230,7 +230,7 @@ impl<T: Transport> Reader<T> {
                 }
                 RefreshStep::Copying { bound, mut has_begun } => {
                     let bytes = self.copy_bytes();
-                    let memory = if refresh.fills_snapshot { &mut self.filling } else { &mut self.copy };
+                    let memory = if refresh.snapshot.is_some() { &mut self.filling } else { &mut self.copy };
                     let Some(memory) = memory else { break WaitTurn::Idle };
                     let into = memory.slice(0, bytes)?;
                     let options =
@@ -238,14 +238,15 @@ impl<T: Transport> Reader<T> {
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
                         let label = self.link.pull.label();
-                        if !refresh.fills_snapshot {
+                        if refresh.snapshot.is_none() {
                             self.held = Some((pulled, label));
                         }
                         if refresh.wanted.most_behind().is_none_or(|most| pulled.behind <= most) {
                             self.link.tell_held(pulled.version)?;
                             let fresh = Fresh::new(pulled, label, true);
-                            if refresh.fills_snapshot {
-                                self.filled = Some(fresh);
+                            if let Some(asked) = refresh.snapshot {
+                                let ended_ns = self.runtime.time_of_day();
+                                self.filled = Some((fresh, Asked { ended_ns, ..asked }));
                             }
                             break WaitTurn::Done(fresh);
                         }

@@ -1,15 +1,19 @@
 //! Snapshots: versions that a reader has copied, each in memory of its own.
 
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::Error;
+use super::super::record::digests;
 use super::super::runtime::complete;
 use super::{Fresh, Reader};
 use crate::clock::Version;
-use crate::mem::Buffer;
+use crate::mem::{Buffer, VolatileSlice, fence};
 use crate::scheme::Bound;
-use crate::table::{Selection, Table};
+use crate::table::{Table, Tensor};
 use crate::time::Duration;
+use crate::trace::Certificate;
 use crate::transport::Transport;
 
 /// The version that a reader wants.
@@ -63,6 +67,27 @@ impl Wanted {
     }
 }
 
+/// How a snapshot was asked for: what its certificate says besides the version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) wanted: Wanted,
+    /// The name of the reader.
+    pub(super) reader: u64,
+    /// The number of the snapshot.
+    pub(super) sequence: u64,
+    pub(super) began_ns: u64,
+    /// The time at which the copy was complete; 0 before.
+    pub(super) ended_ns: u64,
+}
+
+/// The table of snapshots.
+#[derive(Debug)]
+pub(super) struct CopiedTable {
+    table: Table,
+    /// For each tensor, whether it is the owner's whole tensor and not a slice of it.
+    whole: Vec<bool>,
+}
+
 /// Memory of snapshots that are no more, for the next ones of the same reader.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spares(Arc<Mutex<Vec<Buffer>>>);
@@ -91,8 +116,9 @@ impl Spares {
 pub struct Snapshot {
     /// There until it is dropped.
     buffer: Option<Buffer>,
-    table: Arc<Table>,
+    copied: Arc<CopiedTable>,
     fresh: Fresh,
+    asked: Asked,
     spares: Spares,
 }
 
@@ -104,18 +130,44 @@ impl Snapshot {
 
     /// The table of the bytes: the reader's selection, or the whole table.
     pub fn table(&self) -> &Table {
-        &self.table
+        &self.copied.table
+    }
+
+    /// The record of this read, a line of a trace, by which others can check what was asked and given. It takes the
+    /// SHA-256 of each tensor that was read whole.
+    pub fn certificate(&self) -> Certificate {
+        let Fresh { version, behind, epoch, tag, published_ns, origin, .. } = self.fresh;
+        let Asked { wanted, reader, sequence, began_ns, ended_ns } = self.asked;
+        let at_least = (wanted.at_least > Version::new(0) && !wanted.exact).then_some(wanted.at_least);
+        let tensors = self.copied.table.tensors().iter().zip(&self.copied.whole);
+        let whole = tensors.filter(|(_, is_whole)| **is_whole).map(|(tensor, _)| tensor);
+        Certificate {
+            reader,
+            sequence,
+            max_staleness: wanted.most_behind,
+            at_least,
+            exactly: wanted.exact(),
+            began_ns,
+            ended_ns,
+            epoch,
+            origin,
+            version,
+            newest: Version::new(version.get() + behind),
+            tag,
+            published_ns,
+            digests: digests(whole, VolatileSlice::from_ref(self.bytes())),
+        }
     }
 
     /// The bytes, laid out as [`table`](Self::table) says.
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.buffer.as_ref().and_then(Buffer::bytes).unwrap_or_default();
-        &bytes[..(self.table.bytes() as usize).min(bytes.len())]
+        &bytes[..(self.copied.table.bytes() as usize).min(bytes.len())]
     }
 
     /// The bytes of one tensor; `None` if there is none of this name.
     pub fn tensor(&self, name: &str) -> Option<&[u8]> {
-        let range = self.table.tensors().iter().find(|tensor| tensor.name() == name)?.range();
+        let range = self.copied.table.tensors().iter().find(|tensor| tensor.name() == name)?.range();
         self.bytes().get(range.start as usize..range.end as usize)
     }
 }
@@ -137,15 +189,28 @@ impl<T: Transport> Reader<T> {
     ///
     /// [`BackgroundPublisher`](crate::BackgroundPublisher) has an example.
     pub fn snapshot(&mut self, wanted: Wanted, timeout: Duration) -> Result<Snapshot, Error> {
-        self.begin(wanted, true);
-        complete(self.finish(timeout))?;
+        complete(self.snapshot_async(wanted, timeout))
+    }
+
+    pub(crate) async fn snapshot_async(
+        &mut self,
+        wanted: Wanted,
+        timeout: Duration,
+    ) -> Result<Snapshot, Error> {
+        self.begin_snapshot(wanted);
+        self.finish(timeout).await?;
         self.take_snapshot()
     }
 
     /// Begins what [`snapshot`](Self::snapshot) does, and does not wait for it: [`poll`](Self::poll) moves it on, and
     /// [`take_snapshot`](Self::take_snapshot) takes it once `poll` has returned its version.
     pub fn begin_snapshot(&mut self, wanted: Wanted) {
-        self.begin(wanted, true);
+        self.snapshots += 1;
+        let (reader, sequence) = (self.identity, self.snapshots);
+        let began_ns = self.runtime.time_of_day();
+        // No load of the read comes before the clock's.
+        fence(SeqCst);
+        self.begin(wanted, Some(Asked { wanted, reader, sequence, began_ns, ended_ns: 0 }));
     }
 
     /// Takes the snapshot whose version [`poll`](Self::poll) has returned.
@@ -154,16 +219,26 @@ impl<T: Transport> Reader<T> {
     /// No snapshot was begun, or it is taken already.
     pub fn take_snapshot(&mut self) -> Result<Snapshot, Error> {
         // One that is still being filled stays.
-        let filled = self.filled.take().and_then(|fresh| Some((fresh, self.filling.take()?)));
-        let Some((fresh, buffer)) = filled else {
+        let filled = self.filled.take().and_then(|(fresh, asked)| Some((fresh, asked, self.filling.take()?)));
+        let Some((fresh, asked, buffer)) = filled else {
             let reason = "call `begin_snapshot`, and `poll` until it returns a version";
             return Err(Error::OutOfTurn { operation: "take a snapshot", reason });
         };
-        let table = self.copied.get_or_insert_with(|| {
-            let whole = &self.link.welcome.table;
-            Arc::new(self.selection.as_ref().map_or(whole, Selection::table).clone())
-        });
-        let table = table.clone();
-        Ok(Snapshot { buffer: Some(buffer), table, fresh, spares: self.spares.clone() })
+        let copied = match &self.copied {
+            Some(copied) => copied.clone(),
+            None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
+        };
+        Ok(Snapshot { buffer: Some(buffer), copied, fresh, asked, spares: self.spares.clone() })
+    }
+
+    fn table_of_snapshots(&self) -> CopiedTable {
+        let table = self.copied_table().clone();
+        // A shard begins and ends anywhere in the tensors.
+        let has_all = self.range() == (0..self.table().bytes());
+        let shapes: HashMap<&str, &[u64]> =
+            self.table().tensors().iter().map(|tensor| (tensor.name(), tensor.shape())).collect();
+        let is_whole = |tensor: &Tensor| has_all && shapes.get(tensor.name()) == Some(&tensor.shape());
+        let whole = table.tensors().iter().map(is_whole).collect();
+        CopiedTable { table, whole }
     }
 }

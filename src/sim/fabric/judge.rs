@@ -13,6 +13,7 @@ use crate::mem::VolatileSlice;
 use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
 use crate::time::{Duration, Instant};
+use crate::trace::{TraceChecker, TraceRecord, Violation};
 
 /// The time by which a call may return later than asked: a node that stands back does not look at its watch.
 const SLACK: Duration = Duration::from_millis(10);
@@ -158,6 +159,8 @@ pub(super) struct FabricJudge {
     /// The time at which a server was last held up or began, or an owner vanished.
     harm: Option<Instant>,
     failure: Option<String>,
+    /// What publishers and readers themselves put on record, each record located by its time.
+    records: TraceChecker<Duration>,
     pub(super) trace: EventHash,
     pub(super) views: u64,
     pub(super) published: u64,
@@ -188,6 +191,7 @@ impl FabricJudge {
             unrest: Instant::ORIGIN,
             harm: None,
             failure: None,
+            records: TraceChecker::new(Duration::ZERO),
             trace: EventHash::new(),
             views: 0,
             published: 0,
@@ -654,6 +658,20 @@ impl FabricJudge {
             self.fail(format!(
                 "the reader was given version {version} where {least} was the oldest permitted"
             ));
+        }
+    }
+
+    /// A publisher or a reader put this on record.
+    pub(super) fn recorded(&mut self, record: TraceRecord, now: Instant) {
+        self.records.add(record, now - Instant::ORIGIN);
+    }
+
+    /// Judges the records alone, as someone who saw nothing of the run. The judge that saw it has looked at each
+    /// version and each copy before; the same run must convince both.
+    pub(super) fn check_records(&mut self) {
+        let verdict = std::mem::replace(&mut self.records, TraceChecker::new(Duration::ZERO)).finish();
+        if let Some(Violation { property, at, found, .. }) = verdict.violations.first() {
+            self.fail(format!("by the records alone, of {at:?}, a read was not {property}: {found}"));
         }
     }
 

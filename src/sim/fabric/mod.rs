@@ -253,6 +253,24 @@ mod tests {
         }
     }
 
+    /// Whatever the judge itself has seen of it.
+    #[test]
+    fn a_run_whose_records_contradict_each_other_fails() {
+        let plan = Plan::draw(1, None, FaultKinds::None);
+        let sample = String::from_utf8(crate::trace::fuzz::trace_samples().remove(0)).unwrap();
+        let (publication, certificate) = sample.trim_end().split_once('\n').unwrap();
+        for (digest, is_torn) in [("\"w\":\"a5", false), ("\"w\":\"b5", true)] {
+            let mut judge = judge::FabricJudge::new(&plan, plan.scheme.clone());
+            for line in [publication, &certificate.replace("\"w\":\"a5", digest)] {
+                judge.recorded(line.parse().unwrap(), Instant::ORIGIN);
+            }
+            judge.check_records();
+            let found = judge.failure().map(String::as_str).unwrap_or_default();
+            assert_eq!(found.contains("not whole"), is_torn, "{found}");
+            assert_eq!(judge.failure().is_some(), is_torn, "{found}");
+        }
+    }
+
     /// One scheme is promised, and another, looser by the smallest step that shows, runs where nothing breaks.
     #[test]
     fn bounds_loosened_by_one_are_caught() {

@@ -9,14 +9,15 @@ use super::net::{HostId, SharedNet, lock};
 use super::plan::Plan;
 use super::transport::SimTransport;
 use super::values;
-use crate::clock::Version;
+use crate::clock::{Version, VersionTag};
 use crate::node::runtime::Runtime;
 use crate::node::{
-    Error, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
-    ShardOptions, Worker, WorkerOptions,
+    Error, Fresh, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
+    ShardOptions, Wanted, Worker, WorkerOptions,
 };
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
+use crate::trace::{Certificate, TraceRecord};
 use crate::transport::Address;
 
 /// One incarnation of a node, as its program sees the world.
@@ -190,8 +191,11 @@ impl Incarnation {
                     self.pause(100, self.plan.distribution.latency.1).await;
                 }
             }
-            publisher.publish_commit()?;
-            self.judge.borrow_mut().has_published(publisher.epoch());
+            let record = publisher.publish_commit_recorded(VersionTag::step(version))?;
+            let mut judge = self.judge.borrow_mut();
+            judge.recorded(TraceRecord::Publication(record), self.now());
+            judge.has_published(publisher.epoch());
+            drop(judge);
             let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
             publisher.drive_async(|_| false, rest).await?;
         }
@@ -404,23 +408,46 @@ impl Incarnation {
                 self.pause(1_000, 3_000_000).await;
                 let (timeout, may_lag) = (self.timeout(), self.draw(0, 3));
                 let least = self.judge.borrow().newest(reader.epoch()).saturating_sub(may_lag);
+                // Each other time it copies into memory of its own.
+                if may_lag % 2 == 1 {
+                    let wanted = Wanted::newest().max_staleness(may_lag);
+                    match self.call("snapshot", timeout, reader.snapshot_async(wanted, timeout)).await {
+                        Ok(snapshot) => self.has_read(
+                            index,
+                            least,
+                            snapshot.fresh(),
+                            snapshot.bytes(),
+                            Some(snapshot.certificate()),
+                        ),
+                        Err(Error::Deadline { .. }) => {}
+                        Err(_) => break,
+                    }
+                    continue;
+                }
                 match self.call("refresh", timeout, reader.refresh_async(may_lag, timeout)).await {
                     Ok(fresh) => match reader.bytes() {
-                        Ok(bytes) => {
-                            self.judge.borrow_mut().read(
-                                index,
-                                reader.epoch(),
-                                fresh.version.get(),
-                                least,
-                                bytes,
-                            );
-                        }
+                        Ok(bytes) => self.has_read(index, least, &fresh, bytes, None),
                         Err(error) => self.judge.borrow_mut().fail(format!("the reader: {error}")),
                     },
                     Err(Error::Deadline { .. }) => {}
                     Err(_) => break,
                 }
             }
+        }
+    }
+    /// Has the judge look at a copy.
+    fn has_read(
+        &self,
+        index: usize,
+        least: u64,
+        fresh: &Fresh,
+        bytes: &[u8],
+        certificate: Option<Certificate>,
+    ) {
+        let mut judge = self.judge.borrow_mut();
+        judge.read(index, fresh.epoch, fresh.version.get(), least, bytes);
+        if let Some(certificate) = certificate {
+            judge.recorded(TraceRecord::Certificate(certificate), self.now());
         }
     }
 }

@@ -56,6 +56,7 @@ pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<RunOutc
     let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
     let laggards = judge.borrow().laggards();
     stage.programs.clear();
+    judge.borrow_mut().check_records();
     let net = lock(&net);
     let judge = judge.borrow();
     let at = Duration::from_nanos(net.now);

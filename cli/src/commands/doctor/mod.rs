@@ -8,7 +8,6 @@ mod rdma;
 mod report;
 mod show;
 
-use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -79,9 +78,9 @@ fn examine(args: &DoctorArgs) -> Result<(), Failure> {
     let report = look(args.device.as_deref());
     let json = || format!("{:#}\n", report.json());
     match (&args.json, file) {
-        (Some(_), None) => print(&json())?,
+        (Some(_), None) => output::print(&json())?,
         (_, file) => {
-            print(&show::text(&report))?;
+            output::print(&show::text(&report))?;
             if let Some(file) = file {
                 let keep = output::replace(file, json().as_bytes());
                 keep.map_err(|error| Failure::failed(format!("--json {}: {error}", file.display())))?;
@@ -127,12 +126,4 @@ fn missing(report: &DoctorReport, required: Required) -> Option<(&'static str, &
     };
     let path = report.paths.iter().find(|path| path.path == name)?;
     path.problem.as_ref().map(|problem| (what, problem))
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.map_err(|error| Failure::failed(format!("stdout: {error}"))),
-    }
 }

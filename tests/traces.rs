@@ -1,0 +1,168 @@
+//! Traces of real runs: what a publisher and its reader put on record, judged by someone who saw neither.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use slackline::internals::param::Consistency;
+use slackline::internals::trace::{Property, TraceChecker, TraceRecord, Verdict};
+use slackline::{
+    Address, BackgroundPublisher, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Selection,
+    ShardOptions, Shm, Table, Tcp, Transport, Version, VersionTag, Wanted,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Reads of a run that is to be accepted.
+const READS: usize = 400;
+
+/// The bytes that a publisher writes at a time: a reader that looks without care finds it in between.
+const PART_BYTES: usize = 4 << 10;
+
+fn publisher<T: Transport>(transport: T, at: &Address, table: Table) -> BackgroundPublisher<T> {
+    let memory = ShardOptions { frames: 2, ..ShardOptions::default() };
+    let options = PublisherOptions { memory, ..PublisherOptions::default() };
+    Publisher::new(transport, at, table, options).unwrap().into_background().unwrap()
+}
+
+/// Publishes version after version until it is told to stop, and returns the trace.
+fn publish_without_a_pause<T: Transport>(publisher: &BackgroundPublisher<T>, stop: &AtomicBool) -> String {
+    let mut trace = String::new();
+    let bytes = publisher.table().bytes();
+    for number in 1.. {
+        if stop.load(Relaxed) {
+            break;
+        }
+        let mut draft = publisher.draft(TIMEOUT).unwrap();
+        for offset in (0..bytes).step_by(PART_BYTES) {
+            let part = [number as u8; PART_BYTES];
+            draft.write(offset, &part[..PART_BYTES.min((bytes - offset) as usize)]).unwrap();
+        }
+        let publication = draft.commit_recorded(VersionTag::step(number)).unwrap();
+        assert_eq!(publication.version.get(), number);
+        trace += &format!("{publication}\n");
+    }
+    trace
+}
+
+fn judge(traces: &[&str]) -> Verdict<usize> {
+    let mut checker = TraceChecker::new(Duration::ZERO);
+    for (at, line) in traces.iter().flat_map(|trace| trace.lines()).enumerate() {
+        checker.add(line.parse::<TraceRecord>().unwrap(), at);
+    }
+    checker.finish()
+}
+
+/// Runs a publisher that never pauses and a reader for so many reads of it, and judges their traces.
+fn run<T: Transport + Clone + Send + Sync>(
+    transport: &T,
+    at: &Address,
+    consistency: Consistency,
+    reads: usize,
+) -> Verdict<usize> {
+    let table = Table::builder()
+        .tensor("embed", &[200, 1000], ElementType::U8)
+        .tensor("head", &[57, 1001], ElementType::U8)
+        .build()
+        .unwrap();
+    let publisher = publisher(transport.clone(), at, table);
+    let mut reader =
+        Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    reader.set_consistency(consistency);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let publishing = scope.spawn(|| publish_without_a_pause(&publisher, &stop));
+        let mut trace = String::new();
+        let mut last = reader.snapshot(Wanted::at_least(Version::new(1)), TIMEOUT).unwrap().fresh().version;
+        for read in 0..reads {
+            let wanted = match read % 3 {
+                0 => Wanted::newest(),
+                1 => Wanted::at_least(Version::new(last.get() + 1)),
+                _ => Wanted::newest().max_staleness(2),
+            };
+            let snapshot = reader.snapshot(wanted, TIMEOUT).unwrap();
+            last = snapshot.fresh().version;
+            trace += &format!("{}\n", snapshot.certificate());
+        }
+        stop.store(true, Relaxed);
+        let published = publishing.join().unwrap();
+        judge(&[&published, &trace])
+    })
+}
+
+fn a_run_is_accepted_and_each_read_verified<T: Transport + Clone + Send + Sync>(transport: T, at: &Address) {
+    let verdict = run(&transport, at, Consistency::Whole, READS);
+    assert_eq!(verdict.violations, []);
+    assert_eq!((verdict.reads, verdict.verified, verdict.unverified), (READS as u64, READS as u64, 0));
+    assert!(verdict.publications > 10, "the publisher stood still: {verdict:?}");
+}
+
+/// The same run, with a reader that takes whatever is there.
+fn a_run_with_torn_reads_is_rejected<T: Transport + Clone + Send + Sync>(transport: T, at: &Address) {
+    let begun = Instant::now();
+    let mut most = READS;
+    loop {
+        let verdict = run(&transport, at, Consistency::Mixture, most);
+        if verdict.violations.iter().any(|violation| violation.property == Property::Whole) {
+            assert!(verdict.verified < verdict.reads);
+            return;
+        }
+        assert!(begun.elapsed() < TIMEOUT, "none of {most} reads was torn: this checker would find nothing");
+        most *= 2;
+    }
+}
+
+#[test]
+fn a_run_over_shared_memory_is_accepted_and_each_read_verified() {
+    a_run_is_accepted_and_each_read_verified(Shm::new(), &Address::random());
+}
+
+#[test]
+fn a_run_over_tcp_is_accepted_and_each_read_verified() {
+    a_run_is_accepted_and_each_read_verified(Tcp::new(), &"127.0.0.1:0".parse().unwrap());
+}
+
+#[test]
+fn a_run_over_shared_memory_with_torn_reads_is_rejected() {
+    a_run_with_torn_reads_is_rejected(Shm::new(), &Address::random());
+}
+
+#[test]
+fn a_run_over_tcp_with_torn_reads_is_rejected() {
+    a_run_with_torn_reads_is_rejected(Tcp::new(), &"127.0.0.1:0".parse().unwrap());
+}
+
+#[test]
+fn digests_are_sha256_of_tensors_that_were_read_whole() {
+    // FIPS 180-2, appendix B.1.
+    const OF_ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    let table = Table::builder()
+        .tensor("text", &[3], ElementType::U8)
+        .tensor("other", &[2, 2], ElementType::U8)
+        .align(256)
+        .build()
+        .unwrap();
+    let publisher = publisher(Shm::new(), &Address::random(), table);
+    let mut reader =
+        Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    let mut draft = publisher.draft(TIMEOUT).unwrap();
+    draft.write(0, b"abc").unwrap();
+    let tag = VersionTag { step: 1 << 63, label: [0xc3; 32] };
+    let publication = draft.commit_recorded(tag).unwrap();
+    assert!(publication.to_string().contains(&format!("\"text\":\"{OF_ABC}\"")), "{publication}");
+    let certificate = reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().certificate();
+    assert_eq!((&certificate.digests, certificate.tag), (&publication.digests, tag));
+    assert_eq!((certificate.origin, certificate.epoch), (publisher.epoch(), publisher.epoch()));
+
+    let part = Selection::of(reader.table()).slice("other", &[0..1, 0..2]).tensor("text").build().unwrap();
+    reader.select(Some(part)).unwrap();
+    let wanted = Wanted::exactly(Version::new(1)).max_staleness(7);
+    let partial = reader.snapshot(wanted, TIMEOUT).unwrap().certificate();
+    assert_eq!(partial.digests.keys().collect::<Vec<_>>(), ["text"], "of the other there is a slice");
+    assert_eq!(partial.digests["text"], publication.digests["text"]);
+    assert_eq!((partial.exactly, partial.at_least), (Some(Version::new(1)), None));
+    assert_eq!((partial.max_staleness, partial.newest), (Some(7), Version::new(1)));
+    assert_eq!((partial.reader, partial.sequence), (certificate.reader, certificate.sequence + 1));
+    let verdict =
+        judge(&[&publication.to_string(), &format!("{certificate}\n{partial}"), &certificate.to_string()]);
+    assert_eq!((verdict.reads, verdict.verified, verdict.violations), (2, 2, vec![]));
+}
