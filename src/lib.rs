@@ -153,7 +153,7 @@ pub use mem::CallerMemory;
 pub use node::{
     Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, Draft, Error, Eviction,
     Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite,
-    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Server, ServerOptions,
+    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server, ServerOptions,
     ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions, WorkerStatistics, now,
 };
 pub use table::{

@@ -18,6 +18,7 @@ use std::time::Instant;
 use litmus::over_network::{self, Setup, TCP_SIZES};
 use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
+use slackline::internals::mem::set_copy_threads;
 use slackline::internals::param::Consistency;
 use slackline::{
     Address, ReaderOptions, Shm, Version, Worker, WorkerOptions,
@@ -50,7 +51,8 @@ fn pulls_of_frames_of_64_mib_are_whole_however_they_were_stored() {
     let pulls = std::env::var("SLACKLINE_LITMUS_LARGE").map_or(2000, |text| text.parse().expect("a number"));
     let mut tally = Tally::new("frames of 64 MiB", pulls);
     let mut stored = Vec::new();
-    for fill in [Fill::Cached, Fill::Streaming] {
+    // The first pulls try ways and threads by turns.
+    for fill in [Fill::Cached, Fill::Streaming, Fill::Threads] {
         let spec = Spec::publisher(64 << 20, fill);
         let writer = Second::start(
             "pulls_of_frames_of_64_mib_are_whole_however_they_were_stored",
@@ -60,13 +62,31 @@ fn pulls_of_frames_of_64_mib_are_whole_however_they_were_stored() {
         let mut reader = writer.reader(Shm::new(), ReaderOptions::default());
         let before = tally.versions;
         tally.next_writer();
-        for _ in 0..pulls.div_ceil(2) {
+        for _ in 0..pulls.div_ceil(3) {
             pull(&mut reader, &mut tally);
         }
         stored.push(tally.versions - before);
     }
     tally.end();
     assert!(stored.iter().all(|versions| *versions > 1), "the writer stood still: {stored:?}");
+}
+
+#[test]
+fn frames_that_several_threads_store_and_pull_are_whole() {
+    let Some(_alone) = first_process() else { return };
+    set_copy_threads(3);
+    let spec = Spec { frames: 2, ..Spec::publisher(16 << 20, Fill::Threads) };
+    let claim = "frames_that_several_threads_store_and_pull_are_whole";
+    let writer = Second::start(claim, &spec, Command::spawn);
+    let mut reader = writer.reader(Shm::new(), ReaderOptions::default());
+    let mut tally = Tally::new("frames of 16 MiB by threads", 1000);
+    for _ in 0..1000 {
+        if tally.is_late() {
+            break;
+        }
+        pull(&mut reader, &mut tally);
+    }
+    tally.end();
 }
 
 #[test]

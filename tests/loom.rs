@@ -7,6 +7,8 @@
 //! Each model counts what it accepted: one that accepts nothing proves nothing.
 #![cfg(loom)]
 
+#[path = "loom/copies.rs"]
+mod copies;
 #[path = "loom/decisions.rs"]
 mod decisions;
 #[path = "loom/follow.rs"]

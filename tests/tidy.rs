@@ -98,6 +98,13 @@ const UNSAFE_FILES: &[&str] = &[
     "src/transport/verbs/",
     "src/cuda/",
     "ffi/src/",
+    "python/src/dlpack.rs",
+    "python/src/into.rs",
+    "python/src/memory.rs",
+    "python/src/publisher.rs",
+    "python/src/server.rs",
+    "python/src/source.rs",
+    "python/src/view.rs",
     "tests/node/memory.rs",
     "tests/rdma/fork.rs",
 ];

@@ -1,5 +1,9 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
+mod weights {
+    pub(super) mod relay;
+}
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,6 +13,12 @@ use slackline::internals::scheme::Bound;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
     Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
+};
+
+use weights::relay::{
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
+    a_relay_whose_owner_is_lost_goes_on_with_the_next, a_version_is_the_same_behind_a_chain_of_relays,
+    what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -64,8 +74,12 @@ over_each_transport!(
     a_version_is_read_by_its_number_until_no_frame_holds_it,
     a_selection_has_the_bytes_of_its_slices,
     a_publisher_knows_what_its_readers_hold,
-    a_reader_serves_what_it_has_while_its_owner_computes_for_longer_than_the_lease,
-    a_publisher_in_the_place_of_another_goes_on_with_its_numbers
+    readers_come_and_read_while_their_owner_computes_past_the_lease,
+    the_successor_of_a_publisher_goes_on_with_its_numbers,
+    a_version_is_the_same_behind_a_chain_of_relays,
+    what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
+    a_relay_whose_owner_is_lost_goes_on_with_the_next,
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {
@@ -224,7 +238,7 @@ fn a_publisher_knows_what_its_readers_hold<T: Transport + Clone>(transport: T, a
     }
 }
 
-fn a_reader_serves_what_it_has_while_its_owner_computes_for_longer_than_the_lease<T: Transport + Clone>(
+fn readers_come_and_read_while_their_owner_computes_past_the_lease<T: Transport + Clone>(
     transport: T,
     at: &Address,
 ) {
@@ -242,10 +256,7 @@ fn a_reader_serves_what_it_has_while_its_owner_computes_for_longer_than_the_leas
     assert_eq!(connect().unwrap().snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(1));
 }
 
-fn a_publisher_in_the_place_of_another_goes_on_with_its_numbers<T: Transport + Clone>(
-    transport: T,
-    at: &Address,
-) {
+fn the_successor_of_a_publisher_goes_on_with_its_numbers<T: Transport + Clone>(transport: T, at: &Address) {
     let first = publisher(transport.clone(), at, PublisherOptions::default());
     let mut reader =
         Reader::connect(transport.clone(), &first.address(), ReaderOptions::default(), TIMEOUT).unwrap();
@@ -321,7 +332,7 @@ fn servers_take_no_table_with_gaps_or_with_elements_that_they_cannot_sum() {
 #[test]
 fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
     const BYTES: u64 = 32 << 20;
-    const PLACES: [u64; 3] = [0, BYTES / 2, BYTES - 8];
+    const MARKS: [u64; 3] = [0, BYTES / 2, BYTES - 8];
     let table = Table::flat(BYTES, ElementType::U8).unwrap();
     let publisher =
         Publisher::new(Tcp::new(), &"127.0.0.1:0".parse().unwrap(), table, PublisherOptions::default());
@@ -333,7 +344,7 @@ fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
         while !is_over.load(Relaxed) {
             let mut draft = publisher.draft(TIMEOUT).unwrap();
             let version = publisher.version().get() + 1;
-            PLACES.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
+            MARKS.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
             draft.commit(VersionTag::default()).unwrap();
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -342,7 +353,7 @@ fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
         scope.spawn(publish);
         let read = (0..10).map(|_| {
             let snapshot = reader.snapshot(Wanted::newest(), Duration::from_secs(10))?;
-            for at in PLACES.map(|at| at as usize) {
+            for at in MARKS.map(|at| at as usize) {
                 let version = snapshot.fresh().version.get();
                 assert_eq!(snapshot.bytes()[at..at + 8], version.to_le_bytes(), "a mixture was handed out");
             }

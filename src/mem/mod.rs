@@ -29,7 +29,9 @@ mod volatile;
 pub use buffer::Buffer;
 #[cfg(not(loom))]
 pub use caller::CallerMemory;
-pub use copy::{Streaming, streaming_threshold};
+#[cfg(not(loom))]
+pub use copy::set_copy_threads;
+pub use copy::{Gate, Streaming, Way, streaming_threshold};
 pub use error::MemoryError;
 pub(crate) use fence::runs_as_mutant;
 pub use fence::{fence, pause};

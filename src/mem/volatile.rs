@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::copy::{self, Streaming};
+use super::copy::{self, Streaming, Way};
 use super::fence;
 
 /// A range of memory that a peer (a NIC, a GPU, another process) may be reading or writing right now.
@@ -210,6 +210,18 @@ impl<'a> VolatileSlice<'a> {
         // SAFETY: both ranges are valid for `len` bytes, the destination for writes, as their constructors were
         // promised; `copy_bytes` works on raw pointers and forms no reference.
         unsafe { copy::copy_bytes(self.pointer, source.pointer, self.len, streaming) }
+    }
+
+    /// [`copy_from`](Self::copy_from) in a way of the caller's choice, cut among so many threads: for tests and
+    /// measurements.
+    ///
+    /// # Panics
+    /// As [`copy_from`](Self::copy_from).
+    pub fn copy_by(&self, source: VolatileSlice<'_>, way: Way, threads: usize) {
+        assert_eq!(self.len, source.len, "copy between ranges of different lengths");
+        assert!(self.writable, "copy into memory that was granted read-only");
+        // SAFETY: as in `copy_from`.
+        unsafe { copy::copy_by(self.pointer, source.pointer, self.len, way, threads) }
     }
 
     /// Copies the caller's bytes in.

@@ -21,6 +21,7 @@ mod link;
 mod publisher;
 mod reader;
 mod record;
+mod relay;
 #[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
 pub(crate) mod runtime;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 pub use publisher::{BackgroundPublisher, Draft, Publisher, PublisherOptions, ReaderStatus};
 pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
+pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
 pub use shard::{DisconnectReason, Idle, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};

@@ -24,9 +24,9 @@ use crate::transport::{Address, Transport};
 pub struct PublisherOptions {
     /// Settings of its memory.
     pub memory: ShardOptions,
-    /// The version at which it begins, all zeros; the first that it publishes is the next one. A publisher that takes
-    /// the place of an earlier one begins at that one's last version, so that the numbers go on. Readers tell the two
-    /// apart by the epoch.
+    /// The version at which it begins, all zeros; the first that it publishes is the next one. The
+    /// successor of a publisher that is lost begins at that one's last version, so that the numbers go on. Readers tell
+    /// the two apart by the epoch.
     pub begin_at: Version,
 }
 
@@ -245,6 +245,39 @@ impl<T: Transport> Publisher<T> {
             };
         }
         Ok(self.draft.map(|(frame, _)| frame))
+    }
+
+    /// Says of the version at which it begins that no publisher has made it.
+    pub(super) fn begin_without_origin(&mut self) {
+        let frames = &self.shard.frames;
+        frames.set_label(frames.latest().frame, FrameLabel::default());
+    }
+
+    /// The memory for a version of another publisher's that is about to be copied, if there is a frame that no reader
+    /// pins: by its number the next one, until [`relay_landed`](Self::relay_landed) knows better.
+    pub(super) fn begin_relayed(&mut self) -> Result<Option<LocalSlice>, Error> {
+        Ok(self.begin_draft()?.map(|frame| self.shard.frames.payload(frame)))
+    }
+
+    /// So many chunks of `version` are there. If it is another version than so far, or the copy `begins_again`, what
+    /// followers have copied of it is void.
+    pub(super) fn relay_landed(&mut self, version: Version, chunks: usize, begins_again: bool) {
+        let Some((frame, before)) = self.draft else { return };
+        if version != before || begins_again {
+            self.shard.frames.restart(frame, version);
+            self.draft = Some((frame, version));
+        }
+        self.shard.frames.progress(frame).raise(chunks);
+    }
+
+    /// Publishes the copy of `version` with its label as it was.
+    pub(super) fn commit_relayed(&mut self, version: Version, label: FrameLabel) -> Result<(), Error> {
+        self.relay_landed(version, 0, false);
+        let none = Error::OutOfTurn { operation: "pass a version on", reason: "no frame is being written" };
+        let (frame, version) = self.draft.take().ok_or(none)?;
+        self.shard.frames.set_label(frame, label);
+        self.shard.frames.commit(frame, version, Clock::new(0));
+        Ok(())
     }
 
     /// The memory of the frame that is being written.

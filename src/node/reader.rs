@@ -13,10 +13,12 @@ use super::wait::{WaitTurn, retry, wait};
 use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
-use crate::param::{Consistency, FrameLabel, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome};
+use crate::param::{
+    Consistency, FrameGeometry, FrameLabel, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome,
+};
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::transport::{Address, Transport};
 use refresh::Refresh;
 use snapshot::{Asked, CopiedTable, Spares};
@@ -90,6 +92,17 @@ pub struct Reader<T: Transport> {
     unwatched: usize,
 }
 
+/// The outcome of one turn of a copy that is passed on.
+pub(super) struct RelayTurn {
+    /// The version that is whole now, and its label.
+    pub(super) copied: Option<(Version, FrameLabel)>,
+    /// The version that is being copied, and how many chunks of it are there.
+    pub(super) landed: Option<(Version, usize)>,
+    /// The number of times that the copy was begun again.
+    pub(super) retries: u64,
+    pub(super) progress: bool,
+}
+
 /// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
 const BYTES_BETWEEN_LOOKS: usize = 1 << 20;
 
@@ -152,9 +165,8 @@ impl<T: Transport> Reader<T> {
         &self.link.welcome.table
     }
 
-    /// Connects again, after the loss of the owner, to the one that has taken its place: at the same address or at
-    /// another. The copy at hand is void. What the new owner publishes has an epoch of its own, and its versions may be
-    /// any.
+    /// Connects again, after the loss of the owner, to its successor, at the same address or at another. The copy at
+    /// hand is void. What the new owner publishes has an epoch of its own, and its versions may be any.
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was.
@@ -301,6 +313,32 @@ impl<T: Transport> Reader<T> {
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
     }
 
+    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without
+    /// waiting.
+    pub(super) fn relay(
+        &mut self,
+        into: &LocalSlice,
+        least: Version,
+        has_begun: &mut bool,
+        now: Instant,
+    ) -> Result<RelayTurn, Error> {
+        let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
+        let (pulled, progress) = self.pull_once(into, Bound::version(least), options, has_begun)?;
+        let pull = &self.link.pull;
+        let (landed, retries) = (pull.landed(), pull.retries());
+        let copied = pulled.map(|pulled| (pulled.version, pull.label()));
+        match copied {
+            Some((version, _)) => self.link.tell_held(version)?,
+            None => self.link.look_around(now)?,
+        }
+        Ok(RelayTurn { copied, landed, retries, progress })
+    }
+
+    /// The layout of the owner's frames.
+    pub(super) fn geometry(&self) -> FrameGeometry {
+        self.link.welcome.geometry
+    }
+
     /// Moves a pull on as far as it goes without waiting. Returns its result, and whether it got anywhere.
     fn pull_once(
         &mut self,
@@ -379,6 +417,12 @@ impl<T: Transport> Reader<T> {
         if let Some(pins) = self.link.pins.as_mut().filter(|pins| pins.held().is_some()) {
             pins.release();
         }
+    }
+
+    /// Tells the owner that this reader has copied a version out of what [`hold`](Self::hold) has pinned.
+    #[doc(hidden)]
+    pub fn tell_held(&mut self, version: Version) -> Result<(), Error> {
+        self.link.tell_held(version)
     }
 
     /// The version that [`hold`](Self::hold) has pinned.

@@ -4,175 +4,25 @@
 //! is unchanged, complete and of this epoch, otherwise start over and count the retry. Each step waits for the
 //! completion of the one before, and nothing is assumed about the order of bytes inside one READ.
 
+mod choose;
+mod copy;
+mod follow;
+mod source;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
-use super::layout::{ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LINE, Latest};
-use super::{Welcome, frames};
+use super::frames;
+use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest};
 use crate::clock::{Clock, Version};
-use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming, VolatileSlice};
+use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 use crate::scheme::Bound;
 use crate::table::Piece;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion,
-    WorkRequest, WorkRequestId,
+    CompletionError, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
-
-/// The memory in which a reader finds a shard's frames.
-#[derive(Clone, Copy, Debug)]
-pub struct FrameSource {
-    /// The control page.
-    pub control: RemoteSlice,
-    /// The frames.
-    pub frames: RemoteSlice,
-    /// Layout of the control page.
-    pub layout: ControlLayout,
-    /// Layout of the frames.
-    pub geometry: FrameGeometry,
-    /// The owner's incarnation; frames of any other are void.
-    pub epoch: u64,
-}
-
-impl FrameSource {
-    /// Makes a source from an owner's answer and the grants that came with it.
-    pub fn new(welcome: &Welcome, grants: &[RemoteSlice]) -> Option<FrameSource> {
-        let [control, frames, ..] = grants else { return None };
-        let Welcome { layout, geometry, epoch, .. } = *welcome;
-        Some(FrameSource { control: *control, frames: *frames, layout, geometry, epoch })
-    }
-
-    fn status(&self) -> Result<RemoteSlice, OutOfBounds> {
-        self.control.slice(ControlLayout::STATUS as u64, LINE as u64)
-    }
-
-    fn header(&self, frame: u8) -> Result<RemoteSlice, OutOfBounds> {
-        self.control.slice(self.layout.frame_header(frame) as u64, LINE as u64)
-    }
-
-    fn included(&self, frame: u8, peer: u16) -> Result<RemoteSlice, OutOfBounds> {
-        self.control.slice(self.layout.included(frame, peer) as u64, 8)
-    }
-
-    fn label(&self, frame: u8) -> Result<RemoteSlice, OutOfBounds> {
-        self.control.slice(self.layout.label(frame) as u64, LINE as u64)
-    }
-
-    fn payload(&self, frame: u8, range: Range<u64>) -> Result<RemoteSlice, OutOfBounds> {
-        self.frames.slice(self.geometry.stride() * u64::from(frame) + range.start, range.end - range.start)
-    }
-}
-
-/// The requirement on the bytes that a pull accepts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Consistency {
-    /// The bytes of exactly one version.
-    #[default]
-    Whole,
-    /// Whatever is there: possibly a mixture of versions, with the version number of none of them. For measuring
-    /// what the check costs, and for showing that a test finds its absence.
-    Mixture,
-}
-
-/// Settings of a pull.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PullOptions {
-    /// The requirement on the bytes that it accepts.
-    pub consistency: Consistency,
-    /// Begin to copy a frame that satisfies the bound while it is being written, chunk by chunk, and accept it only
-    /// once it is whole.
-    pub follow: bool,
-    /// Check the owner's checksum over the copy, where there is one: one more pass over it. Not where pieces are
-    /// copied.
-    pub checksum: bool,
-    /// Take this version and no other: in whichever frame it lies, as long as it is not overwritten.
-    pub exactly: Option<Version>,
-    /// Read the label of the version, too ([`Pull::label`]): one line more. Not where a pull says which gradients its
-    /// frame holds ([`Pull::ask_included`]).
-    pub label: bool,
-}
-
-/// A version that was pulled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulled {
-    /// Its number.
-    pub version: Version,
-    /// The incarnation of the owner that it belongs to.
-    pub epoch: u64,
-    /// It holds all gradients of clocks before this one.
-    pub smallest_clock: Clock,
-    /// This peer's own gradients of clocks before this one are in it, or were dropped; where it was asked for.
-    pub included: Option<Clock>,
-    /// Number of versions that it was behind the owner's latest when the copy was complete: its age.
-    pub behind: u64,
-    /// Number of times that the copy was begun again because the frame changed under it.
-    pub retries: u64,
-}
-
-/// A pull failed for good.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PullError {
-    /// The destination has another length than the shard.
-    #[error("cannot pull {shard_bytes} bytes into {bytes}: give a destination of the shard's length")]
-    Destination {
-        /// Bytes of the destination.
-        bytes: usize,
-        /// Bytes of the shard.
-        shard_bytes: u64,
-    },
-    /// A pull is under way already.
-    #[error("a pull is under way already: finish it first")]
-    Busy,
-    /// The frame belongs to another incarnation of its owner.
-    #[error(
-        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
-    )]
-    Epoch {
-        /// The incarnation that this connection belongs to.
-        expected: u64,
-        /// The incarnation that wrote the frame.
-        found: u64,
-    },
-    /// The frame's header cannot be true.
-    #[error("the frame's header says {found} bytes, the shard has {expected}: the owner's memory is damaged")]
-    Damaged {
-        /// Bytes of the shard.
-        expected: u64,
-        /// The number of bytes that the header says.
-        found: u64,
-    },
-    /// The version that was asked for by its number is overwritten.
-    #[error(
-        "version {} is overwritten, the newest is {}: ask for a newer one, or give its owner more frames",
-        version.get(), newest.get()
-    )]
-    Gone {
-        /// The version that was asked for.
-        version: Version,
-        /// The owner's newest version.
-        newest: Version,
-    },
-    /// The bytes are not those that the owner wrote, though the frame did not change.
-    #[error("version {version:?} does not match its checksum: the transport or the memory damaged it")]
-    Checksum {
-        /// The version that the bytes should be.
-        version: Version,
-    },
-    /// The owner is gone.
-    #[error(transparent)]
-    Disconnected(#[from] Disconnected),
-    /// A request failed.
-    #[error("a read of the owner's memory failed: {0}")]
-    Completion(#[from] CompletionError),
-    /// A request could not be posted.
-    #[error("a read of the owner's memory could not be posted: {0}")]
-    Post(PostError),
-    /// The grants do not cover the layout.
-    #[error("the owner's grants do not cover its layout: {0}")]
-    Grants(#[from] OutOfBounds),
-}
 
 /// The next step of a pull. Its further data stand in fields of [`Pull`], not in here: a state that carries a
 /// header is stored and loaded in pieces that do not match, and behind a long copy such a load waits for all of the
@@ -248,6 +98,8 @@ pub struct Pull {
     before: FrameHeader,
     frame: u8,
     copied: u64,
+    /// The bytes that are there of it, from its begin on.
+    landed: u64,
     /// The attempt that is followed.
     follow: Follow,
     /// The frame in which an older version is looked for.
@@ -277,16 +129,9 @@ const BEFORE_LINE: usize = LINE;
 const AFTER_LINE: usize = 2 * LINE;
 const INCLUDED_LINE: usize = 3 * LINE;
 const LABEL_LINE: usize = 4 * LINE;
-
-/// Pieces that are read in one batch.
-const PIECES_AT_ONCE: usize = 16;
-
-/// A pull that was disturbed so often pins the frame before it copies it: an owner that publishes as fast as memory lets
-/// it laps every copy of a large frame, and a reader would get none before its deadline.
+/// A pull that was disturbed so often pins the frame before it copies it: an owner that publishes as fast as memory
+/// lets it laps every copy of a large frame, and a reader would get none before its deadline.
 pub(crate) const RETRIES_BEFORE_PIN: u64 = 4;
-
-/// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
-const MAX_READ_BYTES: u64 = 1 << 30;
 
 impl Pull {
     /// Bytes of local memory that a pull needs for itself.
@@ -332,6 +177,7 @@ impl Pull {
             before: FrameHeader::default(),
             frame: 0,
             copied: 0,
+            landed: 0,
             follow: Follow::default(),
             searched: 0,
             pulled: Pulled::default(),
@@ -342,12 +188,6 @@ impl Pull {
             seen: Bound::NONE,
             floor: Version::new(0),
         })
-    }
-
-    /// Has pulls that are lapped again and again say in `word`, this peer's pin, which frame they copy: the owner
-    /// then writes the others. Whether the copy is whole is proved by its header all the same.
-    pub(crate) fn pin_by(&mut self, word: RemoteSlice) {
-        self.pin = Some(word);
     }
 
     /// Makes a control page that an owner will push into say that nothing was pushed yet.
@@ -469,17 +309,6 @@ impl Pull {
         self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
     }
 
-    /// Copies out of a whole payload, at hand in `from`, what this pull copies.
-    pub(crate) fn copy_out(&self, from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
-        let Some(pieces) = &self.pieces else {
-            return to.copy_from(from, Streaming::ByLength);
-        };
-        for piece in pieces.iter() {
-            let (begin, bytes) = (piece.from as usize, piece.bytes as usize);
-            to.subslice(piece.to as usize, bytes).copy_from(from.subslice(begin, bytes), Streaming::ByLength);
-        }
-    }
-
     /// Ends the pull with a version that was copied whole in another way.
     pub(crate) fn finish(&mut self, pulled: Pulled) {
         self.gains += 1;
@@ -545,6 +374,7 @@ impl Pull {
             self.cancel();
             return Err(error.into());
         }
+        self.landed = self.has_landed();
         match self.step(endpoint) {
             Ok(progress) => Ok(progress),
             Err(error) => {
@@ -639,135 +469,6 @@ impl Pull {
         self.on_payload(endpoint)
     }
 
-    /// Pins the latest frame and reads its header. An owner that has begun to write the frame before it finds the pin
-    /// writes on, and then the header says so.
-    fn pin(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
-        let expected = self.source.geometry.payload_bytes;
-        let look = self.looks.get(usize::from(frame)).map(|looks| looks[HEADER.start].clone());
-        let look = look.ok_or(PullError::Damaged { expected, found: 0 })?;
-        let posted = self.write_pin(endpoint, u64::from(frame) + 1, std::slice::from_ref(&look))?;
-        if !posted {
-            return Ok(false);
-        }
-        (self.is_pinned, self.guess) = (true, frame);
-        self.posted(Ok(()), PullStep::Header)
-    }
-
-    /// Writes the pin, with a look behind it. False if the queue is full.
-    fn write_pin(
-        &self,
-        endpoint: &mut impl Endpoint,
-        pin: u64,
-        look: &[WorkRequest],
-    ) -> Result<bool, PullError> {
-        let Some(remote) = self.pin else { return Ok(true) };
-        let write = Operation::WriteInline { data: Inline::word(pin), remote };
-        let mut requests: SmallVec<[WorkRequest; 2]> = SmallVec::new();
-        requests.push(WorkRequest::unsignalled(PULL_TAG, write));
-        requests.extend(look.iter().cloned());
-        match endpoint.post(&requests) {
-            Ok(()) => Ok(true),
-            Err(PostError::QueueFull { .. }) => Ok(false),
-            Err(PostError::Disconnected(gone)) => Err(gone.into()),
-            Err(error) => Err(PullError::Post(error)),
-        }
-    }
-
-    /// Looks for an older version in `frame`, and in those behind it.
-    fn search(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
-        self.searched = frame;
-        if frame >= self.source.geometry.frames {
-            let version = self.options.exactly.unwrap_or_default();
-            return Err(PullError::Gone { version, newest: self.latest.version });
-        }
-        self.look(endpoint, frame, HEADER, PullStep::Search)
-    }
-
-    fn on_search(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        let header = self.header(BEFORE_LINE);
-        if !header.is_whole() || Some(header.version) != self.options.exactly {
-            return self.search(endpoint, self.searched + 1);
-        }
-        self.check_header(&header)?;
-        self.begin_payload(header, self.searched, 0);
-        self.on_payload(endpoint)
-    }
-
-    fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
-        (self.before, self.frame, self.copied) = (before, frame, copied);
-        self.is_look_due = self.looks_between().is_some();
-    }
-
-    fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        let total = self.source.geometry.payload_bytes;
-        if self.is_look_due {
-            // Between the looks at the header, as the payload: what proves that one whole proves the other.
-            let look = self.looks_between().and_then(|looks| looks.get(usize::from(self.frame)));
-            let look = look.ok_or(PullError::Damaged { expected: total, found: 0 })?;
-            let posted = endpoint.post(std::slice::from_ref(look));
-            self.is_look_due = posted.is_err();
-            // The payload goes along with it, if there is any left.
-            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
-                return Ok(!self.is_look_due);
-            }
-        }
-        if self.pieces.is_some() {
-            return self.on_pieces(endpoint);
-        }
-        if self.copied == total {
-            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
-        }
-        let range = self.copied..total.min(self.copied + MAX_READ_BYTES);
-        let (begin, end) = (range.start, range.end);
-        if end - begin < total {
-            let posted = endpoint.post(&[self.payload(self.frame, range)?]);
-            return self.read(posted, end, PullStep::Payload);
-        }
-        // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
-        // right behind a long copy, which waits for all its stores.
-        let remote = self.source.payload(self.frame, range)?;
-        let local = self.into.take().ok_or(PullError::Busy)?;
-        let streaming = Streaming::PieceOf { total_bytes: total as usize };
-        let request = WorkRequest::signalled(PULL_TAG, Operation::Read { local, remote, streaming });
-        let posted = endpoint.post(std::slice::from_ref(&request));
-        if let Operation::Read { local, .. } = request.operation {
-            self.into = Some(local);
-        }
-        self.read(posted, end, PullStep::Payload)
-    }
-
-    /// Reads the next pieces; `copied` counts those that are read.
-    fn on_pieces(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        let pieces = self.pieces.as_deref().unwrap_or_default();
-        let next = pieces.get(self.copied as usize..).unwrap_or_default();
-        let next = &next[..next.len().min(PIECES_AT_ONCE)];
-        if next.is_empty() {
-            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
-        }
-        let into = self.into.as_ref().ok_or(PullError::Busy)?;
-        let mut requests = SmallVec::<[WorkRequest; PIECES_AT_ONCE]>::new();
-        for piece in next {
-            let local = into.slice(piece.to as usize, piece.bytes as usize)?;
-            let remote = self.source.payload(self.frame, piece.from..piece.from + piece.bytes)?;
-            let operation = Operation::Read { local, remote, streaming: Streaming::ByLength };
-            requests.push(WorkRequest::unsignalled(PULL_TAG, operation));
-        }
-        if let Some(last) = requests.last_mut() {
-            last.flags |= Flags::SIGNALLED;
-        }
-        let end = self.copied + requests.len() as u64;
-        let posted = endpoint.post(&requests);
-        self.read(posted, end, PullStep::Payload)
-    }
-
-    fn read(&mut self, posted: Result<(), PostError>, end: u64, next: PullStep) -> Result<bool, PullError> {
-        let posted = self.posted(posted, next)?;
-        if posted {
-            self.copied = end;
-        }
-        Ok(posted)
-    }
-
     fn on_verify(&mut self) -> Result<bool, PullError> {
         let before = self.before;
         let after = self.header(AFTER_LINE);
@@ -777,54 +478,6 @@ impl Pull {
         }
         // Of the later header only the sequence counts: its other words may be those of the frame's next version.
         self.accept(before)
-    }
-
-    fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        let mut follow = self.follow;
-        let header = self.header(BEFORE_LINE);
-        let total = self.source.geometry.chunks();
-        let begun = follow.sequence.is_some();
-        let attempt = *follow.sequence.get_or_insert(header.sequence);
-        self.follow = follow;
-        if header.version != follow.version {
-            return Ok(self.retry());
-        }
-        if !begun && header.is_whole() {
-            // It was committed before the first look: pull it in the ordinary way.
-            self.state = PullStep::Begin;
-            return Ok(true);
-        }
-        if header.sequence == attempt.wrapping_add(1) {
-            // The attempt ended whole. The words of this header were read in any order, so that some of them may be
-            // older than its sequence; those of one that is read after it cannot.
-            if !std::mem::replace(&mut self.follow.ended, true) {
-                self.state = PullStep::FollowBegin;
-                return Ok(true);
-            }
-            self.check_header(&header)?;
-            let geometry = &self.source.geometry;
-            let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
-            self.begin_payload(header, follow.frame, copied);
-            return self.on_payload(endpoint);
-        }
-        if header.sequence != attempt {
-            return Ok(self.retry());
-        }
-        let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
-        let landed = header.landed_chunks().min(total).min(follow.chunks + most);
-        if landed <= follow.chunks {
-            return Ok(self.look_again(PullStep::FollowBegin));
-        }
-        let geometry = &self.source.geometry;
-        let begin = follow.chunks as u64 * geometry.chunk_bytes;
-        let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
-        let request = self.payload(follow.frame, begin..end)?;
-        let posted = endpoint.post(&[request]);
-        let posted = self.posted(posted, PullStep::FollowPayload)?;
-        if posted {
-            self.follow.chunks = landed;
-        }
-        Ok(posted)
     }
 
     /// The looks at each frame that come between those at its header, if there are any.
@@ -903,15 +556,6 @@ impl Pull {
     fn header(&self, line: usize) -> FrameHeader {
         let scratch = self.scratch.as_volatile();
         FrameHeader::from_words(std::array::from_fn(|index| scratch.load_u64(line + index * 8)))
-    }
-
-    fn payload(&self, frame: u8, range: Range<u64>) -> Result<WorkRequest, PullError> {
-        let total_bytes = self.source.geometry.payload_bytes as usize;
-        let into = self.into.as_ref().ok_or(PullError::Busy)?;
-        let local = into.slice(range.start as usize, (range.end - range.start) as usize)?;
-        let remote = self.source.payload(frame, range)?;
-        let operation = Operation::Read { local, remote, streaming: Streaming::PieceOf { total_bytes } };
-        Ok(WorkRequest::signalled(PULL_TAG, operation))
     }
 
     /// Posts some of the looks at a frame.

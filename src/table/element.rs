@@ -9,8 +9,9 @@ use super::TableError;
 
 /// Type of the elements of a tensor: all types of DLPack 1.1, as bytes that the library carries and does not look into.
 ///
-/// A server computes with its parameters, which are [`F32`](Self::F32). A publisher takes tensors of every type. Numbers
-/// are little-endian. The names that `Display` writes and `FromStr` reads are those of numpy, `ml_dtypes` and PyTorch.
+/// A server computes with its parameters, which are [`F32`](Self::F32). A publisher takes tensors of every type.
+/// Numbers are little-endian. The names that `Display` writes and `FromStr` reads are those of numpy, `ml_dtypes` and
+/// PyTorch.
 ///
 /// ```
 /// use slackline::ElementType;

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use slackline::internals::mem::{Streaming, VolatileSlice};
+use slackline::internals::mem::{VolatileSlice, Way};
 use slackline::{
     Address, ElementType, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Secret, Server,
     ServerOptions, Shm, Table, Tcp, Transport, Verbs, VerbsOptions, Version, Worker, WorkerOptions,
@@ -68,6 +68,8 @@ pub(crate) enum Fill {
     Cached,
     /// By copies past the cache.
     Streaming,
+    /// By copies past the cache that several threads share.
+    Threads,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -127,6 +129,7 @@ impl Spec {
             fill: match fill {
                 "Words" => Fill::Words,
                 "Cached" => Fill::Cached,
+                "Threads" => Fill::Threads,
                 _ => Fill::Streaming,
             },
             frames: frames.parse().unwrap(),
@@ -162,7 +165,9 @@ impl Spec {
         let mut publisher = Publisher::new(transport.clone(), &self.address, table, options).unwrap();
         tell(&publisher.address());
         let parent = Parent::new();
-        let mut pattern = vec![0; self.bytes.min(64 << 10)];
+        // Threads share copies of many pieces.
+        let most = if self.fill == Fill::Threads { 4 << 20 } else { 64 << 10 };
+        let mut pattern = vec![0; self.bytes.min(most)];
         let mut rested = Instant::now();
         for version in 1u64.. {
             let fill = |memory: VolatileSlice<'_>| self.fill(memory, version, &mut pattern);
@@ -178,21 +183,22 @@ impl Spec {
     }
 
     fn fill(&self, memory: VolatileSlice<'_>, version: u64, pattern: &mut [u8]) {
-        let streaming = match self.fill {
+        let (way, threads) = match self.fill {
             Fill::Words => {
                 for offset in (0..memory.len()).step_by(8) {
                     memory.store_u64(offset, version);
                 }
                 return;
             }
-            Fill::Cached => Streaming::Never,
-            Fill::Streaming => Streaming::Always,
+            Fill::Cached => (Way::Libc, 1),
+            Fill::Streaming => (Way::Stream, 1),
+            Fill::Threads => (Way::Stream, 3),
         };
         pattern.as_chunks_mut::<8>().0.fill(version.to_le_bytes());
         let source = VolatileSlice::from_ref(pattern);
         for offset in (0..memory.len()).step_by(pattern.len()) {
             let len = pattern.len().min(memory.len() - offset);
-            memory.subslice(offset, len).copy_from(source.subslice(0, len), streaming);
+            memory.subslice(offset, len).copy_by(source.subslice(0, len), way, threads);
         }
     }
 

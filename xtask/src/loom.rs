@@ -27,6 +27,7 @@ mod says {
     pub(super) const TOO_EARLY: &str = "the latest version was announced before its frame was whole";
     pub(super) const NOT_DECIDED: &str = "a decision was counted before it was whole";
     pub(super) const NOT_TAKEN: &str = "a decision was overwritten before its follower had read it";
+    pub(super) const NOT_COPIED: &str = "a copy by several threads is not whole";
     pub(super) const OLD_HEADER: &str = "a frame is followed under the header of an earlier version";
 }
 
@@ -40,6 +41,7 @@ const PUSHED: &str = "push::a_pushed_version_is_pulled_whole_or_not_at_all";
 const PART: &str = "group::a_part_is_taken_whole_or_not_at_all";
 const UNPINNED: &str = "pins::a_frame_is_written_after_the_last_read_of_its_reader";
 const PINNED: &str = "pins::a_pinned_frame_is_never_written";
+const SHARED: &str = "copies::a_copy_by_several_threads_is_whole_once_its_gate_is_closed";
 const BEGUN_AGAIN: &str = "follow::a_frame_that_is_begun_again_is_copied_again";
 
 /// A model, and what it says when it finds its claim broken.
@@ -57,6 +59,10 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("decided_release", &[(DECIDED, says::NOT_DECIDED)]),
     ("even_release", &[(FOLLOWED, says::NOT_WHOLE)]),
     ("followed_acquire", &[(DECIDED, says::NOT_TAKEN)]),
+    ("gate_close", &[(SHARED, says::NOT_COPIED)]),
+    ("gate_enter", &[(SHARED, says::NOT_COPIED)]),
+    ("gate_leave", &[(SHARED, says::NOT_COPIED)]),
+    ("gate_open", &[(SHARED, says::NOT_COPIED)]),
     ("group_header", &[(PART, says::TORN_PART)]),
     ("intact_fence", &[("pins::a_frame_that_was_lost_is_not_taken_for_intact", says::LOST)]),
     ("landed_acquire", &[(LANDED, says::NOT_LANDED)]),

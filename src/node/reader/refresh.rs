@@ -104,6 +104,15 @@ impl<T: Transport> Reader<T> {
         })
     }
 
+    /// Goes on with the refresh or the snapshot that has begun, waiting at most `timeout`; `None` if it has not ended
+    /// by then, and the next call goes on with it.
+    #[doc(hidden)]
+    pub fn continue_refresh(&mut self, timeout: Duration) -> Result<Option<Fresh>, Error> {
+        let runtime = self.runtime.clone();
+        let deadline = runtime.now() + timeout;
+        complete(wait(&runtime, deadline, |now| self.turn(now)))
+    }
+
     pub(super) fn begin(&mut self, wanted: Wanted, snapshot: Option<Asked>) {
         self.abandon_refresh();
         self.filled = None;

@@ -89,6 +89,20 @@ pub(super) fn all(quick: bool) -> Vec<Row> {
             });
         }
     }
+    for (op, memcpy) in [("write", "--op memcpy"), ("pull", "--op memcpy --from-shared")] {
+        let bench = |words: &str| {
+            let more = if quick { " --iterations 15" } else { "" };
+            Probe::bench(&format!("{words} --bytes 64M --threads 2{more}"), "/bandwidth_bytes_per_s")
+        };
+        rows.push(Row {
+            name: format!("{op} 64M, threads: 2"),
+            ours: bench(&format!("--op {op}")),
+            against: "memcpy by 2 threads",
+            peer: bench(memcpy),
+            unit: Unit::BytesPerSecond,
+            target: Target::AtLeast(0.9),
+        });
+    }
     rows.push(Row {
         name: "pinned read of 64M: copies nothing".into(),
         ours: Probe::bench("--op pinned-read --bytes 64M --pin", "/latency_ns/p50"),

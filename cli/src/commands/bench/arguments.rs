@@ -62,7 +62,8 @@ pub(crate) struct BenchArgs {
     /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64.
     #[arg(long, value_parser = chunk)]
     chunk: Option<u64>,
-    /// apply, triad, round: threads that fold.
+    /// apply, triad, round: threads that fold. write, read, pull, memcpy over shm: threads among which this side cuts
+    /// a copy of 8 MiB and more [default: by measurement, one for memcpy]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// apply: gradients to fold.
@@ -215,6 +216,8 @@ pub(super) struct Settings {
     pub(super) workers: u16,
     pub(super) chunk: u64,
     pub(super) threads: u16,
+    /// Threads among which this process cuts its long copies, if it is not to measure how many pay.
+    pub(super) copy_threads: Option<u16>,
     pub(super) k: u16,
     pub(super) optimizer: OptimizerName,
     pub(super) borrow: bool,
@@ -223,6 +226,7 @@ pub(super) struct Settings {
 }
 
 /// Operations that can be measured with another host and that `--validate` can check.
+const OF_THREADS: [Op; 7] = [Op::Apply, Op::Triad, Op::Round, Op::Write, Op::Read, Op::Pull, Op::Memcpy];
 const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
 
 impl Settings {
@@ -307,7 +311,7 @@ impl BenchArgs {
         };
         only("--workers", self.workers.is_some(), &[Op::Round])?;
         only("--chunk", self.chunk.is_some(), &[Op::Publish, Op::Pull, Op::PinnedRead, Op::Round])?;
-        only("--threads", self.threads.is_some(), &[Op::Apply, Op::Triad, Op::Round])?;
+        only("--threads", self.threads.is_some(), &OF_THREADS)?;
         only("--k", self.k.is_some(), &[Op::Apply])?;
         only("--optimizer", self.optimizer.is_some(), &[Op::Apply])?;
         only("--borrow", self.borrow, &[Op::Round])?;
@@ -342,6 +346,7 @@ impl BenchArgs {
             workers: self.workers.unwrap_or(1),
             chunk: self.chunk.unwrap_or(1 << 20),
             threads,
+            copy_threads: self.threads.filter(|_| matches!(op, Op::Write | Op::Read | Op::Pull)),
             k: self.k.unwrap_or(4),
             optimizer: self.optimizer.unwrap_or(OptimizerName::Sgd),
             borrow: self.borrow,

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use slackline::internals::kernel::{Fold, Gradient, Pass, triad as run_triad};
-use slackline::internals::mem::{Access, HostMemory, Streaming, VolatileSlice, streaming_threshold};
+use slackline::internals::mem::{Access, HostMemory, VolatileSlice, Way, streaming_threshold};
 use slackline::{Encoding, Optimizer, Shm, Transport};
 
 use super::BenchError;
@@ -24,25 +24,39 @@ pub(super) fn memcpy(settings: &Settings, bytes: u64) -> Result<Measured, BenchE
     fill(private.as_volatile());
     fill(shared.as_volatile());
     let (from, to) = if settings.from_shared { (&shared, &private) } else { (&private, &shared) };
-    let (from, to) = (from.as_volatile(), to.as_volatile());
-    let run = |streaming: Streaming, name: &str| {
+    let (threads, cores) = (usize::from(settings.threads), if settings.pin { cores() } else { &[] });
+    let run = |way: Way, name: &str| {
         time(settings, &format!("{name} of {bytes} bytes"), |count| {
-            calls(count, || {
-                to.copy_from(from, streaming);
+            if threads == 1 {
+                let (from, to) = (from.as_volatile(), to.as_volatile());
+                return calls(count, || {
+                    to.copy_by(from, way, 1);
+                    Ok(())
+                });
+            }
+            // Each thread copies one part, from beginning to end, without a word to the others.
+            let part = |begin: usize, len: usize| {
+                let [from, to] = [from, to].map(|memory| memory.as_volatile().subslice(begin, len));
+                to.copy_by(from, way, 1);
                 Ok(())
-            })
+            };
+            (0..count).map(|_| in_parts(bytes as usize, threads, cores, part)).sum()
         })
     };
-    let libc = run(Streaming::Never, "by libc")?;
-    let streaming = run(Streaming::Always, "past the caches")?;
-    let best = if libc.latency.p50 <= streaming.latency.p50 { libc } else { streaming };
-    let [libc, streaming] = [libc, streaming].map(|timing| rate(bytes, timing.latency.p50));
-    let note = format!("libc {:.2} GB/s, past the caches {:.2} GB/s", libc / 1e9, streaming / 1e9);
+    let names = ["by libc", "by the string instruction", "past the caches"];
+    let timings = [run(Way::ALL[0], names[0])?, run(Way::ALL[1], names[1])?, run(Way::ALL[2], names[2])?];
+    let rates = timings.map(|timing| rate(bytes, timing.latency.p50));
+    let best =
+        timings.into_iter().min_by(|a, b| a.latency.p50.total_cmp(&b.latency.p50)).unwrap_or(timings[0]);
+    let note: Vec<String> =
+        names.iter().zip(rates).map(|(name, rate)| format!("{name} {:.2} GB/s", rate / 1e9)).collect();
     Ok(Measured::new(settings.op.name(), bytes, bytes, best)
         .with("from_shared", settings.from_shared)
-        .with("libc_bytes_per_s", libc)
-        .with("streaming_bytes_per_s", streaming)
-        .note(note))
+        .with("threads", settings.threads)
+        .with("libc_bytes_per_s", rates[0])
+        .with("string_bytes_per_s", rates[1])
+        .with("streaming_bytes_per_s", rates[2])
+        .note(note.join(", ")))
 }
 
 /// A fold of gradients into parameters.
@@ -119,37 +133,11 @@ impl Arrays {
     /// One pass by so many threads, each over its part, on `cores` if there are any; from the first to begin to the
     /// last to end.
     pub(super) fn run(&self, threads: usize, cores: &[usize]) -> Result<Duration, BenchError> {
-        let bytes = self.arrays[0].len();
-        let part = (bytes / threads).next_multiple_of(64);
-        let barrier = Barrier::new(threads);
-        let work = |thread: usize| {
-            if !cores.is_empty() {
-                pin_to(cores[thread % cores.len()]);
-            }
-            let begin = (thread * part).min(bytes);
-            let len = part.min(bytes - begin);
+        in_parts(self.arrays[0].len(), threads, cores, |begin, len| {
             let parts: Vec<_> =
                 self.arrays.iter().map(|array| array.as_volatile().subslice(begin, len)).collect();
-            barrier.wait();
-            let begun = Instant::now();
-            self.pass(&parts)?;
-            Ok::<_, BenchError>((begun, Instant::now()))
-        };
-        if threads == 1 && cores.is_empty() {
-            let (begun, ended) = work(0)?;
-            return Ok(ended - begun);
-        }
-        let times = std::thread::scope(|scope| {
-            let work = &work;
-            let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
-            let ended = running.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(BenchError::Peer("a thread panicked".into())))
-            });
-            ended.collect::<Result<Vec<_>, _>>()
-        })?;
-        let begun = times.iter().map(|(begun, _)| *begun).min();
-        let ended = times.iter().map(|(_, ended)| *ended).max();
-        Ok(begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun))
+            self.pass(&parts)
+        })
     }
 
     fn pass(&self, parts: &[VolatileSlice<'_>]) -> Result<(), BenchError> {
@@ -180,6 +168,43 @@ impl Arrays {
         };
         Ok(fold.run().map(drop)?)
     }
+}
+
+/// Does `work` from a begin on for a length, on so many threads, each for its part of `bytes`, on `cores` if there are
+/// any; from the first to begin to the last to end.
+fn in_parts(
+    bytes: usize,
+    threads: usize,
+    cores: &[usize],
+    work: impl Fn(usize, usize) -> Result<(), BenchError> + Sync,
+) -> Result<Duration, BenchError> {
+    let part = (bytes / threads).next_multiple_of(64);
+    let barrier = Barrier::new(threads);
+    let work = |thread: usize| {
+        if !cores.is_empty() {
+            pin_to(cores[thread % cores.len()]);
+        }
+        let begin = (thread * part).min(bytes);
+        barrier.wait();
+        let begun = Instant::now();
+        work(begin, part.min(bytes - begin))?;
+        Ok::<_, BenchError>((begun, Instant::now()))
+    };
+    if threads == 1 && cores.is_empty() {
+        let (begun, ended) = work(0)?;
+        return Ok(ended - begun);
+    }
+    let times = std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let ended = running.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(BenchError::Peer("a thread panicked".into())))
+        });
+        ended.collect::<Result<Vec<_>, _>>()
+    })?;
+    let begun = times.iter().map(|(begun, _)| *begun).min();
+    let ended = times.iter().map(|(_, ended)| *ended).max();
+    Ok(begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun))
 }
 
 /// Small numbers, so that no pass meets anything but ordinary ones.

@@ -31,6 +31,7 @@ pub(crate) use peer::PeerArgs;
 use remote::Remote;
 use report::Measured;
 pub(crate) use report::{duration, rate, size};
+use slackline::internals::mem::set_copy_threads;
 use slackline::{Shm, Tcp, Verbs};
 
 use crate::failure::Failure;
@@ -147,6 +148,9 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
         let remote = Remote::connect(host, &settings.means)?;
         settings.means.peer = Some(remote.address.ip());
         settings.remote = Some(Rc::new(remote));
+    }
+    if let Some(threads) = settings.copy_threads {
+        set_copy_threads(threads.into());
     }
     let measure = |bytes: &u64| match settings.transport {
         TransportName::Shm => measure_one::<Shm>(&settings, *bytes),

@@ -1,0 +1,198 @@
+//! What the library's errors become in Python: classes of `slackline._errors`, chosen by kind and never by text.
+
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use slackline::internals::channel::ChannelError;
+use slackline::internals::mem::MemoryError;
+use slackline::internals::param::{PinError, PublishError, PullError};
+use slackline::internals::transport::RegisterError;
+use slackline::{
+    AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError,
+};
+
+/// A class of `slackline._errors`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Error,
+    Deadline,
+    FramesPinned,
+    EpochChanged,
+    PeerGone,
+    Refused,
+    LayoutMismatch,
+    BadOption,
+    OutOfTurn,
+    Unsupported,
+    JobFailed,
+}
+
+impl Class {
+    const fn name(self) -> &'static str {
+        match self {
+            Class::Error => "Error",
+            Class::Deadline => "DeadlineError",
+            Class::FramesPinned => "FramesPinned",
+            Class::EpochChanged => "EpochChanged",
+            Class::PeerGone => "PeerGone",
+            Class::Refused => "Refused",
+            Class::LayoutMismatch => "LayoutMismatch",
+            Class::BadOption => "BadOption",
+            Class::OutOfTurn => "OutOfTurn",
+            Class::Unsupported => "Unsupported",
+            Class::JobFailed => "JobFailed",
+        }
+    }
+}
+
+/// A call that failed, before it is an exception: it is made without the interpreter.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    class: Class,
+    message: String,
+    operation: String,
+    remedy: Option<String>,
+    is_retryable: bool,
+}
+
+impl Failure {
+    fn of(class: Class, error: &impl Diagnostic) -> Failure {
+        Failure {
+            class,
+            message: error.to_string(),
+            operation: error.operation().into(),
+            remedy: error.remedy().map(Into::into),
+            is_retryable: error.is_retryable(),
+        }
+    }
+
+    /// A failure that this crate noticed: what was tried, what is wrong, and the remedy.
+    pub(crate) fn new(class: Class, operation: &str, cause: impl std::fmt::Display, remedy: &str) -> Failure {
+        Failure {
+            class,
+            message: format!("{operation}: {cause}; {remedy}"),
+            operation: operation.into(),
+            remedy: Some(remedy.into()),
+            is_retryable: class == Class::Deadline,
+        }
+    }
+
+    /// The object was closed, or another call has to come first.
+    pub(crate) fn out_of_turn(operation: &str, cause: &str, remedy: &str) -> Failure {
+        Failure::new(Class::OutOfTurn, operation, cause, remedy)
+    }
+
+    fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
+        let details = PyDict::new(py);
+        details.set_item("operation", self.operation)?;
+        details.set_item("remedy", self.remedy)?;
+        details.set_item("is_retryable", self.is_retryable)?;
+        let class = py.import("slackline._errors")?.getattr(self.class.name())?;
+        let message = self.message.into_py_any(py)?;
+        Ok(PyErr::from_value(class.call((message,), Some(&details))?))
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> PyErr {
+        Python::attach(|py| failure.raise(py).unwrap_or_else(|error| error))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::of(class_of(&error), &error)
+    }
+}
+
+impl From<JobError> for Failure {
+    fn from(error: JobError) -> Failure {
+        let class = match &error {
+            JobError::Node(error) => class_of(error),
+            JobError::Failed(_) | JobError::Lost(_) => Class::JobFailed,
+            JobError::Refused(_) => Class::Refused,
+            JobError::NotBack { .. } => Class::PeerGone,
+            JobError::Late { .. } => Class::Deadline,
+            JobError::InitialValues { .. } => Class::LayoutMismatch,
+            JobError::OtherRole { .. } | JobError::NotLaunched => Class::OutOfTurn,
+            JobError::Wait(_) if error.is_retryable() => Class::Deadline,
+            JobError::Secret(_) => Class::Refused,
+            JobError::NoRdma(_) | JobError::NotBuilt(_) => Class::Unsupported,
+            JobError::NoWorker { .. } | JobError::OtherServers { .. } | JobError::TooLarge { .. } => {
+                Class::BadOption
+            }
+            _ => Class::Error,
+        };
+        Failure::of(class, &error)
+    }
+}
+
+impl From<TableError> for Failure {
+    fn from(error: TableError) -> Failure {
+        Failure::of(Class::LayoutMismatch, &error)
+    }
+}
+
+impl From<AddressError> for Failure {
+    fn from(error: AddressError) -> Failure {
+        Failure::of(Class::BadOption, &error)
+    }
+}
+
+impl From<SecretError> for Failure {
+    fn from(error: SecretError) -> Failure {
+        Failure::of(Class::Refused, &error)
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Failure {
+        Failure::of(Class::Unsupported, &error)
+    }
+}
+
+fn class_of(error: &Error) -> Class {
+    match error {
+        Error::Deadline { .. } => Class::Deadline,
+        Error::Pinned { .. } => Class::FramesPinned,
+        Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => Class::PeerGone,
+        Error::Pull { source: PullError::Epoch { .. }, .. }
+        | Error::Pin { source: PinError::Epoch { .. }, .. }
+        | Error::AnotherIncarnation { .. } => Class::EpochChanged,
+        Error::Pull { source: PullError::Disconnected(_) | PullError::Completion(_), .. }
+        | Error::Publish { source: PublishError::Disconnected(_) | PublishError::Completion(_), .. } => {
+            Class::PeerGone
+        }
+        Error::Pin { source: PinError::NotMapped, .. } => Class::Unsupported,
+        Error::Connect(error) => connect_class(error),
+        Error::Table(_) | Error::NotF32 | Error::Length { .. } | Error::Shards { .. } => {
+            Class::LayoutMismatch
+        }
+        Error::Register(RegisterError::Memory(
+            MemoryError::Unaligned { .. } | MemoryError::Length { .. },
+        )) => Class::LayoutMismatch,
+        Error::Option { .. } | Error::Scheme { .. } | Error::SchemeConfig(_) | Error::Encoding { .. } => {
+            Class::BadOption
+        }
+        Error::InFlight { .. } | Error::OutOfTurn { .. } => Class::OutOfTurn,
+        _ => Class::Error,
+    }
+}
+
+fn connect_class(error: &ConnectError) -> Class {
+    match error {
+        ConnectError::AnotherUser { .. }
+        | ConnectError::NeedsSecret { .. }
+        | ConnectError::Refused { .. }
+        | ConnectError::Channel { source: ChannelError::Secret | ChannelError::NeedsSecret { .. }, .. } => {
+            Class::Refused
+        }
+        ConnectError::System { .. } | ConnectError::Closed { .. } | ConnectError::Channel { .. } => {
+            Class::PeerGone
+        }
+        ConnectError::WrongAddress { .. } => Class::BadOption,
+        ConnectError::NotBuilt { .. } => Class::Unsupported,
+        _ => Class::Error,
+    }
+}

@@ -1,0 +1,135 @@
+//! The transports of one object, and its addresses.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+
+use slackline::internals::job::transports::rdma_options;
+use slackline::{
+    Address, ConnectError, Diagnostic as _, Error, Mixed, Secret, Shm, Tcp, Verbs, VerbsOptions,
+};
+
+use crate::errors::{Class, Failure};
+
+/// The secret of a job: its text, or a file that holds it.
+#[derive(FromPyObject)]
+pub(crate) enum SecretSource {
+    Bytes(Vec<u8>),
+    File(PathBuf),
+}
+
+/// Reads the secret; without one, that of the environment (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).
+fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
+    Ok(match source {
+        None => Secret::from_environment()?,
+        Some(SecretSource::File(path)) => Some(Secret::from_file(&path)?),
+        Some(SecretSource::Bytes(bytes)) => {
+            let remedy = "give text, or the path of a file";
+            let text = std::str::from_utf8(&bytes);
+            let text = text.map_err(|_| {
+                Failure::new(Class::BadOption, "reading the secret", "it is not UTF-8", remedy)
+            })?;
+            Some(Secret::from_text(text, "the argument `secret`")?)
+        }
+    })
+}
+
+/// Opens what is needed to listen at `address`. RDMA is looked for only if the address is of that kind.
+pub(crate) fn fabric(source: Option<SecretSource>, address: &Address) -> Result<Mixed, Failure> {
+    open(secret(source)?, address)
+}
+
+/// Opens what is needed to reach each of the addresses.
+pub(crate) fn fabrics(source: Option<SecretSource>, addresses: &[Address]) -> Result<Vec<Mixed>, Failure> {
+    let secret = secret(source)?;
+    addresses.iter().map(|address| open(secret.clone(), address)).collect()
+}
+
+fn open(secret: Option<Secret>, address: &Address) -> Result<Mixed, Failure> {
+    let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
+    let Some(peer) = rdma(address) else { return Ok(mixed) };
+    let options = rdma_options().map_err(|error| {
+        Failure::new(Class::BadOption, "opening RDMA", error, "correct the variables SLACKLINE_RDMA_*")
+    })?;
+    Ok(mixed.with_verbs(Verbs::open(VerbsOptions { secret, peer: Some(peer.ip()), ..options })?))
+}
+
+fn rdma(address: &Address) -> Option<SocketAddr> {
+    match address {
+        Address::Verbs(socket) => Some(*socket),
+        Address::Several(addresses) => addresses.iter().find_map(rdma),
+        _ => None,
+    }
+}
+
+/// True if the peer may be there later: nobody listens yet, or it is full, or slow.
+pub(crate) fn may_come(error: &Error) -> bool {
+    match error {
+        Error::Connect(ConnectError::System { source, .. }) => {
+            matches!(source.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+        }
+        error => error.is_retryable(),
+    }
+}
+
+/// The address to listen at: the one that was given, or a new one of the transport.
+pub(crate) fn listen_address(address: Option<&str>, transport: &str) -> Result<Address, Failure> {
+    let refuse = |cause: String, remedy: &str| {
+        Err(Failure::new(Class::BadOption, "choosing an address", cause, remedy))
+    };
+    let Some(text) = address else {
+        return match transport {
+            "auto" | "shm" => Ok(Address::random()),
+            "tcp" => Ok(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)))),
+            "verbs" => refuse("there is no address for verbs".into(), "give address=\"verbs:IP:PORT\""),
+            other => refuse(format!("there is no transport {other:?}"), "use auto, shm, tcp or verbs"),
+        };
+    };
+    let address = parse(text)?;
+    let fits = match transport {
+        "auto" => true,
+        "shm" => matches!(address, Address::Abstract(_) | Address::Path(_)),
+        "tcp" => matches!(address, Address::Tcp(_)),
+        "verbs" => matches!(address, Address::Verbs(_)),
+        other => return refuse(format!("there is no transport {other:?}"), "use auto, shm, tcp or verbs"),
+    };
+    match fits {
+        true => Ok(address),
+        false => refuse(format!("{address} is no address of {transport}"), "use transport=\"auto\""),
+    }
+}
+
+/// The addresses of one peer, in the order in which they are tried.
+pub(crate) fn peer_addresses(text: &str) -> Result<Vec<Address>, Failure> {
+    Ok(match parse(text)? {
+        Address::Several(addresses) => addresses,
+        one => vec![one],
+    })
+}
+
+/// Reads an address in which a host may stand by its name.
+fn parse(text: &str) -> Result<Address, Failure> {
+    if text.contains(',') {
+        return Ok(Address::Several(text.split(',').map(parse).collect::<Result<_, _>>()?));
+    }
+    let error = match text.parse() {
+        Ok(address) => return Ok(address),
+        Err(error) => error,
+    };
+    let (host, kind): (_, fn(SocketAddr) -> Address) = match text.strip_prefix("verbs:") {
+        Some(host) => (host, Address::Verbs),
+        None => (text, Address::Tcp),
+    };
+    if !host.rsplit_once(':').is_some_and(|(name, port)| !name.is_empty() && port.parse::<u16>().is_ok()) {
+        return Err(error.into());
+    }
+    // Of several the first IPv4 address is taken, on every host the same way.
+    let found: Vec<SocketAddr> = host.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
+    let chosen = found.iter().find(|socket| socket.is_ipv4()).or(found.first());
+    chosen.copied().map(kind).ok_or_else(|| {
+        let cause = format_args!("cannot find the host of {text}");
+        Failure::new(Class::PeerGone, "finding a host", cause, "check the name, or write the IP address")
+    })
+}

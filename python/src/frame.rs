@@ -1,0 +1,180 @@
+//! The memory of the next version, and the publisher that lends it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+
+use slackline::internals::mem::ForkGuard;
+use slackline::{BackgroundPublisher, Draft, Error, Mixed, VersionTag};
+
+use crate::errors::Failure;
+use crate::lease::Lease;
+use crate::snapshot::{Storage, Tensors, mapping};
+use crate::table::Layout;
+use crate::view::ArrayView;
+use crate::wait::in_slices;
+
+pub(crate) const PUBLISHING: &str = "publishing a version";
+
+/// A publisher, until it is closed.
+pub(crate) struct Publishing {
+    publisher: Mutex<Option<Arc<BackgroundPublisher<Mixed>>>>,
+    guard: ForkGuard,
+}
+
+impl Publishing {
+    pub(crate) fn new(publisher: BackgroundPublisher<Mixed>) -> Publishing {
+        Publishing { publisher: Mutex::new(Some(Arc::new(publisher))), guard: ForkGuard::new() }
+    }
+
+    /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
+    pub(crate) fn get(&self, operation: &str) -> Result<Arc<BackgroundPublisher<Mixed>>, Failure> {
+        crate::fork::check(self.guard, operation)?;
+        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        publisher.ok_or_else(|| Failure::out_of_turn(operation, "the publisher is closed", "make a new one"))
+    }
+
+    /// Ends the publisher: its readers are told, once no frame is open.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        crate::fork::check(self.guard, "closing a publisher")?;
+        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(publisher);
+        Ok(())
+    }
+
+    /// Asks for the memory of the next version.
+    pub(crate) fn draft(&self, py: Python<'_>, timeout: Duration) -> PyResult<Drafting> {
+        let publisher = self.get(PUBLISHING)?;
+        let mut last = None;
+        let draft = in_slices(py, timeout, |slice| match publisher.draft(slice) {
+            Ok(draft) => Ok(Some(draft)),
+            Err(Error::Pinned { version, .. }) => {
+                last = Some(version);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        })?;
+        let version = last.unwrap_or_default();
+        let draft = draft.ok_or_else(|| Failure::from(Error::Pinned { version, waited: timeout }))?;
+        Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.guard })
+    }
+}
+
+impl Drop for Publishing {
+    fn drop(&mut self) {
+        // In a forked child its threads are not there, and its connections are the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.publisher.get_mut().map_or(None, Option::take));
+        }
+    }
+}
+
+/// The memory of the next version, until it is published or given up.
+pub(crate) struct Drafting {
+    draft: Mutex<Option<Draft<Mixed>>>,
+    guard: ForkGuard,
+}
+
+impl Drafting {
+    fn lock(&self) -> MutexGuard<'_, Option<Draft<Mixed>>> {
+        self.draft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it lies. It stays there for as long as the draft.
+    pub(crate) fn extent(&self) -> (*mut u8, usize) {
+        let draft = self.lock();
+        let memory = draft.as_ref().map(Draft::memory);
+        memory.map_or((std::ptr::null_mut(), 0), |memory| (memory.as_ptr(), memory.len()))
+    }
+
+    pub(crate) fn commit(&self, tag: VersionTag) -> Result<u64, Failure> {
+        crate::fork::check(self.guard, PUBLISHING)?;
+        let ended = || Failure::out_of_turn(PUBLISHING, "the frame has ended", "ask for another one");
+        Ok(self.lock().take().ok_or_else(ended)?.commit(tag)?.get())
+    }
+
+    fn give_up(&self) {
+        let draft = self.lock().take();
+        match self.guard.is_inherited() {
+            true => std::mem::forget(draft),
+            false => drop(draft),
+        }
+    }
+}
+
+impl Drop for Drafting {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+/// The memory of the next version, while it is written: a mapping of names to writable arrays, and a context manager.
+/// See `Publisher.frame`.
+#[pyclass(frozen, mapping, module = "slackline")]
+pub(crate) struct Frame {
+    tensors: Tensors,
+    lease: Arc<Lease>,
+    drafting: Arc<Drafting>,
+    tag: VersionTag,
+    version: Mutex<Option<u64>>,
+}
+
+impl Frame {
+    pub(crate) fn new(layout: Arc<Layout>, drafting: Drafting, tag: VersionTag) -> Frame {
+        let drafting = Arc::new(drafting);
+        let (pointer, bytes) = drafting.extent();
+        let (owner, ending) = (Arc::clone(&drafting), Arc::clone(&drafting));
+        let lease = Lease::new(pointer, bytes, owner);
+        let lease = Arc::new(lease.for_a_while("the frame has ended", move || ending.give_up()));
+        let tensors = Tensors { layout, storage: Storage::Whole(Arc::clone(&lease)), is_read_only: false };
+        Frame { tensors, lease, drafting, tag, version: Mutex::new(None) }
+    }
+}
+
+#[pymethods]
+impl Frame {
+    /// The version that this frame was published as, once it was.
+    #[getter]
+    fn version(&self) -> Option<u64> {
+        *self.version.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if !class.is_none() {
+            self.lease.end();
+            return Ok(());
+        }
+        self.lease.check()?;
+        if let Err(exports) = self.lease.end_unless_exported() {
+            self.lease.end();
+            return Err(PyBufferError::new_err(format!(
+                "{exports} arrays still look at the frame, and could write it while readers read: nothing was \
+                 published; delete them before the end of the block, or write by frame[name][...] = values"
+            )));
+        }
+        let version = py.detach(|| self.drafting.commit(self.tag))?;
+        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        Ok(())
+    }
+}
+
+mapping!(Frame);
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        self.lease.end();
+    }
+}

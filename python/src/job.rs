@@ -1,0 +1,139 @@
+//! `slackline.Job`: a process's part in a job of many.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use slackline::internals::mem::ForkGuard;
+use slackline::{Job, JobPlan, Role, TransportKind, WorkerOptions};
+
+use crate::errors::{Class, Failure};
+use crate::server::{self, Status};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
+use crate::table::Layout;
+use crate::wait::{in_slices, in_thread, timeout as seconds};
+use crate::worker::PyWorker;
+
+/// The part of this process in the job that a launcher (torchrun, Slurm, mpirun, an indexed Job of Kubernetes,
+/// `slackline launch`) has started: `Job.from_env()`. The first ranks are servers, the others are workers.
+#[pyclass(frozen, module = "slackline", name = "Job")]
+pub(crate) struct PyJob {
+    job: Arc<Job>,
+    timeout: Duration,
+    guard: ForkGuard,
+}
+
+#[pymethods]
+impl PyJob {
+    /// Joins the job. All processes call it with the same `servers` and `transport`. `timeout`, in seconds, is the
+    /// longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if
+    /// the secrets differ, JobFailed if the job has failed.
+    #[staticmethod]
+    #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0))]
+    fn from_env(py: Python<'_>, servers: u32, transport: &str, timeout: f64) -> PyResult<PyJob> {
+        let timeout = seconds(timeout)?;
+        let plan = JobPlan::servers(servers).timeout(timeout);
+        let plan = match transport {
+            "auto" => plan,
+            "shm" => plan.transport(TransportKind::Shm),
+            "tcp" => plan.transport(TransportKind::Tcp),
+            "verbs" => plan.transport(TransportKind::Verbs),
+            other => {
+                let cause = format_args!("there is no transport {other:?}");
+                let remedy = "use auto, shm, tcp or verbs";
+                return Err(Failure::new(Class::BadOption, "joining the job", cause, remedy).into());
+            }
+        };
+        let job = in_thread(py, "joining the job", move |_| Ok(Job::from_env(plan)?))?;
+        Ok(PyJob { job: Arc::new(job), timeout, guard: ForkGuard::new() })
+    }
+
+    /// "server" or "worker".
+    #[getter]
+    fn role(&self) -> &'static str {
+        match self.job.role() {
+            Role::Server(_) => "server",
+            Role::Worker(_) => "worker",
+        }
+    }
+
+    /// The number of this process, from 0.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.job.rank()
+    }
+
+    /// The number of servers.
+    #[getter]
+    fn servers(&self) -> usize {
+        self.job.servers()
+    }
+
+    /// The number of workers.
+    #[getter]
+    fn workers(&self) -> usize {
+        self.job.workers()
+    }
+
+    /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them
+    /// (as one array `shard` if there are several servers) with the last status. The arguments are those of a Server;
+    /// `initial` has the whole table.
+    #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    fn serve(
+        &self,
+        py: Python<'_>,
+        initial: &Bound<'_, PyAny>,
+        scheme: &str,
+        learning_rate: f32,
+        optimizer: &str,
+        momentum: f32,
+        weight_decay: f32,
+    ) -> PyResult<(Snapshot, Status)> {
+        crate::fork::check(self.guard, "serving")?;
+        let workers = self.job.workers();
+        let options = server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        let (table, values) = server::initial(initial)?;
+        let mut layout = Layout::of(&table)?;
+        let job = &self.job;
+        let (mut server, _resumed) =
+            py.detach(|| job.server(table, &values, options)).map_err(Failure::from)?;
+        while in_slices(py, self.timeout, |slice| Ok(job.drive(&mut server, slice)?.then_some(())))?.is_none()
+        {
+        }
+        let (parameters, status) = (server.parameters().map_err(Failure::from)?, server.status());
+        if self.job.servers() > 1 {
+            let shard = slackline::Table::builder().tensor(
+                "shard",
+                &[parameters.len() as u64],
+                slackline::ElementType::F32,
+            );
+            layout = Layout::of(&shard.build().map_err(Failure::from)?)?;
+        }
+        let facts = Facts::of_server(status.version.get(), server.epoch(), 0);
+        let storage = Storage::Whole(Arc::new(server::lend_values(&parameters)?));
+        Ok((Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts }, Status(status)))
+    }
+
+    /// Connects this worker to the servers, once all of them are up.
+    fn worker(&self, py: Python<'_>) -> PyResult<PyWorker> {
+        crate::fork::check(self.guard, "connecting")?;
+        let job = Arc::clone(&self.job);
+        let worker = in_thread(py, "connecting", move |_| Ok(job.connect(WorkerOptions::default())?))?;
+        Ok(PyWorker::of(worker, Some(Arc::clone(&self.job)))?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Job: rank {} is {}>", self.job.rank(), self.job.role())
+    }
+}
+
+impl Drop for PyJob {
+    fn drop(&mut self) {
+        // In a forked child its threads are not there, and its connections are the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(Arc::clone(&self.job));
+        }
+    }
+}

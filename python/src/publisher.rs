@@ -1,0 +1,249 @@
+//! `slackline.Publisher`.
+#![allow(unsafe_code, reason = "arrays are copied into the frame, which peers read")]
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use slackline::{Error, Publisher, PublisherOptions, ReaderStatus, ShardOptions, Version, VersionTag};
+
+use crate::errors::{Class, Failure};
+use crate::fabric::{self, SecretSource};
+use crate::frame::{Frame, PUBLISHING, Publishing};
+use crate::table::{self, Layout, TensorSpec};
+use crate::wait::{in_slices, timeout as seconds};
+
+/// Each tensor's consumer may ask for this alignment (DLPack).
+const ALIGN: u64 = 256;
+
+/// Publishes versions of a table, whole, to any number of readers. A thread of the library serves the readers, whatever
+/// Python does meanwhile.
+///
+/// `table` is a mapping of names to arrays (their names, element types and shapes count, not their values) or a
+/// sequence of TensorSpec. `address` is "@NAME" or a path for shared memory, "HOST:PORT" for TCP, "verbs:HOST:PORT"
+/// for RDMA, or several with commas between them; without one a new address of `transport` ("auto", "shm", "tcp") is
+/// made. `frames` is the number of versions that can be held at once: readers + 2 never make the publisher wait for a
+/// pin. `readers` is the most readers at a time. `lease` is the time in seconds after which a silent reader is taken
+/// for dead. `secret` is bytes or the path of a file; without it the environment's is taken.
+///
+/// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
+/// address cannot be listened at.
+#[pyclass(frozen, module = "slackline", name = "Publisher")]
+pub(crate) struct PyPublisher {
+    publishing: Publishing,
+    layout: Arc<Layout>,
+    address: String,
+    epoch: u64,
+}
+
+#[pymethods]
+impl PyPublisher {
+    #[new]
+    #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
+        secret=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    fn new(
+        py: Python<'_>,
+        table: &Bound<'_, PyAny>,
+        address: Option<&str>,
+        transport: &str,
+        frames: u8,
+        readers: u16,
+        lease: f64,
+        begin_at: u64,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyPublisher> {
+        let (table, _arrays) = table::table(table, ALIGN)?;
+        let layout = Layout::of(&table)?;
+        let address = fabric::listen_address(address, transport)?;
+        let memory =
+            ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, begin_at: Version::new(begin_at) };
+        let publisher = py.detach(|| -> Result<_, Failure> {
+            let fabric = fabric::fabric(secret, &address)?;
+            Ok(Publisher::new(fabric, &address, table, options)?.into_background()?)
+        })?;
+        let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
+        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
+    }
+
+    /// Publishes `tensors`, a mapping of all names of the table to arrays, as the next version, and returns its
+    /// number. The arrays are copied, without a word to the interpreter; they may be of any library that has the
+    /// buffer protocol, DLPack or numpy's array interface, and need not be contiguous.
+    ///
+    /// Waits, at most `timeout` seconds, only if readers pin all other frames: then FramesPinned. Raises LayoutMismatch
+    /// if the arrays do not fit the table. After any error the version before is still the newest.
+    ///
+    /// `step` (below 2**64) and `label` (at most 32 bytes) travel with the version.
+    #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyAny>,
+        step: u64,
+        label: Option<Vec<u8>>,
+        timeout: f64,
+    ) -> PyResult<u64> {
+        let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
+        let arrays = self.layout.arrays(tensors, PUBLISHING)?;
+        let drafting = self.publishing.draft(py, timeout)?;
+        let version = py.detach(|| {
+            let (frame, _bytes) = drafting.extent();
+            for (array, spec) in arrays.iter().zip(&self.layout.specs) {
+                // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the tensor lies
+                // inside of it; an array of the caller's lies apart, as no array of a frame outlives its frame.
+                unsafe { array.copy_to(frame.add(spec.offset)) };
+            }
+            drafting.commit(tag)
+        })?;
+        Ok(version)
+    }
+
+    /// Lends the memory of the next version: a mapping of names to writable arrays, and a context manager. Leaving the
+    /// block publishes what was written; an exception drops it, and the version before stays the newest. The memory
+    /// holds some old version at first.
+    ///
+    /// An array that looks at the frame and is still alive at the end of the block is a BufferError, and nothing is
+    /// published: it could be written while readers read. Waits and raises as `publish` does.
+    #[pyo3(signature = (*, step=0, label=None, timeout=30.0))]
+    fn frame(&self, py: Python<'_>, step: u64, label: Option<Vec<u8>>, timeout: f64) -> PyResult<Frame> {
+        let tag = tag(step, label.as_deref().unwrap_or_default())?;
+        let drafting = self.publishing.draft(py, seconds(timeout)?)?;
+        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag))
+    }
+
+    /// Waits until so many readers (without a number: all that are in when the call begins) hold `version` or a newer
+    /// one, and returns what all readers hold. Raises DeadlineError after `timeout` seconds.
+    #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        version: u64,
+        readers: Option<usize>,
+        timeout: f64,
+    ) -> PyResult<Vec<PyReaderStatus>> {
+        const WAITING: &str = "waiting for readers to hold a version";
+        let (timeout, publisher) = (seconds(timeout)?, self.publishing.get(WAITING)?);
+        let readers = readers.unwrap_or_else(|| py.detach(|| publisher.readers().len()));
+        let mut last = None;
+        let statuses =
+            in_slices(py, timeout, |slice| match publisher.wait(Version::new(version), readers, slice) {
+                Ok(statuses) => Ok(Some(statuses)),
+                Err(Error::Deadline { operation, needed, seen, .. }) => {
+                    // The time that was waited in all, and not the last slice's.
+                    last = Some(Error::Deadline { operation, waited: timeout, needed, seen });
+                    Ok(None)
+                }
+                Err(error) => Err(error.into()),
+            })?;
+        match (statuses, last) {
+            (Some(statuses), _) => Ok(statuses.into_iter().map(PyReaderStatus).collect()),
+            (None, Some(late)) => Err(Failure::from(late).into()),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    /// The readers that are in, each with what it holds.
+    #[getter]
+    fn readers(&self, py: Python<'_>) -> PyResult<Vec<PyReaderStatus>> {
+        let publisher = self.publishing.get("asking for the readers")?;
+        Ok(py.detach(|| publisher.readers()).into_iter().map(PyReaderStatus).collect())
+    }
+
+    /// The address at which readers reach this publisher.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The newest version; 0, which is all zeros, before the first is published.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        let publisher = self.publishing.get("asking for the version")?;
+        Ok(py.detach(|| publisher.version().get()))
+    }
+
+    /// This incarnation of the publisher.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Name, element type and shape of each tensor.
+    #[getter]
+    fn metadata(&self) -> Vec<TensorSpec> {
+        self.layout.metadata()
+    }
+
+    /// Ends the publisher; its readers are told. A frame that is open is dropped or published as its block ends.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.publishing.close())?)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Publisher at {}: {} tensors>", self.address, self.layout.specs.len())
+    }
+}
+
+/// Reads the words of the user about a version.
+fn tag(step: u64, label: &[u8]) -> Result<VersionTag, Failure> {
+    let mut tag = VersionTag::step(step);
+    let Some(bytes) = tag.label.get_mut(..label.len()) else {
+        let cause = format_args!("a label of {} bytes is too long", label.len());
+        return Err(Failure::new(Class::BadOption, PUBLISHING, cause, "use at most 32"));
+    };
+    bytes.copy_from_slice(label);
+    Ok(tag)
+}
+
+/// What a publisher knows of one of its readers.
+#[pyclass(frozen, module = "slackline", name = "ReaderStatus")]
+pub(crate) struct PyReaderStatus(pub(crate) ReaderStatus);
+
+#[pymethods]
+impl PyReaderStatus {
+    /// The number of the reader among those that are in.
+    #[getter]
+    fn peer(&self) -> u16 {
+        self.0.peer
+    }
+
+    /// The version that it has copied last, if it has copied one.
+    #[getter]
+    fn holds(&self) -> Option<u64> {
+        self.0.holds.map(Version::get)
+    }
+
+    /// The version that it has pinned, if it has.
+    #[getter]
+    fn pins(&self) -> Option<u64> {
+        self.0.pins.map(Version::get)
+    }
+
+    /// The number of versions by which that is behind the newest.
+    #[getter]
+    fn behind(&self) -> u64 {
+        self.0.behind
+    }
+
+    fn __repr__(&self) -> String {
+        let ReaderStatus { peer, holds, pins, behind, .. } = self.0;
+        let show =
+            |version: Option<Version>| version.map_or("none".into(), |version| version.get().to_string());
+        format!("<ReaderStatus {peer}: holds {}, pins {}, behind {behind}>", show(holds), show(pins))
+    }
+}

@@ -1,0 +1,480 @@
+//! `slackline.Reader`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use slackline::internals::param::PinError;
+use slackline::scheme::Bound as VersionBound;
+use slackline::{Address, Error, Mixed, Reader, ReaderOptions, Version};
+
+use crate::errors::{Class, Failure};
+use crate::fabric::{self, SecretSource};
+use crate::into::{self, Targets};
+use crate::lease::Lease;
+use crate::pin::Pin;
+use crate::reading::{Pulling, Reading, Request, Shared, newest_from};
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
+use crate::table::{self, Layout, TensorSpec};
+use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
+
+type Pulled = (Facts, Arc<Lease>);
+
+/// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
+type Staged = Receiver<Result<Pulled, Failure>>;
+
+/// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
+///
+/// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
+/// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
+/// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
+/// pulled. `secret` is bytes or the path of a file; without it the environment's is taken.
+///
+/// One pin or pull goes on at a time; calls from several threads take turns.
+///
+/// Raises PeerGone if nobody listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
+#[pyclass(frozen, module = "slackline", name = "Reader")]
+pub(crate) struct PyReader {
+    shared: Arc<Shared>,
+    /// The table of copies, and that of pins, which is the publisher's.
+    layout: Arc<Layout>,
+    whole: Arc<Layout>,
+    address: String,
+    staged: Mutex<Option<Staged>>,
+}
+
+impl PyReader {
+    /// Calls `with` on the reader, when other threads have left it.
+    fn with<R>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+        with: impl FnOnce(&mut Reading) -> PyResult<R>,
+    ) -> PyResult<R> {
+        crate::fork::check(self.shared.guard, operation)?;
+        let result = {
+            self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+            let locked = lock(py, &self.shared.reading, operation, timeout);
+            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+            let mut reading = locked?;
+            match &mut *reading {
+                Some(reading) => with(reading),
+                None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
+            }
+        };
+        self.shared.settle();
+        result
+    }
+
+    /// The same for a call that would let go of what is pinned.
+    fn unpinned<R>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+        with: impl FnOnce(&mut Reading) -> PyResult<R>,
+    ) -> PyResult<R> {
+        self.with(py, operation, timeout, |reading| match self.shared.is_pinned.load(Ordering::SeqCst) {
+            false => with(reading),
+            true => {
+                let cause = "a version is pinned";
+                let remedy = "leave the pin, and delete the arrays that look at it, or use another reader";
+                Err(Failure::out_of_turn(operation, cause, remedy).into())
+            }
+        })
+    }
+
+    fn snapshot(&self, (facts, lease): Pulled) -> Snapshot {
+        let layout = Arc::clone(&self.layout);
+        Snapshot { tensors: Tensors { layout, storage: Storage::Whole(lease), is_read_only: true }, facts }
+    }
+
+    fn staged(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the reader, and waits for its thread.
+    fn end(&self) {
+        self.shared.closes.store(true, Ordering::SeqCst);
+        if let Some(staging) = self.staged().take() {
+            // What it has brought is not asked for any more.
+            drop(staging.recv());
+        }
+    }
+}
+
+pub(crate) fn pull(
+    py: Python<'_>,
+    reading: &mut Reading,
+    request: Request,
+    timeout: Duration,
+) -> PyResult<Pulled> {
+    let mut pulling = Pulling::new(request);
+    let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
+    pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
+}
+
+/// Pulls in a thread of its own, for `prefetch`.
+fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled, Failure> {
+    let deadline = Instant::now() + timeout;
+    let mut pulling = Pulling::new(request);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let pulled = {
+            let mut reading = shared.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            match &mut *reading {
+                Some(reading) if !shared.closes.load(Ordering::SeqCst) => {
+                    pulling.go_on(reading, left.min(Duration::from_millis(20)))
+                }
+                _ => {
+                    return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
+                }
+            }
+        };
+        shared.settle();
+        if shared.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::sleep(TURN);
+        }
+        match pulled? {
+            Some(pulled) => return Ok(pulled),
+            None if left.is_zero() => return Err(request.late(timeout, pulling.newest)),
+            None => {}
+        }
+    }
+}
+
+const PULLING: &str = "pulling a version";
+const PINNING: &str = "pinning a version";
+const PREFETCHING: &str = "prefetching a version";
+
+#[pymethods]
+impl PyReader {
+    #[new]
+    #[pyo3(signature = (address, *, select=None, timeout=30.0, secret=None))]
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        select: Option<&Bound<'_, PyAny>>,
+        timeout: f64,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyReader> {
+        let timeout = seconds(timeout)?;
+        let addresses = fabric::peer_addresses(address)?;
+        let mut reader = in_thread(py, "connecting", move |is_given_up| {
+            connect(secret, &addresses, timeout, is_given_up)
+        })?;
+        let whole = Layout::of(reader.table())?;
+        let layout = match select {
+            None => Arc::clone(&whole),
+            Some(select) => {
+                let selection = table::selection(reader.table(), select)?;
+                reader.select(Some(selection)).map_err(Failure::from)?;
+                Layout::of(reader.copied_table())?
+            }
+        };
+        let (shared, staged) = (Arc::new(Shared::new(reader)), Mutex::new(None));
+        Ok(PyReader { shared, layout, whole, address: address.into(), staged })
+    }
+
+    /// The number of the newest version: a read of 8 bytes.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
+        const ASKING: &str = "asking for the version";
+        let timeout = seconds(timeout)?;
+        self.with(py, ASKING, timeout, |reading| {
+            let newest = in_slices(py, timeout, |slice| newest_from(&mut reading.reader, 0, slice))?;
+            let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
+            let late = Error::Deadline { operation: ASKING, waited: timeout, needed, seen };
+            newest.ok_or_else(|| Failure::from(late).into())
+        })
+    }
+
+    /// Brings one version, whole, and returns it as a Snapshot.
+    ///
+    /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is
+    /// at least the newest of when the call began. `min_version` waits for that version or a newer one, `version` for
+    /// that version and no other. A version that was pulled before and is good enough is not copied again.
+    ///
+    /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
+    /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
+    /// once nothing looks at the snapshot.
+    ///
+    /// Raises DeadlineError after `timeout` seconds, PeerGone if the publisher is lost, EpochChanged if it was started
+    /// again, LayoutMismatch if `into` does not fit, OutOfTurn during a pin of this reader.
+    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0))]
+    fn pull(
+        &self,
+        py: Python<'_>,
+        into: Option<&Bound<'_, PyAny>>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        version: Option<u64>,
+        timeout: f64,
+    ) -> PyResult<Snapshot> {
+        let timeout = seconds(timeout)?;
+        let request = Request { max_staleness, at_least: min_version, exactly: version };
+        let targets = into.map(|into| Targets::of(&self.layout, into)).transpose()?;
+        let Some(targets) = targets else {
+            let pulled =
+                self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
+            return Ok(self.snapshot(pulled));
+        };
+        let facts = self
+            .unpinned(py, PULLING, timeout, |reading| into::pull(py, reading, request, &targets, timeout))?;
+        let storage = Storage::Each(targets.into_leases());
+        Ok(Snapshot {
+            tensors: Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true },
+            facts,
+        })
+    }
+
+    /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
+    /// publisher leaves it as it is until the block ends; then its arrays raise. Shared memory only: elsewhere
+    /// Unsupported. The arguments are those of `pull`.
+    ///
+    /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
+    /// BufferError; the version stays pinned until the array is gone.
+    #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        timeout: f64,
+    ) -> PyResult<Pin> {
+        let timeout = seconds(timeout)?;
+        let request = Request { max_staleness, at_least: min_version, exactly: None };
+        let (facts, address, bytes) = self.unpinned(py, PINNING, timeout, |reading| {
+            let (facts, address, bytes) = hold(py, reading, request, timeout)?;
+            self.shared.is_pinned.store(true, Ordering::SeqCst);
+            Ok((facts, address, bytes))
+        })?;
+        let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
+        let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
+        let storage = Storage::Whole(Arc::clone(&lease));
+        let tensors = Tensors { layout: Arc::clone(&self.whole), storage, is_read_only: true };
+        Ok(Pin::new(Snapshot { tensors, facts }, lease))
+    }
+
+    /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
+    /// are those of `pull`. Raises OutOfTurn during a pin, or if a version is staged already.
+    #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        max_staleness: Option<u64>,
+        min_version: u64,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let timeout = seconds(timeout)?;
+        let occupied =
+            || Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first");
+        if self.staged().is_some() {
+            return Err(occupied().into());
+        }
+        self.unpinned(py, PREFETCHING, timeout, |_reading| Ok(()))?;
+        let mut staged = self.staged();
+        if staged.is_some() {
+            return Err(occupied().into());
+        }
+        let request = Request { max_staleness, at_least: min_version, exactly: None };
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("slackline-prefetch".into());
+        let (leave, staging) = mpsc::sync_channel(1);
+        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
+        started.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?;
+        *staged = Some(staging);
+        Ok(())
+    }
+
+    /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
+    /// matter of microseconds at any size. Raises what a pull would have raised.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
+        const SWAPPING: &str = "swapping a version in";
+        crate::fork::check(self.shared.guard, SWAPPING)?;
+        let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
+        let timeout = seconds(timeout)?;
+        let staging = self.staged().take().ok_or_else(none)?;
+        if let Ok(pulled) = staging.try_recv() {
+            return Ok(self.snapshot(pulled?));
+        }
+        let staging = Mutex::new(staging);
+        let waited = in_slices(py, timeout, |slice| {
+            match staging.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
+                Ok(pulled) => Ok(Some(pulled)),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let cause = "the thread panicked";
+                    Err(Failure::new(Class::Error, SWAPPING, cause, "please report it"))
+                }
+            }
+        });
+        if let Ok(Some(pulled)) = waited {
+            return Ok(self.snapshot(pulled?));
+        }
+        *self.staged() = Some(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
+        waited?;
+        Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
+    }
+
+    /// Name, element type and shape of each tensor.
+    #[getter]
+    fn metadata(&self) -> Vec<TensorSpec> {
+        self.layout.metadata()
+    }
+
+    /// The address that was connected to.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The incarnation of the publisher.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        let epoch = |reading: &mut Reading| Ok(reading.reader.epoch());
+        self.with(py, "asking for the epoch", seconds(30.0)?, epoch)
+    }
+
+    /// Connects again, once the publisher was lost, to the one that came after it at the same address, waiting for it
+    /// at most `timeout` seconds. It has another epoch, and its versions may be any. Snapshots that were pulled stay.
+    ///
+    /// Raises LayoutMismatch if it has another table, PeerGone if it does not come; the reader then stays as it was.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn reconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        const RECONNECTING: &str = "connecting again";
+        let (timeout, addresses) = (seconds(timeout)?, fabric::peer_addresses(&self.address)?);
+        self.unpinned(py, RECONNECTING, timeout, |reading| {
+            let mut last = None;
+            let connected = in_slices(py, timeout, |slice| {
+                for address in &addresses {
+                    // A handshake is no wait that can be cut into short slices.
+                    match reading.reader.reconnect(address, slice.max(PATIENCE)) {
+                        Ok(()) => return Ok(Some(reading.forget())),
+                        Err(error) if fabric::may_come(&error) => last = Some(error),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(None)
+            })?;
+            let late = || last.map_or_else(nobody, Failure::from);
+            connected.ok_or_else(|| late().into())
+        })
+    }
+
+    /// Leaves the publisher. Snapshots that were pulled stay. Raises OutOfTurn while a version is pinned.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        const CLOSING: &str = "closing a reader";
+        crate::fork::check(self.shared.guard, CLOSING)?;
+        if self.shared.is_pinned.load(Ordering::SeqCst) {
+            let remedy = "leave the pin, and delete the arrays that look at it";
+            return Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy).into());
+        }
+        py.detach(|| self.end());
+        let reading = lock(py, &self.shared.reading, CLOSING, seconds(30.0)?)?.take();
+        py.detach(|| drop(reading));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        match self.close(py) {
+            // The exception of the block comes first, and may hold the arrays.
+            Err(_) if !class.is_none() => Ok(()),
+            closed => closed,
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Reader of {}: {} tensors>", self.address, self.layout.specs.len())
+    }
+}
+
+/// The pause in which a thread that prefetches lets another one have the reader, which looks twice as often.
+const TURN: Duration = Duration::from_millis(1);
+
+/// The pause between two attempts to connect.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The shortest time in which a handshake is tried.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+fn nobody() -> Failure {
+    Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
+}
+
+/// Connects to the first of the addresses that answers, once one does.
+fn connect(
+    secret: Option<SecretSource>,
+    addresses: &[Address],
+    timeout: Duration,
+    is_given_up: &AtomicBool,
+) -> Result<Reader<Mixed>, Failure> {
+    let transports = fabric::fabrics(secret, addresses)?;
+    let deadline = Instant::now() + timeout;
+    loop {
+        let mut last = None;
+        for (transport, address) in transports.iter().zip(addresses) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match Reader::connect(transport.clone(), address, ReaderOptions::default(), left) {
+                Ok(reader) => return Ok(reader),
+                Err(error) => last = Some(error),
+            }
+        }
+        let last = last.ok_or_else(nobody)?;
+        let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
+        if is_over || !fabric::may_come(&last) {
+            return Err(last.into());
+        }
+        std::thread::sleep(RETRY);
+    }
+}
+
+/// Pins a version, and returns where it lies.
+pub(crate) fn hold(
+    py: Python<'_>,
+    reading: &mut Reading,
+    request: Request,
+    timeout: Duration,
+) -> PyResult<(Facts, usize, usize)> {
+    let reader = &mut reading.reader;
+    let mut seen = 0;
+    let held = in_slices(py, timeout, |slice| {
+        let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
+        seen = newest;
+        match reader.hold(VersionBound::version(Version::new(request.oldest(newest))), slice) {
+            Ok(_pulled) => {
+                let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
+                let facts = Facts::of(&reader.held_fresh().ok_or_else(not_mapped)?);
+                let held = reader.held().ok_or_else(not_mapped)?;
+                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
+            }
+            Err(Error::Deadline { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    })?;
+    held.ok_or_else(|| request.late(timeout, seen).into())
+}
+
+impl Drop for PyReader {
+    fn drop(&mut self) {
+        if !self.shared.guard.is_inherited() {
+            self.end();
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A reader as its Python objects share it: the newest snapshot, and the one pin.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+use slackline::internals::mem::ForkGuard;
+use slackline::internals::node::Backoff;
+use slackline::internals::param::PinError;
+use slackline::scheme::Bound;
+use slackline::{Error, Mixed, Reader, Version, Wanted};
+
+use crate::errors::Failure;
+use crate::lease::Lease;
+use crate::snapshot::Facts;
+
+/// A reader with the newest version that it has copied.
+pub(crate) struct Reading {
+    pub(crate) reader: Reader<Mixed>,
+    newest: Option<(Facts, Arc<Lease>)>,
+    /// True if the publisher's memory is mapped into this process.
+    pub(crate) is_mapped: bool,
+}
+
+/// What a pull asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// The most versions behind the newest, where that was given. Otherwise the newest when the call began.
+    pub(crate) max_staleness: Option<u64>,
+    pub(crate) at_least: u64,
+    /// This version and no other.
+    pub(crate) exactly: Option<u64>,
+}
+
+impl Request {
+    /// The oldest version that will do when `newest` is the newest.
+    pub(crate) fn oldest(&self, newest: u64) -> u64 {
+        self.exactly.unwrap_or(self.at_least.max(newest.saturating_sub(self.max_staleness.unwrap_or(0))))
+    }
+
+    /// True if this version will do when `newest` is the newest.
+    fn takes(&self, version: u64, newest: u64) -> bool {
+        version >= self.oldest(newest) && self.exactly.is_none_or(|exactly| version == exactly)
+    }
+
+    fn wanted(&self) -> Wanted {
+        match (self.exactly, self.max_staleness) {
+            (Some(version), _) => Wanted::exactly(Version::new(version)),
+            (None, Some(most)) => Wanted::at_least(Version::new(self.at_least)).max_staleness(most),
+            (None, None) => Wanted::at_least(Version::new(self.at_least)),
+        }
+    }
+
+    /// The error of a pull that has not ended within `waited`.
+    pub(crate) fn late(&self, waited: Duration, newest: u64) -> Failure {
+        let (operation, version) = ("waiting for a version", |number| Bound::version(Version::new(number)));
+        let (needed, seen) = (version(self.oldest(newest)), version(newest));
+        Error::Deadline { operation, waited, needed, seen }.into()
+    }
+}
+
+/// A pull that is under way. It is moved on in slices.
+pub(crate) struct Pulling {
+    request: Request,
+    /// The newest version that was seen.
+    pub(crate) newest: u64,
+    has_begun: bool,
+}
+
+impl Pulling {
+    pub(crate) fn new(request: Request) -> Pulling {
+        Pulling { request, newest: 0, has_begun: false }
+    }
+
+    /// Goes on for so long at most.
+    pub(crate) fn go_on(
+        &mut self,
+        reading: &mut Reading,
+        slice: Duration,
+    ) -> Result<Option<(Facts, Arc<Lease>)>, Failure> {
+        let reader = &mut reading.reader;
+        if !self.has_begun {
+            let at_least = self.request.exactly.unwrap_or(self.request.at_least);
+            let Some(newest) = newest_from(reader, at_least, slice)? else { return Ok(None) };
+            self.newest = newest;
+            if let Some((facts, lease)) = &reading.newest
+                && self.request.takes(facts.version, newest)
+            {
+                let staleness = newest.saturating_sub(facts.version);
+                return Ok(Some((Facts { staleness, ..*facts }, Arc::clone(lease))));
+            }
+            // If nothing else looks at it, its memory is for the next one.
+            reading.newest = None;
+            reader.begin_snapshot(self.request.wanted());
+            self.has_begun = true;
+        }
+        if reader.continue_refresh(slice)?.is_none() {
+            return Ok(None);
+        }
+        let snapshot = reader.take_snapshot()?;
+        let facts = Facts::of(snapshot.fresh());
+        // From here on there is no reference to these bytes: Python alone looks at them.
+        let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
+        let pulled = (facts, Arc::new(Lease::new(pointer, bytes, snapshot)));
+        reading.newest = Some(pulled.clone());
+        Ok(Some(pulled))
+    }
+}
+
+/// The newest version's number, once it is at least this one; `None` if it is not within the slice.
+pub(crate) fn newest_from(
+    reader: &mut Reader<Mixed>,
+    at_least: u64,
+    slice: Duration,
+) -> Result<Option<u64>, Failure> {
+    let deadline = Instant::now() + slice;
+    let mut backoff = Backoff::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match reader.newest(left) {
+            Ok(newest) if newest.get() >= at_least => return Ok(Some(newest.get())),
+            Ok(_) if left.is_zero() => return Ok(None),
+            Ok(_) => backoff.wait(),
+            Err(Error::Deadline { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Reading {
+    fn new(mut reader: Reader<Mixed>) -> Reading {
+        let asked = reader.hold(Bound::NONE, Duration::ZERO);
+        let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
+        reader.release();
+        Reading { reader, newest: None, is_mapped }
+    }
+
+    /// Forgets what was read of an owner that is gone.
+    pub(crate) fn forget(&mut self) {
+        self.newest = None;
+    }
+}
+
+/// What the objects of one reader share.
+pub(crate) struct Shared {
+    pub(crate) reading: Mutex<Option<Reading>>,
+    /// True while a version is pinned.
+    pub(crate) is_pinned: AtomicBool,
+    /// The pin has ended, and is to be let go by whoever can lock the reader.
+    has_ended: AtomicBool,
+    /// Threads of Python that wait for another one's call.
+    pub(crate) waiting: AtomicUsize,
+    /// Waits of other threads are to end.
+    pub(crate) closes: AtomicBool,
+    pub(crate) guard: ForkGuard,
+}
+
+impl Shared {
+    pub(crate) fn new(reader: Reader<Mixed>) -> Shared {
+        Shared {
+            reading: Mutex::new(Some(Reading::new(reader))),
+            is_pinned: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            closes: AtomicBool::new(false),
+            guard: ForkGuard::new(),
+        }
+    }
+
+    /// The pin has ended. If another thread is in a call of the reader, that thread lets it go.
+    pub(crate) fn unpin(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+        self.settle();
+    }
+
+    /// Lets go of a pin that has ended. Called whenever the reader was unlocked.
+    pub(crate) fn settle(&self) {
+        if self.guard.is_inherited() || !self.has_ended.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut reading = match self.reading.try_lock() {
+            Ok(reading) => reading,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if self.has_ended.swap(false, Ordering::SeqCst) {
+            if let Some(reading) = &mut *reading {
+                reading.reader.release();
+            }
+            self.is_pinned.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // In a forked child its threads are not there, and its connection is the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.reading.get_mut().map_or(None, Option::take));
+        }
+    }
+}

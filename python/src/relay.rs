@@ -1,0 +1,135 @@
+//! `slackline.Relay`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+use slackline::internals::mem::ForkGuard;
+use slackline::{Address, PublisherOptions, Relay, ShardOptions, Version};
+
+use crate::errors::{Class, Failure};
+use crate::fabric::{self, SecretSource};
+use crate::publisher::PyReaderStatus;
+use crate::wait::{in_thread, timeout as seconds};
+
+/// Reads each version of a publisher or of another relay and serves it to readers of its own: the same version with the
+/// same number, step, label, time and origin. A thread of the library does all of this, so that one copy for each host
+/// serves all of its readers.
+///
+/// `upstream` is the address of an owner, or several with commas between them: if one is lost, the next is asked, and
+/// what the relay has is served meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
+/// Publisher. Waits at most `timeout` seconds for the first owner.
+///
+/// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one.
+#[pyclass(frozen, module = "slackline", name = "Relay")]
+pub(crate) struct PyRelay {
+    relay: Mutex<Option<Relay>>,
+    guard: ForkGuard,
+    address: String,
+}
+
+impl PyRelay {
+    fn lock(&self) -> MutexGuard<'_, Option<Relay>> {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the relay; a lock is held for as long as that takes, which never waits for a peer.
+    fn ask<R>(&self, operation: &str, question: impl FnOnce(&Relay) -> R) -> Result<R, Failure> {
+        crate::fork::check(self.guard, operation)?;
+        let relay = self.lock();
+        let closed = || Failure::out_of_turn(operation, "the relay is closed", "make another one");
+        Ok(question(relay.as_ref().ok_or_else(closed)?))
+    }
+}
+
+#[pymethods]
+impl PyRelay {
+    #[new]
+    #[pyo3(signature = (upstream, *, address=None, transport="auto", readers=64, lease=3.0, timeout=30.0, secret=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    fn new(
+        py: Python<'_>,
+        upstream: &str,
+        address: Option<&str>,
+        transport: &str,
+        readers: u16,
+        lease: f64,
+        timeout: f64,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyRelay> {
+        let (upstream, timeout) = (fabric::peer_addresses(upstream)?, seconds(timeout)?);
+        let address = fabric::listen_address(address, transport)?;
+        let memory = ShardOptions { peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let start = move |_: &_| {
+            let all = Address::Several(upstream.iter().chain([&address]).cloned().collect());
+            let fabric = fabric::fabric(secret, &all)?;
+            Ok(Relay::start(fabric, &upstream, &address, options, timeout)?)
+        };
+        let relay = in_thread(py, "starting a relay", start)?;
+        let address = relay.address().to_string();
+        Ok(PyRelay { relay: Mutex::new(Some(relay)), guard: ForkGuard::new(), address })
+    }
+
+    /// The address at which readers reach this relay.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The newest version that it serves; 0, which is all zeros, before the first. Raises EpochChanged once the relay has
+    /// ended, because what it found upstream was of another publisher or another table.
+    #[getter]
+    fn version(&self) -> PyResult<u64> {
+        let operation = "asking for the version";
+        let (version, failure) = self.ask(operation, |relay| (relay.version(), relay.failure()))?;
+        match failure {
+            None => Ok(Version::get(version)),
+            Some(failure) => {
+                Err(Failure::new(Class::EpochChanged, operation, failure, "start the relay again").into())
+            }
+        }
+    }
+
+    /// The readers that are in, each with what it holds.
+    #[getter]
+    fn readers(&self) -> PyResult<Vec<PyReaderStatus>> {
+        let readers = self.ask("asking for the readers", Relay::readers)?;
+        Ok(readers.into_iter().map(PyReaderStatus).collect())
+    }
+
+    /// Ends the relay; its readers are told.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        crate::fork::check(self.guard, "closing the relay")?;
+        let relay = self.lock().take();
+        py.detach(|| drop(relay));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Relay at {}>", self.address)
+    }
+}
+
+impl Drop for PyRelay {
+    fn drop(&mut self) {
+        // In a forked child its thread is not there, and its connections are the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.lock().take());
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! `slackline.Server`: one shard of the parameters, and the thread that folds gradients into it.
+#![allow(unsafe_code, reason = "initial values are copied out of arrays of other libraries")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use slackline::internals::mem::ForkGuard;
+use slackline::internals::node::Backoff;
+use slackline::scheme::{Bound as VersionBound, SchemeConfig};
+use slackline::{AdamParameters, Error, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now};
+
+use crate::errors::{Class, Failure};
+use crate::fabric::{self, SecretSource};
+use crate::lease::Lease;
+use crate::memory::Memory;
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
+use crate::table::{self, Layout, TensorSpec};
+use crate::wait::{in_slices, timeout as seconds};
+
+/// Reads the options that a server has, by the names that PyTorch gives them.
+pub(crate) fn options(
+    scheme: &str,
+    workers: usize,
+    learning_rate: f32,
+    optimizer: &str,
+    momentum: f32,
+    weight_decay: f32,
+) -> Result<ServerOptions, Failure> {
+    let scheme: SchemeConfig = scheme.parse().map_err(Error::SchemeConfig)?;
+    let adam = AdamParameters::new(weight_decay);
+    let optimizer = match optimizer {
+        "sgd" if momentum == 0.0 => Optimizer::Sgd { weight_decay },
+        "sgd" => Optimizer::Momentum { momentum, weight_decay },
+        "adam" => Optimizer::Adam(adam),
+        "adamw" => Optimizer::AdamW(adam),
+        other => {
+            let cause = format_args!("there is no optimiser {other:?}");
+            return Err(Failure::new(Class::BadOption, "starting", cause, "use sgd, adam or adamw"));
+        }
+    };
+    Ok(ServerOptions { optimizer, ..ServerOptions::new(scheme, workers, learning_rate) })
+}
+
+/// Makes the table and the initial values of a server of a mapping of names to float32 arrays.
+pub(crate) fn initial(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<f32>)> {
+    let (table, arrays) = table::table(given, 1)?;
+    let layout = Layout::of(&table)?;
+    if layout.specs.iter().any(|spec| spec.dtype.name != "float32") {
+        return Err(Failure::from(Error::NotF32).into());
+    }
+    let mut values = vec![0.0f32; (table.bytes() / 4) as usize];
+    let begin = values.as_mut_ptr().cast::<u8>();
+    for (array, spec) in arrays.iter().zip(&layout.specs) {
+        // SAFETY: the tensor lies in the table, whose size the vector has; the array is of another library.
+        unsafe { array.copy_to(begin.add(spec.offset)) };
+    }
+    Ok((table, values))
+}
+
+/// A server that its thread and Python share.
+struct Serving {
+    server: Mutex<Option<Server<Mixed>>>,
+    /// The error that has ended the thread.
+    failure: Mutex<Option<Error>>,
+    stops: AtomicBool,
+    guard: ForkGuard,
+}
+
+impl Serving {
+    fn serve(&self) {
+        let mut backoff = Backoff::new();
+        while !self.stops.load(Ordering::Relaxed) {
+            let polled = match &mut *self.lock() {
+                Some(server) => server.poll(now()),
+                None => return,
+            };
+            match polled {
+                Ok(true) => backoff.reset(),
+                Ok(false) => backoff.wait(),
+                Err(error) => {
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Held by no thread that waits for the interpreter.
+    fn lock(&self) -> MutexGuard<'_, Option<Server<Mixed>>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call<R>(
+        &self,
+        operation: &str,
+        with: impl FnOnce(&mut Server<Mixed>) -> Result<R, Error>,
+    ) -> Result<R, Failure> {
+        crate::fork::check(self.guard, operation)?;
+        if let Some(error) = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error.into());
+        }
+        match &mut *self.lock() {
+            Some(server) => Ok(with(server)?),
+            None => Err(Failure::out_of_turn(operation, "the server is closed", "make a new one")),
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // In a forked child its threads are not there, and its connections are the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.server.get_mut().map_or(None, Option::take));
+        }
+    }
+}
+
+/// Holds the parameters, and folds workers' gradients into them as a scheme says. A thread of the library serves the
+/// workers, whatever Python does meanwhile.
+///
+/// `initial` is a mapping of names to float32 arrays, the parameters of version 0. `scheme` is its text: "bsp", "asp",
+/// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
+/// "adam" or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher.
+/// Readers may connect, too.
+#[pyclass(frozen, module = "slackline", name = "Server")]
+pub(crate) struct PyServer {
+    serving: Arc<Serving>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    layout: Arc<Layout>,
+    address: String,
+    epoch: u64,
+}
+
+impl PyServer {
+    fn stop(&self) {
+        if self.serving.guard.is_inherited() {
+            return;
+        }
+        self.serving.stops.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A panic there was reported when it happened.
+            drop(thread.join());
+        }
+    }
+}
+
+#[pymethods]
+impl PyServer {
+    #[new]
+    #[pyo3(signature = (initial, *, scheme="bsp", workers=1, learning_rate=0.1, optimizer="sgd", momentum=0.0,
+        weight_decay=0.0, address=None, transport="auto", secret=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    fn new(
+        py: Python<'_>,
+        initial: &Bound<'_, PyAny>,
+        scheme: &str,
+        workers: usize,
+        learning_rate: f32,
+        optimizer: &str,
+        momentum: f32,
+        weight_decay: f32,
+        address: Option<&str>,
+        transport: &str,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyServer> {
+        let options = options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        let (table, values) = self::initial(initial)?;
+        let layout = Layout::of(&table)?;
+        let address = fabric::listen_address(address, transport)?;
+        py.detach(|| {
+            let fabric = fabric::fabric(secret, &address)?;
+            let server = Server::new(fabric, &address, table, &values, options)?;
+            let (address, epoch) = (server.address().to_string(), server.epoch());
+            let serving = Arc::new(Serving {
+                server: Mutex::new(Some(server)),
+                failure: Mutex::new(None),
+                stops: AtomicBool::new(false),
+                guard: ForkGuard::new(),
+            });
+            let shared = Arc::clone(&serving);
+            let thread = std::thread::Builder::new().name("slackline".into()).spawn(move || shared.serve());
+            let thread = thread.map_err(|source| Error::Thread { what: "a server", source })?;
+            Ok(PyServer { serving, thread: Mutex::new(Some(thread)), layout, address, epoch })
+        })
+        .map_err(|failure: Failure| failure.into())
+    }
+
+    /// The address at which workers and readers reach this server.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// This incarnation of the server.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Name, element type and shape of each tensor.
+    #[getter]
+    fn metadata(&self) -> Vec<TensorSpec> {
+        self.layout.metadata()
+    }
+
+    /// The counters of the server as of now.
+    #[getter]
+    fn status(&self, py: Python<'_>) -> PyResult<Status> {
+        Ok(Status(py.detach(|| self.serving.call("asking a server", |server| Ok(server.status())))?))
+    }
+
+    /// A copy of the newest parameters.
+    fn parameters(&self, py: Python<'_>) -> PyResult<Snapshot> {
+        let (values, version) = py.detach(|| {
+            self.serving.call("copying the parameters", |server| {
+                Ok((server.parameters()?, server.status().version.get()))
+            })
+        })?;
+        let storage = Storage::Whole(Arc::new(lend_values(&values)?));
+        let tensors = Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true };
+        Ok(Snapshot { tensors, facts: Facts::of_server(version, self.epoch, 0) })
+    }
+
+    /// Waits until so many workers have left since the server began, at most `timeout` seconds: then DeadlineError.
+    #[pyo3(signature = (*, left, timeout=30.0))]
+    fn wait(&self, py: Python<'_>, left: u64, timeout: f64) -> PyResult<()> {
+        const WAITING: &str = "waiting for workers to leave";
+        let timeout = seconds(timeout)?;
+        let done = in_slices(py, timeout, |slice| {
+            let deadline = Instant::now() + slice;
+            loop {
+                if self.serving.call(WAITING, |server| Ok(server.status().left))? >= left {
+                    return Ok(Some(()));
+                }
+                if Instant::now() >= deadline {
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })?;
+        let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
+        let late = Error::Deadline { operation: WAITING, waited: timeout, needed, seen };
+        done.ok_or_else(|| Failure::from(late).into())
+    }
+
+    /// Ends the server; its workers and readers are told.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        crate::fork::check(self.serving.guard, "closing a server")?;
+        py.detach(|| {
+            self.stop();
+            drop(self.serving.lock().take());
+        });
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Server at {}: {} tensors>", self.address, self.layout.specs.len())
+    }
+}
+
+impl Drop for PyServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Copies values into memory that Python can look at.
+pub(crate) fn lend_values(values: &[f32]) -> Result<Lease, Failure> {
+    let bytes = size_of_val(values);
+    let memory = Memory::new(bytes)?;
+    // SAFETY: the new memory has so many bytes and is nobody else's.
+    unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), memory.pointer(), bytes) };
+    Ok(Lease::new(memory.pointer(), bytes, memory))
+}
+
+/// The counters of a server.
+#[pyclass(frozen, module = "slackline", name = "ServerStatus")]
+pub(crate) struct Status(pub(crate) ServerStatus);
+
+#[pymethods]
+impl Status {
+    /// The newest version.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.0.version.get()
+    }
+
+    /// All gradients of clocks before this one are in it.
+    #[getter]
+    fn smallest_clock(&self) -> u64 {
+        self.0.smallest_clock.get()
+    }
+
+    /// Workers that are in.
+    #[getter]
+    fn workers(&self) -> usize {
+        self.0.workers
+    }
+
+    /// Workers that ever joined.
+    #[getter]
+    fn joined(&self) -> u64 {
+        self.0.joined
+    }
+
+    /// Workers that left or were evicted.
+    #[getter]
+    fn left(&self) -> u64 {
+        self.0.left
+    }
+
+    /// Gradients that were folded in.
+    #[getter]
+    fn folded(&self) -> u64 {
+        self.0.folded
+    }
+
+    /// Gradients that were consumed without being folded in.
+    #[getter]
+    fn dropped(&self) -> u64 {
+        self.0.dropped
+    }
+
+    /// Mean of the losses that came with the gradients of the newest version, where they did.
+    #[getter]
+    fn loss(&self) -> Option<f64> {
+        self.0.loss
+    }
+
+    fn __repr__(&self) -> String {
+        let ServerStatus { version, workers, folded, dropped, .. } = self.0;
+        format!(
+            "<ServerStatus version {} workers {workers} folded {folded} dropped {dropped}>",
+            version.get()
+        )
+    }
+}

@@ -1,0 +1,209 @@
+//! One version of a table, whole, as a mapping of names to arrays.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
+
+use slackline::{Fresh, VersionTag};
+
+use crate::lease::Lease;
+use crate::table::Layout;
+use crate::view::ArrayView;
+
+/// The memory in which the tensors of a table lie.
+pub(crate) enum Storage {
+    /// All of them, laid out as the table says.
+    Whole(Arc<Lease>),
+    /// Each in an array of the caller's.
+    Each(Vec<Arc<Lease>>),
+}
+
+/// Tensors of a table, by name.
+pub(crate) struct Tensors {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) storage: Storage,
+    pub(crate) is_read_only: bool,
+}
+
+impl Tensors {
+    pub(crate) fn view(&self, py: Python<'_>, index: usize) -> PyResult<Py<ArrayView>> {
+        let spec = Arc::clone(&self.layout.specs[index]);
+        let (lease, offset) = match &self.storage {
+            Storage::Whole(lease) => (lease, spec.offset),
+            Storage::Each(leases) => (&leases[index], 0),
+        };
+        lease.check()?;
+        Py::new(py, ArrayView::new(Arc::clone(lease), offset, spec, self.is_read_only))
+    }
+
+    pub(crate) fn find(&self, py: Python<'_>, name: &str) -> PyResult<Py<ArrayView>> {
+        let index = self.layout.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        self.view(py, index)
+    }
+
+    pub(crate) fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.layout.specs.iter().map(|spec| spec.name.as_str()))
+    }
+
+    pub(crate) fn views<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let views: PyResult<Vec<_>> =
+            (0..self.layout.specs.len()).map(|index| self.view(py, index)).collect();
+        PyList::new(py, views?)
+    }
+
+    pub(crate) fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let item = |index: usize| -> PyResult<Bound<'py, PyTuple>> {
+            let name = self.layout.specs[index].name.as_str();
+            (name, self.view(py, index)?).into_pyobject(py)
+        };
+        let items: PyResult<Vec<_>> = (0..self.layout.specs.len()).map(item).collect();
+        PyList::new(py, items?)
+    }
+}
+
+/// Gives a class that has `tensors` the methods of a mapping of names to arrays.
+macro_rules! mapping {
+    ($class:ident) => {
+        #[pymethods]
+        impl $class {
+            fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<Py<ArrayView>> {
+                self.tensors.find(py, name)
+            }
+
+            fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+                let name = name.extract::<String>();
+                name.is_ok_and(|name| self.tensors.layout.find(&name).is_some())
+            }
+
+            fn __len__(&self) -> usize {
+                self.tensors.layout.specs.len()
+            }
+
+            fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+                self.tensors.names(py)?.try_iter()
+            }
+
+            /// The names, in the order of the table.
+            fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+                self.tensors.names(py)
+            }
+
+            /// The arrays, in the order of the table.
+            fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+                self.tensors.views(py)
+            }
+
+            /// Pairs of name and array, in the order of the table.
+            fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+                self.tensors.items(py)
+            }
+
+            /// The array of this name, or `default`.
+            #[pyo3(signature = (name, default=None, /))]
+            fn get(
+                &self,
+                py: Python<'_>,
+                name: &str,
+                default: Option<Py<PyAny>>,
+            ) -> PyResult<Option<Py<PyAny>>> {
+                match self.tensors.layout.find(name) {
+                    Some(index) => Ok(Some(self.tensors.view(py, index)?.into_any())),
+                    None => Ok(default),
+                }
+            }
+
+            /// The tensor of this name as a numpy array, without a copy: see [`ArrayView.numpy`].
+            fn numpy<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+                ArrayView::numpy(self.tensors.find(py, name)?.bind(py))
+            }
+
+            /// The tensor of this name as a torch tensor, without a copy: see [`ArrayView.torch`].
+            fn torch<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+                ArrayView::torch(self.tensors.find(py, name)?.bind(py))
+            }
+        }
+    };
+}
+pub(crate) use mapping;
+
+/// What is known of the version that was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) version: u64,
+    pub(crate) epoch: u64,
+    pub(crate) staleness: u64,
+    pub(crate) tag: VersionTag,
+    pub(crate) published_ns: u64,
+}
+
+impl Facts {
+    pub(crate) fn of(fresh: &Fresh) -> Facts {
+        let Fresh { version, epoch, behind, tag, published_ns, .. } = *fresh;
+        Facts { version: version.get(), epoch, staleness: behind, tag, published_ns }
+    }
+
+    /// What a server knows of its parameters.
+    pub(crate) fn of_server(version: u64, epoch: u64, staleness: u64) -> Facts {
+        Facts { version, epoch, staleness, tag: VersionTag::default(), published_ns: 0 }
+    }
+}
+
+/// Exactly one version of a table: a mapping of names to read-only arrays.
+///
+/// A snapshot of `pull` is a copy of its own that stays as it is; one of `pin` lies in the publisher's memory and can
+/// be looked at until the pin ends.
+#[pyclass(frozen, mapping, module = "slackline")]
+pub(crate) struct Snapshot {
+    pub(crate) tensors: Tensors,
+    pub(crate) facts: Facts,
+}
+
+#[pymethods]
+impl Snapshot {
+    /// The number of the version; the first that is published is 1.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.facts.version
+    }
+
+    /// The incarnation of the publisher.
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.facts.epoch
+    }
+
+    /// The number of versions by which it was behind the newest when it was read.
+    #[getter]
+    fn staleness(&self) -> u64 {
+        self.facts.staleness
+    }
+
+    /// The step that the publisher gave the version; 0 if it gave none.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.facts.tag.step
+    }
+
+    /// The label that the publisher gave the version: 32 bytes, with zeros behind a shorter one.
+    #[getter]
+    fn label<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.facts.tag.label)
+    }
+
+    /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+    /// server.
+    #[getter]
+    fn published_ns(&self) -> u64 {
+        self.facts.published_ns
+    }
+
+    fn __repr__(&self) -> String {
+        let Facts { version, epoch, staleness, .. } = self.facts;
+        let tensors = self.tensors.layout.specs.len();
+        format!("<Snapshot version {version} epoch {epoch:#x} staleness {staleness}: {tensors} tensors>")
+    }
+}
+
+mapping!(Snapshot);

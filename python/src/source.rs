@@ -1,0 +1,185 @@
+//! Arrays of the caller's, of whatever library: by the buffer protocol, DLPack or numpy's array interface.
+#![allow(unsafe_code, reason = "the memory of other libraries is read and written through pointers")]
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use slackline::internals::mem::{Streaming, VolatileSlice};
+
+use crate::dlpack::Incoming;
+use crate::dtype::{self, Dtype};
+use crate::errors::{Class, Failure};
+
+/// An array of the caller's. Its memory stays where it is for as long as this lives.
+pub(crate) struct Foreign {
+    data: *mut u8,
+    pub(crate) dtype: &'static Dtype,
+    pub(crate) shape: Vec<usize>,
+    /// In bytes.
+    strides: Vec<isize>,
+    is_read_only: bool,
+    _owner: Owner,
+}
+
+/// What keeps the memory of an array.
+enum Owner {
+    Buffer { _buffer: PyUntypedBuffer },
+    Tensor { _tensor: Incoming },
+    Object { _object: Py<PyAny> },
+}
+
+// SAFETY: the memory of a buffer or a tensor may be used by any thread, and what owns it is Send.
+unsafe impl Send for Foreign {}
+// SAFETY: as above; what copies says which threads may use the memory meanwhile.
+unsafe impl Sync for Foreign {}
+
+impl Foreign {
+    /// Looks at an array.
+    pub(crate) fn get(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        if let Ok(buffer) = PyUntypedBuffer::get(object) {
+            return Self::from_buffer(buffer);
+        }
+        if object.hasattr("__dlpack__")? {
+            match Incoming::get(object) {
+                Ok(tensor) => return Ok(Self::from_tensor(tensor)),
+                // numpy has no DLPack for types that it does not know, and the array interface for all of them.
+                Err(error) if !object.hasattr("__array_interface__")? => return Err(error),
+                Err(_) => {}
+            }
+        }
+        if object.hasattr("__array_interface__")? {
+            return Self::from_interface(object);
+        }
+        let cause = format!("{} is no array", object.get_type().name()?.to_string_lossy());
+        let remedy = "give what has the buffer protocol, DLPack or numpy's array interface";
+        Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into())
+    }
+
+    fn from_buffer(buffer: PyUntypedBuffer) -> PyResult<Foreign> {
+        let format = buffer.format().to_string_lossy().into_owned();
+        let dtype = Dtype::from_format(&format, buffer.item_size()).ok_or_else(|| dtype::unknown(&format))?;
+        Ok(Foreign {
+            data: buffer.buf_ptr().cast(),
+            dtype,
+            shape: buffer.shape().to_vec(),
+            strides: buffer.strides().to_vec(),
+            is_read_only: buffer.readonly(),
+            _owner: Owner::Buffer { _buffer: buffer },
+        })
+    }
+
+    fn from_tensor(mut tensor: Incoming) -> Foreign {
+        Foreign {
+            data: tensor.data,
+            dtype: tensor.dtype,
+            shape: std::mem::take(&mut tensor.shape),
+            strides: std::mem::take(&mut tensor.strides),
+            is_read_only: tensor.is_read_only,
+            _owner: Owner::Tensor { _tensor: tensor },
+        }
+    }
+
+    fn from_interface(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
+        let interface = object.getattr("__array_interface__")?;
+        let typestr: String = interface.get_item("typestr")?.extract()?;
+        // Types of other packages, such as ml_dtypes, are raw bytes to numpy and have a name.
+        let named = || {
+            let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name")).ok()?;
+            // ml_dtypes gives each element a byte of its own, and a table has them packed.
+            Dtype::named(name.cast::<PyString>().ok()?.to_str().ok()?).filter(|dtype| !dtype.is_packed())
+        };
+        let dtype = Dtype::from_typestr(&typestr).or_else(named).ok_or_else(|| dtype::unknown(&typestr))?;
+        let shape: Vec<usize> = interface.get_item("shape")?.extract()?;
+        let (address, is_read_only): (usize, bool) = interface.get_item("data")?.extract()?;
+        let strides = interface.call_method1("get", ("strides",))?;
+        let strides: Option<Vec<isize>> = strides.extract()?;
+        Ok(Foreign {
+            data: std::ptr::with_exposed_provenance_mut(address),
+            strides: strides.unwrap_or_else(|| c_strides(&shape, dtype.bytes())),
+            dtype,
+            shape,
+            is_read_only,
+            _owner: Owner::Object { _object: object.clone().unbind() },
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bytes()
+    }
+
+    fn is_dense(&self) -> bool {
+        let dense = c_strides(&self.shape, self.dtype.bytes());
+        let matters = |(side, (own, dense)): (&usize, (&isize, &isize))| *side <= 1 || own == dense;
+        self.shape.iter().zip(self.strides.iter().zip(&dense)).all(matters)
+    }
+
+    /// Where it begins, and its bytes.
+    pub(crate) fn extent(&self) -> (*mut u8, usize) {
+        (self.data, self.bytes())
+    }
+
+    /// The memory of an array that a snapshot is to be brought into.
+    pub(crate) fn writable(&self) -> Result<(*mut u8, usize), Failure> {
+        let refuse = |cause: &str, remedy: &str| {
+            Err(Failure::new(Class::LayoutMismatch, "writing into an array", cause, remedy))
+        };
+        if self.is_read_only {
+            return refuse("it is read-only", "give one that can be written");
+        }
+        if !self.is_dense() {
+            return refuse("it is not in C order without gaps", "give one that is");
+        }
+        Ok(self.extent())
+    }
+
+    /// Copies the array, in C order, to `target`, without a word to the interpreter.
+    ///
+    /// # Safety
+    /// `target` may be written for as many bytes as the array has, which lie apart from it.
+    pub(crate) unsafe fn copy_to(&self, target: *mut u8) {
+        let bytes = self.bytes();
+        if bytes == 0 {
+            return;
+        }
+        if self.is_dense() {
+            // SAFETY: the array is valid while its owner lives; `target` by the caller's promise. Threads of Python
+            // that write the array meanwhile do what a copy by memcpy allows: some bytes come out.
+            unsafe {
+                let from = VolatileSlice::new(self.data, bytes, false);
+                VolatileSlice::new(target, bytes, true).copy_from(from, Streaming::ByLength);
+            }
+            return;
+        }
+        let mut target = target;
+        // SAFETY: as above; the walk visits each element once.
+        unsafe { self.copy_side(0, self.data, &mut target) };
+    }
+
+    /// Copies one side of an array that has gaps or another order.
+    ///
+    /// # Safety
+    /// As for [`copy_to`](Self::copy_to), for the rest of the array from `from` on.
+    unsafe fn copy_side(&self, side: usize, from: *const u8, target: &mut *mut u8) {
+        let Some(count) = self.shape.get(side) else {
+            // SAFETY: `from` is an element, and there is room for it by the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(from, *target, self.dtype.bytes()) };
+            *target = target.wrapping_add(self.dtype.bytes());
+            return;
+        };
+        for index in 0..*count {
+            let from = from.wrapping_offset(self.strides[side] * index as isize);
+            // SAFETY: shape and strides are the array's own.
+            unsafe { self.copy_side(side + 1, from, target) };
+        }
+    }
+}
+
+/// The strides of an array in C order, in bytes.
+pub(crate) fn c_strides(shape: &[usize], bytes: usize) -> Vec<isize> {
+    let mut strides = vec![bytes as isize; shape.len()];
+    for index in (1..shape.len()).rev() {
+        strides[index - 1] = strides[index] * shape[index].max(1) as isize;
+    }
+    strides
+}

@@ -1,0 +1,205 @@
+//! One tensor in memory that is lent: what Python reads and writes, without a copy.
+#![allow(unsafe_code, reason = "the buffer protocol hands out pointers")]
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::dlpack::{self, Export};
+use crate::errors::Failure;
+use crate::lease::Lease;
+use crate::table::Spec;
+
+/// One tensor where it lies. It has the buffer protocol and DLPack, so that `numpy.asarray(view)`, `memoryview(view)`
+/// and `torch.from_dlpack(view)` copy nothing.
+///
+/// Element types that numpy does not know (bfloat16, the 8-bit floats) are unsigned integers of the same size to the
+/// buffer protocol and to numpy; DLPack has them by name.
+///
+/// A view of a pin, a frame or a step raises OutOfTurn once that has ended.
+#[pyclass(frozen, module = "slackline")]
+pub(crate) struct ArrayView {
+    lease: Arc<Lease>,
+    /// Where it begins in the lease.
+    offset: usize,
+    spec: Arc<Spec>,
+    is_read_only: bool,
+}
+
+impl ArrayView {
+    pub(crate) fn new(lease: Arc<Lease>, offset: usize, spec: Arc<Spec>, is_read_only: bool) -> ArrayView {
+        assert!(spec.bytes() <= lease.bytes() - offset, "a tensor lies inside of its memory");
+        ArrayView { lease, offset, spec, is_read_only }
+    }
+
+    fn export(&self) -> Export<'_> {
+        Export {
+            lease: &self.lease,
+            offset: self.offset,
+            dtype: self.spec.dtype,
+            shape: &self.spec.shape,
+            is_read_only: self.is_read_only,
+            is_copied: false,
+        }
+    }
+
+    /// A copy in memory of its own, for `copy=True`.
+    fn copied(&self) -> Result<ArrayView, Failure> {
+        let memory = crate::memory::Memory::new(self.spec.bytes())?;
+        self.lease.begin_export()?;
+        // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory
+        // is as long and nobody else's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.lease.at(self.offset), memory.pointer(), self.spec.bytes());
+        }
+        self.lease.end_export();
+        let lease = Lease::new(memory.pointer(), self.spec.bytes(), memory);
+        Ok(ArrayView { lease: Arc::new(lease), offset: 0, spec: Arc::clone(&self.spec), is_read_only: false })
+    }
+}
+
+#[pymethods]
+impl ArrayView {
+    /// The name of the tensor.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// The name of the element type, such as "float32" or "bfloat16".
+    #[getter]
+    fn dtype(&self) -> &str {
+        self.spec.dtype.name
+    }
+
+    /// The shape in elements, outermost dimension first.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.spec.shape)
+    }
+
+    /// The size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.spec.bytes()
+    }
+
+    /// True if it cannot be written.
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// A numpy array of this memory, which is read-only if the view is. Raises OutOfTurn once its pin, frame or step
+    /// has ended. Types that numpy does not know come as uint8 or uint16: `.view(ml_dtypes.bfloat16)` names them.
+    pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().lease.check()?;
+        slf.py().import("numpy")?.call_method1("asarray", (slf,))
+    }
+
+    /// A torch tensor of this memory. torch has no read-only tensors: writing one of a snapshot changes that snapshot,
+    /// and writing one of a pin is a fault of the program (the memory is mapped read-only, and the process is killed).
+    pub(crate) fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        slf.get().lease.check()?;
+        let capsule = slf.get().export().plain(py)?;
+        py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
+    }
+
+    /// Writes elements: `view[...] = values`, as numpy does. Raises ValueError if the view is read-only.
+    fn __setitem__(slf: &Bound<'_, Self>, key: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        Self::numpy(slf)?.set_item(key, value)
+    }
+
+    fn __repr__(&self) -> String {
+        let access = if self.is_read_only { "read-only" } else { "writable" };
+        format!("<ArrayView {:?} {} {:?} {access}>", self.spec.name, self.spec.dtype.name, self.spec.shape)
+    }
+
+    /// A DLPack capsule: of DLPack 1, with the flag for read-only memory, where `max_version` allows that, and else of
+    /// the older form. The older form cannot say that memory is read-only, so that for such memory it is a BufferError
+    /// unless `copy` is true.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if stream.is_some() {
+            return Err(PyBufferError::new_err("memory of the host has no streams: give None"));
+        }
+        if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) {
+            return Err(PyBufferError::new_err("this memory is the host's, and is not copied to a device"));
+        }
+        let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
+        if copy == Some(true) {
+            let copied = self.copied()?;
+            let export = Export { is_copied: true, ..copied.export() };
+            return if is_versioned { export.versioned(py) } else { export.plain(py) };
+        }
+        if is_versioned {
+            return self.export().versioned(py);
+        }
+        if self.is_read_only {
+            let message = "this memory is read-only, which DLPack says only from version 1 on: ask for \
+                           max_version=(1, 0), or for a copy";
+            return Err(PyBufferError::new_err(message));
+        }
+        self.export().plain(py)
+    }
+
+    /// The device: (1, 0), the memory of the host.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (dlpack::CPU, 0)
+    }
+
+    /// # Safety
+    /// The interpreter calls it with a buffer to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, buffer: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let view = slf.get();
+        let asks_for = |flag: c_int| flags & flag == flag;
+        if view.is_read_only && asks_for(ffi::PyBUF_WRITABLE) {
+            return Err(PyBufferError::new_err("this memory is read-only"));
+        }
+        if asks_for(ffi::PyBUF_F_CONTIGUOUS) && view.spec.lent_shape.len() > 1 {
+            return Err(PyBufferError::new_err("this memory is in C order"));
+        }
+        view.lease.begin_export()?;
+        let spec = &view.spec;
+        let if_asked = |flag, pointer: *const isize| {
+            if asks_for(flag) { pointer.cast_mut() } else { std::ptr::null_mut() }
+        };
+        // SAFETY: the interpreter lends the buffer to be filled. Shape, strides and format live as long as the view, of
+        // which the buffer holds a reference; nobody writes through these pointers.
+        unsafe {
+            (*buffer).buf = view.lease.at(view.offset).cast();
+            (*buffer).len = spec.bytes() as isize;
+            (*buffer).itemsize = spec.dtype.bytes() as isize;
+            (*buffer).readonly = c_int::from(view.is_read_only);
+            (*buffer).ndim = spec.lent_shape.len() as c_int;
+            (*buffer).format = match asks_for(ffi::PyBUF_FORMAT) {
+                true => spec.dtype.format.as_ptr().cast_mut(),
+                false => std::ptr::null_mut(),
+            };
+            (*buffer).shape = if_asked(ffi::PyBUF_ND, spec.lent_shape.as_ptr());
+            (*buffer).strides = if_asked(ffi::PyBUF_STRIDES, spec.lent_strides.as_ptr());
+            (*buffer).suboffsets = std::ptr::null_mut();
+            (*buffer).internal = std::ptr::null_mut();
+            (*buffer).obj = slf.into_any().into_ptr();
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The interpreter calls it once for each buffer that was filled.
+    unsafe fn __releasebuffer__(&self, _buffer: *mut ffi::Py_buffer) {
+        self.lease.end_export();
+    }
+}

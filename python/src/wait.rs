@@ -1,0 +1,105 @@
+//! Waits without the interpreter, in slices, so that other threads of Python run and signals are seen.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use slackline::Error;
+
+use crate::errors::{Class, Failure};
+
+/// The longest that a wait goes without looking for a signal, such as Ctrl-C.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// The longest timeout: a deadline that is further off cannot be computed.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Reads a timeout in seconds.
+pub(crate) fn timeout(seconds: f64) -> Result<Duration, Failure> {
+    if seconds.is_nan() || seconds < 0.0 {
+        let cause = format_args!("a timeout cannot be {seconds}");
+        return Err(Failure::new(Class::BadOption, "waiting", cause, "give seconds, 0 or more"));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(YEAR).min(YEAR))
+}
+
+/// Calls `attempt` without the interpreter until it brings something or `timeout` has passed; `attempt` is told for how
+/// long it may wait. A signal whose handler raises ends the wait.
+pub(crate) fn in_slices<R: Send>(
+    py: Python<'_>,
+    timeout: Duration,
+    mut attempt: impl FnMut(Duration) -> Result<Option<R>, Failure> + Send,
+) -> PyResult<Option<R>> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let slice = left.min(SLICE);
+        if let Some(done) = py.detach(|| attempt(slice))? {
+            return Ok(Some(done));
+        }
+        py.check_signals()?;
+        if left.is_zero() {
+            return Ok(None);
+        }
+    }
+}
+
+/// Locks what another thread may be using, which waits for its peer meanwhile.
+///
+/// No thread that holds such a lock waits for the interpreter while it holds another one.
+pub(crate) fn lock<'a, T>(
+    py: Python<'_>,
+    mutex: &'a Mutex<T>,
+    operation: &str,
+    timeout: Duration,
+) -> PyResult<MutexGuard<'a, T>> {
+    let deadline = Instant::now() + timeout;
+    let mut looked = Instant::now();
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            // What a panic left is as whole as the library leaves it after an error.
+            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            let remedy = "use a longer timeout, or an object for each thread";
+            let cause = "another thread is in a call of this object";
+            return Err(Failure::new(Class::Deadline, operation, cause, remedy).into());
+        }
+        py.detach(|| std::thread::sleep(Duration::from_micros(500)));
+        if now - looked >= SLICE {
+            py.check_signals()?;
+            looked = now;
+        }
+    }
+}
+
+/// Calls `work`, which waits in one piece, in a thread of its own, so that signals are seen meanwhile. `work` can ask
+/// whether its result is still wanted.
+pub(crate) fn in_thread<R: Send + 'static>(
+    py: Python<'_>,
+    operation: &'static str,
+    work: impl FnOnce(&AtomicBool) -> Result<R, Failure> + Send + 'static,
+) -> PyResult<R> {
+    let is_given_up = Arc::new(AtomicBool::new(false));
+    let shared = Arc::clone(&is_given_up);
+    let thread = std::thread::Builder::new().name("slackline-wait".into()).spawn(move || work(&shared));
+    let thread = thread.map_err(|source| Failure::from(Error::Thread { what: operation, source }))?;
+    let finished = |slice: Duration| {
+        let deadline = Instant::now() + slice;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(thread.is_finished().then_some(()))
+    };
+    if let Err(signal) = in_slices(py, YEAR, finished) {
+        is_given_up.store(true, Ordering::Relaxed);
+        return Err(signal);
+    }
+    let panicked = |_| Failure::new(Class::Error, operation, "the thread panicked", "please report it");
+    Ok(py.detach(|| thread.join()).map_err(panicked)??)
+}

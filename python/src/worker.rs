@@ -1,0 +1,378 @@
+//! `slackline.Worker` and its steps.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+
+use slackline::internals::mem::ForkGuard;
+use slackline::internals::node::Backoff;
+use slackline::scheme::Bound as VersionBound;
+use slackline::{Error, Job, Mixed, View, Worker, WorkerOptions, now};
+
+use crate::errors::Failure;
+use crate::fabric::{self, SecretSource};
+use crate::lease::Lease;
+use crate::memory::Memory;
+use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
+use crate::table::{Layout, TensorSpec};
+use crate::view::ArrayView;
+use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
+
+/// A worker that steps share, with the memory that it computes in.
+pub(crate) struct Working {
+    worker: Mutex<Option<Worker<Mixed>>>,
+    parameters: Arc<Memory>,
+    gradient: Arc<Memory>,
+    bytes: usize,
+    /// True while a step is open in Python.
+    is_in_step: AtomicBool,
+    guard: ForkGuard,
+}
+
+impl Working {
+    fn new(mut worker: Worker<Mixed>) -> Result<Working, Failure> {
+        let bytes = worker.table().bytes() as usize;
+        let (parameters, gradient) = (Arc::new(Memory::new(bytes)?), Arc::new(Memory::new(bytes)?));
+        worker.use_memory(Some(parameters.lend(bytes)), Some(gradient.lend(bytes)))?;
+        let worker = Mutex::new(Some(worker));
+        let is_in_step = AtomicBool::new(false);
+        Ok(Working { worker, parameters, gradient, bytes, is_in_step, guard: ForkGuard::new() })
+    }
+
+    fn with<R>(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+        with: impl FnOnce(&mut Worker<Mixed>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        crate::fork::check(self.guard, operation)?;
+        match &mut *lock(py, &self.worker, operation, timeout)? {
+            Some(worker) => with(worker),
+            None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
+        }
+    }
+}
+
+/// Gives up the step that is open, if one is.
+fn abandon(worker: &mut Worker<Mixed>) -> Result<(), Failure> {
+    match worker.resume() {
+        Ok(step) => Ok(step.abandon()?),
+        Err(_) => Ok(()),
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        // In a forked child its threads are not there, and its connections are the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.worker.get_mut().map_or(None, Option::take));
+        }
+    }
+}
+
+const STEPPING: &str = "waiting for parameters";
+const PUBLISHING: &str = "publishing a gradient";
+const FLUSHING: &str = "waiting for the server to apply the last gradients";
+
+/// For a call that waits for another thread's call alone.
+const LONG: Duration = Duration::from_secs(30);
+
+fn late(operation: &'static str, waited: Duration) -> Failure {
+    let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
+    Error::Deadline { operation, waited, needed, seen }.into()
+}
+
+/// Reads parameters and publishes gradients, one step after the other.
+///
+/// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
+/// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
+/// the same worker, and no gradient of it counts twice. `secret` is as for a Reader.
+#[pyclass(frozen, module = "slackline", name = "Worker")]
+pub(crate) struct PyWorker {
+    working: Arc<Working>,
+    layout: Arc<Layout>,
+    /// The job that this is a worker of, where it is.
+    job: Option<Arc<Job>>,
+}
+
+impl PyWorker {
+    pub(crate) fn of(worker: Worker<Mixed>, job: Option<Arc<Job>>) -> Result<PyWorker, Failure> {
+        let layout = Layout::of(worker.table())?;
+        Ok(PyWorker { working: Arc::new(Working::new(worker)?), layout, job })
+    }
+}
+
+#[pymethods]
+impl PyWorker {
+    #[new]
+    #[pyo3(signature = (servers, *, rank=None, timeout=30.0, secret=None))]
+    fn new(
+        py: Python<'_>,
+        servers: Vec<String>,
+        rank: Option<u32>,
+        timeout: f64,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyWorker> {
+        let timeout = seconds(timeout)?;
+        let mut addresses = Vec::with_capacity(servers.len());
+        for server in &servers {
+            addresses.push(fabric::peer_addresses(server)?.swap_remove(0));
+        }
+        let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()))?;
+        let options = WorkerOptions { identity: rank, waits_for_server: true, ..WorkerOptions::default() };
+        let worker =
+            in_thread(py, "connecting", move |_| Ok(Worker::connect(fabric, &addresses, options, timeout)?))?;
+        Ok(PyWorker::of(worker, None)?)
+    }
+
+    /// Waits, as the scheme says and at most `timeout` seconds, for the parameters of the next clock: a context
+    /// manager. Leaving its block without `publish` abandons the step, and the next one begins the same clock again.
+    ///
+    /// Raises DeadlineError (call again), PeerGone if a server is lost, OutOfTurn while a step is open.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn step(&self, py: Python<'_>, timeout: f64) -> PyResult<Step> {
+        let timeout = seconds(timeout)?;
+        let view = self.working.with(py, STEPPING, timeout, |worker| {
+            if self.working.is_in_step.load(Ordering::Acquire) {
+                return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
+            }
+            abandon(worker)?;
+            let mut reason = None;
+            let view = in_slices(py, timeout, |slice| match worker.step(slice) {
+                Ok(step) => Ok(Some(step.suspend())),
+                Err(error @ Error::Deadline { .. }) => {
+                    reason = Some(error);
+                    Ok(None)
+                }
+                Err(error) => Err(error.into()),
+            })?;
+            let why = |reason| match reason {
+                // The time that was waited in all, and not the last slice's.
+                Some(Error::Deadline { operation, needed, seen, .. }) => {
+                    Error::Deadline { operation, waited: timeout, needed, seen }.into()
+                }
+                _ => late(STEPPING, timeout),
+            };
+            let view = view.ok_or_else(|| PyErr::from(why(reason)))?;
+            self.working.is_in_step.store(true, Ordering::Release);
+            Ok(view)
+        })?;
+        let lend = |memory: &Arc<Memory>| {
+            let lease = Lease::new(memory.pointer(), self.working.bytes, Arc::clone(memory));
+            Arc::new(lease.for_a_while("its step has ended", || {}))
+        };
+        let (parameters, gradient) = (lend(&self.working.parameters), lend(&self.working.gradient));
+        let tensors = |lease: &Arc<Lease>, is_read_only| Tensors {
+            layout: Arc::clone(&self.layout),
+            storage: Storage::Whole(Arc::clone(lease)),
+            is_read_only,
+        };
+        let facts = Facts::of_server(view.version.get(), 0, view.staleness());
+        Ok(Step {
+            parameters: Py::new(py, Snapshot { tensors: tensors(&parameters, true), facts })?,
+            gradient: Py::new(py, Gradient { tensors: tensors(&gradient, false) })?,
+            leases: [parameters, gradient],
+            view,
+            working: Arc::clone(&self.working),
+            is_open: AtomicBool::new(true),
+        })
+    }
+
+    /// Waits until every server has folded in, or dropped, all that this worker has published.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = seconds(timeout)?;
+        self.working.with(py, FLUSHING, timeout, |worker| {
+            let flushed = in_slices(py, timeout, |slice| match worker.flush(slice) {
+                Ok(()) => Ok(Some(())),
+                Err(Error::Deadline { .. }) => Ok(None),
+                Err(error) => Err(error.into()),
+            })?;
+            flushed.ok_or_else(|| late(FLUSHING, timeout).into())
+        })
+    }
+
+    /// Says that this worker of a job has finished, and waits until the job is over. Raises OutOfTurn for a worker that
+    /// is of no job, JobFailed if the job failed.
+    #[pyo3(signature = (*, timeout=30.0))]
+    fn finish(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        const FINISHING: &str = "finishing a job";
+        let none = || Failure::out_of_turn(FINISHING, "this worker is of no job", "close it");
+        let (timeout, job) = (seconds(timeout)?, self.job.as_ref().ok_or_else(none)?);
+        self.flush(py, timeout.as_secs_f64())?;
+        self.working.with(py, FINISHING, timeout, |worker| {
+            let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));
+            in_slices(py, timeout, over)?.ok_or_else(|| late(FINISHING, timeout).into())
+        })
+    }
+
+    /// The clock that it is at: its next gradient belongs to it.
+    #[getter]
+    fn clock(&self, py: Python<'_>) -> PyResult<u64> {
+        self.working.with(py, "asking for the clock", LONG, |worker| Ok(worker.clock().get()))
+    }
+
+    /// Name, element type and shape of each tensor.
+    #[getter]
+    fn metadata(&self) -> Vec<TensorSpec> {
+        self.layout.metadata()
+    }
+
+    /// Leaves the servers. Gradients that were not applied are discarded: flush first.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        const CLOSING: &str = "closing a worker";
+        crate::fork::check(self.working.guard, CLOSING)?;
+        let worker = lock(py, &self.working.worker, CLOSING, LONG)?.take();
+        py.detach(|| drop(worker));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+/// The memory of a gradient: a mapping of names to writable arrays.
+#[pyclass(frozen, mapping, module = "slackline")]
+pub(crate) struct Gradient {
+    tensors: Tensors,
+}
+
+mapping!(Gradient);
+
+/// One clock of a worker: see `Worker.step`. Its views raise once it has ended.
+///
+/// Arrays of numpy or torch that look at the parameters or the gradient may be kept: the memory is the worker's own,
+/// and the same in each step. Between steps the library writes the parameters and reads the gradient; keep off them
+/// then.
+#[pyclass(frozen, module = "slackline")]
+pub(crate) struct Step {
+    parameters: Py<Snapshot>,
+    gradient: Py<Gradient>,
+    leases: [Arc<Lease>; 2],
+    view: View,
+    working: Arc<Working>,
+    is_open: AtomicBool,
+}
+
+impl Step {
+    /// Ends the step for Python; false if it had ended.
+    fn end(&self) -> bool {
+        for lease in &self.leases {
+            lease.end();
+        }
+        let was_open = self.is_open.swap(false, Ordering::AcqRel);
+        if was_open {
+            self.working.is_in_step.store(false, Ordering::Release);
+        }
+        was_open
+    }
+}
+
+#[pymethods]
+impl Step {
+    /// The parameters: a mapping of names to read-only arrays.
+    #[getter]
+    fn parameters(&self, py: Python<'_>) -> Py<Snapshot> {
+        self.parameters.clone_ref(py)
+    }
+
+    /// The memory for the gradient: a mapping of names to writable arrays, which hold what was written there last.
+    #[getter]
+    fn gradient(&self, py: Python<'_>) -> Py<Gradient> {
+        self.gradient.clone_ref(py)
+    }
+
+    /// The clock that the gradient belongs to.
+    #[getter]
+    fn clock(&self) -> u64 {
+        self.view.clock.get()
+    }
+
+    /// The version of the parameters.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.view.version.get()
+    }
+
+    /// The number of clocks by which the parameters are stale.
+    #[getter]
+    fn staleness(&self) -> u64 {
+        self.view.staleness()
+    }
+
+    /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits.
+    #[getter]
+    fn should_stop(&self, py: Python<'_>) -> PyResult<bool> {
+        self.working.with(py, STEPPING, LONG, |worker| {
+            let mut step = worker.resume().map_err(Failure::from)?;
+            let stop = step.should_stop();
+            step.suspend();
+            Ok(stop.map_err(Failure::from)?)
+        })
+    }
+
+    /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
+    /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it.
+    #[pyo3(signature = (loss=None, *, timeout=30.0))]
+    fn publish(&self, py: Python<'_>, loss: Option<f32>, timeout: f64) -> PyResult<()> {
+        let timeout = seconds(timeout)?;
+        if !self.end() {
+            let cause = "this step has ended";
+            return Err(Failure::out_of_turn(PUBLISHING, cause, "begin the next one").into());
+        }
+        self.working.with(py, PUBLISHING, timeout, |worker| {
+            worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
+            let published = in_slices(py, timeout, |slice| {
+                let (deadline, mut backoff) = (Instant::now() + slice, Backoff::new());
+                while worker.is_publishing() {
+                    match worker.poll(now())? {
+                        true => backoff.reset(),
+                        false if Instant::now() >= deadline => return Ok(None),
+                        false => backoff.wait(),
+                    }
+                }
+                Ok(Some(()))
+            })?;
+            published.ok_or_else(|| late(PUBLISHING, timeout).into())
+        })
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if !self.end() {
+            return Ok(());
+        }
+        self.working.with(py, STEPPING, LONG, |worker| Ok(abandon(worker)?))
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        // The next step abandons it: another thread may be in a call of the worker, and this one cannot wait for it.
+        self.end();
+    }
+}

@@ -1,0 +1,57 @@
+"""What the tests share. Run them from outside of the source tree, so that `slackline` is the installed package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slackline
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Each transport that every machine has."""
+    return str(request.param)
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts another process that runs this code, with these names set, and ends it with the test."""
+    children: list[subprocess.Popen[str]] = []
+
+    def start(code: str, **names: Any) -> subprocess.Popen[str]:
+        given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
+        code = "import os, signal, sys, threading, time\nimport numpy as np\nimport slackline\n" + given + textwrap.dedent(code)
+        child = subprocess.Popen(
+            [sys.executable, "-u", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def pair(transport: str) -> Iterator[tuple[slackline.Publisher, slackline.Reader]]:
+    """A publisher of `a`, 1000 times float32, and `b`, 3 times int64, and its reader."""
+    table = {"a": np.zeros(1000, "float32"), "b": np.zeros(3, "int64")}
+    with slackline.Publisher(table, transport=transport) as publisher:
+        with slackline.Reader(publisher.address) as reader:
+            yield publisher, reader
+
+
+def version(value: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of `pair` filled with one value."""
+    return {"a": np.full(1000, value, "float32"), "b": np.full(3, value, "int64")}

@@ -1,0 +1,59 @@
+"""A program that uses every class, for mypy: it is checked, and not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_type
+
+import slackline
+
+
+def publish(weights: Mapping[str, memoryview]) -> int:
+    table = [slackline.TensorSpec("weight", "bfloat16", (10, 64))]
+    with slackline.Publisher(table, address="@sample", frames=4, secret=b"secret") as publisher:
+        assert_type(publisher.publish(weights), int)
+        with publisher.frame(timeout=1.0) as frame:
+            frame["weight"][...] = 1
+            assert_type(frame["weight"], slackline.ArrayView)
+        assert_type(frame.version, int | None)
+        return publisher.version
+
+
+def read(address: str) -> float:
+    with slackline.Reader(address, timeout=1) as reader:
+        names: list[str] = [spec.name for spec in reader.metadata]
+        snapshot = reader.pull(max_staleness=2, min_version=1)
+        assert_type(snapshot, slackline.Snapshot)
+        into = {name: bytearray(8) for name in names}
+        reader.pull(into)
+        with reader.pin() as pinned:
+            assert_type(pinned, slackline.Snapshot)
+            first: object = pinned[names[0]].numpy()
+            del first
+        reader.prefetch()
+        for name, view in reader.swap().items():
+            assert_type(name, str)
+            assert_type(view.shape, tuple[int, ...])
+            assert_type(memoryview(view).nbytes, int)
+        return snapshot.staleness
+
+
+def train(initial: Mapping[str, memoryview]) -> slackline.ServerStatus:
+    with slackline.Server(initial, scheme="ssp(2)", workers=1, optimizer="adam") as server:
+        with slackline.Worker([server.address], rank=0) as worker:
+            with worker.step() as step:
+                step.gradient["weight"][...] = step.parameters["weight"].numpy()
+                step.publish(0.5, timeout=1)
+            worker.flush()
+        server.wait(left=1)
+        return server.status
+
+
+def join() -> None:
+    job = slackline.Job.from_env(servers=1)
+    try:
+        job.worker().finish()
+    except slackline.Error as error:
+        assert_type(error.remedy, str | None)
+        if not error.is_retryable:
+            raise

@@ -1,0 +1,112 @@
+"""Element types: what goes in comes out, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slackline
+
+NATIVE = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+]  # fmt: skip
+
+OPAQUE = {
+    "bfloat16": "uint16",
+    "float8_e3m4": "uint8",
+    "float8_e4m3": "uint8",
+    "float8_e4m3b11fnuz": "uint8",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+    "float8_e8m0fnu": "uint8",
+}
+
+
+def bits(size: int) -> np.ndarray[Any, Any]:
+    """Bytes that no element type has as its zeros, and that are 0 or 1 for bool."""
+    return (np.arange(size) * 7 % 256).astype("uint8")
+
+
+def brought(table: Any, tensors: dict[str, Any]) -> slackline.Snapshot:
+    with slackline.Publisher(table, transport="tcp") as publisher:
+        publisher.publish(tensors)
+        with slackline.Reader(publisher.address) as reader:
+            return reader.pull()
+
+
+def test_every_numpy_type_comes_back_with_its_own_type_and_bits() -> None:
+    arrays = {}
+    for name in NATIVE:
+        raw = bits(12 * np.dtype(name).itemsize)
+        arrays[name] = (raw % 2).astype(bool).reshape(3, 4) if name == "bool" else raw.view(name).reshape(3, 4)
+    snapshot = brought(arrays, arrays)
+    for name, array in arrays.items():
+        view = snapshot[name]
+        assert (view.dtype, view.shape) == (name, (3, 4))
+        assert view.numpy().dtype == array.dtype
+        assert view.numpy().tobytes() == array.tobytes()
+        assert np.from_dlpack(view).dtype == array.dtype
+
+
+def test_types_that_numpy_lacks_come_back_bit_by_bit() -> None:
+    table = [slackline.TensorSpec(name, name, (5,)) for name in OPAQUE]
+    raw = {name: bits(5 * np.dtype(plain).itemsize).view(plain) for name, plain in OPAQUE.items()}
+    snapshot = brought(table, raw)
+    for name, plain in OPAQUE.items():
+        assert snapshot[name].dtype == name
+        assert snapshot[name].numpy().dtype == np.dtype(plain)
+        assert snapshot[name].numpy().tobytes() == raw[name].tobytes()
+
+
+def test_elements_that_share_bytes_are_published_and_read_as_bytes() -> None:
+    table = [
+        slackline.TensorSpec("four", "float4_e2m1fn", (3, 5)),
+        slackline.TensorSpec("six", "float6_e2m3fn", (4,)),
+    ]
+    # 15 times 4 bits are 8 bytes, and 4 times 6 bits are 3.
+    snapshot = brought(table, {"four": bits(8), "six": bits(3)})
+    assert (snapshot["four"].shape, snapshot["four"].nbytes, snapshot["six"].nbytes) == ((3, 5), 8, 3)
+    np.testing.assert_array_equal(snapshot["four"].numpy(), bits(8))
+    np.testing.assert_array_equal(snapshot["six"].numpy(), bits(3))
+
+
+def test_arrays_of_ml_dtypes_are_taken_by_name() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    arrays = {
+        "brain": np.array([1.5, -2, 3e38], ml_dtypes.bfloat16),
+        "small": np.array([1.5, -2, 448], ml_dtypes.float8_e4m3fn),
+    }
+    snapshot = brought(arrays, arrays)
+    assert [spec.dtype for spec in (snapshot["brain"], snapshot["small"])] == ["bfloat16", "float8_e4m3fn"]
+    # 1.5 is 0 01111111 1000000 in bfloat16, and 0 0111 100 in e4m3.
+    assert snapshot["brain"].numpy()[0] == 0b0_01111111_1000000
+    assert snapshot["small"].numpy()[0] == 0b0_0111_100
+    assert (snapshot["brain"].numpy().view(ml_dtypes.bfloat16) == arrays["brain"]).all()
+
+
+def test_bfloat16_goes_out_by_dlpack_under_its_own_code() -> None:
+    snapshot = brought([slackline.TensorSpec("x", "torch.bfloat16", (2,))], {"x": np.array([0, 1], "uint16")})
+    assert snapshot["x"].dtype == "bfloat16"
+    # numpy's own DLPack has no such type, and must be told so by the code and not take it for uint16.
+    with pytest.raises((RuntimeError, BufferError)):
+        np.from_dlpack(snapshot["x"])
+
+
+def test_types_that_no_table_has_are_refused() -> None:
+    for array in (
+        np.zeros(3, "datetime64[s]"),
+        np.zeros(3, [("x", "f4")]),
+        np.zeros(3, np.longdouble),
+        np.zeros(3, ">i4"),
+        np.array(["text"]),
+        [1, 2],
+    ):
+        with pytest.raises(slackline.LayoutMismatch):
+            slackline.Publisher({"x": array})
+    with pytest.raises(slackline.LayoutMismatch):
+        slackline.TensorSpec("x", "float7", (1,))

@@ -1,0 +1,239 @@
+"""What goes wrong is told by a class, and in time: dead peers, signals, forks, secrets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import version
+
+import slackline
+
+Pair = tuple[slackline.Publisher, slackline.Reader]
+Start = Callable[..., Any]
+
+PUBLISHER = """
+publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport=transport, lease=1.0)
+publisher.publish({"a": np.ones(1000, "float32")})
+print(publisher.address)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_publisher_is_gone_to_its_readers_within_the_lease(transport: str, python: Start) -> None:
+    child = python(PUBLISHER, transport=transport)
+    with slackline.Reader(child.stdout.readline().strip()) as reader:
+        snapshot = reader.pull()
+        child.send_signal(signal.SIGKILL)
+        begun = time.monotonic()
+        with pytest.raises(slackline.PeerGone) as caught:
+            reader.pull(min_version=2, timeout=30)
+        # The lease is 1 s; the rest is for a machine that is busy.
+        assert time.monotonic() - begun < 6
+        assert isinstance(caught.value, ConnectionError) and caught.value.is_retryable
+        assert (snapshot["a"].numpy() == 1).all()
+        with pytest.raises(slackline.PeerGone):
+            reader.latest()
+
+
+def test_a_killed_reader_disturbs_nobody(transport: str, python: Start) -> None:
+    with slackline.Publisher(version(0), transport=transport, lease=1.0) as publisher:
+        publisher.publish(version(1))
+        child = python(
+            "reader = slackline.Reader(address)\nkept = reader.pull()\nprint(kept.version)\nsys.stdin.read()",
+            address=publisher.address,
+        )
+        with slackline.Reader(publisher.address) as reader:
+            assert child.stdout.readline() == "1\n"
+            child.kill()
+            for value in range(2, 50):
+                publisher.publish(version(value), timeout=10)
+                assert reader.pull().version == value
+
+
+@pytest.mark.parametrize("wait", ["reader.pull(min_version=99)", "reader.swap()", "publisher.publish(arrays)"])
+def test_ctrl_c_ends_every_wait(wait: str, python: Start) -> None:
+    child = python(
+        """
+        arrays = {"a": np.zeros(10, "float32")}
+        publisher = slackline.Publisher(arrays, frames=2)
+        publisher.publish(arrays)
+        reader = slackline.Reader(publisher.address)
+        if "swap" in wait:
+            reader.prefetch(min_version=99)
+        pin = None
+        if "publish" in wait:
+            holder = slackline.Reader(publisher.address)
+            pin = holder.pin()
+            pinned = pin.__enter__()
+            publisher.publish(arrays)
+        print("waiting")
+        begun = time.monotonic()
+        try:
+            exec(wait)
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - begun < 20)
+        """,
+        wait=wait,
+    )
+    assert child.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    assert child.stdout.readline() == "interrupted True\n"
+    assert time.monotonic() - begun < 5
+
+
+def test_ctrl_c_ends_the_wait_for_a_publisher_that_does_not_come(python: Start) -> None:
+    child = python(
+        """
+        print("waiting")
+        try:
+            slackline.Reader("@nobody-listens-here")
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    )
+    assert child.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline() == "interrupted\n"
+
+
+def test_other_threads_of_python_run_while_one_waits(pair: Pair) -> None:
+    _publisher, reader = pair
+    counted = 0
+
+    def wait() -> None:
+        with pytest.raises(slackline.DeadlineError):
+            reader.pull(min_version=1, timeout=0.5)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while waiting.is_alive():
+        counted += 1
+    waiting.join()
+    # A thread that kept the interpreter for its slices would leave five turns.
+    assert counted > 1000
+
+
+def test_threads_that_share_a_reader_take_turns(pair: Pair) -> None:
+    publisher, reader = pair
+    failures: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(200):
+                snapshot = reader.pull()
+                assert len(np.unique(snapshot["a"].numpy())) == 1
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    value = 0
+    while any(thread.is_alive() for thread in threads):
+        value += 1
+        publisher.publish(version(value))
+    assert not failures
+
+
+def test_a_forked_child_is_told_and_its_parent_goes_on(pair: Pair) -> None:
+    publisher, reader = pair
+    publisher.publish(version(1))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            calls = (reader.pull, reader.latest, reader.close, publisher.frame, lambda: publisher.publish(version(2)))
+            for call in calls:
+                try:
+                    call()
+                    break
+                except slackline.OutOfTurn as error:
+                    assert "forked" in str(error)
+            else:
+                del publisher, reader
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    publisher.publish(version(2))
+    assert reader.pull(min_version=2).version == 2
+
+
+def test_a_child_of_multiprocessing_that_forks_ends_well(python: Start) -> None:
+    child = python(
+        """
+        import multiprocessing
+        publisher = slackline.Publisher({"a": np.zeros(10, "float32")})
+        reader = slackline.Reader(publisher.address)
+        def work():
+            try:
+                reader.pull()
+            except slackline.OutOfTurn:
+                sys.exit(7)
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(20)
+        print(process.exitcode, reader.pull().version)
+        """
+    )
+    assert child.stdout.readline() == "7 0\n"
+
+
+def test_a_wrong_secret_is_refused_and_the_right_one_is_not(tmp_path: Any) -> None:
+    file = tmp_path / "secret"
+    file.write_text("an example of a secret that is long enough\n")
+    file.chmod(0o600)
+    with slackline.Publisher(version(0), transport="tcp", secret=file) as publisher:
+        publisher.publish(version(1))
+        for wrong in (b"another example of a secret, also long", None):
+            with pytest.raises(slackline.Error) as caught:
+                slackline.Reader(publisher.address, secret=wrong, timeout=5)
+            assert isinstance(caught.value, slackline.Refused if wrong else slackline.Error)
+        with slackline.Reader(publisher.address, secret=str(file)) as reader:
+            assert reader.pull().version == 1
+    file.chmod(0o644)
+    with pytest.raises(slackline.Refused) as refused:
+        slackline.Reader("127.0.0.1:1", secret=file)
+    assert isinstance(refused.value, PermissionError)
+
+
+def test_beyond_this_host_nothing_is_served_without_a_secret() -> None:
+    with pytest.raises(slackline.Refused) as caught:
+        slackline.Publisher(version(0), address="0.0.0.0:0")
+    assert "SLACKLINE_SECRET_FILE" in (caught.value.remedy or "")
+
+
+def test_a_publisher_that_was_closed_is_gone_and_its_successor_is_another_epoch(transport: str) -> None:
+    first = slackline.Publisher(version(0), transport=transport)
+    reader = slackline.Reader(first.address)
+    epoch = first.epoch
+    first.close()
+    with pytest.raises(slackline.PeerGone):
+        reader.pull(min_version=1, timeout=20)
+    with slackline.Publisher(version(0), address=first.address) as second:
+        assert second.epoch != epoch
+        assert slackline.Reader(first.address).epoch == second.epoch
+
+
+def test_a_program_that_closes_nothing_ends_by_itself() -> None:
+    code = (
+        "import numpy, slackline\n"
+        "publisher = slackline.Publisher({'a': numpy.zeros(10)})\n"
+        "reader = slackline.Reader(publisher.address)\n"
+        "pin = reader.pin(); snapshot = pin.__enter__(); array = snapshot['a'].numpy()\n"
+        "frame = publisher.frame()\n"
+        "reader.latest()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

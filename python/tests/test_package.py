@@ -1,0 +1,59 @@
+"""The package itself: its pages, its types, and what it does without."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slackline
+
+README = importlib.metadata.metadata("slackline").json["description"]
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", f"{README}\n{PAGE}", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", range(len(BLOCKS)))
+def test_each_program_of_the_pages_runs_as_it_stands(block: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS[block]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # What a program prints stands behind its call.
+    expected = re.findall(r"print\(.*\)  # (.*)$", BLOCKS[block], re.MULTILINE)
+    assert done.stdout.splitlines() == expected
+
+
+def test_the_readme_opens_with_five_lines_to_a_view() -> None:
+    assert len(BLOCKS) >= 4 and len(BLOCKS[0].strip().splitlines()) == 5
+
+
+def test_neither_numpy_nor_torch_is_needed_to_import_and_to_read() -> None:
+    code = (
+        "import sys, slackline\n"
+        "publisher = slackline.Publisher([slackline.TensorSpec('a', 'float32', (2,))])\n"
+        "publisher.publish({'a': memoryview(bytes(8)).cast('f')})\n"
+        "view = slackline.Reader(publisher.address).pull()['a']\n"
+        "assert memoryview(view).tolist() == [0.0, 0.0]\n"
+        "assert 'numpy' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_everything_public_has_a_docstring() -> None:
+    for name in slackline.__all__:
+        thing = getattr(slackline, name)
+        assert thing.__doc__, name
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and callable(value):
+                assert value.__doc__, f"{name}.{member}"
+
+
+def test_the_wheel_is_typed_and_small() -> None:
+    folder = Path(slackline.__file__).parent
+    assert (folder / "py.typed").exists() and (folder / "_slackline.pyi").exists()
+    assert sum(file.stat().st_size for file in folder.rglob("*")) < 16 << 20

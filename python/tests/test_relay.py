@@ -1,0 +1,47 @@
+"""Relays: readers that serve what they read."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import slackline
+from conftest import version
+
+
+def test_a_version_is_the_same_behind_a_relay(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport) as publisher:
+        with slackline.Relay(publisher.address, transport=transport) as relay:
+            with slackline.Reader(relay.address) as reader:
+                for number in range(1, 6):
+                    publisher.publish(version(number), step=10 * number, label=b"tagged")
+                    snapshot = reader.pull(min_version=number, timeout=30)
+                    assert (snapshot.version, snapshot.step) == (number, 10 * number)
+                    assert snapshot["a"].numpy().tolist() == np.full(1000, number, "float32").tolist()
+                (status,) = publisher.wait(5)  # The relay is its only reader.
+                assert status.behind == 0
+                deadline = time.monotonic() + 30
+                while not any(status.holds == 5 for status in relay.readers):
+                    assert time.monotonic() < deadline
+                assert relay.version == 5
+
+
+def test_a_relay_goes_on_with_the_next_owner_and_closed_it_says_so(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport) as publisher:
+        first = slackline.Relay(publisher.address, transport=transport)
+        with slackline.Relay(f"{first.address},{publisher.address}", transport=transport) as second:
+            with slackline.Reader(second.address) as reader:
+                publisher.publish(version(1))
+                assert reader.pull(min_version=1, timeout=30).version == 1
+                first.close()
+                with pytest.raises(slackline.OutOfTurn):
+                    first.version
+                publisher.publish(version(2))
+                assert reader.pull(min_version=2, timeout=30).version == 2
+
+
+def test_a_relay_of_nobody_is_told_by_the_deadline() -> None:
+    with pytest.raises((slackline.PeerGone, slackline.DeadlineError)):
+        slackline.Relay("@nobody-publishes-here", timeout=0.3)

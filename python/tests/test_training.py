@@ -1,0 +1,156 @@
+"""Servers, workers and jobs: the parameters are what arithmetic says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slackline
+
+Start = Callable[..., Any]
+
+
+def test_workers_train_the_parameters_that_arithmetic_gives(transport: str, python: Start) -> None:
+    initial = {"w": np.full((4, 3), 1.0, "float32"), "b": np.zeros(2, "float32")}
+    with slackline.Server(initial, scheme="bsp", workers=2, learning_rate=0.5, transport=transport) as server:
+        children = [
+            python(
+                """
+                with slackline.Worker([address], rank=rank) as worker:
+                    for clock in range(3):
+                        with worker.step() as step:
+                            assert (step.clock, step.staleness) == (clock, 0)
+                            step.gradient["w"][...] = step.parameters["w"].numpy()
+                            step.gradient["b"][...] = rank
+                            step.publish(loss=1.0 + rank)
+                    worker.flush()
+                    print(worker.clock)
+                """,
+                address=server.address,
+                rank=rank,
+            )
+            for rank in range(2)
+        ]
+        assert [child.stdout.readline() for child in children] == ["3\n", "3\n"]
+        server.wait(left=2)
+        parameters = server.parameters()
+        # Each step halves w, and takes half of the mean gradient, 0.5, off b.
+        assert (parameters["w"].numpy() == 0.5**3).all() and (parameters["b"].numpy() == -0.75).all()
+        status = server.status
+        assert (parameters.version, status.version, status.smallest_clock) == (3, 3, 3)
+        assert (status.folded, status.dropped, status.joined, status.left) == (6, 0, 2, 2)
+        assert status.loss == 1.5
+        with slackline.Reader(server.address) as reader:
+            assert (reader.pull()["w"].numpy() == 0.125).all()
+
+
+def test_a_step_that_is_left_without_publish_is_begun_again() -> None:
+    with slackline.Server({"w": np.ones(8, "float32")}, learning_rate=1.0) as server:
+        with slackline.Worker([server.address]) as worker:
+            with worker.step() as step:
+                view = step.gradient["w"]
+                view[...] = 99
+                with pytest.raises(slackline.OutOfTurn):
+                    worker.step()
+            looks: list[Callable[[], Any]] = [view.numpy, lambda: step.parameters["w"], step.publish]
+            for look in looks:
+                with pytest.raises(slackline.OutOfTurn):
+                    look()
+            abandoned = worker.step()
+            assert abandoned.clock == 0
+            del abandoned
+            with pytest.raises(ZeroDivisionError):
+                with worker.step():
+                    1 / 0
+            with worker.step() as step:
+                assert step.clock == 0 and not step.should_stop
+                assert not step.parameters["w"].numpy().flags.writeable
+                step.gradient["w"][...] = 1
+                step.publish()
+            worker.flush()
+            assert (server.parameters()["w"].numpy() == 0).all()
+
+
+def test_the_optimisers_are_those_of_their_names() -> None:
+    # One step of Adam moves each parameter by the learning rate, whatever the gradient.
+    cases: tuple[tuple[dict[str, Any], float], ...] = (
+        ({"optimizer": "adam"}, 1 - 0.1),
+        ({"momentum": 0.9, "weight_decay": 1.0}, 1 - 0.1 * (5 + 1)),
+        ({"optimizer": "adamw", "weight_decay": 0.5}, (1 - 0.1 * 0.5) - 0.1),
+    )
+    for options, expected in cases:
+        with slackline.Server({"w": np.ones(4, "float32")}, learning_rate=0.1, **options) as server:
+            with slackline.Worker([server.address]) as worker:
+                with worker.step() as step:
+                    step.gradient["w"][...] = 5
+                    step.publish()
+                worker.flush()
+            np.testing.assert_allclose(server.parameters()["w"].numpy(), expected, rtol=1e-6)
+
+
+def test_servers_say_what_they_cannot_be() -> None:
+    ones = {"w": np.ones(4, "float32")}
+    wrong: list[dict[str, Any]] = [
+        {"scheme": "nonsense"},
+        {"scheme": "ssp(x)"},
+        {"optimizer": "nonsense"},
+        {"workers": 0},
+        {"learning_rate": float("nan")},
+    ]
+    for options in wrong:
+        with pytest.raises(slackline.BadOption):
+            slackline.Server(ones, **options)
+    with pytest.raises(slackline.LayoutMismatch):
+        slackline.Server({"w": np.ones(4, "float16")})
+
+
+JOB = """
+import numpy, slackline
+job = slackline.Job.from_env(timeout=30)
+assert (job.servers, job.workers) == (1, 2)
+if job.role == "server":
+    parameters, status = job.serve({"w": numpy.full(6, 8.0, "float32")}, scheme="bsp", learning_rate=0.5)
+    print(parameters.version, status.folded, parameters["w"].numpy().tolist())
+else:
+    with job.worker() as worker:
+        for _ in range(3):
+            with worker.step() as step:
+                step.gradient["w"][...] = step.parameters["w"].numpy()
+                step.publish()
+        worker.finish()
+    print("worker", job.rank)
+"""
+
+
+def test_a_job_of_three_processes_finds_itself_by_its_environment() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(3):
+        place = {"SLACKLINE_RANK": str(rank), "SLACKLINE_WORLD_SIZE": "3", "SLACKLINE_RENDEZVOUS": f"127.0.0.1:{port}"}
+        ranks.append(
+            subprocess.Popen([sys.executable, "-c", JOB], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True)
+        )
+    outputs = [process.communicate(timeout=60)[0] for process in ranks]
+    # 8 is halved three times.
+    assert outputs == ["3 6 [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]\n", "worker 1\n", "worker 2\n"]
+
+
+def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
+    child = python(
+        """
+        try:
+            slackline.Job.from_env()
+        except slackline.OutOfTurn as error:
+            print(error.operation)
+        """
+    )
+    assert child.stdout.readline() == "reading the environment\n"

@@ -1,0 +1,247 @@
+//! The relay: a reader that serves what it reads.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use super::wait::Backoff;
+use super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus, now};
+use crate::clock::Version;
+use crate::mem::LocalSlice;
+use crate::time::Duration;
+use crate::transport::{Address, Transport};
+
+/// Longest time that one owner may take to answer before the next one is asked.
+const ASK_FOR: Duration = Duration::from_secs(1);
+
+/// Reads each version of a publisher or of another relay, and serves it to readers and relays of its own: the same
+/// version with the same number, tag, time and origin. Only the epoch is its own, since its memory is.
+///
+/// A version is passed on chunk by chunk as it lands, and is taken by nobody before it is proved to be whole. A relay
+/// holds the versions that its readers read, as a publisher does, so that one copy for each host serves all of its
+/// local readers. A thread of its own does all of this.
+///
+/// A relay whose owner is lost goes on serving what it has and connects to the next of its upstream addresses, such as
+/// the publisher after a relay. It ends if what it finds there is of another origin or another table: the numbers of
+/// its versions would mean something else. Its readers are told so, and it says why ([`failure`](Self::failure)).
+///
+/// ```
+/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Shm, Table};
+/// use slackline::{VersionTag, Wanted};
+/// use std::time::Duration;
+///
+/// let timeout = Duration::from_secs(10);
+/// let table = Table::flat(8, ElementType::F32)?;
+/// let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
+/// let publisher = publisher.into_background()?;
+/// let upstream = [publisher.address()];
+/// let relay = Relay::start(Shm::new(), &upstream, &Address::random(), PublisherOptions::default(), timeout)?;
+/// let mut reader = Reader::connect(Shm::new(), relay.address(), ReaderOptions::default(), timeout)?;
+///
+/// let version = publisher.publish(&[7; 32], VersionTag::step(100), timeout)?;
+/// let snapshot = reader.snapshot(Wanted::at_least(version), timeout)?;
+/// assert_eq!((snapshot.bytes(), snapshot.fresh().tag.step), (&[7; 32][..], 100));
+/// assert_eq!(snapshot.fresh().origin, publisher.epoch());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Relay {
+    address: Address,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_over: AtomicBool,
+    report: Mutex<RelayReport>,
+}
+
+/// What the thread of a relay tells.
+#[derive(Debug, Default)]
+struct RelayReport {
+    version: Version,
+    readers: Vec<ReaderStatus>,
+    failure: Option<Arc<Error>>,
+}
+
+impl Relay {
+    /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Frames and
+    /// chunks are as many and as long as the upstream's, whatever `options` says of them.
+    ///
+    /// # Errors
+    /// No upstream answers; it holds a shard only, not the whole table; `address` cannot be had.
+    pub fn start<T: Transport + Clone>(
+        transport: T,
+        upstream: &[Address],
+        address: &Address,
+        mut options: PublisherOptions,
+        timeout: Duration,
+    ) -> Result<Relay, Error> {
+        let first = upstream.first().ok_or_else(|| Error::Option {
+            option: "upstream",
+            value: "no address".into(),
+            reason: "a relay reads from a publisher or from another relay",
+        })?;
+        let reading = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+        let reader = Reader::connect(transport.clone(), first, reading, timeout)?;
+        if reader.range() != (0..reader.table().bytes()) {
+            let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
+            return Err(Error::Shards { reason });
+        }
+        options.memory.frames = reader.geometry().frames;
+        options.memory.chunk_bytes = reader.geometry().chunk_bytes;
+        let mut publisher = Publisher::new(transport, address, reader.table().clone(), options)?;
+        publisher.begin_without_origin();
+        let (address, state) = (publisher.address(), Arc::new(State::default()));
+        let mut passing = Passing {
+            reader,
+            publisher,
+            upstream: upstream.to_vec(),
+            next: 1,
+            is_new: true,
+            origin: None,
+            draft: None,
+            retries: 0,
+        };
+        let told = state.clone();
+        let thread = std::thread::Builder::new().name("slackline-relay".into());
+        let thread = thread.spawn(move || passing.run(&told));
+        let thread = thread.map_err(|source| Error::Thread { what: "the relay", source })?;
+        Ok(Relay { address, state, thread: Some(thread) })
+    }
+
+    /// Returns the address at which readers reach this relay.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The newest version that it serves.
+    pub fn version(&self) -> Version {
+        self.state.report().version
+    }
+
+    /// The readers that are in, each with the version that it holds.
+    pub fn readers(&self) -> Vec<ReaderStatus> {
+        self.state.report().readers.clone()
+    }
+
+    /// The reason why it has ended, if it has.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        self.state.report().failure.clone()
+    }
+}
+
+impl State {
+    fn report(&self) -> std::sync::MutexGuard<'_, RelayReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail(&self, error: Error) {
+        tracing::error!(%error, "the relay ends");
+        self.report().failure = Some(Arc::new(error));
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.state.is_over.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// A relay in the hands of its thread.
+struct Passing<T: Transport> {
+    reader: Reader<T>,
+    publisher: Publisher<T>,
+    upstream: Vec<Address>,
+    /// The upstream address that is asked next.
+    next: usize,
+    /// Nothing was copied yet of the owner that it is connected to.
+    is_new: bool,
+    /// The publisher whose versions these are, once one has come.
+    origin: Option<u64>,
+    /// The memory of the version that is being copied, and whether its copy has begun.
+    draft: Option<(LocalSlice, bool)>,
+    /// The number of times that this copy was begun again.
+    retries: u64,
+}
+
+impl<T: Transport> Passing<T> {
+    fn run(&mut self, state: &State) {
+        let (mut backoff, mut told) = (Backoff::new(), now());
+        while !state.is_over.load(Relaxed) {
+            let turn = self.turn();
+            if matches!(turn, Ok(true)) || now() - told >= Duration::from_millis(10) {
+                told = now();
+                let mut report = state.report();
+                (report.version, report.readers) =
+                    (self.publisher.version(), self.publisher.reader_statuses());
+            }
+            match turn {
+                Ok(true) => backoff.reset(),
+                Ok(false) => backoff.wait(),
+                Err(error) if error.is_loss() => {
+                    backoff.wait();
+                    if let Err(error) = self.reconnect(&error) {
+                        return state.fail(error);
+                    }
+                }
+                Err(error) => return state.fail(error),
+            }
+        }
+    }
+
+    /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
+    fn turn(&mut self) -> Result<bool, Error> {
+        let now = now();
+        let joined = self.publisher.poll(now);
+        if self.draft.is_none() {
+            self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, false));
+            self.retries = 0;
+        }
+        let Some((memory, has_begun)) = &mut self.draft else { return Ok(joined) };
+        // The first copy of an owner shows whose versions it has, whatever their numbers are.
+        let newest = self.publisher.version();
+        let least = if self.is_new { Version::new(0) } else { newest.next() };
+        let turn = self.reader.relay(memory, least, has_begun, now)?;
+        if let Some((version, chunks)) = turn.landed {
+            let begins_again = std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
+            self.publisher.relay_landed(version, chunks, begins_again);
+        }
+        let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
+        // A relay that has nothing yet serves zeros that are no publisher's.
+        let is_anyones = label.origin == 0;
+        if !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin {
+            let reason = "the versions upstream are of another publisher now: start the relay again".into();
+            return Err(Error::Shards { reason });
+        }
+        self.is_new = false;
+        if version > newest {
+            self.publisher.commit_relayed(version, label)?;
+            self.draft = None;
+        } else {
+            *has_begun = false;
+        }
+        Ok(true)
+    }
+
+    /// Connects to the next owner upstream, or to none yet; readers are served in between.
+    fn reconnect(&mut self, lost: &Error) -> Result<(), Error> {
+        let address = &self.upstream[self.next % self.upstream.len()];
+        self.next += 1;
+        tracing::warn!(error = %lost, next = %address, "the owner upstream is lost");
+        if let Some((_, has_begun)) = &mut self.draft {
+            // Requests of the connection that is lost are over: they ended with it.
+            *has_begun = false;
+        }
+        match self.reader.reconnect(address, ASK_FOR) {
+            Err(error @ Error::Shards { .. }) => return Err(error),
+            Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
+            Ok(()) => self.is_new = true,
+        }
+        Ok(())
+    }
+}

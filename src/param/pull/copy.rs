@@ -1,0 +1,127 @@
+//! The copy of a pull: the whole payload, or pieces of it, between two looks at the header.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
+use crate::mem::{Streaming, VolatileSlice};
+use crate::param::layout::FrameHeader;
+use crate::transport::{Endpoint, Flags, Operation, PostError, WorkRequest};
+
+/// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
+const CHUNKED_BYTES: u64 = 4 << 20;
+
+/// Pieces that are read in one batch.
+const PIECES_AT_ONCE: usize = 16;
+
+/// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
+pub(super) const MAX_READ_BYTES: u64 = 1 << 30;
+
+impl Pull {
+    pub(super) fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
+        (self.before, self.frame, self.copied) = (before, frame, copied);
+        self.is_look_due = self.looks_between().is_some();
+    }
+
+    pub(super) fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let total = self.source.geometry.payload_bytes;
+        if self.is_look_due {
+            // Between the looks at the header, as the payload: what proves that one whole proves the other.
+            let look = self.looks_between().and_then(|looks| looks.get(usize::from(self.frame)));
+            let look = look.ok_or(PullError::Damaged { expected: total, found: 0 })?;
+            let posted = endpoint.post(std::slice::from_ref(look));
+            self.is_look_due = posted.is_err();
+            // The payload goes along with it, if there is any left.
+            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
+                return Ok(!self.is_look_due);
+            }
+        }
+        if self.pieces.is_some() {
+            return self.on_pieces(endpoint);
+        }
+        if self.copied == total {
+            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
+        }
+        let most = match self.options.chunked {
+            true => {
+                (CHUNKED_BYTES / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
+            }
+            false => MAX_READ_BYTES,
+        };
+        let range = self.copied..total.min(self.copied + most);
+        let (begin, end) = (range.start, range.end);
+        if end - begin < total {
+            let posted = endpoint.post(&[self.payload(self.frame, range)?]);
+            return self.read(posted, end, PullStep::Payload);
+        }
+        // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
+        // right behind a long copy, which waits for all its stores.
+        let remote = self.source.payload(self.frame, range)?;
+        let local = self.into.take().ok_or(PullError::Busy)?;
+        let streaming = Streaming::PieceOf { total_bytes: total as usize };
+        let request = WorkRequest::signalled(PULL_TAG, Operation::Read { local, remote, streaming });
+        let posted = endpoint.post(std::slice::from_ref(&request));
+        if let Operation::Read { local, .. } = request.operation {
+            self.into = Some(local);
+        }
+        self.read(posted, end, PullStep::Payload)
+    }
+
+    /// Reads the next pieces; `copied` counts those that are read.
+    pub(super) fn on_pieces(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let pieces = self.pieces.as_deref().unwrap_or_default();
+        let next = pieces.get(self.copied as usize..).unwrap_or_default();
+        let next = &next[..next.len().min(PIECES_AT_ONCE)];
+        if next.is_empty() {
+            return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
+        }
+        let into = self.into.as_ref().ok_or(PullError::Busy)?;
+        let mut requests = SmallVec::<[WorkRequest; PIECES_AT_ONCE]>::new();
+        for piece in next {
+            let local = into.slice(piece.to as usize, piece.bytes as usize)?;
+            let remote = self.source.payload(self.frame, piece.from..piece.from + piece.bytes)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::ByLength };
+            requests.push(WorkRequest::unsignalled(PULL_TAG, operation));
+        }
+        if let Some(last) = requests.last_mut() {
+            last.flags |= Flags::SIGNALLED;
+        }
+        let end = self.copied + requests.len() as u64;
+        let posted = endpoint.post(&requests);
+        self.read(posted, end, PullStep::Payload)
+    }
+
+    pub(super) fn read(
+        &mut self,
+        posted: Result<(), PostError>,
+        end: u64,
+        next: PullStep,
+    ) -> Result<bool, PullError> {
+        let posted = self.posted(posted, next)?;
+        if posted {
+            self.copied = end;
+        }
+        Ok(posted)
+    }
+
+    pub(super) fn payload(&self, frame: u8, range: Range<u64>) -> Result<WorkRequest, PullError> {
+        let total_bytes = self.source.geometry.payload_bytes as usize;
+        let into = self.into.as_ref().ok_or(PullError::Busy)?;
+        let local = into.slice(range.start as usize, (range.end - range.start) as usize)?;
+        let remote = self.source.payload(frame, range)?;
+        let operation = Operation::Read { local, remote, streaming: Streaming::PieceOf { total_bytes } };
+        Ok(WorkRequest::signalled(PULL_TAG, operation))
+    }
+
+    /// Copies out of a whole payload, at hand in `from`, what this pull copies.
+    pub(crate) fn copy_out(&self, from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
+        let Some(pieces) = &self.pieces else {
+            return to.copy_from(from, Streaming::ByLength);
+        };
+        for piece in pieces.iter() {
+            let (begin, bytes) = (piece.from as usize, piece.bytes as usize);
+            to.subslice(piece.to as usize, bytes).copy_from(from.subslice(begin, bytes), Streaming::ByLength);
+        }
+    }
+}

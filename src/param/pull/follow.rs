@@ -1,0 +1,80 @@
+//! A pull that follows a frame which is being written, and how far any pull is.
+
+use super::copy::MAX_READ_BYTES;
+use super::{BEFORE_LINE, Pull, PullError, PullStep};
+use crate::clock::Version;
+use crate::param::layout::FrameGeometry;
+use crate::transport::Endpoint;
+
+impl Pull {
+    pub(super) fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let mut follow = self.follow;
+        let header = self.header(BEFORE_LINE);
+        let total = self.source.geometry.chunks();
+        let begun = follow.sequence.is_some();
+        let attempt = *follow.sequence.get_or_insert(header.sequence);
+        self.follow = follow;
+        if header.version != follow.version {
+            return Ok(self.retry());
+        }
+        if !begun && header.is_whole() {
+            // It was committed before the first look: pull it in the ordinary way.
+            self.state = PullStep::Begin;
+            return Ok(true);
+        }
+        if header.sequence == attempt.wrapping_add(1) {
+            // The attempt ended whole. The words of this header were read in any order, so that some of them may be
+            // older than its sequence; those of one that is read after it cannot.
+            if !std::mem::replace(&mut self.follow.ended, true) {
+                self.state = PullStep::FollowBegin;
+                return Ok(true);
+            }
+            self.check_header(&header)?;
+            let geometry = &self.source.geometry;
+            let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
+            self.begin_payload(header, follow.frame, copied);
+            return self.on_payload(endpoint);
+        }
+        if header.sequence != attempt {
+            return Ok(self.retry());
+        }
+        let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
+        let landed = header.landed_chunks().min(total).min(follow.chunks + most);
+        if landed <= follow.chunks {
+            return Ok(self.look_again(PullStep::FollowBegin));
+        }
+        let geometry = &self.source.geometry;
+        let begin = follow.chunks as u64 * geometry.chunk_bytes;
+        let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
+        let request = self.payload(follow.frame, begin..end)?;
+        let posted = endpoint.post(&[request]);
+        let posted = self.posted(posted, PullStep::FollowPayload)?;
+        if posted {
+            self.follow.chunks = landed;
+        }
+        Ok(posted)
+    }
+
+    /// The bytes that are there of the copy, while nothing of it is in flight.
+    pub(super) fn has_landed(&self) -> u64 {
+        let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
+        match self.state {
+            PullStep::Payload | PullStep::Verify => self.copied,
+            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => {
+                (self.follow.chunks as u64 * chunk_bytes).min(payload_bytes)
+            }
+            _ => 0,
+        }
+    }
+
+    /// The version that is being copied now, and how many chunks of it are there, from its begin on. Whether they are
+    /// of that version is proved at the end only; until then [`retries`](Self::retries) grows if they were not.
+    pub(crate) fn landed(&self) -> Option<(Version, usize)> {
+        let version = match self.state {
+            PullStep::Payload | PullStep::Verify => self.before.version,
+            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => self.follow.version,
+            _ => return None,
+        };
+        Some((version, (self.landed / self.source.geometry.chunk_bytes) as usize))
+    }
+}
