@@ -192,10 +192,8 @@ impl Incarnation {
                 }
             }
             let record = publisher.publish_commit_recorded(VersionTag::step(version))?;
-            let mut judge = self.judge.borrow_mut();
-            judge.recorded(TraceRecord::Publication(record), self.now());
-            judge.has_published(publisher.epoch());
-            drop(judge);
+            self.judge.borrow_mut().recorded(TraceRecord::Publication(record), self.now());
+            self.judge.borrow_mut().has_published(publisher.epoch());
             let rest = Duration::from_nanos(self.draw(self.plan.compute.0, self.plan.compute.1));
             publisher.drive_async(|_| false, rest).await?;
         }
