@@ -184,6 +184,8 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         link.pull.select(self.selection.as_ref().map(|selection| selection.pieces().clone()));
         (self.link, self.held, self.filled) = (link, None, None);
+        // Its records are those of another reader: the successor may have older versions.
+        self.identity = random_word();
         Ok(())
     }
 

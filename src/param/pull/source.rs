@@ -78,8 +78,8 @@ pub struct PullOptions {
     pub exactly: Option<Version>,
     /// Copy some chunks at a time, so that [`Pull::landed`] tells how far the copy is.
     pub chunked: bool,
-    /// Read the label of the version, too ([`Pull::label`]): one line more. Not where a pull says which gradients its
-    /// frame holds ([`Pull::ask_included`]).
+    /// Read the label of the version, too ([`Pull::label`](super::Pull::label)): one line more. Not where a pull says which gradients its
+    /// frame holds ([`Pull::ask_included`](super::Pull::ask_included)).
     pub label: bool,
 }
 
