@@ -45,6 +45,10 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) local_steps: Option<String>,
 
+    /// Seconds over which the loss is taken by which k grows (abs, adasync) [default: each update]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "SECONDS")]
+    pub(crate) interval: Option<String>,
+
     /// Bound on the sum of updates in transit (vap) [default: 1]
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "VALUE")]
     pub(crate) bound: Option<String>,
@@ -124,6 +128,7 @@ impl SchemeArgs {
             ("rule", &self.rule),
             ("shrink", &self.shrink),
             ("local-steps", &self.local_steps),
+            ("interval", &self.interval),
             ("bound", &self.bound),
             ("strength", &self.strength),
             ("group", &self.group),

@@ -15,4 +15,5 @@ pub mod parallel;
 pub mod plot;
 pub mod problem;
 pub mod reproduce;
+pub mod statistics;
 pub mod table;

@@ -7,6 +7,7 @@
 //! AISTATS 2018), with all workers waited for it is synchronous.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,15 @@ pub enum WaitFor {
     /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
     /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known.
     LossRatio(u16),
+    /// The same with the mean loss of all gradients of an interval of time, taken at its end, as AdaSync has it; then
+    /// it may also fall. The loss of one update is that of a few mini-batches: its noise alone makes a number grow
+    /// that never falls.
+    LossOverTime {
+        /// The number at the beginning, and while the first interval runs.
+        k: u16,
+        /// The interval in milliseconds; at least 1.
+        millis: u32,
+    },
 }
 
 impl WaitFor {
@@ -32,7 +42,7 @@ impl WaitFor {
     #[doc(hidden)]
     pub const fn k(self) -> u16 {
         match self {
-            WaitFor::Fixed(k) | WaitFor::LossRatio(k) => k,
+            WaitFor::Fixed(k) | WaitFor::LossRatio(k) | WaitFor::LossOverTime { k, .. } => k,
         }
     }
 }
@@ -72,6 +82,7 @@ pub(super) struct AbsServer {
     newest: Version,
     k: u64,
     first_loss: Option<f64>,
+    interval: LossInterval,
     /// The workers that compute, and for each a version that it is not behind.
     computing: VersionOrder,
     /// Gradients that were not too stale when they came, in order of arrival.
@@ -90,6 +101,7 @@ impl AbsServer {
             newest,
             k: u64::from(rules.wait_for.k()),
             first_loss: None,
+            interval: LossInterval::default(),
             computing: VersionOrder::default(),
             admitted: VecDeque::new(),
             taken: Vec::new(),
@@ -116,12 +128,12 @@ impl AbsServer {
         }
     }
 
-    fn applied(&mut self, version: Version, loss: Option<f64>) {
+    fn applied(&mut self, now: Instant, version: Version, loss: Option<f64>) {
         if !std::mem::take(&mut self.folding) {
             return;
         }
         self.newest = version;
-        self.adapt(loss);
+        self.adapt(now, loss);
         for gradient in self.taken.drain(..) {
             self.folded.advance(gradient.worker, gradient.clock.next());
             self.computing.join(gradient.worker, version);
@@ -137,20 +149,55 @@ impl AbsServer {
         }
     }
 
-    fn adapt(&mut self, loss: Option<f64>) {
-        let (WaitFor::LossRatio(k), Some(loss)) = (self.rules.wait_for, loss) else { return };
+    fn adapt(&mut self, now: Instant, loss: Option<f64>) {
         // One that is none of a falling loss says nothing, and nothing is measured against it.
-        if !(loss.is_finite() && loss > 0.0) {
-            return;
+        let Some(loss) = loss.filter(|loss| loss.is_finite() && *loss > 0.0) else { return };
+        // The first update is made of gradients on the first version alone.
+        self.first_loss.get_or_insert(loss);
+        match self.rules.wait_for {
+            WaitFor::Fixed(_) => {}
+            WaitFor::LossRatio(k) => self.k = self.wanted(k, loss).max(self.k),
+            WaitFor::LossOverTime { k, millis } => {
+                let length = Duration::from_millis(millis.into());
+                if let Some(mean) = self.interval.add(now, length, loss, self.taken.len()) {
+                    self.k = self.wanted(k, mean);
+                }
+            }
         }
-        let first = *self.first_loss.get_or_insert(loss);
+    }
+
+    /// `ceil(K sqrt(F0 / F))`, at most the members; the loss of the first update is `F0`.
+    fn wanted(&self, k: u16, loss: f64) -> u64 {
+        let first = self.first_loss.unwrap_or(loss);
         let wanted = (f64::from(k) * (first / loss).sqrt()).ceil();
-        self.k = self.k.max(wanted as u64).min(self.members.len() as u64).max(self.k);
+        (wanted as u64).min(self.members.len() as u64)
+    }
+}
+
+/// The losses of an interval of time.
+#[derive(Debug, Default)]
+struct LossInterval {
+    ends: Option<Instant>,
+    sum: f64,
+    gradients: usize,
+}
+
+impl LossInterval {
+    /// Adds the mean loss of some gradients; returns that of the interval once it is over.
+    fn add(&mut self, now: Instant, length: Duration, loss: f64, gradients: usize) -> Option<f64> {
+        self.sum += loss * gradients as f64;
+        self.gradients += gradients;
+        if now < *self.ends.get_or_insert(now + length) {
+            return None;
+        }
+        let mean = self.sum / self.gradients.max(1) as f64;
+        *self = LossInterval { ends: Some(now + length), ..LossInterval::default() };
+        Some(mean)
     }
 }
 
 impl ServerScheme for AbsServer {
-    fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+    fn handle_event(&mut self, now: Instant, event: ServerEvent) {
         match event {
             ServerEvent::Joined { worker, clock, returns } => {
                 if self.members.join_into(worker, clock, returns, &mut self.folded) {
@@ -173,7 +220,7 @@ impl ServerScheme for AbsServer {
                 }
             }
             ServerEvent::Seen { .. } => {}
-            ServerEvent::Applied { version, statistics } => self.applied(version, statistics.loss),
+            ServerEvent::Applied { version, statistics } => self.applied(now, version, statistics.loss),
         }
     }
 
@@ -321,11 +368,11 @@ mod tests {
         };
         let expected = [(4.0, 2, 6), (2.0, 3, 4), (1.0, 4, 3), (3.0, 4, 3), (f64::NAN, 4, 3), (-1.0, 4, 3)];
         for (loss, k, bound) in expected.into_iter().chain([(1e-9, 8, 2)]) {
-            server.adapt(Some(loss));
+            server.adapt(Instant::ORIGIN, Some(loss));
             assert_eq!((server.k, bound_at(&mut server)), (k, bound), "at {loss}");
             assert_eq!((server.waits_for(), server.staleness_bound()), (Some(k), Some(bound)), "it says so");
         }
-        server.adapt(None);
+        server.adapt(Instant::ORIGIN, None);
         assert_eq!(server.k, 8);
     }
 
@@ -334,8 +381,24 @@ mod tests {
         let rules = Rules { wait_for: WaitFor::LossRatio(2), staleness: None, shrink: Shrink::Fixed };
         let mut server = with(8, rules);
         for (loss, k) in [(f64::NAN, 2), (f64::INFINITY, 2), (0.0, 2), (-1.0, 2), (4.0, 2), (1.0, 4)] {
-            server.adapt(Some(loss));
+            server.adapt(Instant::ORIGIN, Some(loss));
             assert_eq!(server.k, k, "at {loss}");
         }
+    }
+
+    #[test]
+    fn the_mean_of_all_gradients_of_an_interval_decides_and_k_may_fall() {
+        let wait_for = WaitFor::LossOverTime { k: 2, millis: 1000 };
+        let mut server = with(8, Rules { wait_for, staleness: None, shrink: Shrink::Fixed });
+        let mut at = |millis: u64, loss: f64, gradients: u16| {
+            let gradient = |worker| GradientId { worker: WorkerId(worker), clock: Clock::new(0) };
+            server.taken = (0..gradients).map(gradient).collect();
+            server.adapt(Instant::from_nanos(millis * 1_000_000), Some(loss));
+            server.k
+        };
+        // The first interval has the mean (1 * 8 + 1 * 0.5 + 3 * 4) / 5 = 4.1: one small loss moves little.
+        assert_eq!([at(0, 8.0, 1), at(500, 0.5, 1), at(1000, 4.0, 3)], [2, 2, 3]);
+        assert_eq!([at(1500, 2.0, 1), at(2000, 2.0, 1)], [3, 4], "sqrt(8 / 2) is 2");
+        assert_eq!([at(2500, 8.0, 1), at(3000, 8.0, 1)], [4, 2]);
     }
 }

@@ -1,7 +1,7 @@
 //! The events to come, in order.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 
 use super::model::Snapshot;
@@ -67,40 +67,22 @@ pub(super) struct Held {
     pub(super) consumed: u64,
 }
 
-#[derive(Debug)]
-struct Scheduled {
-    at: u64,
-    order: u64,
-    event: AgendaEvent,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    /// The greatest is the one that comes first; what comes at the same time, in the order it was noted.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-
 /// All events to come, and the present time.
+///
+/// What happens at the present instant, which is most of it where the network takes no time, waits in a queue of its
+/// own. The heap holds small keys, and the events lie beside it: with many workers the cost of a step is that of the
+/// memory that it moves.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     now: u64,
     order: u64,
-    heap: BinaryHeap<Scheduled>,
+    /// Events at the present instant, in the order they were noted. What the heap holds for this instant was noted
+    /// before the instant came, and so before these.
+    at_once: VecDeque<AgendaEvent>,
+    /// Time, order and slot of each later event.
+    heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    later: Vec<Option<AgendaEvent>>,
+    free: Vec<u32>,
 }
 
 impl Agenda {
@@ -110,22 +92,39 @@ impl Agenda {
 
     pub(super) fn put(&mut self, at: u64, event: AgendaEvent) {
         self.order += 1;
-        self.heap.push(Scheduled { at: at.max(self.now), order: self.order, event });
+        if at <= self.now {
+            self.at_once.push_back(event);
+            return;
+        }
+        let slot = self.free.pop().unwrap_or(self.later.len() as u32);
+        match self.later.get_mut(slot as usize) {
+            Some(empty) => *empty = Some(event),
+            None => self.later.push(Some(event)),
+        }
+        self.heap.push(Reverse((at, self.order, slot)));
     }
 
     /// Takes the next event, unless it comes after `end`, and moves time on to it.
     pub(super) fn next(&mut self, end: u64) -> Option<AgendaEvent> {
-        if self.heap.peek()?.at > end {
+        let first = self.heap.peek().map(|Reverse((at, ..))| *at);
+        if first != Some(self.now)
+            && self.now <= end
+            && let Some(event) = self.at_once.pop_front()
+        {
+            return Some(event);
+        }
+        if first? > end {
             return None;
         }
-        let Scheduled { at, event, .. } = self.heap.pop()?;
+        let Reverse((at, _, slot)) = self.heap.pop()?;
         self.now = at;
-        Some(event)
+        self.free.push(slot);
+        self.later.get_mut(slot as usize)?.take()
     }
 
     /// True if nothing will ever happen again.
     pub(super) fn is_empty(&self) -> bool {
-        self.heap.is_empty()
+        self.heap.is_empty() && self.at_once.is_empty()
     }
 
     /// Moves time on to `end`, with no event before it.

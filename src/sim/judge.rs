@@ -81,6 +81,9 @@ impl Judge {
                 Some(SchemeConfig::Abs { wait_for: WaitFor::LossRatio(k), .. }) if stays => {
                     usize::from(k)..=cluster.workers
                 }
+                Some(SchemeConfig::Abs { wait_for: WaitFor::LossOverTime { .. }, .. }) if stays => {
+                    1..=cluster.workers
+                }
                 Some(SchemeConfig::Dbw { .. }) if stays => 1..=cluster.workers,
                 _ => 0..=usize::MAX,
             },

@@ -37,12 +37,13 @@ The first k gradients are an update:
   adasync   as k-async, with a k that grows as the loss falls
               k            gradients in the first updates                            [default: 1]
               local-steps  as for k-sync
+              interval     seconds over which the loss is taken            [default: each update]
   abs       as adasync, and gradients that are too old are not waited for
               k            gradients in the first updates                            [default: 1]
               staleness    versions that a gradient may be behind, or none           [default: 3]
               rule         how k grows: loss-ratio or fixed                 [default: loss-ratio]
               shrink       how `staleness` falls as k grows: with-k or fixed    [default: with-k]
-              local-steps  as for k-sync
+              local-steps, interval as for k-sync and adasync
   dbw       as k-sync, with a k that estimates of gain and time choose
               k            gradients in each update; means choice=static
               choice       dynamic, static or blind           [default: dynamic, static with k]
@@ -88,8 +89,8 @@ mod tests {
 
     #[test]
     fn the_page_has_each_scheme_with_the_settings_that_it_takes() {
-        let settings = "staleness k delivery choice window loss-growth rule shrink local-steps bound strength group \
-             partition seed";
+        let settings = "staleness k delivery choice window loss-growth rule shrink local-steps interval bound strength \
+             group partition seed";
         for name in SchemeConfig::NAMES {
             let entry = entry(name);
             assert!(!entry.is_empty(), "{name} is missing");

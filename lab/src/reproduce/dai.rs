@@ -2,154 +2,146 @@
 
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
+use serde::Deserialize;
 use serde_json::json;
 use slackline::{
     AdamParameters, Optimizer,
-    sim::{Cluster, Distribution, Until},
+    sim::{Cluster, ClusterReport, Distribution, Until},
 };
 
-use super::{Check, Error, Findings, Recipe, mean, scheme, simulate};
+use super::tuned::{missed, times};
+use super::{Error, Findings, Recipe, Trial, scheme, simulate};
+use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-const WORKERS: usize = 4;
-const DELAYS: [u64; 4] = [0, 4, 8, 16];
-const DEPTHS: [usize; 4] = [0, 1, 3, 6];
-const WIDTH: usize = 32;
-const SEEDS: u64 = 2;
-const TARGET: f64 = 0.3;
-const ROUNDS_MAX: f64 = 2000.0;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dai",
     title: "Depth and momentum suffer from delay",
-    claim: "The rounds that training takes grow with the delay; more for deeper networks, and more with \
-            momentum, Adam and RMSProp than with SGD.",
-    source: "Dai, Zhou, Dong, Zhang, Xing, arXiv 1810.03264",
-    setup: "4 workers, every gradient folded 0 to s rounds late, uniformly; perceptrons with 0, 1, 3 and 6 \
-            hidden layers of 32 units on the digits, batches of 32, until the loss is 0.3 (at most 2,000 \
-            rounds); SGD with step size 0.1, momentum 0.9 with 0.01 (the same speed without delay), Adam \
-            with 0.002; mean of 2 seeds. A run that does not get there counts as 2,000 rounds.",
+    file: include_str!("settings/dai.toml"),
     remarks: "The paper draws a delay for every pair of an update and a reader; here one is drawn for each \
-              update, the same for all readers. Softmax regression, which is convex, does not notice delays \
-              of 16 rounds at this step size.",
+              update, the same for all readers. Softmax regression is convex. A run that does not get there counts \
+              as one that does at the last round, so that large slowdowns are told too small.",
     run,
 };
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DaiGrid {
+    workers: usize,
+    /// From 0 on.
+    delays: Vec<u64>,
+    width: usize,
+    target: f64,
+    rounds: f64,
+    /// By depth, then the other optimisers.
+    kinds: Vec<Network>,
+}
+
 /// One curve: a network and an optimiser.
-struct Kind {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Network {
+    id: String,
     name: String,
     depth: usize,
-    optimizer: Optimizer,
-    rate: f32,
+    optimizer: Rule,
+    step_size: f32,
 }
 
-fn kinds() -> Vec<Kind> {
-    let sgd = Optimizer::Sgd { weight_decay: 0.0 };
-    let name = |depth: usize| match depth {
-        0 => "softmax".into(),
-        1 => "1 hidden layer".into(),
-        depth => format!("{depth} hidden layers"),
-    };
-    let mut kinds: Vec<_> = DEPTHS
-        .iter()
-        .map(|depth| Kind { name: name(*depth), depth: *depth, optimizer: sgd, rate: 0.1 })
-        .collect();
-    let momentum = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
-    let adam = Optimizer::Adam(AdamParameters::new(0.0));
-    kinds.push(Kind { name: "1 hidden layer, momentum".into(), depth: 1, optimizer: momentum, rate: 0.01 });
-    kinds.push(Kind { name: "1 hidden layer, Adam".into(), depth: 1, optimizer: adam, rate: 0.002 });
-    kinds
+#[derive(Clone, Copy, PartialEq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Rule {
+    Sgd,
+    Momentum,
+    Adam,
 }
 
-fn run(seed: u64) -> Result<Findings, Error> {
-    let kinds = kinds();
+impl Rule {
+    fn optimizer(self) -> Optimizer {
+        match self {
+            Rule::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
+            Rule::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
+            Rule::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
+        }
+    }
+}
+
+fn run(trial: &Trial) -> Result<Findings, Error> {
+    let settings = trial.settings::<DaiGrid>()?;
+    let (grid, seeds) = (&settings.grid, settings.seeds(trial));
     let mut runs = Vec::new();
-    for kind in 0..kinds.len() {
-        for delay in DELAYS {
-            runs.extend((0..SEEDS).map(|more| (kind, delay, seed + more)));
+    for kind in &grid.kinds {
+        for delay in &grid.delays {
+            runs.extend(seeds.iter().map(|seed| (kind, *delay, *seed)));
         }
     }
     let reports = simulate("dai", &runs, |(kind, delay, seed)| {
-        let Kind { depth, optimizer, rate, .. } = &kinds[*kind];
-        let mut cluster =
-            Cluster::new(scheme(&format!("delay(staleness={delay}, seed={seed})"))?, WORKERS, *seed);
+        let name = format!("delay(staleness={delay}, seed={seed})");
+        let mut cluster = Cluster::new(scheme(&name)?, grid.workers, *seed);
         // A round is a second.
         cluster.compute = Distribution::Constant { seconds: 1.0 };
-        let digits = Digits::tower(*depth, WIDTH, WORKERS, 32, *seed)?;
-        cluster.problem = Some(Box::new(digits));
-        cluster.optimizer = *optimizer;
-        cluster.learning_rate = *rate;
-        cluster.until = Until::Loss { target: TARGET, within: ROUNDS_MAX };
+        cluster.problem = Some(Box::new(Digits::tower(kind.depth, grid.width, grid.workers, 32, *seed)?));
+        cluster.optimizer = kind.optimizer.optimizer();
+        cluster.learning_rate = kind.step_size;
+        cluster.until = Until::Loss { target: grid.target, within: grid.rounds };
         cluster.evaluate_every = Some(4.0);
         Ok(cluster)
     })?;
-    let rounds = |kind: usize, delay: usize| {
-        let own = &reports[(kind * DELAYS.len() + delay) * SEEDS as usize..][..SEEDS as usize];
-        let missed = own.iter().filter(|report| report.reached.is_none()).count();
-        (mean(own.iter().map(|report| report.reached.unwrap_or(ROUNDS_MAX))), missed)
-    };
-    let heading = std::iter::once("network".to_owned()).chain(DELAYS.map(|delay| format!("s = {delay}")));
-    let mut table = Table::new(heading);
-    let mut rows = Vec::new();
-    let axes = || {
-        (
-            Axis::names("delay s", DELAYS.map(|s| s.to_string())),
-            Axis::linear("rounds, times those without delay"),
-        )
-    };
-    let (x, y) = axes();
-    let mut by_depth = Panel::new(x, y).titled("By depth, SGD");
-    let (x, y) = axes();
-    let mut by_optimizer = Panel::new(x, y).titled("By optimiser, 1 hidden layer");
-    let mut slowdowns = Vec::new();
-    for (index, kind) in kinds.iter().enumerate() {
-        let base = rounds(index, 0).0;
-        let cells = (0..DELAYS.len()).map(|delay| {
-            let (count, missed) = rounds(index, delay);
-            let mark = if missed > 0 { format!(", {missed} of {SEEDS} not there") } else { String::new() };
-            format!("{} ({:.1}x{mark})", number(count), count / base)
-        });
-        table.row(std::iter::once(kind.name.clone()).chain(cells));
-        for (delay, s) in DELAYS.iter().enumerate() {
-            let (count, missed) = rounds(index, delay);
-            rows.push(json!({
-                "network": kind.name, "depth": kind.depth, "delay": s, "rounds": count, "slowdown": count / base,
-                "missed": missed,
-            }));
-        }
-        let points: Vec<_> =
-            (0..DELAYS.len()).map(|delay| (delay as f64, rounds(index, delay).0 / base)).collect();
-        slowdowns.push(points.iter().map(|point| point.1).collect::<Vec<_>>());
-        if index < DEPTHS.len() {
-            by_depth.series.push(Series::marked(&kind.name, points.clone()));
-        }
-        if index == 1 || index >= DEPTHS.len() {
-            let name = ["SGD", "momentum", "Adam"][index.saturating_sub(DEPTHS.len() - 1).min(2)];
-            by_optimizer.series.push(Series::marked(name, points));
-        }
-    }
-    let at = 3;
-    let depths: Vec<f64> = (0..DEPTHS.len()).map(|index| slowdowns[index][at]).collect();
-    let [sgd, momentum, adam] = [1, DEPTHS.len(), DEPTHS.len() + 1].map(|index| slowdowns[index][at]);
-    let checks = vec![
-        Check::new(
-            "rounds at s = 16 over those without delay, by depth 0, 1, 3, 6",
-            "grows with depth",
-            depths.iter().map(|slowdown| format!("{slowdown:.2}")).collect::<Vec<_>>().join(", "),
-            depths.windows(2).all(|pair| pair[1] >= pair[0]),
-        ),
-        Check::new(
-            "the same, momentum against SGD",
-            "more",
-            format!("{momentum:.2} against {sgd:.2}"),
-            momentum > sgd,
-        ),
-        Check::new("the same, Adam against SGD", "more", format!("{adam:.2} against {sgd:.2}"), adam > sgd),
-    ];
     let figure = Figure::new("What delay costs")
-        .subtitle("4 workers on the digits; rounds to a loss of 0.3, times those without delay")
-        .columns(2)
-        .panel(by_depth)
-        .panel(by_optimizer);
-    Ok(Findings { tables: vec![("Rounds to a loss of 0.3".into(), table)], rows, checks, figure })
+        .subtitle("4 workers on the digits; rounds to a loss of 0.3, times those without delay");
+    let mut findings = Findings::new(figure.columns(2));
+    let slowdowns = tell(grid, &reports, seeds.len(), &mut findings);
+    compare(grid, &slowdowns, &mut findings);
+    Ok(findings)
+}
+
+/// The table and the plots; returns the slowdown of each kind at the largest delay, for each seed.
+fn tell(grid: &DaiGrid, reports: &[ClusterReport], seeds: usize, findings: &mut Findings) -> Vec<Vec<f64>> {
+    let heading = grid.delays.iter().map(|delay| format!("s = {delay}"));
+    let mut table = Table::new(std::iter::once("network".to_owned()).chain(heading));
+    let panel = || {
+        let x = Axis::names("delay s", grid.delays.iter().map(u64::to_string));
+        Panel::new(x, Axis::linear("rounds, times those without delay"))
+    };
+    let mut by_depth = panel().titled("By depth, SGD");
+    let mut by_optimizer = panel().titled("By optimiser, 1 hidden layer");
+    let mut slowdowns = Vec::new();
+    for (kind, own) in grid.kinds.iter().zip(reports.chunks(grid.delays.len() * seeds)) {
+        let cells: Vec<&[ClusterReport]> = own.chunks(seeds).collect();
+        let rounds: Vec<Vec<f64>> = cells.iter().map(|own| times(own, grid.rounds)).collect();
+        let slower: Vec<Interval> = rounds.iter().map(|own| Interval::of_ratio(own, &rounds[0])).collect();
+        let text = (cells.iter().zip(&rounds).zip(&slower)).map(|((own, rounds), slower)| {
+            format!("{} ({:.2}x){}", number(mean(rounds.iter().copied())), slower.middle, missed(own))
+        });
+        table.row(std::iter::once(kind.name.clone()).chain(text));
+        for (delay, rounds) in grid.delays.iter().zip(&rounds) {
+            findings.rows.push(json!({ "network": kind.name, "delay": delay, "rounds": rounds }));
+        }
+        let points = || (0..).map(f64::from).zip(slower.iter().map(|slower| slower.middle));
+        match kind.optimizer {
+            Rule::Sgd => by_depth.series.push(Series::marked(&kind.name, points())),
+            _ => by_optimizer.series.push(Series::marked(&kind.name, points())),
+        }
+        if kind.id == "one" {
+            by_optimizer.series.push(Series::marked("1 hidden layer, SGD", points()));
+        }
+        let last = rounds.len() - 1;
+        slowdowns.push(rounds[last].iter().zip(&rounds[0]).map(|(late, base)| late / base).collect());
+    }
+    findings.tables.push((format!("Rounds to a loss of {}", grid.target), table));
+    let figure = std::mem::replace(&mut findings.figure, Figure::new(""));
+    findings.figure = figure.panel(by_depth).panel(by_optimizer);
+    slowdowns
+}
+
+fn compare(grid: &DaiGrid, slowdowns: &[Vec<f64>], findings: &mut Findings) {
+    let of_sgd = grid.kinds.iter().take_while(|kind| kind.optimizer == Rule::Sgd).count();
+    for deeper in 1..of_sgd {
+        let ratio = Interval::of_ratio(&slowdowns[deeper], &slowdowns[deeper - 1]);
+        findings.measure("depth", &grid.kinds[deeper].name, ratio);
+    }
+    let one = grid.kinds.iter().position(|kind| kind.id == "one").unwrap_or(0);
+    for (kind, slower) in grid.kinds.iter().zip(slowdowns).skip(of_sgd) {
+        findings.measure(&kind.id, "", Interval::of_ratio(slower, &slowdowns[one]));
+    }
 }

@@ -1,36 +1,40 @@
 //! DBW: the best k, where everything is known.
 
 use crate::plot::{Axis, Figure, Panel, Series};
+use serde::Deserialize;
 use serde_json::json;
 use slackline::scheme::dbw::{Gain, best_k, most_gradients_k};
 
-use super::{Check, Error, Findings, Recipe};
+use super::{Error, Findings, Recipe, Trial};
+use crate::statistics::Interval;
 use crate::table::Table;
 
 const N: usize = 16;
-const RATIOS: [f64; 8] = [10.0, 1.0, 0.3, 0.1, 0.05, 0.03, 0.02, 0.01];
-
-/// By `eta L`: the best k at each ratio.
-const EXPECTED: [(f64, [usize; 8]); 3] = [
-    (0.1, [1, 1, 1, 1, 2, 3, 5, 9]),
-    (0.5, [1, 1, 2, 6, 11, 14, 16, 16]),
-    (1.0, [1, 2, 6, 14, 16, 16, 16, 16]),
-];
-
-/// By the part of the time that is random: the k with the most gradients per second.
-const BLIND: [(f64, usize); 4] = [(0.0, 16), (0.2, 14), (0.5, 11), (1.0, 1)];
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw-argmax",
     title: "How many gradients are worth waiting for",
-    claim: "The k with the most gain per second grows as the gradient shrinks beside its noise, and with the \
-            step size.",
-    source: "Xu, Neglia, Sebastianelli, arXiv 2004.14696: the bound on the gain; the table is exact arithmetic",
-    setup: "16 workers, exponential times of mean 1 s, interrupted by each version: the k-th gradient comes after \
-            H(16) - H(16 - k) s. The gain is that of the bound, with r = |grad F|^2 / V; no random numbers.",
+    file: include_str!("settings/dbw-argmax.toml"),
     remarks: "Where no update promises a gain (r small, eta L large), all 16 are waited for.",
     run,
 };
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GainGrid {
+    ratios: Vec<f64>,
+    best: Vec<BestOfRatios>,
+    /// Random part of the time, and the k with the most gradients per second.
+    blind: Vec<(f64, usize)>,
+}
+
+/// The best k at each ratio.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct BestOfRatios {
+    eta_l: f64,
+    k: Vec<usize>,
+}
 
 /// Returns the mean time at which the k-th of 16 comes, for each k. A part `alpha` of the time is exponential and the
 /// rest constant.
@@ -39,60 +43,51 @@ fn times(alpha: f64) -> [f64; N] {
     std::array::from_fn(|index| 1.0 - alpha + alpha * (harmonic(N) - harmonic(N - index - 1)))
 }
 
-fn run(_seed: u64) -> Result<Findings, Error> {
-    let mut table =
-        Table::new(["eta L"].into_iter().map(String::from).chain(RATIOS.map(|r| format!("r = {r}"))));
+fn run(trial: &Trial) -> Result<Findings, Error> {
+    let GainGrid { ratios, best, blind } = trial.settings()?.grid;
+    let figure =
+        Figure::new("How many of 16 gradients are worth waiting for").subtitle("circles: the exact table");
+    let mut findings = Findings::new(figure.columns(2));
+    let heading = ["eta L".to_owned()].into_iter().chain(ratios.iter().map(|r| format!("r = {r}")));
+    let mut table = Table::new(heading);
     let x = Axis::log("r = |grad F|^2 / V");
     let mut panel =
         Panel::new(x, Axis::linear("best k").between(0.0, 17.0)).titled("The most gain per second");
-    let (mut rows, mut equal) = (Vec::new(), 0);
-    let mut circles = Vec::new();
-    for (eta_l, expected) in EXPECTED {
-        let best = RATIOS.map(|ratio| {
-            let gain = Gain { learning_rate: 1.0, smoothness: eta_l, norm_squared: ratio, variance: 1.0 };
-            best_k(&gain, &times(1.0))
-        });
-        for ((ratio, k), expected) in RATIOS.iter().zip(best).zip(expected) {
-            rows.push(json!({ "eta_l": eta_l, "ratio": ratio, "k": k, "expected": expected }));
-            equal += usize::from(k == expected);
+    let (mut differ, mut circles) = (0u32, Vec::new());
+    for BestOfRatios { eta_l, k: expected } in &best {
+        let gain =
+            |ratio: f64| Gain { learning_rate: 1.0, smoothness: *eta_l, norm_squared: ratio, variance: 1.0 };
+        let ours: Vec<usize> = ratios.iter().map(|ratio| best_k(&gain(*ratio), &times(1.0))).collect();
+        for ((ratio, k), expected) in ratios.iter().zip(&ours).zip(expected) {
+            findings.rows.push(json!({ "eta_l": eta_l, "ratio": ratio, "k": k, "expected": expected }));
+            differ += u32::from(k != expected);
         }
-        let cells = best.iter().zip(expected).map(|(k, expected)| format!("{k} ({expected})"));
+        let cells = ours.iter().zip(expected).map(|(k, expected)| format!("{k} ({expected})"));
         table.row(std::iter::once(eta_l.to_string()).chain(cells));
-        let points = RATIOS.iter().zip(best).map(|(ratio, k)| (*ratio, k as f64));
-        panel.series.push(Series::marked(format!("eta L = {eta_l}"), points));
-        circles.extend(RATIOS.iter().zip(expected).map(|(ratio, k)| (*ratio, k as f64)));
+        let points = |k: &[usize]| -> Vec<(f64, f64)> {
+            ratios.iter().zip(k).map(|(ratio, k)| (*ratio, *k as f64)).collect()
+        };
+        panel.series.push(Series::marked(format!("eta L = {eta_l}"), points(&ours)));
+        circles.extend(points(expected));
     }
     panel.series.push(Series::expected("expected", circles));
-    let mut blind = Table::new(["random part of the time", "k", "expected"]);
-    let mut all_equal = true;
-    let mut bars = Vec::new();
-    for (index, (alpha, expected)) in (0..).zip(BLIND) {
-        let k = most_gradients_k(&times(alpha));
-        all_equal &= k == expected;
-        blind.row([alpha.to_string(), k.to_string(), expected.to_string()]);
+    findings.measure("cells", "", Interval::exact(differ.into()));
+
+    let mut by_part = Table::new(["random part of the time", "k", "expected"]);
+    let (mut differ, mut bars) = (0u32, Vec::new());
+    for (index, (part, expected)) in (0..).zip(&blind) {
+        let k = most_gradients_k(&times(*part));
+        differ += u32::from(k != *expected);
+        by_part.row([part.to_string(), k.to_string(), expected.to_string()]);
         bars.push((f64::from(index), k as f64));
     }
-    let x = Axis::names("random part of the time", BLIND.map(|(alpha, _)| alpha.to_string()));
+    findings.measure("blind", "", Interval::exact(differ.into()));
+    let x = Axis::names("random part of the time", blind.iter().map(|(part, _)| part.to_string()));
     let second = Panel::new(x, Axis::linear("k").between(0.0, 17.0))
         .titled("The most gradients per second")
         .with(Series::bars("whatever they are worth", bars));
-    let checks = vec![
-        Check::new("best k, all 24 cells", "24 equal", format!("{equal} equal"), equal == 24),
-        Check::new(
-            "most gradients per second, shifted exponential times",
-            "16, 14, 11, 1",
-            BLIND.map(|(alpha, _)| most_gradients_k(&times(alpha)).to_string()).join(", "),
-            all_equal,
-        ),
-    ];
-    let figure = Figure::new("How many of 16 gradients are worth waiting for")
-        .subtitle("circles: the exact table")
-        .columns(2)
-        .panel(panel)
-        .panel(second);
-    let tables = vec![
-        ("The best k (expected in brackets)".into(), table),
-        ("Blind to what gradients are worth".into(), blind),
-    ];
-    Ok(Findings { tables, rows, checks, figure })
+    findings.figure = findings.figure.panel(panel).panel(second);
+    findings.tables.push(("The best k (expected in brackets)".into(), table));
+    findings.tables.push(("Blind to what gradients are worth".into(), by_part));
+    Ok(findings)
 }

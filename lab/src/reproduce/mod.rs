@@ -1,28 +1,41 @@
 //! The results of the literature, and ours beside them.
 //!
-//! Each is a recipe: what was claimed, how it is tried here, and a function that tries it. A claim that does not
-//! come out is told with its figures like one that does; no recipe knows what it should find when it looks.
+//! Each is a recipe: a file of settings and claims that is written before the run, and a function that measures. It
+//! does not see the claims: they are judged afterwards, by one rule, and one that does not come out is told with its
+//! figures like one that does.
 
 mod abs;
 mod bap;
+mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
 mod ds_sync;
 mod essp;
 mod k_async;
+mod losing;
 mod page;
+mod race;
+mod settings;
+mod tuned;
+mod twin;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::sim::{self, Cluster, ClusterReport};
 
-pub use page::{PAGE, PLOTS, page};
+pub use page::{PAGE, PLOTS, RECORDS, page};
+pub use race::{Arrival, Race, Run};
+pub use twin::{Comparison, REAL_PAGE, Twin, real_page};
 
 use crate::parallel;
 use crate::plot::Figure;
 use crate::problem::DigitsError;
+use crate::statistics::Interval;
 use crate::table::Table;
+use claims::{Check, Measured};
+use settings::Settings;
 
 /// A result of the literature and how to try it.
 #[derive(Debug)]
@@ -31,35 +44,43 @@ pub struct Recipe {
     pub name: &'static str,
     /// The subject in a few words.
     pub title: &'static str,
-    /// The result that was found, and the paper that it is from.
-    claim: &'static str,
-    source: &'static str,
-    /// The set-up with which it is tried here.
-    setup: &'static str,
+    /// The text of its file.
+    file: &'static str,
     /// The points where our result differs, and the reasons; the limits of the result.
     remarks: &'static str,
-    run: fn(u64) -> Result<Findings, Error>,
+    run: fn(&Trial) -> Result<Findings, Error>,
+}
+
+/// What a recipe is run with.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    file: &'static str,
+    seed: u64,
+    /// Fewer seeds, or more, than its file says.
+    seeds: Option<u64>,
 }
 
 /// The findings of a recipe.
 #[derive(Debug)]
-pub struct Findings {
+struct Findings {
     /// The tables that are looked at first, each with a caption.
     tables: Vec<(String, Table)>,
     /// The same, and more, for programs.
     rows: Vec<Value>,
-    checks: Vec<Check>,
+    /// The values of each claim, by its name.
+    measured: Vec<(String, Vec<Measured>)>,
     /// A plot of them.
-    pub figure: Figure,
+    figure: Figure,
 }
 
-/// One figure of the literature and ours.
+/// A recipe that was run.
 #[derive(Debug)]
-struct Check {
-    what: String,
-    expected: String,
-    ours: String,
-    holds: bool,
+pub struct Outcome {
+    recipe: &'static Recipe,
+    settings: Settings,
+    findings: Findings,
+    checks: Vec<Check>,
+    seed: u64,
 }
 
 /// Error of a recipe.
@@ -67,10 +88,22 @@ struct Check {
 #[error(transparent)]
 #[non_exhaustive]
 pub enum Error {
+    /// The file of a recipe cannot be read.
+    Settings(#[from] toml::de::Error),
+    /// A recipe measured something that its file does not claim.
+    #[error("the file of {recipe} has no check {name:?}, which was measured")]
+    Unclaimed {
+        /// The recipe.
+        recipe: &'static str,
+        /// The name of what was measured.
+        name: String,
+    },
     /// The scheme was refused.
     Scheme(#[from] SchemeConfigError),
     /// The simulator refused the cluster, or the run failed.
     Simulation(#[from] sim::SimError),
+    /// A distribution of times cannot be read.
+    Distribution(#[from] sim::DistributionError),
     /// The digits do not make a problem for these workers.
     Problem(#[from] DigitsError),
 }
@@ -87,69 +120,120 @@ pub const RECIPES: &[Recipe] = &[
     ds_sync::MEAN,
     ds_sync::RECIPE,
     dai::RECIPE,
+    losing::RECIPE,
 ];
 
+impl Trial {
+    fn settings<Grid: DeserializeOwned>(&self) -> Result<Settings<Grid>, Error> {
+        let mut settings: Settings<Grid> = Settings::read(self.file)?;
+        settings.seeds = self.seeds.unwrap_or(settings.seeds).max(1);
+        Ok(settings)
+    }
+}
+
+impl<Grid> Settings<Grid> {
+    /// The seeds of runs; each changes the order of the data and the times.
+    fn seeds(&self, trial: &Trial) -> Vec<u64> {
+        (0..self.seeds).map(|more| trial.seed + more).collect()
+    }
+}
+
 impl Recipe {
-    /// Tries it; the seed decides everything that is random.
+    /// Tries it; the seed decides everything that is random. `seeds` overrules the number of them in its file.
     ///
     /// # Errors
     ///
     /// If the simulator or a scheme refuses what the recipe asks for.
-    pub fn run(&self, seed: u64) -> Result<Findings, Error> {
-        (self.run)(seed)
+    pub fn run(&'static self, seed: u64, seeds: Option<u64>) -> Result<Outcome, Error> {
+        let trial = Trial { file: self.file, seed, seeds };
+        let settings: Settings = trial.settings()?;
+        let findings = (self.run)(&trial)?;
+        let is_claimed = |name: &String| settings.claims.iter().any(|claim| claim.name == *name);
+        if let Some((name, _)) = findings.measured.iter().find(|(name, _)| !is_claimed(name)) {
+            return Err(Error::Unclaimed { recipe: self.name, name: name.clone() });
+        }
+        let measured = |name: &str| {
+            let own = findings.measured.iter().find(|(own, _)| own == name);
+            own.map_or(&[][..], |(_, measured)| measured)
+        };
+        let checks = settings.claims.iter().map(|claim| claim.judge(measured(&claim.name))).collect();
+        Ok(Outcome { recipe: self, settings, findings, checks, seed })
+    }
+
+    /// Its runs on real processes.
+    ///
+    /// # Errors
+    ///
+    /// If its file cannot be read.
+    pub fn twins(&self) -> Result<Vec<Twin>, Error> {
+        Ok(Settings::<serde::de::IgnoredAny>::read(self.file)?.real)
+    }
+}
+
+impl Outcome {
+    /// The name of its recipe.
+    pub fn name(&self) -> &'static str {
+        self.recipe.name
+    }
+
+    /// A plot of what was found.
+    pub fn figure(&self) -> &Figure {
+        &self.findings.figure
     }
 
     /// For people.
-    pub fn text(&self, findings: &Findings) -> String {
-        let mut text =
-            format!("{}\n{}\n  ({})\n\nhere: {}\n", self.title, self.claim, self.source, self.setup);
-        for (caption, table) in &findings.tables {
+    pub fn text(&self) -> String {
+        let Settings { claim, source, setup, .. } = &self.settings;
+        let mut text = format!("{}\n{claim}\n  ({source})\n\nhere: {setup}\n", self.recipe.title);
+        for (caption, table) in &self.findings.tables {
             text += &format!("\n{caption}\n{}", table.text());
         }
-        text + "\n" + &checks(findings).text()
+        text + "\n" + &claims::table(&self.checks).text()
     }
 
     /// For programs.
-    pub fn json(&self, findings: &Findings, seed: u64) -> Value {
-        let checks = findings.checks.iter().map(|Check { what, expected, ours, holds }| {
-            json!({ "claim": what, "expected": expected, "ours": ours, "holds": holds })
-        });
+    pub fn json(&self) -> Value {
+        let Settings { claim, source, setup, seeds, .. } = &self.settings;
         json!({
-            "name": self.name,
-            "claim": self.claim,
-            "source": self.source,
-            "setup": self.setup,
-            "seed": seed,
-            "rows": findings.rows,
-            "checks": checks.collect::<Vec<_>>(),
+            "name": self.recipe.name,
+            "claim": claim,
+            "source": source,
+            "setup": setup,
+            "seed": self.seed,
+            "seeds": seeds,
+            "rows": self.findings.rows,
+            "checks": self.checks.iter().map(Check::json).collect::<Vec<_>>(),
         })
     }
 }
 
-/// The checks as a table.
-fn checks(findings: &Findings) -> Table {
-    let mut table = Table::new(["claim", "expected", "ours", ""]);
-    for Check { what, expected, ours, holds } in &findings.checks {
-        table.row([what.as_str(), expected, ours, if *holds { "yes" } else { "differs" }]);
-    }
-    table
+/// A record as text: JSON with a line for each item of its lists, so that a change shows where it is.
+pub fn record(value: &Value) -> String {
+    let told = |value: &Value| match value {
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(Value::to_string).collect();
+            format!("[\n{}\n]", items.join(",\n"))
+        }
+        other => other.to_string(),
+    };
+    let entries = value.as_object().into_iter().flatten();
+    let entries: Vec<String> =
+        entries.map(|(key, value)| format!("{}: {}", json!(key), told(value))).collect();
+    format!("{{\n{}\n}}\n", entries.join(",\n"))
 }
 
-impl Check {
-    /// A value that should be `expected`, give or take a part of it.
-    fn near(what: impl Into<String>, expected: f64, ours: f64, part: f64) -> Check {
-        let holds = (ours - expected).abs() <= part * expected.abs();
-        let expected = format!("{expected:.3} within {} %", 100.0 * part);
-        Check { what: what.into(), expected, ours: format!("{ours:.3}"), holds }
+impl Findings {
+    fn new(figure: Figure) -> Findings {
+        Findings { tables: Vec::new(), rows: Vec::new(), measured: Vec::new(), figure }
     }
 
-    fn new(
-        what: impl Into<String>,
-        expected: impl Into<String>,
-        ours: impl Into<String>,
-        holds: bool,
-    ) -> Check {
-        Check { what: what.into(), expected: expected.into(), ours: ours.into(), holds }
+    /// Notes a value of a claim; a claim may have several, each with a label.
+    fn measure(&mut self, name: impl Into<String>, label: impl Into<String>, value: Interval) {
+        let (name, measured) = (name.into(), (label.into(), value));
+        match self.measured.iter_mut().find(|(own, _)| *own == name) {
+            Some((_, all)) => all.push(measured),
+            None => self.measured.push((name, vec![measured])),
+        }
     }
 }
 
@@ -167,7 +251,28 @@ fn scheme(text: &str) -> Result<SchemeConfig, Error> {
     Ok(text.parse()?)
 }
 
-fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
-    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
-    sum / count
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_as_what_it_was_made_of() {
+        let value = json!({ "name": "a \"b\"", "rows": [{ "x": 1.5 }, { "x": [2, 3] }], "none": null });
+        let text = record(&value);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+        assert_eq!(text.lines().count(), 8, "{text}");
+    }
+
+    #[test]
+    fn every_file_of_settings_reads_and_names_its_checks_once() {
+        for recipe in RECIPES {
+            let settings: Settings =
+                Settings::read(recipe.file).unwrap_or_else(|e| panic!("{}: {e}", recipe.name));
+            let mut names: Vec<_> = settings.claims.iter().map(|claim| &claim.name).collect();
+            let count = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!((names.len(), count > 0), (count, true), "{}", recipe.name);
+        }
+    }
 }

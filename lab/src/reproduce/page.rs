@@ -2,58 +2,143 @@
 
 use std::fmt::Write as _;
 
-use super::{Findings, Recipe, checks};
+use serde::Deserialize;
+
+use super::claims::{Against, Check, Verdict, count, table};
+use super::{Error, Outcome};
 use crate::table::Table;
 
 /// File name of the page.
 pub const PAGE: &str = "reproductions.md";
 /// Name of the folder for the plots, `NAME.svg` each.
 pub const PLOTS: &str = "plots";
+/// Name of the folder for the records, `NAME.json` each.
+pub const RECORDS: &str = "records";
 const COLUMNS: usize = 120;
 
 const HEAD: &str = "\
 # The literature, and what comes out here
 
+";
+
+const METHOD: &str = "\
 Every figure on this page was computed by the simulator: the scheme objects that `slackline train` runs, real
-gradients of small real problems, virtual time. Each section has its command; the same command gives the same figures
-to the last digit. The whole page, with its plots, is written by
+gradients of small real problems, virtual time. [The simulator held to real processes](reproductions-real.md) says how
+far that can be trusted. Each section has its command; the same command gives the same figures to the last digit. The
+whole page, with its plots and [records](records/), is written by
 
 ```sh
 cargo run --release -- sim --reproduce all --docs docs
 ```
 
-\"Differs\" is not a failure of the program: the section says what came out instead, and why.
+Settings and claims of each result lie in `lab/src/reproduce/settings/`, and are written before the run; where one was
+changed, the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
+paper puts forward, with its figure where it has one), a direction (what else a paper says, without a figure), theory (a
+formula, a bound, arithmetic), or an expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds,
+paired by seed where two schemes are compared); a claim holds if the whole interval lies in its range, so \"faster\"
+means that the interval excludes 1. \"Differs\" is not a failure of the program: the section says what came out instead.
 
 ";
 
+/// What the page says to somebody who chooses a scheme, and the checks that each sentence rests on.
+const ADVICE: &str = include_str!("settings/advice.toml");
+
+#[derive(Deserialize)]
+struct Advice {
+    line: Vec<Line>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    text: String,
+    /// RECIPE/CHECK, after "not" where it must differ.
+    rests_on: Vec<String>,
+}
+
 /// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it.
-pub fn page(done: &[(&Recipe, Findings)]) -> String {
-    let mut overview = Table::new(["result", "what", "claims that come out"]);
-    for (recipe, findings) in done {
-        let holds = findings.checks.iter().filter(|check| check.holds).count();
-        let link = format!("[{0}](#{0})", recipe.name);
-        let count = format!("{holds} of {}", findings.checks.len());
-        overview.row([link.as_str(), recipe.title, count.as_str()]);
+///
+/// # Errors
+///
+/// If the file of the advice cannot be read.
+pub fn page(done: &[Outcome]) -> Result<String, Error> {
+    let mut page = HEAD.to_owned() + &advice(done)? + "\n" + METHOD;
+    page += &overview(done);
+    let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(done));
+    done.iter().for_each(|outcome| page += &section(outcome));
+    Ok(page)
+}
+
+/// The sentences that are borne out as a list; the others say so.
+fn advice(done: &[Outcome]) -> Result<String, Error> {
+    let Advice { line } = toml::from_str(ADVICE)?;
+    let came_out = |name: &String| {
+        let (wanted, name) = match name.strip_prefix("not ") {
+            Some(name) => (Verdict::Differs, name),
+            None => (Verdict::Holds, name.as_str()),
+        };
+        let mut checks =
+            done.iter().flat_map(|outcome| outcome.checks.iter().map(move |check| (outcome, check)));
+        let named =
+            checks.find(|(outcome, check)| format!("{}/{}", outcome.recipe.name, check.claim.name) == name);
+        named.is_some_and(|(_, check)| check.verdict == wanted)
+    };
+    let mut text =
+        String::from("What the evidence says to somebody who must choose a scheme for a real cluster:\n\n");
+    for Line { text: sentence, rests_on } in &line {
+        let names = rests_on.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let doubt = if rests_on.iter().all(came_out) { "" } else { "Not borne out by this run: " };
+        let item = wrapped(&format!("{doubt}{sentence} ({names})")).replace('\n', "\n  ");
+        let _ = writeln!(text, "- {item}");
     }
-    let mut page = HEAD.to_owned() + &overview.markdown();
-    for (recipe, findings) in done {
-        let Recipe { name, title, claim, source, setup, remarks, .. } = recipe;
-        let _ = write!(
-            page,
-            "\n## {name}\n\n{}\n\n{}\n\n\
-             ```sh\ncargo run --release -- sim --reproduce {name}\n```\n\n![{title}]({PLOTS}/{name}.svg)\n",
-            wrapped(&format!("**{title}.** {claim} ({source})")),
-            wrapped(&format!("Here: {setup}"))
-        );
-        for (caption, table) in &findings.tables {
-            let _ = write!(page, "\n{caption}:\n\n{}", table.markdown());
-        }
-        let _ = write!(page, "\n{}", checks(findings).markdown());
-        if !remarks.is_empty() {
-            let _ = write!(page, "\n{}\n", wrapped(remarks));
+    Ok(text)
+}
+
+/// Of each result how many claims came out, each kind apart.
+fn overview(done: &[Outcome]) -> String {
+    let kinds = Against::ALL.map(Against::name);
+    let mut overview = Table::new(["result", "what"].into_iter().chain(kinds));
+    for outcome in done {
+        let link = format!("[{0}](#{0})", outcome.recipe.name);
+        let counts = Against::ALL.map(|against| count(outcome.checks.iter(), against));
+        overview.row([link, outcome.recipe.title.to_owned()].into_iter().chain(counts));
+    }
+    let all = || done.iter().flat_map(|outcome| &outcome.checks);
+    let counts = Against::ALL.map(|against| count(all(), against));
+    overview.row(["all of the kind".into(), String::new()].into_iter().chain(counts));
+    overview.markdown()
+}
+
+fn headlines(done: &[Outcome]) -> String {
+    let mut table = Table::new(["result", "headline", "the paper", "ours", ""]);
+    for outcome in done {
+        let is_headline = |check: &&Check| check.claim.against == Against::Headline;
+        for check in outcome.checks.iter().filter(is_headline) {
+            let link = format!("[{0}](#{0})", outcome.recipe.name);
+            table.row([link].into_iter().chain(check.cells()));
         }
     }
-    page
+    table.markdown()
+}
+
+fn section(outcome: &Outcome) -> String {
+    let Outcome { recipe, settings, findings, checks, .. } = outcome;
+    let (name, title) = (recipe.name, recipe.title);
+    let mut text = format!(
+        "\n## {name}\n\n{}\n\n{}\n\n\
+         ```sh\ncargo run --release -- sim --reproduce {name}\n```\n\n![{title}]({PLOTS}/{name}.svg)\n",
+        wrapped(&format!("**{title}.** {} ({})", settings.claim, settings.source)),
+        wrapped(&format!("Here: {}", settings.setup))
+    );
+    for (caption, table) in &findings.tables {
+        let _ = write!(text, "\n{caption}:\n\n{}", table.markdown());
+    }
+    let _ = write!(text, "\n{}", table(checks).markdown());
+    for paragraph in [Some(recipe.remarks), settings.earlier.as_deref()].into_iter().flatten() {
+        if !paragraph.is_empty() {
+            let _ = write!(text, "\n{}\n", wrapped(paragraph));
+        }
+    }
+    text
 }
 
 /// A paragraph in lines that fit.

@@ -175,6 +175,9 @@ impl SchemeConfig {
             SchemeConfig::Dbw { choice: Choice::Blind { window }, .. } => self.check_count("window", window),
             SchemeConfig::Abs { wait_for, local_steps, .. } => {
                 self.check_count("local-steps", local_steps)?;
+                if let WaitFor::LossOverTime { millis: 0, .. } = wait_for {
+                    return Err(self.bad("interval", 0, text::INTERVAL));
+                }
                 self.check_k(wait_for.k(), workers)
             }
             SchemeConfig::DsSync { group, partition } => Groups::new(workers, group, partition).map(|_| ()),
@@ -311,7 +314,10 @@ impl SchemeConfig {
             SchemeConfig::Vap { strength: Strength::Strong, .. }
                 | SchemeConfig::Dbw { .. }
                 | SchemeConfig::Abs { staleness: Some(_), .. }
-                | SchemeConfig::Abs { wait_for: WaitFor::LossRatio(_) | WaitFor::Fixed(2..), .. }
+                | SchemeConfig::Abs {
+                    wait_for: WaitFor::LossRatio(_) | WaitFor::LossOverTime { .. } | WaitFor::Fixed(2..),
+                    ..
+                }
                 | SchemeConfig::Delay { .. }
         )
     }

@@ -14,9 +14,10 @@ fn any_scheme() -> impl Strategy<Value = SchemeConfig> {
             SchemeConfig::Vap { bound, strength }
         }),
         (delivery(), choice()).prop_map(|(delivery, choice)| SchemeConfig::Dbw { delivery, choice }),
-        (any::<[bool; 2]>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16).prop_map(
-            |([fixed, with_k], staleness, k, local_steps)| {
-                let wait_for = if fixed { WaitFor::Fixed(k) } else { WaitFor::LossRatio(k) };
+        (any::<bool>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16, 1..=u32::MAX, 0..3_usize).prop_map(
+            |(with_k, staleness, k, local_steps, millis, rule)| {
+                let rules = [WaitFor::Fixed(k), WaitFor::LossRatio(k), WaitFor::LossOverTime { k, millis }];
+                let wait_for = rules[rule];
                 let shrink = if with_k { Shrink::WithK } else { Shrink::Fixed };
                 SchemeConfig::Abs { wait_for, staleness, shrink, local_steps }
             }
@@ -179,6 +180,9 @@ fn settings_that_contradict_each_other_are_refused() {
         "ds-sync(1)",
         "delay(1025)",
         "abs(local-steps=0)",
+        "abs(interval=0)",
+        "abs(interval=nan)",
+        "abs(interval=5, rule=fixed)",
     ] {
         assert!(refused(text).contains("cannot be"), "{text}");
     }

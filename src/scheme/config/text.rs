@@ -15,6 +15,9 @@ struct SchemeEntry {
 
 pub(super) const COUNT: &str = "a whole number from 1 to 65535";
 pub(super) const POSITIVE: &str = "a number above 0, such as 1.01";
+pub(super) const INTERVAL: &str = "seconds from 0.001 to 4294967, such as 10";
+/// The longest interval over which a loss is taken, in seconds.
+const LONGEST: f64 = u32::MAX as f64 / 1e3;
 pub(super) const RUN_AHEAD: &str = "a whole number of clocks from 0 to 1024";
 
 const ENTRIES: [SchemeEntry; 13] = [
@@ -37,7 +40,11 @@ const ENTRIES: [SchemeEntry; 13] = [
     },
     SchemeEntry { name: "vap", takes: &["bound", "strength"], make: vap },
     SchemeEntry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
-    SchemeEntry { name: "abs", takes: &["k", "staleness", "rule", "shrink", "local-steps"], make: abs },
+    SchemeEntry {
+        name: "abs",
+        takes: &["k", "staleness", "rule", "shrink", "local-steps", "interval"],
+        make: abs,
+    },
     SchemeEntry {
         name: "k-async",
         takes: &["k", "local-steps"],
@@ -50,7 +57,7 @@ const ENTRIES: [SchemeEntry; 13] = [
     },
     SchemeEntry {
         name: "adasync",
-        takes: &["k", "local-steps"],
+        takes: &["k", "local-steps", "interval"],
         make: |given| first_k(given, WaitFor::LossRatio, None),
     },
     SchemeEntry { name: "ds-sync", takes: &["group", "partition"], make: ds_sync },
@@ -100,8 +107,9 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
 
 fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     let k = given.count("k", 1)?;
+    let rule = given.word("rule", &RULES, "loss-ratio or fixed")?;
     Ok(SchemeConfig::Abs {
-        wait_for: given.word("rule", &RULES, "loss-ratio or fixed")?(k),
+        wait_for: over_time(given, rule(k))?,
         staleness: match given.text("staleness") {
             Some("none") => None,
             _ => Some(given.staleness()?),
@@ -111,12 +119,26 @@ fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     })
 }
 
+/// The rule, with the interval of time over which it takes the loss, if one is given.
+fn over_time(given: &Given, rule: WaitFor) -> Result<WaitFor, SchemeConfigError> {
+    match (given.text("interval"), rule) {
+        (None, rule) => Ok(rule),
+        (Some(_), WaitFor::LossRatio(k)) => {
+            let fits = |seconds: &f64| (0.001..=LONGEST).contains(seconds);
+            let seconds = given.value("interval", 0.0, fits, INTERVAL)?;
+            Ok(WaitFor::LossOverTime { k, millis: (1e3 * seconds).round() as u32 })
+        }
+        (Some(_), _) => Err(given.bad("interval", "it with rule=loss-ratio only")),
+    }
+}
+
 fn first_k(
     given: &Given,
     rule: BarrierRule,
     staleness: Option<u64>,
 ) -> Result<SchemeConfig, SchemeConfigError> {
-    let (wait_for, local_steps) = (rule(given.count("k", 1)?), given.count("local-steps", 1)?);
+    let wait_for = over_time(given, rule(given.count("k", 1)?))?;
+    let local_steps = given.count("local-steps", 1)?;
     Ok(SchemeConfig::Abs { wait_for, staleness, shrink: Shrink::Fixed, local_steps })
 }
 
@@ -318,6 +340,9 @@ impl fmt::Display for SchemeConfig {
                 list.add_some("rule", matches!(wait_for, WaitFor::Fixed(_)).then_some("fixed"))?;
                 list.add_some("shrink", word_of(&SHRINKS, shrink))?;
                 list.add_some("local-steps", Some(local_steps).filter(|steps| *steps != 1))?;
+                if let WaitFor::LossOverTime { millis, .. } = wait_for {
+                    list.add("interval", f64::from(millis) / 1e3)?;
+                }
             }
             SchemeConfig::DsSync { group, partition } => {
                 list.add("group", group)?;

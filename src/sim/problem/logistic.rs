@@ -39,6 +39,12 @@ impl Logistic {
         Logistic { seed, features, batch, penalty, train, test }
     }
 
+    /// The same examples, drawn into mini-batches in the order of another seed.
+    pub fn in_order(mut self, seed: u64) -> Logistic {
+        self.seed = seed;
+        self
+    }
+
     /// The same problem with feature `i`, counted from 1, made smaller by `i` to the power of `decay`: as
     /// ill-conditioned as data from outside are, with a weight to be learnt for each that is larger by as much.
     pub fn narrowed(mut self, decay: f64) -> Logistic {
@@ -82,6 +88,19 @@ fn loss(margin: f64) -> f64 {
     (-margin.abs()).exp().ln_1p() + (-margin).max(0.0)
 }
 
+/// Factors of at most 2 whose product is far from overflow.
+const AT_ONCE: usize = 500;
+
+/// The sum of the [`loss`]es of at most [`AT_ONCE`] margins, with one logarithm, which costs more than all the rest.
+fn losses(margins: impl Iterator<Item = f64>) -> f64 {
+    let (mut product, mut sum) = (1.0, 0.0);
+    for margin in margins {
+        product *= 1.0 + (-margin.abs()).exp();
+        sum += (-margin).max(0.0);
+    }
+    sum + product.ln()
+}
+
 impl Problem for Logistic {
     fn parameters(&self) -> usize {
         self.features
@@ -115,7 +134,12 @@ impl Problem for Logistic {
     /// The loss over what is learnt from, and the accuracy on the test set.
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
         let count = self.train.classes.len();
-        let data: f64 = (0..count).map(|index| loss(f64::from(self.train.margin(index, parameters).1))).sum();
+        let data: f64 = (0..count.div_ceil(AT_ONCE))
+            .map(|part| {
+                let part = part * AT_ONCE..count.min((part + 1) * AT_ONCE);
+                losses(part.map(|index| f64::from(self.train.margin(index, parameters).1)))
+            })
+            .sum();
         let squares: f64 = parameters.iter().map(|parameter| f64::from(parameter * parameter)).sum();
         let tests = self.test.classes.len();
         let right = (0..tests).filter(|index| self.test.margin(*index, parameters).1 > 0.0).count();
@@ -123,5 +147,19 @@ impl Problem for Logistic {
             loss: data / count as f64 + 0.5 * f64::from(self.penalty) * squares,
             accuracy: Some(right as f64 / tests as f64),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_of_many_margins_are_the_sum_of_each() {
+        let margins: Vec<f64> = (0..AT_ONCE as i32).map(|index| 0.3 * f64::from(index - 200)).collect();
+        let each: f64 = margins.iter().map(|margin| loss(*margin)).sum();
+        assert!((losses(margins.into_iter()) / each - 1.0).abs() < 1e-12);
+        let even = losses([0.0; AT_ONCE].into_iter()) / (AT_ONCE as f64 * 2f64.ln());
+        assert!((even - 1.0).abs() < 1e-12, "no overflow: {even}");
     }
 }

@@ -30,18 +30,26 @@ pub(crate) struct SimArgs {
 
     /// Show a result of the literature and ours beside it; `list` names them, `all` runs them all
     #[arg(long, help_heading = "What to run", value_name = "NAME")]
-    #[arg(conflicts_with_all = ["compare", "sweep", "scheme"], conflicts_with_all = JOB)]
+    #[arg(group = "seeded", conflicts_with_all = ["compare", "sweep", "scheme"], conflicts_with_all = JOB)]
     pub(super) reproduce: Option<String>,
+
+    /// With --reproduce: run it on real processes, whose steps sleep, and set the simulator's figures beside theirs
+    #[arg(long, help_heading = "What to run", requires = "reproduce", conflicts_with_all = ["plot", "seeds"])]
+    pub(super) real: bool,
+
+    /// With --real: only those few runs that CI has time for
+    #[arg(long, help_heading = "What to run", requires = "real")]
+    pub(super) quick: bool,
 
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
     /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
     /// given
-    #[arg(long, help_heading = "What to run")]
+    #[arg(long, group = "seeded", help_heading = "What to run")]
     #[arg(conflicts_with_all = ["compare", "sweep", "reproduce", "plot"], conflicts_with_all = JOB)]
     pub(super) fabric: bool,
 
-    /// With --fabric: number of seeds to run, from --seed on
-    #[arg(long, help_heading = "What to run", value_name = "N", requires = "fabric")]
+    /// Number of seeds to run, from --seed on; with --fabric, or with --reproduce instead of the result's own number
+    #[arg(long, help_heading = "What to run", value_name = "N", requires = "seeded")]
     pub(super) seeds: Option<u64>,
 
     /// With --fabric: no node crashes, stalls or is cut off; there are only delays, pieces and repetitions
@@ -187,7 +195,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with = "sweep")]
     pub(super) plot: Option<PathBuf>,
 
-    /// With --reproduce: write the page reproductions.md with its plots into this folder
+    /// With --reproduce all: write the page, its plots and its records into this folder
     #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
     pub(super) docs: Option<PathBuf>,
 }
@@ -302,6 +310,7 @@ mod tests {
             |id: &str| id != "damping" && settings.get_arguments().any(|argument| argument.get_id() == id);
         let ours =
             ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "only", "scheme", "json", "plot", "docs"];
+        let ours = [&ours[..], &["real", "quick"]].concat();
         let (fabric, reproduce) = (conflicts("fabric"), conflicts("reproduce"));
         for argument in command.get_arguments() {
             let id = argument.get_id().to_string();

@@ -3,6 +3,7 @@
 mod args;
 mod fabric;
 mod parse;
+mod real;
 mod report;
 mod reproduce;
 mod setup;

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use slackline_lab::reproduce::{self, Error, Findings, PAGE, PLOTS, RECIPES, Recipe};
+use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, RECIPES, RECORDS, Recipe};
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
-use super::{give, keep, setup};
+use super::{give, keep, real, setup};
 use crate::failure::Failure;
 use crate::output;
 use crate::scheme_args;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         super::print(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let recipes: Vec<&Recipe> =
+    let recipes: Vec<&'static Recipe> =
         RECIPES.iter().filter(|recipe| name == "all" || recipe.name == name).collect();
     if recipes.is_empty() {
         let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
@@ -42,19 +42,21 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
             Failure::usage("--plot is one file").help("name one result, or use --docs FOLDER for all plots")
         );
     }
-    let mut done = Vec::with_capacity(recipes.len());
-    for recipe in recipes {
-        done.push((recipe, recipe.run(args.seed).map_err(|error| failure(&error))?));
+    if args.real {
+        return real::run(args, &recipes);
     }
+    let run = |recipe: &&'static Recipe| recipe.run(args.seed, args.seeds);
+    let done: Vec<Outcome> =
+        recipes.iter().map(run).collect::<Result<_, _>>().map_err(|error| failure(&error))?;
     if let Some(docs) = &args.docs {
         write_docs(docs, &done)?;
     }
-    let text: Vec<_> = done.iter().map(|(recipe, findings)| recipe.text(findings)).collect();
+    let text: Vec<_> = done.iter().map(Outcome::text).collect();
     let json = || match &done[..] {
-        [(recipe, findings)] => recipe.json(findings, args.seed),
-        many => many.iter().map(|(recipe, findings)| recipe.json(findings, args.seed)).collect(),
+        [outcome] => outcome.json(),
+        many => many.iter().map(Outcome::json).collect(),
     };
-    give(args, &text.join("\n"), json, || done[0].1.figure.clone())?;
+    give(args, &text.join("\n"), json, || done[0].figure().clone())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -67,23 +69,33 @@ fn list() -> String {
 /// Finds out whether the page can be written.
 fn check_docs(docs: &Path) -> Result<(), Failure> {
     output::check("--docs", &docs.join(PAGE))?;
-    let plots = docs.join(PLOTS);
-    fs::create_dir_all(&plots).map_err(|error| {
-        Failure::usage(format!("--docs {}: {error}", plots.display()))
-            .help("name a folder that can be written to")
-    })
+    for folder in [PLOTS, RECORDS] {
+        let folder = docs.join(folder);
+        fs::create_dir_all(&folder).map_err(|error| {
+            Failure::usage(format!("--docs {}: {error}", folder.display()))
+                .help("name a folder that can be written to")
+        })?;
+    }
+    Ok(())
 }
 
-/// Writes the page and its plots.
-fn write_docs(docs: &Path, done: &[(&Recipe, Findings)]) -> Result<(), Failure> {
-    for (recipe, findings) in done {
-        keep("--docs", &docs.join(PLOTS).join(format!("{}.svg", recipe.name)), &findings.figure.svg())?;
+/// Writes the page, its plots and its records.
+fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
+    for outcome in done {
+        let name = outcome.name();
+        keep("--docs", &docs.join(PLOTS).join(format!("{name}.svg")), &outcome.figure().svg())?;
+        keep(
+            "--docs",
+            &docs.join(RECORDS).join(format!("{name}.json")),
+            &reproduce::record(&outcome.json()),
+        )?;
     }
-    keep("--docs", &docs.join(PAGE), &reproduce::page(done))
+    let page = reproduce::page(done).map_err(|error| failure(&error))?;
+    keep("--docs", &docs.join(PAGE), &page)
 }
 
 /// The error of a recipe, in terms of options.
-fn failure(error: &Error) -> Failure {
+pub(super) fn failure(error: &Error) -> Failure {
     match error {
         Error::Scheme(error) => scheme_args::refused(error),
         Error::Simulation(error) => setup::failure(error),

@@ -1,0 +1,104 @@
+//! `slackline sim --reproduce NAME --real`: the same runs on real processes, and the simulator beside them.
+
+use std::env;
+use std::fs;
+use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use slackline_lab::parallel::Progress;
+use slackline_lab::reproduce::{
+    self as lab, Arrival, Comparison, REAL_PAGE, RECIPES, RECORDS, Race, Recipe, Twin, real_page,
+};
+use slackline_lab::table::Table;
+
+use super::args::SimArgs;
+use super::{give_text, keep, reproduce};
+use crate::failure::Failure;
+
+/// File name of the record.
+const RECORD: &str = "real.json";
+
+/// Runs the twins of these recipes, one after the other, for they share the machine.
+pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCode, Failure> {
+    let mut twins: Vec<(&str, Twin)> = Vec::new();
+    for recipe in recipes {
+        let own = recipe.twins().map_err(|error| reproduce::failure(&error))?;
+        twins.extend(
+            own.into_iter().filter(|twin| !args.quick || twin.is_quick()).map(|twin| (recipe.name, twin)),
+        );
+    }
+    let progress = Progress::new("real runs", twins.len());
+    let mut comparisons: Vec<Comparison> = Vec::new();
+    for (recipe, twin) in &twins {
+        let run = train(&twin.words())?;
+        comparisons.push(twin.compare(recipe, &run).map_err(|error| reproduce::failure(&error))?);
+        progress.show(comparisons.len());
+    }
+    drop(progress);
+    let (machine, date) = (machine(), date());
+    let race = if recipes.len() == RECIPES.len() && !args.quick { Some(race()?) } else { None };
+    let (table, runs) = race.unzip();
+    let page = real_page(&comparisons, table.as_ref(), &machine, &date);
+    let record = json!({ "machine": machine, "date": date, "comparisons": comparisons, "race": runs });
+    if let Some(docs) = &args.docs {
+        keep("--docs", &docs.join(RECORDS).join(RECORD), &lab::record(&record))?;
+        keep("--docs", &docs.join(REAL_PAGE), &page)?;
+    }
+    give_text(args, &page, &record)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the race of all schemes.
+fn race() -> Result<(Table, Value), Failure> {
+    let race = Race::read().map_err(|error| reproduce::failure(&error))?;
+    let runs = race.runs();
+    let progress = Progress::new("real runs of all schemes", runs.len());
+    let mut ended = Vec::with_capacity(runs.len());
+    for run in runs {
+        ended.push((run, Arrival::of(&train(&race.words(run))?)));
+        progress.show(ended.len());
+    }
+    Ok(race.report(&ended))
+}
+
+/// Trains with these words, in processes of its own.
+fn train(words: &[String]) -> Result<Value, Failure> {
+    let told = words.join(" ");
+    let failed = |why: String| Failure::failed(format!("slackline train {told}: {why}"));
+    let program = env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let output = Command::new(program).arg("train").args(words).args(["--json", "-"]).output();
+    let output = output.map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+}
+
+/// The processors of this machine, and nothing by which it could be told from another of its kind.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let about = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = about.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!("{cores} processors, {}", model.map_or(env::consts::ARCH, |(_, model)| model))
+}
+
+/// The day, in UTC.
+fn date() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let mut days = since / 86_400;
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let lengths = [31, 28 + u64::from(is_leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    format!("{year}-{:02}-{:02}", month + 1, days + 1)
+}

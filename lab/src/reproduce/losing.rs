@@ -1,0 +1,121 @@
+//! The setting of each scheme in which it must lose.
+
+use crate::plot::{Axis, Figure, Panel, Series};
+use serde::Deserialize;
+use serde_json::json;
+use slackline::sim::{Cluster, ClusterReport, Distribution, Logistic, Until};
+
+use super::tuned::{Tuned, missed};
+use super::{Error, Findings, Recipe, Trial, scheme, simulate};
+use crate::statistics::{Interval, mean};
+use crate::table::{Table, number};
+
+const WORKERS: usize = 16;
+/// The seed from which the examples are drawn.
+const DATA: u64 = 1;
+const SLOW: f64 = 4.0;
+const BYTES: u64 = 1_000_000;
+/// Bytes per second of the narrow network.
+const NARROW: f64 = 10e6;
+
+pub(super) const RECIPE: Recipe = Recipe {
+    name: "losing",
+    title: "Where each scheme must lose",
+    file: include_str!("settings/losing.toml"),
+    remarks: "ASP and VAP are not told apart from lock step on even workers. ABS, which waits for few at first, \
+              is ahead of it even there. The groups of DS-Sync lose nothing on data that all workers share. DBW, \
+              which drops the gradients of the slow worker, is behind the schemes that wait for it: with batches \
+              of 8 its estimates cost more than the waiting.",
+    run,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct LosingGrid {
+    step_sizes: Vec<f32>,
+    target: f64,
+    within: f64,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    id: String,
+    scheme: String,
+    /// The simpler scheme that it loses to.
+    other: String,
+    #[serde(rename = "where")]
+    setting: String,
+    batch: usize,
+    #[serde(default)]
+    narrow: bool,
+    #[serde(default)]
+    slow: bool,
+}
+
+impl Case {
+    fn cluster(&self, grid: &LosingGrid, text: &str, step_size: f32, seed: u64) -> Result<Cluster, Error> {
+        let mut cluster = Cluster::new(scheme(text)?, WORKERS, seed);
+        cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
+        if self.slow {
+            cluster.factors = vec![SLOW];
+        }
+        if self.narrow {
+            cluster.network.server_bandwidth = Some(NARROW);
+            cluster.network.message_bytes = Some(BYTES);
+        }
+        cluster.problem = Some(Box::new(Logistic::new(2000, 20, self.batch, 1e-4, DATA).in_order(seed)));
+        cluster.learning_rate = step_size;
+        cluster.until = Until::Loss { target: grid.target, within: grid.within };
+        Ok(cluster)
+    }
+}
+
+fn run(trial: &Trial) -> Result<Findings, Error> {
+    let settings = trial.settings::<LosingGrid>()?;
+    let (grid, seeds) = (&settings.grid, settings.seeds(trial));
+    let mut runs = Vec::new();
+    for case in &grid.cases {
+        for text in [&case.scheme, &case.other] {
+            for step_size in &grid.step_sizes {
+                runs.extend(seeds.iter().map(|seed| (case, text, *step_size, *seed)));
+            }
+        }
+    }
+    let reports =
+        simulate("losing", &runs, |(case, text, step, seed)| case.cluster(grid, text, *step, *seed))?;
+    let figure = Figure::new("Where each scheme must lose")
+        .subtitle("16 workers, logistic regression, each at its best step size");
+    let mut findings = Findings::new(figure);
+    let heading = ["scheme", "where", "its time, s", "step", "against", "its time, s ", "step ", "behind by"];
+    let mut table = Table::new(heading);
+    let (mut bars, mut ends) = (Vec::new(), 0.0);
+    let score = |report: &ClusterReport| report.reached.unwrap_or(grid.within);
+    let each = grid.step_sizes.len() * seeds.len();
+    for (index, (case, own)) in (0..).zip(grid.cases.iter().zip(reports.chunks(2 * each))) {
+        let [ours, other] = [&own[..each], &own[each..]].map(|own| Tuned::new(&grid.step_sizes, own, &score));
+        let behind = other.over(&ours);
+        findings.measure(&case.id, "", behind);
+        let mut cells = vec![case.scheme.clone(), case.setting.clone()];
+        for (at, tuned) in [&ours, &other].into_iter().enumerate() {
+            cells.extend((at > 0).then(|| case.other.clone()));
+            cells.push(number(mean(tuned.best_scores())) + &missed(tuned.best_runs()));
+            cells.push(tuned.step_size().to_string());
+            ends += tuned.ends();
+        }
+        cells.push(behind.to_string());
+        table.row(cells);
+        findings.rows.push(json!({
+            "case": case.id, "scheme": case.scheme, "against": case.other,
+            "times": ours.record_of_scores(), "times_against": other.record_of_scores(),
+        }));
+        bars.push((f64::from(index), behind.middle));
+    }
+    findings.measure("grid", "", Interval::exact(ends));
+    let x = Axis::names("setting", grid.cases.iter().map(|case| case.id.clone()));
+    let panel = Panel::new(x, Axis::log("time over the other scheme's")).with(Series::bars("behind", bars));
+    findings.figure = findings.figure.panel(panel);
+    findings.tables.push((format!("Time to a loss of {}", grid.target), table));
+    Ok(findings)
+}

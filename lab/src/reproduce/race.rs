@@ -1,0 +1,173 @@
+//! All schemes on real processes: the time to an accuracy, each at its own best step size.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Error;
+use crate::statistics::{Interval, mean};
+use crate::table::{Table, number};
+
+const FILE: &str = include_str!("settings/race.toml");
+
+/// The settings of the race.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Race {
+    workers: usize,
+    target: f64,
+    seeds: u64,
+    step_sizes: Vec<f64>,
+    /// The scheme that the others are set against; it is the first.
+    base: String,
+    schemes: Vec<String>,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Condition {
+    name: String,
+    words: Vec<String>,
+}
+
+/// A run of the race.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Run {
+    condition: usize,
+    scheme: usize,
+    step_size: usize,
+    seed: u64,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    seconds: f64,
+    is_there: bool,
+}
+
+impl Arrival {
+    /// Of the JSON of `slackline train`: one that is not there counts as the whole run.
+    pub fn of(run: &Value) -> Arrival {
+        let reached = run["time_to_target_s"].as_f64();
+        let whole = run["wall_s"].as_f64().unwrap_or(f64::NAN);
+        Arrival { seconds: reached.unwrap_or(whole), is_there: reached.is_some() }
+    }
+}
+
+impl Race {
+    /// Reads the settings.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read.
+    pub fn read() -> Result<Race, Error> {
+        Ok(toml::from_str(FILE)?)
+    }
+
+    /// All runs. Those of one seed follow each other, so that a machine that is busy for a while is so for all schemes.
+    pub fn runs(&self) -> Vec<Run> {
+        let mut runs = Vec::new();
+        for condition in 0..self.conditions.len() {
+            for seed in 1..=self.seeds {
+                for step_size in 0..self.step_sizes.len() {
+                    let own =
+                        (0..self.schemes.len()).map(|scheme| Run { condition, scheme, step_size, seed });
+                    runs.extend(own);
+                }
+            }
+        }
+        runs
+    }
+
+    /// The words for `slackline train`.
+    pub fn words(&self, run: Run) -> Vec<String> {
+        let own = [
+            ("--scheme", self.schemes[run.scheme].clone()),
+            ("--learning-rate", self.step_sizes[run.step_size].to_string()),
+            ("--seed", run.seed.to_string()),
+            ("--workers", self.workers.to_string()),
+            ("--target-accuracy", self.target.to_string()),
+        ];
+        let own = own.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+        own.chain(self.conditions[run.condition].words.iter().cloned()).collect()
+    }
+
+    /// The table, and a record of all runs.
+    pub fn report(&self, ended: &[(Run, Arrival)]) -> (Table, Value) {
+        let names = self.conditions.iter().map(|condition| condition.name.clone());
+        let mut table = Table::new(std::iter::once("scheme".to_owned()).chain(names));
+        for (scheme, name) in self.schemes.iter().enumerate() {
+            let cells = (0..self.conditions.len()).map(|condition| self.cell(ended, condition, scheme));
+            table.row(std::iter::once(name.clone()).chain(cells));
+        }
+        let runs = ended.iter().map(|(run, arrival)| {
+            json!({ "words": self.words(*run).join(" "), "seconds": arrival.seconds, "is_there": arrival.is_there })
+        });
+        (table, runs.collect())
+    }
+
+    fn cell(&self, ended: &[(Run, Arrival)], condition: usize, scheme: usize) -> String {
+        let best = self.best(ended, condition, scheme);
+        let own = self.of(ended, condition, scheme, best);
+        let base = self.schemes.iter().position(|name| *name == self.base).unwrap_or(0);
+        let seconds = |own: &[Arrival]| own.iter().map(|arrival| arrival.seconds).collect::<Vec<_>>();
+        let missed = match own.iter().filter(|arrival| !arrival.is_there).count() {
+            0 => String::new(),
+            missed => format!(", {missed} of {} not there", own.len()),
+        };
+        let end = if [0, self.step_sizes.len() - 1].contains(&best) { ", an end" } else { "" };
+        let step = format!(" at {}{end}{missed}", self.step_sizes[best]);
+        if scheme == base {
+            return format!("{} s{step}", number(mean(seconds(&own))));
+        }
+        let other = self.of(ended, condition, base, self.best(ended, condition, base));
+        Interval::of_ratio(&seconds(&own), &seconds(&other)).to_string() + &step
+    }
+
+    /// The runs of a scheme with a step size, in order of their seeds.
+    fn of(
+        &self,
+        ended: &[(Run, Arrival)],
+        condition: usize,
+        scheme: usize,
+        step_size: usize,
+    ) -> Vec<Arrival> {
+        let is_own = |run: &Run| (run.condition, run.scheme, run.step_size) == (condition, scheme, step_size);
+        ended.iter().filter(|(run, _)| is_own(run)).map(|(_, arrival)| *arrival).collect()
+    }
+
+    fn best(&self, ended: &[(Run, Arrival)], condition: usize, scheme: usize) -> usize {
+        let score = |at: &usize| {
+            let own = self.of(ended, condition, scheme, *at);
+            let missed = own.iter().filter(|arrival| !arrival.is_there).count();
+            (missed, mean(own.iter().map(|arrival| arrival.seconds)))
+        };
+        let sooner = |a: &usize, b: &usize| {
+            let (a, b) = (score(a), score(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        };
+        (0..self.step_sizes.len()).min_by(sooner).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_scheme_is_told_at_its_own_best_step_size() {
+        let race = Race::read().unwrap();
+        // The first scheme is the quicker the larger its steps, the others the smaller; both by the same factor.
+        let last = race.step_sizes.len() - 1;
+        let seconds =
+            |run: Run| 2f64.powi(if run.scheme == 0 { last - run.step_size } else { run.step_size } as i32);
+        let ended: Vec<(Run, Arrival)> = race
+            .runs()
+            .into_iter()
+            .map(|run| (run, Arrival { seconds: seconds(run), is_there: run.step_size + run.scheme > 0 }))
+            .collect();
+        assert_eq!(race.cell(&ended, 0, 0), format!("1.00 s at {}, an end", race.step_sizes[last]));
+        assert_eq!(race.cell(&ended, 0, 1), format!("1.00 at {}, an end", race.step_sizes[0]));
+    }
+}

@@ -1,0 +1,40 @@
+//! The settings of a recipe, from its file, which is written before the run.
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+
+use super::claims::Claim;
+
+/// A recipe's file. Only the recipe knows what its `grid` holds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Settings<Grid = IgnoredAny> {
+    /// The result that was found, and the paper that it is from.
+    pub(super) claim: String,
+    pub(super) source: String,
+    /// The set-up with which it is tried here.
+    pub(super) setup: String,
+    /// Settings that an earlier form had, what came of them, and the reason for the change.
+    #[serde(default)]
+    pub(super) earlier: Option<String>,
+    /// The number of seeds.
+    #[serde(default = "one")]
+    pub(super) seeds: u64,
+    pub(super) grid: Grid,
+    #[serde(rename = "check")]
+    pub(super) claims: Vec<Claim>,
+    /// The runs on real processes.
+    #[serde(default)]
+    pub(super) real: Vec<super::twin::Twin>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl<Grid: DeserializeOwned> Settings<Grid> {
+    /// Reads a file.
+    pub(super) fn read(text: &str) -> Result<Settings<Grid>, toml::de::Error> {
+        toml::from_str(text)
+    }
+}

@@ -1,0 +1,234 @@
+//! The same run on real processes and in the simulator.
+//!
+//! A twin is words for `slackline train`, whose steps sleep; the simulator then draws the same times from the same
+//! seed, and what is left between the two figures is what it does not know: computing, messages, the kernel.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
+
+use super::{Error, scheme};
+use crate::model::ModelKind;
+use crate::problem::Digits;
+use crate::table::{Table, number};
+
+/// File name of the page of runs on real processes.
+pub const REAL_PAGE: &str = "reproductions-real.md";
+
+/// Examples of the digits that are learnt from.
+const EXAMPLES: u64 = 1437;
+const BATCH: u64 = 32;
+
+/// A run on real processes, as a recipe's file has it: softmax regression on the digits, batches of 32, plain SGD.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Twin {
+    scheme: String,
+    workers: usize,
+    /// The distribution of the time that a step sleeps.
+    jitter: String,
+    epochs: u64,
+    /// What is compared.
+    figure: Measure,
+    /// The first worker's times are longer by this factor.
+    #[serde(default)]
+    straggler: Option<f64>,
+    #[serde(default = "seed")]
+    seed: u64,
+    /// One of the few that CI runs.
+    #[serde(default)]
+    ci: bool,
+}
+
+fn seed() -> u64 {
+    1
+}
+
+/// A figure that real processes and the simulator both tell.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Measure {
+    /// Seconds of a worker over its clocks.
+    TimePerClock,
+    /// Seconds over the versions made meanwhile.
+    TimePerVersion,
+    /// The mean age of what is read, in clocks, from 0.
+    Staleness,
+    /// The part of reads that are as fresh as can be without waiting: one clock old at most.
+    FreshPart,
+}
+
+/// A figure on real processes beside the simulator's.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Comparison {
+    /// The recipe.
+    pub recipe: String,
+    /// Words for `slackline train` that repeat it.
+    pub words: String,
+    /// What is compared.
+    pub figure: String,
+    /// On real processes.
+    pub real: f64,
+    /// In the simulator.
+    pub simulated: f64,
+}
+
+impl Twin {
+    /// True if CI runs it.
+    pub fn is_quick(&self) -> bool {
+        self.ci
+    }
+
+    /// The words for `slackline train`.
+    pub fn words(&self) -> Vec<String> {
+        let Twin { scheme, workers, jitter, epochs, seed, .. } = self;
+        let mut words: Vec<String> = ["--model", "softmax", "--optimizer", "sgd"].map(String::from).into();
+        let given = [
+            ("--scheme", scheme.clone()),
+            ("--workers", workers.to_string()),
+            ("--jitter", jitter.clone()),
+            ("--epochs", epochs.to_string()),
+            ("--seed", seed.to_string()),
+        ];
+        words.extend(given.into_iter().flat_map(|(option, value)| [option.to_owned(), value]));
+        words.extend(self.straggler.iter().flat_map(|factor| ["--straggler".into(), format!("0={factor}")]));
+        words
+    }
+
+    /// Sets the JSON of the run on real processes beside a simulation of it.
+    ///
+    /// # Errors
+    ///
+    /// If the simulator refuses the run.
+    pub fn compare(&self, recipe: &str, run: &Value) -> Result<Comparison, Error> {
+        let words = self.words().into_iter().map(|word| match word.contains('(') {
+            true => format!("'{word}'"),
+            false => word,
+        });
+        Ok(Comparison {
+            recipe: recipe.to_owned(),
+            words: words.collect::<Vec<_>>().join(" "),
+            figure: self.figure.name().to_owned(),
+            real: self.figure.of_run(run),
+            simulated: self.figure.of_report(&self.simulate(run)?),
+        })
+    }
+
+    /// As many clocks, or versions, as the real run made.
+    fn simulate(&self, run: &Value) -> Result<ClusterReport, Error> {
+        let scheme = scheme(&self.scheme)?;
+        let mut cluster = Cluster::new(scheme, self.workers, self.seed);
+        cluster.compute = self.jitter.parse::<Distribution>()?;
+        cluster.factors = self.straggler.into_iter().collect();
+        cluster.learning_rate = 0.5;
+        let digits = Digits::new(ModelKind::Softmax, 0, self.workers, BATCH as usize, self.seed)?;
+        cluster.problem = Some(Box::new(digits));
+        cluster.until = match scheme.counts_versions() {
+            true => Until::Versions(run["versions"].as_u64().unwrap_or(1)),
+            false => Until::Clocks(self.epochs * (EXAMPLES / (BATCH * self.workers as u64))),
+        };
+        Ok(cluster.run()?)
+    }
+}
+
+impl Measure {
+    const fn name(self) -> &'static str {
+        match self {
+            Measure::TimePerClock => "seconds per clock",
+            Measure::TimePerVersion => "seconds per version",
+            Measure::Staleness => "mean staleness, clocks",
+            Measure::FreshPart => "part of reads at most one clock old",
+        }
+    }
+
+    fn of_run(self, run: &Value) -> f64 {
+        let workers = run["workers"].as_array().map_or(&[][..], Vec::as_slice);
+        let sum = |key: &str| workers.iter().filter_map(|worker| worker[key].as_f64()).sum::<f64>();
+        let seconds = sum("compute_s") + sum("wait_s");
+        let histogram = |weigh: fn(usize) -> f64| {
+            let counts = workers
+                .iter()
+                .filter_map(|worker| worker["staleness_histogram"].as_array())
+                .flat_map(|counts| counts.iter().filter_map(Value::as_f64).enumerate());
+            let (weighed, all) = counts
+                .fold((0.0, 0.0), |(weighed, all), (age, count)| (weighed + weigh(age) * count, all + count));
+            weighed / all
+        };
+        match self {
+            Measure::TimePerClock => seconds / sum("clocks"),
+            Measure::TimePerVersion => {
+                seconds / workers.len() as f64 / run["versions"].as_f64().unwrap_or(f64::NAN)
+            }
+            Measure::Staleness => histogram(|age| age as f64),
+            Measure::FreshPart => histogram(|age| f64::from(age <= 1)),
+        }
+    }
+
+    fn of_report(self, report: &ClusterReport) -> f64 {
+        match self {
+            Measure::TimePerClock => report.mean_time_per_clock,
+            Measure::TimePerVersion => report.end / report.versions as f64,
+            // The simulator's -1 is an age of 0.
+            Measure::Staleness => report.staleness.mean().map_or(f64::NAN, |mean| -1.0 - mean),
+            Measure::FreshPart => report.staleness.part(-2..=-1),
+        }
+    }
+}
+
+impl Comparison {
+    /// How far the simulator is off, as a part of the real figure.
+    pub fn off(&self) -> f64 {
+        self.simulated / self.real - 1.0
+    }
+}
+
+/// The page of the runs on real processes; `machine` and `date` say where and when, and `race` is the table of all
+/// schemes.
+pub fn real_page(comparisons: &[Comparison], race: Option<&Table>, machine: &str, date: &str) -> String {
+    let mut table = Table::new(["recipe", "figure", "real", "simulated", "off by", "run"]);
+    for comparison in comparisons {
+        let Comparison { recipe, words, figure, real, simulated } = comparison;
+        let off = format!("{:+.1} %", 100.0 * comparison.off());
+        table.row([recipe, figure, &number(*real), &number(*simulated), &off, &format!("`{words}`")]);
+    }
+    let within = comparisons.iter().filter(|comparison| comparison.off().abs() <= 0.05).count();
+    let mut page = String::from(HEAD);
+    let _ = write!(
+        page,
+        "Machine: {machine}. Date: {date}. Within 5 %: {within} of {}.\n\n{}",
+        comparisons.len(),
+        table.markdown()
+    );
+    if let Some(race) = race {
+        let _ = write!(page, "{RACE}{}", race.markdown());
+    }
+    page
+}
+
+const RACE: &str = "
+## All schemes
+
+Four workers on the digits (perceptron, momentum 0.9), whose steps sleep 10 ms on average: the time to 95 % of the test
+examples over that of BSP, with its 95 % interval over the seeds, at the best step size of each, which stands behind it;
+the row of BSP has seconds. \"An end\" says that a step size beyond the grid may be better still. The settings lie in
+`lab/src/reproduce/settings/race.toml`.
+
+";
+
+const HEAD: &str = "\
+# The simulator held to real processes
+
+Each row is one run of `slackline train` with the words of its last column, one process per worker, whose steps sleep
+for times that are drawn from the seed; and the simulator's figure for the same scheme, workers and seed, which draws
+the same times. What is left between the two is what the simulator does not know: computing, messages, the scheduler.
+The rows are written by
+
+```sh
+cargo run --release -- sim --reproduce all --real --docs docs
+```
+
+and [the record](records/real.json) has them for programs. Some of them run in CI, where each must agree within 5 %.
+
+";
