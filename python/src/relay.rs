@@ -77,8 +77,8 @@ impl PyRelay {
         &self.address
     }
 
-    /// The newest version that it serves; 0, which is all zeros, before the first. Raises EpochChanged once the relay has
-    /// ended, because what it found upstream was of another publisher or another table.
+    /// The newest version that it serves; 0, which is all zeros, before the first. Raises EpochChanged once the relay
+    /// has ended, because what it found upstream was of another publisher or another table.
     #[getter]
     fn version(&self) -> PyResult<u64> {
         let operation = "asking for the version";

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 
-use super::model::Snapshot;
+use super::model::ModelSnapshot;
 use crate::scheme::Bound;
 
 /// Something that will happen. Worker numbers are small, and incarnations tell a worker from the same worker before its
@@ -62,7 +62,7 @@ pub(super) enum Down {
 /// A copy of the parameters in the hands of a worker.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
-    pub(super) snapshot: Rc<Snapshot>,
+    pub(super) snapshot: Rc<ModelSnapshot>,
     /// The first clock of the worker whose gradient may not be in it.
     pub(super) consumed: u64,
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::Cluster;
-use super::model::Snapshot;
+use super::model::ModelSnapshot;
 use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{Choice, Damping, GradientId, SchemeConfig, Share, Shrink, WaitFor};
@@ -115,7 +115,7 @@ impl Judge {
     }
 
     /// A worker of some clock computes on a copy.
-    pub(super) fn computes(&self, worker: usize, clock: u64, copy: &Snapshot) -> Result<(), String> {
+    pub(super) fn computes(&self, worker: usize, clock: u64, copy: &ModelSnapshot) -> Result<(), String> {
         if let Some(bound) = self.versions
             && !(clock.saturating_sub(bound)..=clock).contains(&copy.version)
         {

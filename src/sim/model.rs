@@ -8,7 +8,7 @@ use crate::table::Encoding;
 
 /// One version, as it was handed out; shared by all that hold it.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(super) struct ModelSnapshot {
     pub(super) version: u64,
     pub(super) smallest_clock: u64,
     /// None on time alone.

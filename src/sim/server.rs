@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::agenda::{AgendaEvent, Down, Held, Up};
 use super::engine::SimEngine;
-use super::model::{Model, Payload, Snapshot};
+use super::model::{Model, ModelSnapshot, Payload};
 use super::report::{Point, WaitedFor};
 use super::{SimError, Until, nanos, seconds};
 use crate::clock::{Clock, Version, WorkerId};
@@ -19,7 +19,7 @@ pub(super) struct SimServer {
     pub(super) version: u64,
     pub(super) smallest_clock: u64,
     /// The newest version, once a worker has asked for it.
-    snapshot: Option<Rc<Snapshot>>,
+    snapshot: Option<Rc<ModelSnapshot>>,
     /// None on time alone.
     pub(super) model: Option<Model>,
     pub(super) accounts: Vec<Account>,
@@ -91,16 +91,16 @@ impl SimServer {
         }
     }
 
-    fn snapshot(&mut self) -> Rc<Snapshot> {
+    fn snapshot(&mut self) -> Rc<ModelSnapshot> {
         let (version, smallest_clock, model) = (self.version, self.smallest_clock, &self.model);
         let values = || model.as_ref().map_or_else(|| Rc::from([]), |model| model.values().into());
         let old = self.snapshot.take();
         let new = match old {
             Some(old) if old.version == version && old.smallest_clock == smallest_clock => old,
             Some(old) if old.version == version => {
-                Rc::new(Snapshot { version, smallest_clock, values: Rc::clone(&old.values) })
+                Rc::new(ModelSnapshot { version, smallest_clock, values: Rc::clone(&old.values) })
             }
-            _ => Rc::new(Snapshot { version, smallest_clock, values: values() }),
+            _ => Rc::new(ModelSnapshot { version, smallest_clock, values: values() }),
         };
         Rc::clone(self.snapshot.insert(new))
     }

@@ -76,10 +76,10 @@ pub struct PullOptions {
     pub checksum: bool,
     /// Take this version and no other: in whichever frame it lies, as long as it is not overwritten.
     pub exactly: Option<Version>,
-    /// Copy some chunks at a time, so that [`Pull::landed`] tells how far the copy is.
+    /// Copy some chunks at a time, so that `Pull::landed` tells how far the copy is.
     pub chunked: bool,
-    /// Read the label of the version, too ([`Pull::label`](super::Pull::label)): one line more. Not where a pull says which gradients its
-    /// frame holds ([`Pull::ask_included`](super::Pull::ask_included)).
+    /// Read the label of the version, too ([`label`](super::Pull::label)): one line more. Not where a pull says which
+    /// gradients its frame holds ([`ask_included`](super::Pull::ask_included)).
     pub label: bool,
 }
 
