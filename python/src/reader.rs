@@ -356,7 +356,10 @@ impl PyReader {
                 for address in &addresses {
                     // A handshake is no wait that can be cut into short slices.
                     match reading.reader.reconnect(address, slice.max(PATIENCE)) {
-                        Ok(()) => return Ok(Some(reading.forget())),
+                        Ok(()) => {
+                            reading.forget();
+                            return Ok(Some(()));
+                        }
                         Err(error) if fabric::may_come(&error) => last = Some(error),
                         Err(error) => return Err(error.into()),
                     }

@@ -166,7 +166,7 @@ pub(crate) fn table(given: &Bound<'_, PyAny>, align: u64) -> PyResult<(Table, Ve
     } else {
         for spec in given.try_iter()? {
             let spec = spec?;
-            let TensorSpec(spec) = &*spec.cast::<TensorSpec>().map_err(PyErr::from)?.get();
+            let TensorSpec(spec) = spec.cast::<TensorSpec>().map_err(PyErr::from)?.get();
             let shape: Vec<u64> = spec.shape.iter().map(|side| *side as u64).collect();
             builder = builder.tensor(&spec.name, &shape, spec.dtype.element()?);
         }

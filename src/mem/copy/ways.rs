@@ -6,7 +6,7 @@ pub(super) use x86::store_fence;
 use x86::{has_stream, has_string, stream, string};
 
 /// A way to copy. Which one is the fastest depends on the machine and on the length, so that none is the best by
-/// itself: see [`choice`](super::choice).
+/// itself: `choice` finds it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// `memcpy` of libc.
