@@ -45,6 +45,11 @@ def _flat(weights: Any) -> dict[str, torch.Tensor]:
     return {name: host(tensor) for name, tensor in weights.items()}
 
 
+def _nested(snapshot: Snapshot) -> TensorDictBase:
+    """The weights of a version, as a collector takes them."""
+    return TensorDict({name: snapshot[name].torch() for name in snapshot}, []).unflatten_keys(".")
+
+
 class SlacklineTransport:
     """The publisher, in the trainer, or the reader and its newest version, in a worker."""
 
@@ -95,7 +100,7 @@ class SlacklineTransport:
 
     def setup_connection_and_weights_on_receiver(
         self, *, worker_idx: int | None = None, weights: Any = None, model: Any = None, strategy: Any = None
-    ) -> dict[str, torch.Tensor]:
+    ) -> TensorDictBase:
         if self.address is None:
             raise RuntimeError("the scheme was not initialised on the sender before the worker was started")
         self._reader = Reader(self.address, timeout=self._timeout, secret=self._options.get("secret"))
@@ -106,7 +111,7 @@ class SlacklineTransport:
         self._thread = threading.Thread(target=_stage, args=arguments, daemon=True, name="slackline-weights")
         self._thread.start()
         # A policy may come without memory of its own, and then keeps these.
-        return {name: snapshot[name].torch().clone() for name in snapshot}
+        return _nested(snapshot).clone()
 
     @property
     def is_behind(self) -> bool:
@@ -115,7 +120,7 @@ class SlacklineTransport:
 
     def receive_weights(
         self, timeout: float | None = None, *, weights: Any = None, model: Any = None, strategy: Any = None
-    ) -> dict[str, torch.Tensor] | None:
+    ) -> TensorDictBase | None:
         """Gives the model the newest version, if it is newer; waits for one if there is a timeout."""
         until = time.monotonic() + (timeout or 0)
         while not self._staged:
@@ -123,7 +128,7 @@ class SlacklineTransport:
                 return None
             self._end.wait(0.001)
         snapshot = self._staged.popleft()
-        found = {name: snapshot[name].torch() for name in snapshot}
+        found = _nested(snapshot)
         if model is not None and strategy is not None:
             strategy.apply_weights(model, found)
         self.version = snapshot.version
