@@ -129,6 +129,13 @@ def test_the_state_server_hands_out_weights_that_are_newer(cluster: None) -> Non
     ray.kill(there)
 
 
+def weights_and_readers(runner: Any) -> tuple[int, int]:
+    """The number of the weights of a sampler, and its connections to a server of slackline."""
+    from slackline.integrations import rllib
+
+    return runner._weights_seq_no, len(rllib._readers)
+
+
 def test_appo_trains_with_weights_that_its_samplers_pull(cluster: None) -> None:
     pytest.importorskip("ray.rllib", reason="RLlib is not installed: `cargo xtask wheel --integrations` installs it")
     from ray.rllib.algorithms.appo import APPOConfig
@@ -139,20 +146,16 @@ def test_appo_trains_with_weights_that_its_samplers_pull(cluster: None) -> None:
     config = (
         APPOConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=1, use_env_runner_state_server=True)
-        .training(train_batch_size_per_learner=100)
+        .env_runners(num_env_runners=1, use_env_runner_state_server=True, rollout_fragment_length=50)
+        .training(train_batch_size_per_learner=100, broadcast_interval=1)
+        .reporting(min_time_s_per_iteration=0)
     )
     algorithm = config.build_algo()
     try:
-        until = 20
-        while until:
+        found, until = (0, 0), time.monotonic() + 240
+        while found[0] < 3 or found[1] < 1:
+            assert time.monotonic() < until, found
             algorithm.train()
-            state = ray.get(algorithm._env_runner_state_server.pull.remote(), timeout=60)
-            if state is not None and state["weights_seq_no"] > 1:
-                break
-            until -= 1
-        assert until and state["rl_module"]
-        newest = algorithm.env_runner_group.foreach_env_runner(lambda runner: runner._weights_seq_no, local_env_runner=False)
-        assert max(newest) > 0
+            (found,) = algorithm.env_runner_group.foreach_env_runner(weights_and_readers, local_env_runner=False)
     finally:
         algorithm.stop()
