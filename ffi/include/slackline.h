@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 6
+#define SLACKLINE_VERSION_PATCH 7
 
 /**
  * The version of this header as one number that grows with it.
@@ -79,6 +79,16 @@
  * The number of counts in `struct slackline_staleness`.
  */
 #define SLACKLINE_STALENESS_COUNTS 256
+
+/**
+ * Bytes of a label.
+ */
+#define SLACKLINE_LABEL_BYTES 32
+
+/**
+ * Any number of versions behind the newest.
+ */
+#define SLACKLINE_ANY_STALENESS 18446744073709551615ull
 
 /**
  * The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
@@ -161,6 +171,11 @@ enum slackline_status
      * a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
      */
     SLACKLINE_STATUS_SCHEME = 16,
+    /**
+     * The version that was asked for by its number is overwritten. Ask for a newer one, or give its publisher more
+     * frames.
+     */
+    SLACKLINE_STATUS_VERSION_GONE = 17,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -249,7 +264,8 @@ typedef uint64_t slackline_damping;
 #endif // __cplusplus
 
 /**
- * Types of elements, for the fields called `element` and `encoding`.
+ * Types of elements, for the field called `element`: those of DLPack 1.1. A server's table is f32. Of the field called
+ * `encoding` the first three are values.
  */
 enum slackline_element
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -268,6 +284,98 @@ enum slackline_element
      * IEEE 754 half precision, 2 bytes.
      */
     SLACKLINE_ELEMENT_F16 = 2,
+    /**
+     * IEEE 754 double precision, 8 bytes.
+     */
+    SLACKLINE_ELEMENT_F64 = 3,
+    /**
+     * A byte that is 0 or 1.
+     */
+    SLACKLINE_ELEMENT_BOOL = 4,
+    /**
+     * Signed integer of 1 byte.
+     */
+    SLACKLINE_ELEMENT_I8 = 5,
+    /**
+     * Signed integer of 2 bytes.
+     */
+    SLACKLINE_ELEMENT_I16 = 6,
+    /**
+     * Signed integer of 4 bytes.
+     */
+    SLACKLINE_ELEMENT_I32 = 7,
+    /**
+     * Signed integer of 8 bytes.
+     */
+    SLACKLINE_ELEMENT_I64 = 8,
+    /**
+     * Unsigned integer of 1 byte.
+     */
+    SLACKLINE_ELEMENT_U8 = 9,
+    /**
+     * Unsigned integer of 2 bytes.
+     */
+    SLACKLINE_ELEMENT_U16 = 10,
+    /**
+     * Unsigned integer of 4 bytes.
+     */
+    SLACKLINE_ELEMENT_U32 = 11,
+    /**
+     * Unsigned integer of 8 bytes.
+     */
+    SLACKLINE_ELEMENT_U64 = 12,
+    /**
+     * Two f32, real and imaginary part.
+     */
+    SLACKLINE_ELEMENT_COMPLEX64 = 13,
+    /**
+     * Two f64, real and imaginary part.
+     */
+    SLACKLINE_ELEMENT_COMPLEX128 = 14,
+    /**
+     * 1 byte: 3 bits of exponent, 4 of mantissa.
+     */
+    SLACKLINE_ELEMENT_F8E3M4 = 15,
+    /**
+     * 1 byte: 4 bits of exponent, 3 of mantissa, as IEEE 754 would have it.
+     */
+    SLACKLINE_ELEMENT_F8E4M3 = 16,
+    /**
+     * 1 byte: 4 bits of exponent with bias 11, 3 of mantissa, finite, one zero.
+     */
+    SLACKLINE_ELEMENT_F8E4M3B11_FNUZ = 17,
+    /**
+     * 1 byte: 4 bits of exponent, 3 of mantissa, finite (OCP E4M3).
+     */
+    SLACKLINE_ELEMENT_F8E4M3_FN = 18,
+    /**
+     * 1 byte: 4 bits of exponent, 3 of mantissa, finite, one zero.
+     */
+    SLACKLINE_ELEMENT_F8E4M3_FNUZ = 19,
+    /**
+     * 1 byte: 5 bits of exponent, 2 of mantissa (OCP E5M2).
+     */
+    SLACKLINE_ELEMENT_F8E5M2 = 20,
+    /**
+     * 1 byte: 5 bits of exponent, 2 of mantissa, finite, one zero.
+     */
+    SLACKLINE_ELEMENT_F8E5M2_FNUZ = 21,
+    /**
+     * 1 byte: 8 bits of exponent, for scales (OCP E8M0).
+     */
+    SLACKLINE_ELEMENT_F8E8M0_FNU = 22,
+    /**
+     * 6 bits, packed: 2 of exponent, 3 of mantissa.
+     */
+    SLACKLINE_ELEMENT_F6E2M3_FN = 23,
+    /**
+     * 6 bits, packed: 3 of exponent, 2 of mantissa.
+     */
+    SLACKLINE_ELEMENT_F6E3M2_FN = 24,
+    /**
+     * 4 bits, packed: 2 of exponent, 1 of mantissa.
+     */
+    SLACKLINE_ELEMENT_F4E2M1_FN = 25,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -632,8 +740,9 @@ typedef struct slackline_group slackline_group;
 typedef struct slackline_job slackline_job;
 
 /**
- * Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
- * `slackline_publisher_progress`, `serve` or `publish` is called, which must be more often than the lease.
+ * Publishes versions of a table that its owner made itself. Unless `background` was set in its options, it has no
+ * thread that looks after readers: it does while `slackline_publisher_progress`, `serve`, `wait` or `publish` is
+ * called, which must be more often than the lease.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -650,6 +759,15 @@ typedef struct slackline_publisher slackline_publisher;
 typedef struct slackline_reader slackline_reader;
 
 /**
+ * Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with
+ * the same number, tag, time and origin. A thread of the library does all of this.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_relay slackline_relay;
+
+/**
  * Holds one shard of the parameters and folds workers' gradients into it. It has no thread that looks after peers: it
  * works while `slackline_server_progress` or `slackline_server_serve` is called, which must be far more often than
  * the lease.
@@ -658,6 +776,14 @@ typedef struct slackline_reader slackline_reader;
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_server slackline_server;
+
+/**
+ * One whole version in memory of its own, which stays as it is until it is destroyed: a program serves one and reads
+ * the next meanwhile. It may outlive its reader.
+ *
+ * Thread-safety: its bytes may be read by any number of threads at once, until one of them destroys it.
+ */
+typedef struct slackline_snapshot slackline_snapshot;
 
 /**
  * Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
@@ -1051,6 +1177,15 @@ typedef struct slackline_publisher_options {
      * One of `enum slackline_idle`; by default it polls.
      */
     uint64_t idle;
+    /**
+     * Not 0: a thread of the library looks after the readers, so that no call has to. By default 0.
+     */
+    uint64_t background;
+    /**
+     * The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
+     * that one's last version.
+     */
+    uint64_t begin_at;
 } slackline_publisher_options;
 
 /**
@@ -1137,6 +1272,23 @@ typedef struct slackline_fresh {
      * 0 if the copy at hand was fresh enough and nothing was read but its age.
      */
     uint32_t copied;
+    /**
+     * The publisher's own number for the version (`struct slackline_tag`); 0 from a server.
+     */
+    uint64_t step;
+    /**
+     * The publisher's own words about the version; zeros from a server.
+     */
+    uint8_t label[SLACKLINE_LABEL_BYTES];
+    /**
+     * The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+     * server.
+     */
+    uint64_t published_ns;
+    /**
+     * The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
+     */
+    uint64_t origin;
 } slackline_fresh;
 
 /**
@@ -1730,6 +1882,64 @@ typedef struct slackline_view {
 } slackline_view;
 
 /**
+ * The publisher's own words about a version, which the library does not look into.
+ */
+typedef struct slackline_tag {
+    /**
+     * A number, such as the step of the optimiser.
+     */
+    uint64_t step;
+    /**
+     * Bytes of any meaning.
+     */
+    uint8_t label[SLACKLINE_LABEL_BYTES];
+} slackline_tag;
+
+/**
+ * A reader, as its publisher sees it.
+ */
+typedef struct slackline_reader_status {
+    /**
+     * Its index, which another reader gets once this one has left.
+     */
+    uint64_t peer;
+    /**
+     * The newest version that it has copied, by its own word, or `SLACKLINE_NO_VERSION`.
+     */
+    uint64_t holds;
+    /**
+     * The version that it reads in place now, or `SLACKLINE_NO_VERSION`.
+     */
+    uint64_t pins;
+    /**
+     * The number of versions by which the newer of the two is behind the latest.
+     */
+    uint64_t behind;
+} slackline_reader_status;
+
+/**
+ * A tensor of which a reader wants a part.
+ */
+typedef struct slackline_slice {
+    /**
+     * UTF-8, ending in a zero.
+     */
+    const char *name;
+    /**
+     * The first index of each dimension, outermost first. NULL, with `end`: the whole tensor.
+     */
+    const uint64_t *begin;
+    /**
+     * The index behind the last one of each dimension.
+     */
+    const uint64_t *end;
+    /**
+     * Number of dimensions of `begin` and `end`: those of the tensor.
+     */
+    size_t rank;
+} slackline_slice;
+
+/**
  * The state of a worker. Set `size` before the call that fills it.
  */
 typedef struct slackline_worker_status {
@@ -2103,8 +2313,8 @@ slackline_status slackline_publisher_commit(struct slackline_publisher *publishe
                                             uint64_t *version);
 
 /**
- * Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep the
- * version before it, and the next version has the number that this one would have had. For a copy into that memory
+ * Gives up the memory that `slackline_publisher_begin` lent: what was written there is never published, readers keep
+ * the version before it, and the next version has the number that this one would have had. For a copy into that memory
  * which has failed. Without memory that is lent it does nothing.
  */
 slackline_status slackline_publisher_abort(struct slackline_publisher *publisher);
@@ -2479,6 +2689,117 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor,
                                         uint64_t *begin,
                                         uint64_t *end);
+
+/**
+ * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.
+ */
+slackline_status slackline_publisher_set_tag(struct slackline_publisher *publisher,
+                                             const struct slackline_tag *tag);
+
+/**
+ * Writes the statuses of at most `room` readers to `statuses`, and the number of all that are in to `count`.
+ */
+slackline_status slackline_publisher_readers(const struct slackline_publisher *publisher,
+                                             struct slackline_reader_status *statuses,
+                                             size_t room,
+                                             size_t *count);
+
+/**
+ * Waits until at least `readers` readers hold `version` or a newer one, as a copy or in place, and looks after readers
+ * meanwhile. `SLACKLINE_STATUS_DEADLINE` says that they did not within `timeout_ms`.
+ */
+slackline_status slackline_publisher_wait(struct slackline_publisher *publisher,
+                                          uint64_t version,
+                                          size_t readers,
+                                          uint64_t timeout_ms);
+
+/**
+ * Reads these slices from now on, `count` of them, in their order, and not the whole table; 0 reads all of it again.
+ * `slackline_reader_table` goes on to describe the owner's table; a snapshot has a table of its own. There is no copy
+ * to read until the next refresh has ended. Checksums are not checked of a part.
+ */
+slackline_status slackline_reader_select(struct slackline_reader *reader,
+                                         const struct slackline_slice *slices,
+                                         size_t count);
+
+/**
+ * Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits
+ * for one that does not listen yet. What the successor publishes has another epoch.
+ */
+slackline_status slackline_reader_reconnect(struct slackline_reader *reader,
+                                            const char *address,
+                                            uint64_t timeout_ms);
+
+/**
+ * Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
+ * versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
+ * call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
+ * The snapshot is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_reader_snapshot(struct slackline_reader *reader,
+                                           uint64_t at_least,
+                                           uint64_t max_staleness,
+                                           uint32_t exactly,
+                                           uint64_t timeout_ms,
+                                           struct slackline_snapshot **snapshot);
+
+/**
+ * Lends the bytes, `len` of them, laid out as `slackline_snapshot_table` says. Valid, and unchanging, until it is
+ * destroyed. `fresh`, unless NULL, is told which version it is; `fresh->size` must be set.
+ */
+slackline_status slackline_snapshot_bytes(const struct slackline_snapshot *snapshot,
+                                          const void **bytes,
+                                          size_t *len,
+                                          struct slackline_fresh *fresh);
+
+/**
+ * Lends the table of the bytes, `count` tensors: the selected slices, or the whole table.
+ * `slackline_snapshot_tensor` says where each lies. Valid until the snapshot is destroyed.
+ */
+slackline_status slackline_snapshot_table(const struct slackline_snapshot *snapshot,
+                                          const struct slackline_tensor **tensors,
+                                          size_t *count);
+
+/**
+ * Lends the bytes of one tensor of a snapshot. Valid until the snapshot is destroyed.
+ */
+slackline_status slackline_snapshot_tensor(const struct slackline_snapshot *snapshot,
+                                           const char *name,
+                                           const void **bytes,
+                                           size_t *len);
+
+/**
+ * Ends the snapshot: its memory is used for a later one. NULL does nothing.
+ */
+void slackline_snapshot_destroy(struct slackline_snapshot *snapshot);
+
+/**
+ * Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+ * `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
+ * whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
+ * destroyed; on failure it is NULL.
+ */
+slackline_status slackline_relay_start(const char *const *upstream,
+                                       size_t count,
+                                       const char *address,
+                                       const struct slackline_publisher_options *options,
+                                       uint64_t timeout_ms,
+                                       struct slackline_relay **relay);
+
+/**
+ * Lends the address at which readers reach this relay. It is valid until the relay is destroyed.
+ */
+slackline_status slackline_relay_address(const struct slackline_relay *relay, const char **address);
+
+/**
+ * Sets `version` to the newest version that the relay serves. A relay that has ended fails with its reason.
+ */
+slackline_status slackline_relay_version(const struct slackline_relay *relay, uint64_t *version);
+
+/**
+ * Ends the relay; its readers are told. NULL does nothing.
+ */
+void slackline_relay_destroy(struct slackline_relay *relay);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.

@@ -54,13 +54,16 @@ pub enum slackline_status {
     /// A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
     /// a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
     Scheme = 16,
+    /// The version that was asked for by its number is overwritten. Ask for a newer one, or give its publisher more
+    /// frames.
+    VersionGone = 17,
 }
 
 use slackline_status as Status;
 
 impl Status {
     /// All of them, by number.
-    const ALL: [Status; 17] = [
+    const ALL: [Status; 18] = [
         Status::Ok,
         Status::BadArgument,
         Status::OutOfTurn,
@@ -78,6 +81,7 @@ impl Status {
         Status::Panic,
         Status::JobFailed,
         Status::Scheme,
+        Status::VersionGone,
     ];
 
     fn name(self) -> &'static CStr {
@@ -98,6 +102,7 @@ impl Status {
             Status::Internal => c"internal",
             Status::Panic => c"panic",
             Status::JobFailed => c"job failed",
+            Status::VersionGone => c"version gone",
             Status::Scheme => c"scheme",
         }
     }
@@ -287,6 +292,7 @@ fn pull_status(error: &PullError) -> Status {
         PullError::Epoch { .. } | PullError::Disconnected(_) | PullError::Completion(_) => Status::ServerLost,
         PullError::Damaged { .. } | PullError::Checksum { .. } => Status::Damaged,
         PullError::Busy => Status::OutOfTurn,
+        PullError::Gone { .. } => Status::VersionGone,
         PullError::Post(error) => post_status(error),
         _ => Status::Internal,
     }

@@ -36,6 +36,7 @@ mod sized;
 mod status;
 mod step;
 mod table;
+mod weights;
 mod worker;
 
 use std::ffi::{CStr, c_char};
@@ -57,11 +58,13 @@ pub use scheme::*;
 pub use server::*;
 pub use simulate::*;
 pub use status::{
-    SLACKLINE_STALENESS_COUNTS, slackline_fresh, slackline_publisher_status, slackline_server_status,
-    slackline_staleness, slackline_view, slackline_worker_status,
+    SLACKLINE_LABEL_BYTES, SLACKLINE_STALENESS_COUNTS, slackline_fresh, slackline_publisher_status,
+    slackline_reader_status, slackline_server_status, slackline_staleness, slackline_tag, slackline_view,
+    slackline_worker_status,
 };
 pub use step::*;
 pub use table::slackline_tensor_range;
+pub use weights::*;
 pub use worker::*;
 
 use handle::{Out, call};
@@ -71,7 +74,7 @@ pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 6;
+pub const SLACKLINE_VERSION_PATCH: u32 = 7;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;

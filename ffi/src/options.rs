@@ -10,7 +10,7 @@ use slackline::internals::param::PullOptions;
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Encoding, Idle, NonFinite,
     Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table,
-    WorkerOptions,
+    Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -292,6 +292,11 @@ pub struct slackline_publisher_options {
     pub secret_file: *const c_char,
     /// One of `enum slackline_idle`; by default it polls.
     pub idle: u64,
+    /// Not 0: a thread of the library looks after the readers, so that no call has to. By default 0.
+    pub background: u64,
+    /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
+    /// that one's last version.
+    pub begin_at: u64,
 }
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -392,6 +397,8 @@ impl Default for slackline_publisher_options {
             secret: null(),
             secret_file: null(),
             idle: slackline_idle::Poll as u64,
+            background: 0,
+            begin_at: 0,
         }
     }
 }
@@ -529,7 +536,7 @@ impl slackline_publisher_options {
             checksums: self.checksums != 0,
             idle: idle(self.idle)?,
         };
-        Ok(PublisherOptions { memory, ..PublisherOptions::default() })
+        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at) })
     }
 }
 

@@ -3,7 +3,8 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::{Publisher, now};
+use slackline::internals::node::Backoff;
+use slackline::{BackgroundPublisher, Draft, Error, Publisher, ReaderStatus, Version, VersionTag, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
@@ -12,8 +13,9 @@ use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_publisher_status;
 
-/// Publishes versions of a table that its owner made itself. It has no thread that looks after readers: it does while
-/// `slackline_publisher_progress`, `serve` or `publish` is called, which must be more often than the lease.
+/// Publishes versions of a table that its owner made itself. Unless `background` was set in its options, it has no
+/// thread that looks after readers: it does while `slackline_publisher_progress`, `serve`, `wait` or `publish` is
+/// called, which must be more often than the lease.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -21,8 +23,118 @@ pub struct slackline_publisher(Handle<Publishing>);
 
 /// A publisher and its address as C reads it.
 pub(crate) struct Publishing {
-    publisher: Publisher<Fabric>,
+    publisher: Looked,
+    /// The tag of the next version.
+    pub(crate) tag: VersionTag,
     address: CString,
+}
+
+/// A publisher whose readers its calls look after, or a thread.
+enum Looked {
+    ByCalls(Publisher<Fabric>),
+    ByThread(BackgroundPublisher<Fabric>, Option<Draft<Fabric>>),
+}
+
+impl Looked {
+    fn publish(&mut self, bytes: &[u8], tag: VersionTag, timeout: Duration) -> Result<Version, Error> {
+        match self {
+            Looked::ByCalls(publisher) => publisher.publish_tagged(bytes, tag, timeout),
+            Looked::ByThread(publisher, draft) => {
+                // As the other does, it writes over memory that was lent.
+                *draft = None;
+                publisher.publish(bytes, tag, timeout)
+            }
+        }
+    }
+
+    fn begin(&mut self, timeout: Duration) -> Result<(*mut u8, usize), Error> {
+        let memory = match self {
+            Looked::ByCalls(publisher) => publisher.publish_begin(timeout)?,
+            Looked::ByThread(publisher, draft) => match draft {
+                Some(draft) => draft.memory(),
+                None => draft.insert(publisher.draft(timeout)?).memory(),
+            },
+        };
+        Ok((memory.as_ptr(), memory.len()))
+    }
+
+    fn commit(&mut self, tag: VersionTag) -> Result<Version, Error> {
+        match self {
+            Looked::ByCalls(publisher) => publisher.publish_commit_tagged(tag),
+            Looked::ByThread(_, draft) => {
+                let reason = "call `slackline_publisher_begin` first";
+                let draft = draft.take().ok_or(Error::OutOfTurn { operation: "publish", reason })?;
+                draft.commit(tag)
+            }
+        }
+    }
+
+    fn abort(&mut self) {
+        match self {
+            Looked::ByCalls(publisher) => publisher.publish_abort(),
+            Looked::ByThread(_, draft) => *draft = None,
+        }
+    }
+
+    /// Looks after the readers once, if no thread does; true if anything happened.
+    fn progress(&mut self) -> bool {
+        match self {
+            Looked::ByCalls(publisher) => publisher.poll(now()),
+            Looked::ByThread(..) => false,
+        }
+    }
+
+    fn readers(&self) -> Vec<ReaderStatus> {
+        match self {
+            Looked::ByCalls(publisher) => publisher.reader_statuses(),
+            Looked::ByThread(publisher, _) => publisher.readers(),
+        }
+    }
+
+    fn joined(&self) -> u64 {
+        match self {
+            Looked::ByCalls(publisher) => publisher.joined(),
+            Looked::ByThread(publisher, _) => publisher.joined(),
+        }
+    }
+
+    fn status(&self) -> slackline_publisher_status {
+        let (version, epoch) = match self {
+            Looked::ByCalls(publisher) => (publisher.version(), publisher.epoch()),
+            Looked::ByThread(publisher, _) => (publisher.version(), publisher.epoch()),
+        };
+        slackline_publisher_status {
+            size: size_of::<slackline_publisher_status>(),
+            version: version.get(),
+            readers: self.readers().len() as u64,
+            joined: self.joined(),
+            epoch,
+        }
+    }
+}
+
+impl Publishing {
+    pub(crate) fn readers(&self) -> Vec<ReaderStatus> {
+        self.publisher.readers()
+    }
+
+    /// Looks after readers until `until` says so; false if `timeout` has passed before.
+    pub(crate) fn look_until(&mut self, timeout: Duration, until: impl Fn(&Publishing) -> bool) -> bool {
+        let (deadline, mut backoff) = (now() + timeout, Backoff::new());
+        loop {
+            let progress = self.publisher.progress();
+            if until(self) {
+                return true;
+            }
+            if now() >= deadline {
+                return false;
+            }
+            match progress {
+                true => backoff.reset(),
+                false => backoff.wait(),
+            }
+        }
+    }
 }
 
 opaque!(slackline_publisher: Publishing);
@@ -58,7 +170,11 @@ pub unsafe extern "C" fn slackline_publisher_create(
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
         let address = CString::new(publisher.address().to_string()).unwrap_or_default();
-        Ok(Publishing { publisher, address })
+        let publisher = match options.background {
+            0 => Looked::ByCalls(publisher),
+            _ => Looked::ByThread(publisher.into_background()?, None),
+        };
+        Ok(Publishing { publisher, tag: VersionTag::default(), address })
     };
     // SAFETY: the contract.
     unsafe { create(publisher, begin) }
@@ -95,8 +211,13 @@ pub unsafe extern "C" fn slackline_publisher_publish(
             unsafe { (slice(bytes.cast::<u8>(), len, "bytes")?, Out::wanted(version, "version")?) };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        let version =
-            unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish(bytes, timeout)?))? };
+        let version = unsafe {
+            with(publisher, |publishing| {
+                let version = publishing.publisher.publish(bytes, publishing.tag, timeout)?;
+                publishing.tag = VersionTag::default();
+                Ok(version)
+            })?
+        };
         if let Some(out) = out {
             out.set(version.get());
         }
@@ -121,8 +242,8 @@ pub unsafe extern "C" fn slackline_publisher_begin(
         let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let timeout = Duration::from_millis(timeout_ms);
         let begin = |publishing: &mut Publishing| {
-            let memory = publishing.publisher.publish_begin(timeout)?;
-            Ok((memory.as_ptr().cast(), memory.len()))
+            let (memory, len) = publishing.publisher.begin(timeout)?;
+            Ok((memory.cast(), len))
         };
         // SAFETY: the contract.
         out.set(unsafe { with(publisher, begin)? });
@@ -140,7 +261,13 @@ pub unsafe extern "C" fn slackline_publisher_commit(
         // SAFETY: the contract.
         let out = unsafe { Out::wanted(version, "version")? };
         // SAFETY: the contract.
-        let version = unsafe { with(publisher, |publishing| Ok(publishing.publisher.publish_commit()?))? };
+        let version = unsafe {
+            with(publisher, |publishing| {
+                let version = publishing.publisher.commit(publishing.tag)?;
+                publishing.tag = VersionTag::default();
+                Ok(version)
+            })?
+        };
         if let Some(out) = out {
             out.set(version.get());
         }
@@ -155,7 +282,7 @@ pub unsafe extern "C" fn slackline_publisher_commit(
 pub unsafe extern "C" fn slackline_publisher_abort(publisher: *mut slackline_publisher) -> slackline_status {
     call(|| {
         let abort = |publishing: &mut Publishing| {
-            publishing.publisher.publish_abort();
+            publishing.publisher.abort();
             Ok(())
         };
         // SAFETY: the contract.
@@ -174,7 +301,7 @@ pub unsafe extern "C" fn slackline_publisher_progress(
         // SAFETY: the contract.
         let out = unsafe { Out::wanted(progressed, "progressed")? };
         // SAFETY: the contract.
-        let progress = unsafe { with(publisher, |publishing| Ok(publishing.publisher.poll(now())))? };
+        let progress = unsafe { with(publisher, |publishing| Ok(publishing.publisher.progress()))? };
         if let Some(out) = out {
             out.set(progress.into());
         }
@@ -193,20 +320,22 @@ pub unsafe extern "C" fn slackline_publisher_serve(
 ) -> slackline_status {
     call(|| {
         let timeout = Duration::from_millis(timeout_ms);
-        let left = |publisher: &Publisher<Fabric>| publisher.joined() - publisher.readers() as u64;
-        let until = |publisher: &Publisher<Fabric>| {
-            publisher.joined() >= until_joined && left(publisher) >= until_left
+        let counts = |publishing: &Publishing| {
+            let (joined, readers) = (publishing.publisher.joined(), publishing.readers().len() as u64);
+            (joined, joined.saturating_sub(readers))
+        };
+        let until = |publishing: &Publishing| {
+            let (joined, left) = counts(publishing);
+            joined >= until_joined && left >= until_left
         };
         let serve = |publishing: &mut Publishing| {
-            let publisher = &mut publishing.publisher;
-            if publisher.drive(until, timeout)? {
+            if publishing.look_until(timeout, until) {
                 return Ok(());
             }
+            let (joined, left) = counts(publishing);
             let message = format!(
                 "waiting until {until_joined} readers have joined and {until_left} have left did not end within \
-                 {timeout:?}: {} have joined, {} have left; call again",
-                publisher.joined(),
-                left(publisher)
+                 {timeout:?}: {joined} have joined, {left} have left; call again"
             );
             Err(Failure::new(slackline_status::Deadline, message))
         };
@@ -224,18 +353,8 @@ pub unsafe extern "C" fn slackline_publisher_get_status(
     call(|| {
         // SAFETY: the contract.
         let out = unsafe { SizedOut::new(status, "status")? };
-        let ask = |publishing: &mut Publishing| {
-            let publisher = &publishing.publisher;
-            Ok(slackline_publisher_status {
-                size: size_of::<slackline_publisher_status>(),
-                version: publisher.version().get(),
-                readers: publisher.readers() as u64,
-                joined: publisher.joined(),
-                epoch: publisher.epoch(),
-            })
-        };
         // SAFETY: the contract.
-        out.set(unsafe { with(publisher, ask)? });
+        out.set(unsafe { with(publisher, |publishing| Ok(publishing.publisher.status()))? });
         Ok(())
     })
 }

@@ -23,13 +23,13 @@ pub struct slackline_reader(Handle<Reading>);
 
 /// A reader, and its owner's table as C reads it.
 pub(crate) struct Reading {
-    reader: Reader<Fabric>,
+    pub(crate) reader: Reader<Fabric>,
     tensors: Tensors,
 }
 
 impl Reading {
     /// The reader, for a call that would overwrite or release what is pinned.
-    fn unpinned(&mut self) -> Result<&mut Reader<Fabric>, Failure> {
+    pub(crate) fn unpinned(&mut self) -> Result<&mut Reader<Fabric>, Failure> {
         match self.reader.held() {
             None => Ok(&mut self.reader),
             Some(_) => Err(Failure::new(
@@ -148,14 +148,7 @@ unsafe fn refresh(
 
 fn tell(out: Option<SizedOut<slackline_fresh>>, fresh: Fresh) {
     if let Some(out) = out {
-        out.set(slackline_fresh {
-            size: size_of::<slackline_fresh>(),
-            version: fresh.version.get(),
-            behind: fresh.behind,
-            epoch: fresh.epoch,
-            retries: fresh.retries,
-            copied: fresh.copied.into(),
-        });
+        out.set(slackline_fresh::of(&fresh));
     }
 }
 

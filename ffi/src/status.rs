@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackline::Worker;
+use slackline::{Fresh, Worker};
 
 use crate::fabric::Fabric;
 use crate::sized::Measured;
@@ -177,6 +177,59 @@ pub struct slackline_fresh {
     pub retries: u64,
     /// 0 if the copy at hand was fresh enough and nothing was read but its age.
     pub copied: u32,
+    /// The publisher's own number for the version (`struct slackline_tag`); 0 from a server.
+    pub step: u64,
+    /// The publisher's own words about the version; zeros from a server.
+    pub label: [u8; SLACKLINE_LABEL_BYTES],
+    /// The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+    /// server.
+    pub published_ns: u64,
+    /// The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
+    pub origin: u64,
+}
+
+/// Bytes of a label.
+pub const SLACKLINE_LABEL_BYTES: usize = 32;
+
+/// The publisher's own words about a version, which the library does not look into.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_tag {
+    /// A number, such as the step of the optimiser.
+    pub step: u64,
+    /// Bytes of any meaning.
+    pub label: [u8; SLACKLINE_LABEL_BYTES],
+}
+
+/// A reader, as its publisher sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_reader_status {
+    /// Its index, which another reader gets once this one has left.
+    pub peer: u64,
+    /// The newest version that it has copied, by its own word, or `SLACKLINE_NO_VERSION`.
+    pub holds: u64,
+    /// The version that it reads in place now, or `SLACKLINE_NO_VERSION`.
+    pub pins: u64,
+    /// The number of versions by which the newer of the two is behind the latest.
+    pub behind: u64,
+}
+
+impl slackline_fresh {
+    pub(crate) fn of(fresh: &Fresh) -> Self {
+        slackline_fresh {
+            size: size_of::<slackline_fresh>(),
+            version: fresh.version.get(),
+            behind: fresh.behind,
+            epoch: fresh.epoch,
+            retries: fresh.retries,
+            copied: fresh.copied.into(),
+            step: fresh.tag.step,
+            label: fresh.tag.label,
+            published_ns: fresh.published_ns,
+            origin: fresh.origin,
+        }
+    }
 }
 
 impl Measured for slackline_server_status {

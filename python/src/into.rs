@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use slackline::Version;
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
+use crate::errors::Failure;
 use crate::lease::Lease;
 use crate::reader;
 use crate::reading::{Reading, Request, newest_from};
@@ -89,6 +91,7 @@ pub(crate) fn pull(
         let Some(newest) = newest else { continue };
         let staleness = newest.saturating_sub(facts.version);
         if request.max_staleness.is_none_or(|most| staleness <= most) {
+            reading.reader.tell_held(Version::new(facts.version)).map_err(Failure::from)?;
             return Ok(Facts { staleness, ..facts });
         }
         if left.is_zero() {

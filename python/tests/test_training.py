@@ -59,7 +59,8 @@ def test_a_step_that_is_left_without_publish_is_begun_again() -> None:
                 view[...] = 99
                 with pytest.raises(slackline.OutOfTurn):
                     worker.step()
-            for look in (view.numpy, lambda: step.parameters["w"], step.publish):
+            looks: list[Callable[[], Any]] = [view.numpy, lambda: step.parameters["w"], step.publish]
+            for look in looks:
                 with pytest.raises(slackline.OutOfTurn):
                     look()
             abandoned = worker.step()
@@ -96,15 +97,16 @@ def test_the_optimisers_are_those_of_their_names() -> None:
 
 def test_servers_say_what_they_cannot_be() -> None:
     ones = {"w": np.ones(4, "float32")}
-    for call in (
-        lambda: slackline.Server(ones, scheme="nonsense"),
-        lambda: slackline.Server(ones, scheme="ssp(x)"),
-        lambda: slackline.Server(ones, optimizer="nonsense"),
-        lambda: slackline.Server(ones, workers=0),
-        lambda: slackline.Server(ones, learning_rate=float("nan")),
-    ):
+    wrong: list[dict[str, Any]] = [
+        {"scheme": "nonsense"},
+        {"scheme": "ssp(x)"},
+        {"optimizer": "nonsense"},
+        {"workers": 0},
+        {"learning_rate": float("nan")},
+    ]
+    for options in wrong:
         with pytest.raises(slackline.BadOption):
-            call()
+            slackline.Server(ones, **options)
     with pytest.raises(slackline.LayoutMismatch):
         slackline.Server({"w": np.ones(4, "float16")})
 

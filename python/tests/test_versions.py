@@ -300,6 +300,9 @@ def test_a_publisher_sees_what_its_readers_hold_and_waits_for_them(pair: Pair) -
     publisher.publish(version(3))
     (status,) = publisher.readers
     assert (status.holds, status.behind) == (2, 1)
+    reader.pull(version(0))
+    (status,) = publisher.wait(3)
+    assert (status.holds, status.behind) == (3, 0)
     reader.close()
     until = time.monotonic() + 20
     while publisher.readers:

@@ -412,6 +412,12 @@ impl<T: Transport> Reader<T> {
         }
     }
 
+    /// Tells the owner that this reader has copied a version out of what [`hold`](Self::hold) has pinned.
+    #[doc(hidden)]
+    pub fn tell_held(&mut self, version: Version) -> Result<(), Error> {
+        self.link.tell_held(version)
+    }
+
     /// The version that [`hold`](Self::hold) has pinned.
     #[doc(hidden)]
     pub fn held_fresh(&self) -> Option<Fresh> {

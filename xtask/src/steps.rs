@@ -124,6 +124,7 @@ const SLOW: &[Slow] = &[
         at_once: Some("4"),
         ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
     },
+    Slow::new("tree", "readers behind relays read whole versions though anybody dies"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
         ..Slow::new(

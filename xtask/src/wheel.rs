@@ -88,7 +88,8 @@ fn test(site: &Site, wheel: &Path) -> Result<(), Failure> {
         Cmd::new(&python, arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("MYPY_CACHE_DIR", "/dev/null")
     };
     let allowed = format!("{tests}/stubtest.txt");
-    let stubtest = ["-P", "-m", "mypy.stubtest", "--allowlist", &allowed, "--ignore-unused-allowlist", "slackline"];
+    let stubtest =
+        ["-P", "-m", "mypy.stubtest", "--allowlist", &allowed, "--ignore-unused-allowlist", "slackline"];
     within(&stubtest).run(site)?;
     within(&["-P", "-m", "mypy", "--strict", &tests]).run(site)?;
     let pytest = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", &tests, &tests];

@@ -111,6 +111,12 @@ impl<T: Transport> BackgroundPublisher<T> {
         self.shared.publisher().version()
     }
 
+    /// Readers that ever joined.
+    #[doc(hidden)]
+    pub fn joined(&self) -> u64 {
+        self.shared.publisher().joined()
+    }
+
     /// The readers that are in, each with the version that it holds.
     pub fn readers(&self) -> Vec<ReaderStatus> {
         self.shared.publisher().reader_statuses()

@@ -1,6 +1,7 @@
 use super::*;
 use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
 use crate::param::Frames;
+use crate::param::layout::FrameGeometry;
 use crate::transport::LocalEndpoint;
 
 fn region(bytes: usize) -> MemoryRegion {

@@ -1,0 +1,383 @@
+//! The weights plane beyond publishing and refreshing: tags, readers, selections, snapshots and relays.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ops::Range;
+use std::time::Duration;
+
+use slackline::{Address, Relay, Selection, Snapshot, Version, VersionTag, Wanted};
+
+use crate::error::{Failure, slackline_status};
+use crate::fabric::fabric;
+use crate::handle::{
+    Handle, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
+};
+use crate::options::{self, SLACKLINE_NO_VERSION, slackline_publisher_options, slackline_tensor};
+use crate::publisher::{Publishing, slackline_publisher};
+use crate::reader::{Reading, slackline_reader};
+use crate::sized::{SizedOut, sized_or_default};
+use crate::status::{slackline_fresh, slackline_reader_status, slackline_tag};
+use crate::table::Tensors;
+
+/// Any number of versions behind the newest.
+pub const SLACKLINE_ANY_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
+
+/// Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_set_tag(
+    publisher: *mut slackline_publisher,
+    tag: *const slackline_tag,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let tag = unsafe { value(tag, "tag")? }.ok_or_else(|| Failure::null("tag"))?;
+        let set = |publishing: &mut Publishing| {
+            publishing.tag = VersionTag { step: tag.step, label: tag.label };
+            Ok(())
+        };
+        // SAFETY: the contract.
+        unsafe { with(publisher, set) }
+    })
+}
+
+/// Writes the statuses of at most `room` readers to `statuses`, and the number of all that are in to `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_readers(
+    publisher: *const slackline_publisher,
+    statuses: *mut slackline_reader_status,
+    room: usize,
+    count: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (to, count) = unsafe { (slice_mut(statuses, room, "statuses")?, Out::new(count, "count")?) };
+        // SAFETY: the contract.
+        let readers = unsafe { with(publisher, |publishing| Ok(publishing.readers()))? };
+        for (to, reader) in to.iter_mut().zip(&readers) {
+            let number = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, Version::get);
+            let (holds, pins) = (number(reader.holds), number(reader.pins));
+            *to = slackline_reader_status { peer: reader.peer.into(), holds, pins, behind: reader.behind };
+        }
+        count.set(readers.len());
+        Ok(())
+    })
+}
+
+/// Waits until at least `readers` readers hold `version` or a newer one, as a copy or in place, and looks after readers
+/// meanwhile. `SLACKLINE_STATUS_DEADLINE` says that they did not within `timeout_ms`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_wait(
+    publisher: *mut slackline_publisher,
+    version: u64,
+    readers: usize,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        let (version, timeout) = (Version::new(version), Duration::from_millis(timeout_ms));
+        let holding = |publishing: &Publishing| {
+            let statuses = publishing.readers();
+            statuses.iter().filter(|reader| reader.holds.max(reader.pins) >= Some(version)).count()
+        };
+        let wait = |publishing: &mut Publishing| {
+            if publishing.look_until(timeout, |publishing| holding(publishing) >= readers) {
+                return Ok(());
+            }
+            let message = format!(
+                "waiting until {readers} readers hold version {} did not end within {timeout:?}: {} do; call again",
+                version.get(),
+                holding(publishing)
+            );
+            Err(Failure::new(slackline_status::Deadline, message))
+        };
+        // SAFETY: the contract.
+        unsafe { with(publisher, wait) }
+    })
+}
+
+/// A tensor of which a reader wants a part.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_slice {
+    /// UTF-8, ending in a zero.
+    pub name: *const c_char,
+    /// The first index of each dimension, outermost first. NULL, with `end`: the whole tensor.
+    pub begin: *const u64,
+    /// The index behind the last one of each dimension.
+    pub end: *const u64,
+    /// Number of dimensions of `begin` and `end`: those of the tensor.
+    pub rank: usize,
+}
+
+/// # Safety
+///
+/// The contract of [`slackline_slice`].
+unsafe fn ranges(slice_of: &slackline_slice) -> Result<(&str, Option<Vec<Range<u64>>>), Failure> {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(slice_of.name, "a slice's name")? };
+    if slice_of.begin.is_null() && slice_of.end.is_null() {
+        return Ok((name, None));
+    }
+    // SAFETY: the caller's promise.
+    let (begin, end) = unsafe {
+        (slice(slice_of.begin, slice_of.rank, "begin")?, slice(slice_of.end, slice_of.rank, "end")?)
+    };
+    Ok((name, Some(begin.iter().zip(end).map(|(begin, end)| *begin..*end).collect())))
+}
+
+/// Reads these slices from now on, `count` of them, in their order, and not the whole table; 0 reads all of it again.
+/// `slackline_reader_table` goes on to describe the owner's table; a snapshot has a table of its own. There is no copy
+/// to read until the next refresh has ended. Checksums are not checked of a part.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_select(
+    reader: *mut slackline_reader,
+    slices: *const slackline_slice,
+    count: usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let slices = unsafe { slice(slices, count, "the array of slices")? };
+        // SAFETY: the contract.
+        let slices: Vec<_> = slices.iter().map(|one| unsafe { ranges(one) }).collect::<Result<_, _>>()?;
+        let select = |reading: &mut Reading| {
+            let reader = reading.unpinned()?;
+            let mut selection = Selection::of(reader.table());
+            for (name, ranges) in &slices {
+                selection = match ranges {
+                    None => selection.tensor(name),
+                    Some(ranges) => selection.slice(name, ranges),
+                };
+            }
+            let selection = if slices.is_empty() { None } else { Some(selection.build()?) };
+            Ok(reader.select(selection)?)
+        };
+        // SAFETY: the contract.
+        unsafe { with(reader, select) }
+    })
+}
+
+/// Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits
+/// for one that does not listen yet. What the successor publishes has another epoch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_reconnect(
+    reader: *mut slackline_reader,
+    address: *const c_char,
+    timeout_ms: u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let address = unsafe { options::address(address)? };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        unsafe { with(reader, |reading| Ok(reading.unpinned()?.reconnect(&address, timeout)?)) }
+    })
+}
+
+/// One whole version in memory of its own, which stays as it is until it is destroyed: a program serves one and reads
+/// the next meanwhile. It may outlive its reader.
+///
+/// Thread-safety: its bytes may be read by any number of threads at once, until one of them destroys it.
+pub struct slackline_snapshot(Handle<Held>);
+
+/// A snapshot, and its table as C reads it.
+pub(crate) struct Held {
+    snapshot: Snapshot,
+    tensors: Tensors,
+}
+
+opaque!(slackline_snapshot: Held);
+
+/// Copies a version into memory of its own: the newest once it is at least `at_least`, and at most `max_staleness`
+/// versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
+/// call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any more.
+/// The snapshot is the caller's, to be destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_snapshot(
+    reader: *mut slackline_reader,
+    at_least: u64,
+    max_staleness: u64,
+    exactly: u32,
+    timeout_ms: u64,
+    snapshot: *mut *mut slackline_snapshot,
+) -> slackline_status {
+    let take = || {
+        let version = Version::new(at_least);
+        let wanted = if exactly == 0 { Wanted::at_least(version) } else { Wanted::exactly(version) };
+        let wanted = match max_staleness {
+            SLACKLINE_ANY_STALENESS => wanted,
+            most => wanted.max_staleness(most),
+        };
+        let timeout = Duration::from_millis(timeout_ms);
+        // SAFETY: the contract.
+        let snapshot = unsafe { with(reader, |reading| Ok(reading.unpinned()?.snapshot(wanted, timeout)?))? };
+        let tensors = Tensors::of(snapshot.table())?;
+        Ok(Held { snapshot, tensors })
+    };
+    // SAFETY: the contract.
+    unsafe { create(snapshot, take) }
+}
+
+/// Lends the bytes, `len` of them, laid out as `slackline_snapshot_table` says. Valid, and unchanging, until it is
+/// destroyed. `fresh`, unless NULL, is told which version it is; `fresh->size` must be set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_snapshot_bytes(
+    snapshot: *const slackline_snapshot,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+    fresh: *mut slackline_fresh,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (out, told) = unsafe { (OutArray::new(bytes, len, "bytes")?, SizedOut::wanted(fresh, "fresh")?) };
+        let lend = |held: &mut Held| {
+            let bytes = held.snapshot.bytes();
+            Ok(((bytes.as_ptr().cast(), bytes.len()), slackline_fresh::of(held.snapshot.fresh())))
+        };
+        // SAFETY: the contract.
+        let (bytes, fresh) = unsafe { with(snapshot, lend)? };
+        out.set(bytes);
+        if let Some(told) = told {
+            told.set(fresh);
+        }
+        Ok(())
+    })
+}
+
+/// Lends the table of the bytes, `count` tensors: the selected slices, or the whole table.
+/// `slackline_snapshot_tensor` says where each lies. Valid until the snapshot is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_snapshot_table(
+    snapshot: *const slackline_snapshot,
+    tensors: *mut *const slackline_tensor,
+    count: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { OutArray::new(tensors, count, "tensors")? };
+        let lend = |held: &mut Held| {
+            let tensors = held.tensors.as_slice();
+            Ok((tensors.as_ptr(), tensors.len()))
+        };
+        // SAFETY: the contract.
+        out.set(unsafe { with(snapshot, lend)? });
+        Ok(())
+    })
+}
+
+/// Lends the bytes of one tensor of a snapshot. Valid until the snapshot is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_snapshot_tensor(
+    snapshot: *const slackline_snapshot,
+    name: *const c_char,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (out, name) = unsafe { (OutArray::new(bytes, len, "bytes")?, text(name, "name")?) };
+        let lend = |held: &mut Held| {
+            let bytes = held.snapshot.tensor(name);
+            let bytes = bytes.ok_or_else(|| Failure::bad_argument(format!("there is no tensor `{name}`")))?;
+            Ok((bytes.as_ptr().cast(), bytes.len()))
+        };
+        // SAFETY: the contract.
+        out.set(unsafe { with(snapshot, lend)? });
+        Ok(())
+    })
+}
+
+/// Ends the snapshot: its memory is used for a later one. NULL does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_snapshot_destroy(snapshot: *mut slackline_snapshot) {
+    // SAFETY: the contract.
+    unsafe { destroy(snapshot) };
+}
+
+/// Reads each version of a publisher or of another relay, and serves it to readers of its own: the same version with
+/// the same number, tag, time and origin. A thread of the library does all of this.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+pub struct slackline_relay(Handle<Passing>);
+
+/// A relay and its address as C reads it.
+pub(crate) struct Passing {
+    relay: Relay,
+    address: CString,
+}
+
+opaque!(slackline_relay: Passing);
+
+/// Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+/// `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
+/// whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
+/// destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_start(
+    upstream: *const *const c_char,
+    count: usize,
+    address: *const c_char,
+    options: *const slackline_publisher_options,
+    timeout_ms: u64,
+    relay: *mut *mut slackline_relay,
+) -> slackline_status {
+    let start = || {
+        // SAFETY: the contract.
+        let upstream = unsafe { slice(upstream, count, "upstream")? };
+        // SAFETY: the contract.
+        let upstream: Vec<Address> =
+            upstream.iter().map(|address| unsafe { options::address(*address) }).collect::<Result<_, _>>()?;
+        // SAFETY: the contract.
+        let (address, options) =
+            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
+        // SAFETY: the contract.
+        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
+        let fabric = fabric(secret, &all)?;
+        let timeout = Duration::from_millis(timeout_ms);
+        let relay = Relay::start(fabric, &upstream, &address, options.translate()?, timeout)?;
+        let address = CString::new(relay.address().to_string()).unwrap_or_default();
+        Ok(Passing { relay, address })
+    };
+    // SAFETY: the contract.
+    unsafe { create(relay, start) }
+}
+
+/// Lends the address at which readers reach this relay. It is valid until the relay is destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_address(
+    relay: *const slackline_relay,
+    address: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::new(address, "address")? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(relay, |passing| Ok(passing.address.as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Sets `version` to the newest version that the relay serves. A relay that has ended fails with its reason.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_version(
+    relay: *const slackline_relay,
+    version: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::new(version, "version")? };
+        let ask = |passing: &mut Passing| match passing.relay.failure() {
+            Some(failure) => Err(Failure::new(slackline_status::ServerLost, failure.to_string())),
+            None => Ok(passing.relay.version().get()),
+        };
+        // SAFETY: the contract.
+        out.set(unsafe { with(relay, ask)? });
+        Ok(())
+    })
+}
+
+/// Ends the relay; its readers are told. NULL does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_destroy(relay: *mut slackline_relay) {
+    // SAFETY: the contract.
+    unsafe { destroy(relay) };
+}
