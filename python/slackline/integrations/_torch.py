@@ -59,6 +59,7 @@ def flatten(state: object) -> tuple[Any, list[torch.Tensor]]:
 
 def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object = None) -> Any:
     """The state of a tree. `template`, a state of the same form, gives sharded tensors their mesh and takes their values."""
+    like: Any
     if isinstance(tree, list):
         like = template if isinstance(template, list) and len(template) == len(tree) else [None] * len(tree)
         return [rebuild(item, tensor, part) for item, part in zip(tree, like, strict=True)]

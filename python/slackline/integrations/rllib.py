@@ -86,7 +86,7 @@ class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-i
     """Takes the place of RLlib's: the same calls, and the same state to those who pull it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._publisher: Publisher | None = None
         self._table: list[tuple[str, Any, Any]] = []
         self._push = threading.Lock()
@@ -116,4 +116,4 @@ def use_state_server() -> None:
     """Has the algorithms that are built from now on in this process use the server of this module."""
     from ray.rllib.algorithms.impala import impala
 
-    impala.EnvRunnerStateServer = SlacklineStateServer
+    impala.EnvRunnerStateServer = SlacklineStateServer  # type: ignore[attr-defined, unused-ignore]

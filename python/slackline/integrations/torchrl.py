@@ -233,12 +233,12 @@ class SlacklineWeightSyncScheme(WeightSyncScheme):
 
     @property
     def model(self) -> Any:
-        return WeightSyncScheme.model.fget(self)  # type: ignore[attr-defined]
+        return WeightSyncScheme.model.fget(self)
 
     @model.setter
     def model(self, model: Any) -> None:
         # A collector may copy its policy after the scheme was connected: the hook goes where the weights go.
-        WeightSyncScheme.model.fset(self, model)  # type: ignore[attr-defined]
+        WeightSyncScheme.model.fset(self, model)
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -34,6 +34,7 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
         self._timeout = timeout
         self._options = options
         self._source: Source | None = None
+        self._address = ""
         self._sink: tuple[str, Sink] | None = None
         self._kept: Snapshot | None = None
         self._rounds = 0
@@ -52,10 +53,8 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
             raise ValueError(f"one rank of the trainer publishes, and {len(addresses)} would")
         return {"address": addresses * actor_wg_world_size}, {"address": addresses * rollout_world_size}
 
-    def init_process_group(self, address: str, **_arguments: Any) -> None:
-        if self._source is not None and address == self._source.address:
-            return
-        self._address = address
+    def init_process_group(self, **arguments: Any) -> None:
+        self._address = arguments["address"]
 
     def finalize(self) -> None:
         """Nothing: connections and memory stay for the next round."""
@@ -73,12 +72,17 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
             await asyncio.to_thread(self._source.publish, tensors, step, self._timeout)
         return {}
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    # verl iterates over what these yield, and annotates them as coroutines.
+    async def receive_weights(  # type: ignore[override, unused-ignore]
+        self, global_steps: int | None = None
+    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         self._kept = await asyncio.to_thread(self._pull, global_steps)
         async for pair in self.get_weights():
             yield pair
 
-    async def get_weights(self) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+    async def get_weights(  # type: ignore[override, unused-ignore]
+        self,
+    ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """The version that was received last."""
         snapshot = self._kept
         if snapshot is None:

@@ -43,7 +43,8 @@ class Trainer:
     def alive(self) -> int:
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
-        return len(get_tensor_transport_manager("SLACKLINE")._publishers)
+        manager: Any = get_tensor_transport_manager("SLACKLINE")
+        return len(manager._publishers)
 
 
 class Sampler:
@@ -138,19 +139,20 @@ def weights_and_readers(runner: Any) -> tuple[int, int]:
 
 def test_appo_trains_with_weights_that_its_samplers_pull(cluster: None) -> None:
     pytest.importorskip("ray.rllib", reason="RLlib is not installed: `cargo xtask wheel --integrations` installs it")
-    from ray.rllib.algorithms.appo import APPOConfig
+    from ray.rllib.algorithms import appo
 
     import slackline.integrations.rllib
 
     slackline.integrations.rllib.use_state_server()
+    make: Any = appo.APPOConfig
     config = (
-        APPOConfig()
+        make()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=1, use_env_runner_state_server=True, rollout_fragment_length=50)
         .training(train_batch_size_per_learner=100, broadcast_interval=1)
         .reporting(min_time_s_per_iteration=0)
     )
-    algorithm = config.build_algo()
+    algorithm: Any = config.build_algo()
     try:
         found, until = (0, 0), time.monotonic() + 240
         while found[0] < 3 or found[1] < 1:

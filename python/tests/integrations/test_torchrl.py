@@ -63,7 +63,7 @@ def test_no_call_of_a_policy_sees_two_versions(transport: str, sync: bool) -> No
 
 
 def test_torchrl_knows_the_scheme_by_name() -> None:
-    assert isinstance(WeightSyncScheme.from_backend("slackline"), SlacklineWeightSyncScheme)  # type: ignore[arg-type]
+    assert isinstance(WeightSyncScheme.from_backend("slackline"), SlacklineWeightSyncScheme)
 
 
 @pytest.mark.parametrize("factory", [False, True])
