@@ -1,4 +1,4 @@
-"""States of torch that one process serves step by step, whatever their tables: torchft, verl and vLLM are built on this."""
+"""States of torch that one process serves step by step, whatever their tables: for torchft, verl and vLLM."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NOTE = 1024
 
 
 class Source:
-    """Serves the newest state. Its address is there before any state, and stays. The options are those of `Publisher`."""
+    """Serves the newest state, at an address that is there before any state. The options are those of `Publisher`."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = {**options, "frames": 2}
-        # Hosts ask for the address before there is a state, and a table cannot change: this one says where each state is.
+        # The address is asked for before there is a state, and a table cannot change: this one says where each state is.
         self._notes = Publisher([TensorSpec("note", "uint8", (_NOTE,))], **self._options)
         self._states: Publisher | None = None
         self._layout: list[tuple[str, torch.dtype, torch.Size]] = []
@@ -44,7 +44,9 @@ class Source:
             options = dict(self._options)
             address = options.get("address")
             if address is not None:  # the same host and transport, and a port or a name of its own
-                options["address"] = f"{address}-states" if address.startswith("@") else f"{address.rpartition(':')[0]}:0"
+                options["address"] = (
+                    f"{address}-states" if address.startswith("@") else f"{address.rpartition(':')[0]}:0"
+                )
             self._states, self._layout = Publisher(arrays, **options), layout
         version = self._states.publish(arrays, step=step, timeout=timeout)
         words = text({"step": step, "address": self._states.address, "version": version})

@@ -1,4 +1,4 @@
-"""What the plug-ins that have tensors of torch share: a state of them as a table, and as a text that says what is where."""
+"""What the plug-ins with tensors of torch share: a state of them as a table, and a text that says what is where."""
 
 from __future__ import annotations
 
@@ -52,13 +52,15 @@ def flatten(state: object) -> tuple[Any, list[torch.Tensor]]:
             return [walk(item) for item in node]
         if node is None or isinstance(node, bool | int | float | str):
             return node
-        raise TypeError(f"a {type(node).__name__} is in the state: only tensors, numbers, texts and containers can be sent")
+        raise TypeError(
+            f"a {type(node).__name__} is in the state: only tensors, numbers, texts and containers can be sent"
+        )
 
     return walk(state), tensors
 
 
 def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object = None) -> Any:
-    """The state of a tree. `template`, a state of the same form, gives sharded tensors their mesh and takes their values."""
+    """The state of a tree. `template`, a state of the same form, has the mesh of sharded tensors and takes their values."""
     like: Any
     if isinstance(tree, list):
         like = template if isinstance(template, list) and len(template) == len(tree) else [None] * len(tree)

@@ -10,8 +10,9 @@
 
     ray.get(sampler.load.remote(trainer.weights.remote()))  # read by the sampler, out of the trainer's memory
 
-The tensors are copied when the method returns or `ray.put` is called: the trainer may change its own at once, and what the other
-actors read stays whole. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors, and the secret that they share.
+The tensors are copied when the method returns or `ray.put` is called: the trainer may change its own at once, and what
+the other actors read stays whole. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors, and the secret
+that they share.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ class SlacklineTransport(TensorTransportManager):
                 self._publishers[obj_id] = publisher
         return metadata
 
-    def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> CommunicatorMetadata:
+    def get_communicator_metadata(
+        self, src_actor: Any, dst_actor: Any, backend: str | None = None
+    ) -> CommunicatorMetadata:
         return CommunicatorMetadata()
 
     def recv_multiple_tensors(
@@ -104,8 +107,8 @@ class SlacklineTransport(TensorTransportManager):
             found = {name: snapshot[name].torch() for name in snapshot}
         tensors = []
         for index, (shape, dtype) in enumerate(tensor_transport_metadata.tensor_meta):
-            tensor = found.get(str(index))
-            tensors.append(torch.empty(shape, dtype=dtype) if tensor is None else tensor)  # type: ignore[arg-type, unused-ignore]
+            there: Any = {"size": shape, "dtype": dtype}
+            tensors.append(found[str(index)] if str(index) in found else torch.empty(**there))
         if target_buffers is None:
             return tensors
         # The buffers are written only now that all is here, so that a failed transfer leaves them as they were.

@@ -5,9 +5,9 @@
 
     config.env_runners(use_env_runner_state_server=True)  # IMPALA and APPO do this by themselves
 
-The state that the server hands out has a note in the place of the weights. A sampler that unpickles the note reads the newest
-version, whole, from the server's process: over shared memory on its host, and elsewhere over TCP, if SLACKLINE_RLLIB_ADDRESS
-("0.0.0.0:0") is set for the server and all have the secret.
+The state that the server hands out has a note in the place of the weights. A sampler that unpickles the note reads the
+newest version, whole, from the server's process: over shared memory on its host, and elsewhere over TCP, if
+SLACKLINE_RLLIB_ADDRESS ("0.0.0.0:0") is set for the server and all have the secret.
 """
 
 from __future__ import annotations

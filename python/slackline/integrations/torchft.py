@@ -4,11 +4,11 @@
 
     manager = torchft.Manager(..., checkpoint_transport=SlacklineTransport(timeout=timedelta(seconds=60)))
 
-`SlacklineTransport(address="0.0.0.0:0", secret=...)` serves replicas on other hosts. A state with sharded tensors (DTensor)
-needs `state_dict=lambda: ...`, which returns the local state: what is received is written into it.
+`SlacklineTransport(address="0.0.0.0:0", secret=...)` serves replicas on other hosts. A state with sharded tensors
+(DTensor) needs `state_dict=lambda: ...`, which returns the local state: what is received is written into it.
 
-The state is copied when it is sent, so that the step that follows may change it at once. The copy is given back with the first
-`disallow_checkpoint` after its timeout, when no replica waits for it any more. Nothing is pickled.
+The state is copied when it is sent, so that the step that follows may change it at once. The copy is given back with
+the first `disallow_checkpoint` after its timeout, when no replica waits for it any more. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class SlacklineTransport(CheckpointTransport[T]):
-    """Serves the state of a step to the replicas that ask for that step. The options are those of `slackline.Publisher`."""
+    """Serves the state of a step to the replicas that ask for it. The options are those of `slackline.Publisher`."""
 
     def __init__(
         self,

@@ -7,8 +7,9 @@
     )
     collector.update_policy_weights_(policy)  # as ever
 
-The trainer publishes. A thread of each worker copies every newer version that it finds beside the one in use, and the policy
-takes it over at the beginning of its next call, in the thread that calls it: no call sees the weights of two versions.
+The trainer publishes. A thread of each worker copies every newer version that it finds beside the one in use, and the
+policy takes it over at the beginning of its next call, in the thread that calls it: no call sees the weights of two
+versions. What reads the weights without calling the policy, such as a compiled copy of it, does not take them over.
 `transport="tcp"` serves workers on other hosts, with an `address` such as "0.0.0.0:0" and a `secret`.
 """
 
@@ -91,7 +92,7 @@ class SlacklineTransport:
         self.version = self._publisher.publish(_flat(weights), timeout=self._timeout)
 
     def wait_ack(self) -> None:
-        """Waits until every worker that is connected has copied the version: the next call of its policy begins with it."""
+        """Waits until every connected worker has copied the version, which the call after the present one begins with."""
         if self._sync and self._publisher is not None:
             self._publisher.wait(self.version, timeout=self._timeout)
 
@@ -177,10 +178,13 @@ def _stage(transport: weakref.ref[SlacklineTransport], reader: Reader, end: thre
 class SlacklineWeightSyncScheme(WeightSyncScheme):
     """Versions of the weights of one model, published by the trainer and read by the workers.
 
-    With `sync`, `send` returns when every connected worker holds the version. The other options are those of `Publisher`.
+    With `sync`, `send` returns when every connected worker holds the version. The other options are those of
+    `slackline.Publisher`.
     """
 
-    def __init__(self, strategy: Any = "tensordict", *, sync: bool = True, timeout: float = 60.0, **options: Any) -> None:
+    def __init__(
+        self, strategy: Any = "tensordict", *, sync: bool = True, timeout: float = 60.0, **options: Any
+    ) -> None:
         super().__init__(strategy)
         self.sync = sync
         self._hook: Any = None
@@ -197,7 +201,13 @@ class SlacklineWeightSyncScheme(WeightSyncScheme):
         return self.create_transport().version
 
     def _init_on_sender_impl(
-        self, *, model_id: str | None = None, context: Any = None, weights: Any = None, model: Any = None, **_devices: Any
+        self,
+        *,
+        model_id: str | None = None,
+        context: Any = None,
+        weights: Any = None,
+        model: Any = None,
+        **_devices: Any,
     ) -> None:
         self.model_id, self.context = model_id, context
         if weights is None and model is None and context is not None:
@@ -205,7 +215,9 @@ class SlacklineWeightSyncScheme(WeightSyncScheme):
             factories = getattr(context, "policy_factory", None) or [None]
             if model is None and model_id == "policy" and factories[0] is not None:
                 if any(factory is not factories[0] for factory in factories):
-                    raise ValueError("the workers have different policies, and a scheme publishes one: give each its own")
+                    raise ValueError(
+                        "the workers have different policies, and a scheme publishes one: give each its own"
+                    )
                 model = factories[0]()
         self._first = self.prepare_weights(model if weights is None else weights, model_id, self._strategy, context)
         if self._first is None:
@@ -218,7 +230,9 @@ class SlacklineWeightSyncScheme(WeightSyncScheme):
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
         if worker_ids is not None or (isinstance(weights, dict) and any(isinstance(key, int) for key in weights)):
-            raise ValueError("every worker reads the newest version: weights for some of them need a scheme of their own")
+            raise ValueError(
+                "every worker reads the newest version: weights for some of them need a scheme of their own"
+            )
         super().send(weights)
 
     def _init_on_receiver_impl(

@@ -1,4 +1,4 @@
-"""A weight transfer engine of vLLM: workers read the weights that a trainer has published, and load a version that is whole.
+"""A weight transfer engine of vLLM: workers read the weights that a trainer has published, and load whole versions.
 
 vLLM finds it by its entry point when both packages are installed (VLLM_PLUGINS, if set, has to name "slackline"):
 
@@ -9,8 +9,8 @@ vLLM finds it by its entry point when both packages are installed (VLLM_PLUGINS,
     engine = WeightTransferTrainerFactory.trainer_init(SlacklineTrainerInitInfo(rank=0), client=client, source=source)
     engine.send_weights()
 
-Between hosts give `SlacklineTrainerInitInfo(address="0.0.0.0:0", rank=0)`, and a secret in the environment of all. The weights
-pass through the memory of the hosts. A worker changes its model only when it has all of a version.
+Between hosts give `SlacklineTrainerInitInfo(address="0.0.0.0:0", rank=0)`, and a secret in the environment of all. The
+weights pass through the memory of the hosts. A worker changes its model only when it has all of a version.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class SlacklineWeightTransferEngine(
             self._sink = None
 
 
-class SlacklineTrainerEngine(TrainerWeightTransferEngine[SlacklineTrainerInitInfo]):  # type: ignore[misc, unused-ignore]
+class SlacklineTrainerEngine(
+    TrainerWeightTransferEngine[SlacklineTrainerInitInfo]  # type: ignore[misc, unused-ignore]
+):
     """In each rank of the trainer: all take part in gathering the weights, and the first publishes them."""
 
     init_info_cls = SlacklineTrainerInitInfo

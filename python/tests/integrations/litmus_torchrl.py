@@ -3,8 +3,8 @@
     python litmus_torchrl.py shared 10     # TorchRL's own scheme of shared memory, for 10 seconds
     python litmus_torchrl.py slackline 10
 
-A trainer sends weights whose elements are all the number of their version, as fast as it can. A worker calls a policy that
-looks at the first and the last element of each weight: an action with two different numbers is torn.
+A trainer sends weights whose elements are all the number of their version, as fast as it can. A worker calls a policy
+that looks at the first and the last element of each weight: an action with two different numbers is torn.
 """
 
 from __future__ import annotations

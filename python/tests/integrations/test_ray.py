@@ -113,7 +113,9 @@ def test_the_state_server_hands_out_weights_that_are_newer(cluster: None) -> Non
     there = server()
 
     def state(number: int) -> dict[str, Any]:
-        weights = {"default_policy": {"pi.weight": np.full((3, 4), number, "float32"), "v": np.full(5, number, "int64")}}
+        weights = {
+            "default_policy": {"pi.weight": np.full((3, 4), number, "float32"), "v": np.full(5, number, "int64")}
+        }
         return {"rl_module": ray.put(weights), "weights_seq_no": number, "env_to_module_connector": {"count": number}}
 
     assert ray.get(there.get_version.remote(), timeout=60) == -1

@@ -33,7 +33,9 @@ def make(options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     return [new(is_master=rank == 0) for rank in range(RANKS)], [new() for _ in range(ROLLOUTS)]
 
 
-async def update(trainers: list[Any], rollouts: list[Any], step: int | None, number: int) -> list[dict[str, torch.Tensor]]:
+async def update(
+    trainers: list[Any], rollouts: list[Any], step: int | None, number: int
+) -> list[dict[str, torch.Tensor]]:
     """The calls of verl's CheckpointEngineManager.update_weights."""
     metadata = [engine.prepare() for engine in trainers + rollouts]
     topology = base.CheckpointEngineRegistry.get("slackline").build_topology(len(trainers), len(rollouts), metadata)
@@ -89,4 +91,3 @@ def test_the_last_weights_can_be_had_again() -> None:
 def test_the_engine_is_one_of_verls() -> None:
     assert issubclass(slackline.integrations.verl.SlacklineCheckpointEngine, base.CheckpointEngine)
     assert slackline.integrations.verl.SlacklineCheckpointEngine.wire_format == "named_tensors"
-

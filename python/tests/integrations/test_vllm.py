@@ -1,7 +1,8 @@
-"""The contract of vLLM's weight transfer, with a stand-in for vLLM: the trainer's engine, the worker's, and the registries."""
+"""The contract of vLLM's weight transfer, with a stand-in for vLLM: both engines, and the registries."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -94,18 +95,16 @@ def vllm() -> Iterator[Any]:
 
 
 def worker(model: Model) -> Any:
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     config = types.SimpleNamespace(backend="slackline")
     vllm_config = types.SimpleNamespace(model_config=None, parallel_config=None)
-    return WeightTransferEngineFactory.create_engine(config, vllm_config, torch.device("cpu"), model)  # type: ignore[arg-type, unused-ignore]
+    return factory.WeightTransferEngineFactory.create_engine(config, vllm_config, torch.device("cpu"), model)
 
 
 def trainer(plugin: Any, model: Model, client: Client, rank: int = 0) -> Any:
-    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-
+    factory: Any = importlib.import_module("vllm.distributed.weight_transfer.factory")
     info = plugin.SlacklineTrainerInitInfo(rank=rank, timeout=20.0)
-    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source(model))  # type: ignore[arg-type, unused-ignore]
+    return factory.WeightTransferTrainerFactory.trainer_init(info, client=client, source=Source(model))
 
 
 def test_workers_load_the_version_that_the_trainer_sent(vllm: Any) -> None:

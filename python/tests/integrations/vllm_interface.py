@@ -1,7 +1,7 @@
 """A small stand-in for the part of vLLM that the weight transfer engine is written for, where vLLM is not installed.
 
-It has the calls, the registries and the signatures of vLLM 0.33, and none of its code. With SLACKLINE_VLLM, the folder of an
-unpacked wheel of vLLM, the base classes and the registries are vLLM's own, and the rest of it stays a stand-in.
+It has the calls, the registries and the signatures of vLLM 0.33, and none of its code. With SLACKLINE_VLLM, the folder
+of an unpacked wheel of vLLM, the base classes and the registries are vLLM's own, and the rest of it stays a stand-in.
 """
 
 from __future__ import annotations
@@ -116,7 +116,14 @@ def module(name: str, **names: Any) -> types.ModuleType:
 
 def install() -> str:
     """Puts the stand-in in the place of vLLM, and says what the base classes are."""
-    for name in ("vllm", "vllm.config", "vllm.distributed", PLACE, "vllm.model_executor", "vllm.model_executor.model_loader"):
+    for name in (
+        "vllm",
+        "vllm.config",
+        "vllm.distributed",
+        PLACE,
+        "vllm.model_executor",
+        "vllm.model_executor.model_loader",
+    ):
         module(name)
     module("vllm.config.parallel", ParallelConfig=object)
     module("vllm.config.weight_transfer", WeightTransferConfig=object)
