@@ -21,7 +21,7 @@ class Source:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = {**options, "frames": 2}
-        # The address is asked for before there is a state, and a table cannot change: this one says where each state is.
+        # The address is asked for before there is a state, and a table cannot change: this one says where a state is.
         self._notes = Publisher([TensorSpec("note", "uint8", (_NOTE,))], **self._options)
         self._states: Publisher | None = None
         self._layout: list[tuple[str, torch.dtype, torch.Size]] = []

@@ -60,7 +60,7 @@ def flatten(state: object) -> tuple[Any, list[torch.Tensor]]:
 
 
 def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object = None) -> Any:
-    """The state of a tree. `template`, a state of the same form, has the mesh of sharded tensors and takes their values."""
+    """The state of a tree. `template`, a state of the same form, has the mesh of sharded tensors and takes the values."""
     like: Any
     if isinstance(tree, list):
         like = template if isinstance(template, list) and len(template) == len(tree) else [None] * len(tree)

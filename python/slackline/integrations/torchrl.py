@@ -92,7 +92,7 @@ class SlacklineTransport:
         self.version = self._publisher.publish(_flat(weights), timeout=self._timeout)
 
     def wait_ack(self) -> None:
-        """Waits until every connected worker has copied the version, which the call after the present one begins with."""
+        """Waits until every connected worker has copied the version: the call after the present one begins with it."""
         if self._sync and self._publisher is not None:
             self._publisher.wait(self.version, timeout=self._timeout)
 

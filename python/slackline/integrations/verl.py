@@ -6,8 +6,8 @@
     +actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.slackline.address=0.0.0.0:0
 
 The first rank of the trainer gathers the weights in memory of the host and publishes them as one version; no process
-group is built, and a rollout that is lost or added changes nothing for the others. A rollout loads a version that it has
-whole.
+group is built, and a rollout that is lost or added changes nothing for the others. A rollout loads a version that it
+has whole.
 """
 
 from __future__ import annotations
