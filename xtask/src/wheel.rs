@@ -98,9 +98,9 @@ fn check(site: &Site, wheel: &Path) -> Result<(), Failure> {
     install(site, &python, &[&[wheel.to_string_lossy().as_ref()], TESTED_WITH].concat())?;
     let tests = site.root.join("python/tests");
     let tests = tests.to_string_lossy();
-    let allowed = format!("{tests}/stubtest.txt");
-    let stubtest =
-        ["-P", "-m", "mypy.stubtest", "--allowlist", &allowed, "--ignore-unused-allowlist", "slackline"];
+    let (allowed, config) = (format!("{tests}/stubtest.txt"), format!("{tests}/stubtest.ini"));
+    let stubtest = ["-P", "-m", "mypy.stubtest", "--ignore-unused-allowlist", "--allowlist", &allowed];
+    let stubtest = [&stubtest[..], &["--mypy-config-file", &config, "slackline"]].concat();
     within(&python, &stubtest).run(site)?;
     // The types of the plug-ins are those of their hosts.
     within(&python, &["-P", "-m", "mypy", "--strict", "--exclude", "/integrations/", &tests]).run(site)?;
