@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 pub(crate) const COMMAND: Command = Command {
     name: "wheel",
-    arguments: "[--check]",
-    about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own",
+    arguments: "[--check | --integrations]",
+    about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own; \
+            --integrations: the tests of its plug-ins, with their hosts (7 GB)",
     run,
 };
 
@@ -22,6 +23,28 @@ const WHEEL_MAX: u64 = 8 << 20;
 
 /// What the tests use beside the wheel. Without torch, which is too large.
 const TESTED_WITH: &[&str] = &["numpy", "ml_dtypes", "pytest", "mypy"];
+
+/// The hosts of the plug-ins, in the versions that they are tested with. They are too large for every run of the tests.
+const HOSTS: &[&str] = &[
+    "numpy",
+    "pytest",
+    "mypy",
+    "torch>=2.15,<2.16",
+    "torchrl>=0.14,<0.15",
+    "torchft>=0.2,<0.3",
+    "ray[rllib]>=2.60,<2.61",
+    // What verl needs when its checkpoint engines are imported.
+    "accelerate",
+    "codetiming",
+    "dill",
+    "fastapi",
+    "hydra-core",
+    "transformers>=5.5.3,<5.11",
+    "uvicorn",
+];
+
+/// The hosts whose other needs are not for the plug-in, and exclude those of the others.
+const HOSTS_ALONE: &[&str] = &["verl>=0.9,<0.10"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn step() -> Step {
@@ -35,15 +58,16 @@ pub(crate) fn step() -> Step {
 }
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
-    let check = match arguments {
-        [] => false,
-        [argument] if argument == "--check" => true,
-        _ => return Err(Failure::Usage("`wheel` takes no argument but --check".into())),
+    let test: fn(&Site, &Path) -> Result<(), Failure> = match arguments {
+        [] => |_, _| Ok(()),
+        [argument] if argument == "--check" => check,
+        [argument] if argument == "--integrations" => integrations,
+        _ => return Err(Failure::Usage("`wheel` takes no argument but --check or --integrations".into())),
     };
     needs::ensure(site, &[Need::Cc, Need::Maturin])?;
     let wheel = build(site)?;
     println!("the wheel: {}", wheel.display());
-    if check { test(site, &wheel) } else { Ok(()) }
+    test(site, &wheel)
 }
 
 /// Builds it, in the profile in which the C library is installed, so that the two share most of what is built.
@@ -69,31 +93,58 @@ fn build(site: &Site) -> Result<PathBuf, Failure> {
 }
 
 /// Runs the tests where the wheel is installed and its sources are not in the way.
-fn test(site: &Site, wheel: &Path) -> Result<(), Failure> {
-    let folder = emptied(site.target.join("python-tests"))?;
-    let python = folder.join("bin/python");
-    let python = python.to_string_lossy();
-    Cmd::new("python3", &["-m", "venv", "--without-pip"]).arg(&folder.to_string_lossy()).run(site)?;
-    let mut install = Cmd::new("python3", &["-m", "pip", "--python", &python, "install", "--quiet"])
-        .arg(&wheel.to_string_lossy())
-        .env("PIP_ROOT_USER_ACTION", "ignore");
-    for package in TESTED_WITH {
-        install = install.arg(package);
-    }
-    install.run(site)?;
+fn check(site: &Site, wheel: &Path) -> Result<(), Failure> {
+    let python = environment(site, "python-tests")?;
+    install(site, &python, &[&[wheel.to_string_lossy().as_ref()], TESTED_WITH].concat())?;
     let tests = site.root.join("python/tests");
     let tests = tests.to_string_lossy();
-    // Nothing is written beside the sources.
-    let within = |arguments: &[&str]| {
-        Cmd::new(&python, arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("MYPY_CACHE_DIR", "/dev/null")
-    };
-    let allowed = format!("{tests}/stubtest.txt");
-    let stubtest =
-        ["-P", "-m", "mypy.stubtest", "--allowlist", &allowed, "--ignore-unused-allowlist", "slackline"];
-    within(&stubtest).run(site)?;
-    within(&["-P", "-m", "mypy", "--strict", &tests]).run(site)?;
-    let pytest = ["-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", &tests, &tests];
-    within(&pytest).retry().run(site)
+    let (allowed, config) = (format!("{tests}/stubtest.txt"), format!("{tests}/stubtest.ini"));
+    let stubtest = ["-P", "-m", "mypy.stubtest", "--ignore-unused-allowlist", "--allowlist", &allowed];
+    let stubtest = [&stubtest[..], &["--mypy-config-file", &config, "slackline"]].concat();
+    within(&python, &stubtest).run(site)?;
+    // The types of the plug-ins are those of their hosts.
+    within(&python, &["-P", "-m", "mypy", "--strict", "--exclude", "/integrations/", &tests]).run(site)?;
+    let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &tests];
+    within(&python, &pytest).retry().run(site)
+}
+
+/// Runs the tests of the plug-ins where the wheel and their hosts are installed.
+fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
+    let python = environment(site, "python-integrations")?;
+    install(site, &python, &[&[wheel.to_string_lossy().as_ref()], HOSTS].concat())?;
+    install(site, &python, &[&["--no-deps"], HOSTS_ALONE].concat())?;
+    let tests = site.root.join("python/tests");
+    let folder = tests.join("integrations");
+    let (tests, folder) = (tests.to_string_lossy(), folder.to_string_lossy());
+    // Most hosts have no types.
+    let untyped =
+        ["--allow-subclassing-any", "--disable-error-code", "import-untyped", "--disable-error-code"];
+    let mypy = [&["-P", "-m", "mypy", "--strict"], &untyped[..], &["import-not-found"]].concat();
+    within(&python, &[&mypy[..], &["-p", "slackline.integrations"]].concat()).run(site)?;
+    within(&python, &[&mypy[..], &[&folder]].concat()).run(site)?;
+    let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &folder];
+    within(&python, &pytest).run(site)
+}
+
+/// The program of a new environment, which has no packages.
+fn environment(site: &Site, name: &str) -> Result<String, Failure> {
+    let folder = emptied(site.target.join(name))?;
+    Cmd::new("python3", &["-m", "venv", "--without-pip"]).arg(&folder.to_string_lossy()).run(site)?;
+    Ok(folder.join("bin/python").to_string_lossy().into_owned())
+}
+
+fn install(site: &Site, python: &str, what: &[&str]) -> Result<(), Failure> {
+    let mut install = Cmd::new("python3", &["-m", "pip", "--python", python, "install", "--quiet"])
+        .env("PIP_ROOT_USER_ACTION", "ignore");
+    for argument in what {
+        install = install.arg(argument);
+    }
+    install.run(site)
+}
+
+/// A program of an environment that writes nothing beside the sources.
+fn within(python: &str, arguments: &[&str]) -> Cmd {
+    Cmd::new(python, arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("MYPY_CACHE_DIR", "/dev/null")
 }
 
 /// An empty folder.

@@ -1,0 +1,115 @@
+"""States of torch that one process serves step by step, whatever their tables: for torchft, verl and vLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from slackline import Error, PeerGone, Publisher, Reader, Snapshot, TensorSpec
+
+from ._torch import host, text, value
+
+_NOTE = 1024
+"""The most bytes of the note that says where the state of a step is."""
+
+
+class Source:
+    """Serves the newest state, at an address that is there before any state. The options are those of `Publisher`."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = {**options, "frames": 2}
+        # The address is asked for before there is a state, and a table cannot change: this one says where a state is.
+        self._notes = Publisher([TensorSpec("note", "uint8", (_NOTE,))], **self._options)
+        self._states: Publisher | None = None
+        self._layout: list[tuple[str, torch.dtype, torch.Size]] = []
+
+    @property
+    def address(self) -> str:
+        return self._notes.address
+
+    @property
+    def serves(self) -> bool:
+        """Whether a state is held."""
+        return self._states is not None
+
+    def publish(self, tensors: Mapping[str, torch.Tensor], step: int, timeout: float) -> None:
+        """Copies a state, and serves it as that of a step, in the place of the one before."""
+        layout = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+        arrays = {name: host(tensor) for name, tensor in tensors.items()}
+        if self._states is None or layout != self._layout:
+            self.drop()
+            options = dict(self._options)
+            address = options.get("address")
+            if address is not None:  # the same host and transport, and a port or a name of its own
+                options["address"] = (
+                    f"{address}-states" if address.startswith("@") else f"{address.rpartition(':')[0]}:0"
+                )
+            self._states, self._layout = Publisher(arrays, **options), layout
+        version = self._states.publish(arrays, step=step, timeout=timeout)
+        words = text({"step": step, "address": self._states.address, "version": version})
+        note = torch.zeros(_NOTE, dtype=torch.uint8)
+        note[: len(words)] = words
+        self._notes.publish({"note": note}, step=step, timeout=timeout)
+
+    def drop(self) -> None:
+        """Gives the memory of the state back."""
+        if self._states is not None:
+            self._states.close()
+            self._states = None
+
+    def close(self) -> None:
+        self.drop()
+        self._notes.close()
+
+
+class Sink:
+    """Reads the states of a source. The reader stays connected from one state to the next."""
+
+    def __init__(self, address: str, secret: Any, timeout: float) -> None:
+        self._secret = secret
+        self._notes = Reader(address, secret=secret, timeout=timeout)
+        self._states: Reader | None = None
+        self._seen = 0
+
+    def pull(self, step: int | None, timeout: float) -> Snapshot:
+        """The state of a step, for which it waits; without a step, the next one that has not been read."""
+        until = time.monotonic() + timeout
+
+        def left() -> float:
+            return max(0.0, until - time.monotonic())
+
+        # A step may be read again; a step that is awaited comes with a later note.
+        note = self._notes.pull(min_version=1 if step is not None else self._seen + 1, timeout=left())
+        while step is not None and note.step != step:
+            note = self._notes.pull(min_version=note.version + 1, timeout=left())
+        where = value(note, "note")
+        snapshot = self._read(where["address"], where["version"], left)
+        if snapshot.step != note.step:
+            raise Overtaken(f"the state of step {note.step} has given way to that of step {snapshot.step}")
+        self._seen = note.version
+        return snapshot
+
+    def _read(self, address: str, version: int, left: Callable[[], float]) -> Snapshot:
+        for kept in (True, False):
+            if self._states is None or self._states.address != address or not kept:
+                if self._states is not None:
+                    self._states.close()
+                self._states = Reader(address, secret=self._secret, timeout=left())
+            try:
+                return self._states.pull(min_version=version, timeout=left())
+            except PeerGone:
+                if not kept:
+                    raise
+        raise AssertionError
+
+    def close(self) -> None:
+        for reader in (self._notes, self._states):
+            if reader is not None:
+                reader.close()
+
+
+class Overtaken(Error):
+    """The state was asked for after the next one had been published."""

@@ -1,0 +1,139 @@
+"""A tensor transport of Ray: the tensors that an actor returns or puts are versions that other actors read.
+
+    import slackline.integrations.ray
+    slackline.integrations.ray.register()  # in the driver, before it makes the actors
+
+    class Trainer:  # an actor
+        @ray.method(tensor_transport="slackline")
+        def weights(self):
+            return self.model.state_dict()
+
+    ray.get(sampler.load.remote(trainer.weights.remote()))  # read by the sampler, out of the trainer's memory
+
+The tensors are copied when the method returns or `ray.put` is called: the trainer may change its own at once, and what
+the other actors read stays whole. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors, and the secret
+that they share.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray.experimental import (
+    CommunicatorMetadata,
+    TensorTransportManager,
+    TensorTransportMetadata,
+    register_tensor_transport,
+)
+
+from slackline import Publisher, Reader
+
+from ._torch import host
+
+__all__ = ["NAME", "SlacklineMetadata", "SlacklineTransport", "register"]
+
+NAME = "SLACKLINE"
+"""The name of the transport, in the capitals that Ray gives it."""
+
+_TIMEOUT = 60.0
+
+
+@dataclass
+class SlacklineMetadata(TensorTransportMetadata):
+    """Where the tensors of an object are."""
+
+    address: str = ""
+
+
+class SlacklineTransport(TensorTransportManager):
+    """One publisher for each object that is alive; whoever needs the object reads."""
+
+    def __init__(self) -> None:
+        self._publishers: dict[str, Publisher] = {}
+        self._lock = threading.Lock()
+
+    def tensor_transport_backend(self) -> str:
+        return NAME
+
+    @staticmethod
+    def is_one_sided() -> bool:
+        return True
+
+    @staticmethod
+    def can_abort_transport() -> bool:
+        return True
+
+    def actor_has_tensor_transport(self, actor: Any) -> bool:
+        return True
+
+    def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> SlacklineMetadata:
+        devices = {tensor.device.type for tensor in rdt_object}
+        if len(devices) > 1:
+            raise ValueError(f"the tensors of an object are on one kind of device, and these are on {sorted(devices)}")
+        metadata = SlacklineMetadata(
+            tensor_meta=[(tensor.shape, tensor.dtype) for tensor in rdt_object],
+            tensor_device=next(iter(devices), None),
+        )
+        table = {str(index): host(tensor) for index, tensor in enumerate(rdt_object) if tensor.numel()}
+        if table:
+            publisher = Publisher(table, address=os.environ.get("SLACKLINE_RAY_ADDRESS"), frames=2)
+            publisher.publish(table)
+            metadata.address = publisher.address
+            with self._lock:
+                self._publishers[obj_id] = publisher
+        return metadata
+
+    def get_communicator_metadata(
+        self, src_actor: Any, dst_actor: Any, backend: str | None = None
+    ) -> CommunicatorMetadata:
+        return CommunicatorMetadata()
+
+    def recv_multiple_tensors(
+        self,
+        obj_id: str,
+        tensor_transport_metadata: TensorTransportMetadata,
+        communicator_metadata: CommunicatorMetadata,
+        target_buffers: list[Any] | None = None,
+    ) -> list[Any]:
+        assert isinstance(tensor_transport_metadata, SlacklineMetadata)
+        found: dict[str, torch.Tensor] = {}
+        if tensor_transport_metadata.address:
+            with Reader(tensor_transport_metadata.address, timeout=_TIMEOUT) as reader:
+                snapshot = reader.pull(min_version=1, timeout=_TIMEOUT)
+            found = {name: snapshot[name].torch() for name in snapshot}
+        tensors = []
+        for index, (shape, dtype) in enumerate(tensor_transport_metadata.tensor_meta):
+            there: Any = {"size": shape, "dtype": dtype}
+            tensors.append(found[str(index)] if str(index) in found else torch.empty(**there))
+        if target_buffers is None:
+            return tensors
+        # The buffers are written only now that all is here, so that a failed transfer leaves them as they were.
+        for buffer, tensor in zip(target_buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return target_buffers
+
+    def send_multiple_tensors(
+        self,
+        tensors: list[Any],
+        tensor_transport_metadata: TensorTransportMetadata,
+        communicator_metadata: CommunicatorMetadata,
+    ) -> None:
+        raise NotImplementedError("the receiver reads; nothing is sent")
+
+    def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Any]) -> None:
+        with self._lock:
+            publisher = self._publishers.pop(obj_id, None)
+        if publisher is not None:
+            publisher.close()
+
+    def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
+        """Nothing: a read has a deadline, and no writer waits for it."""
+
+
+def register() -> None:
+    """Makes the transport known as "slackline", for tensors of torch in the memory of the host and of CUDA devices."""
+    register_tensor_transport(NAME, ["cpu", "cuda"], SlacklineTransport, torch.Tensor)

@@ -1,0 +1,165 @@
+"""The transport of Ray, and the state server of RLlib, with a cluster of Ray on this host."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="ray is not installed: `cargo xtask wheel --integrations` installs it")
+torch = pytest.importorskip("torch", reason="torch is not installed: `cargo xtask wheel --integrations` installs it")
+
+import numpy as np
+
+import slackline.integrations.ray
+
+SIZE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    slackline.integrations.ray.register()
+    # The actors of these tests are of a module that a worker cannot import.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+    yield
+    ray.shutdown()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.weight = torch.zeros(SIZE)
+
+    def weights(self, number: int) -> dict[str, Any]:
+        self.weight.fill_(number)
+        return {"weight": self.weight, "number": torch.tensor(number), "none": torch.empty(0, 3)}
+
+    def overwrite(self) -> None:
+        self.weight.fill_(-1)
+
+    def alive(self) -> int:
+        from ray.experimental.rdt.util import get_tensor_transport_manager
+
+        manager: Any = get_tensor_transport_manager("SLACKLINE")
+        return len(manager._publishers)
+
+
+class Sampler:
+    def look(self, state: dict[str, Any]) -> tuple[float, float, int, tuple[int, ...]]:
+        weight = state["weight"]
+        return weight.min().item(), weight.max().item(), int(state["number"]), tuple(state["none"].shape)
+
+
+@pytest.fixture
+def actors(cluster: None) -> Iterator[tuple[Any, Any]]:
+    trainer_class: Any = ray.remote(num_cpus=1, enable_tensor_transport=True)(Trainer)
+    sampler_class: Any = ray.remote(num_cpus=1, enable_tensor_transport=True)(Sampler)
+    trainer, sampler = trainer_class.remote(), sampler_class.remote()
+    yield trainer, sampler
+    for actor in (trainer, sampler):
+        ray.kill(actor)
+
+
+def test_an_actor_reads_the_tensors_of_another(actors: tuple[Any, Any]) -> None:
+    trainer, sampler = actors
+    for number in (1, 2, 3):
+        reference = trainer.weights.options(tensor_transport="slackline").remote(number)
+        assert ray.get(sampler.look.remote(reference), timeout=60) == (number, number, number, (0, 3))
+
+
+def test_tensors_that_are_overwritten_after_they_were_returned_are_whole(actors: tuple[Any, Any]) -> None:
+    trainer, sampler = actors
+    reference = trainer.weights.options(tensor_transport="slackline").remote(7)
+    ray.get(trainer.overwrite.remote(), timeout=60)
+    assert ray.get(sampler.look.remote(reference), timeout=60) == (7, 7, 7, (0, 3))
+
+
+def test_memory_is_given_back_with_the_last_reference(actors: tuple[Any, Any]) -> None:
+    trainer, sampler = actors
+    reference = trainer.weights.options(tensor_transport="slackline").remote(1)
+    ray.get(sampler.look.remote(reference), timeout=60)
+    assert ray.get(trainer.alive.remote(), timeout=60) == 1
+    del reference
+    until = time.monotonic() + 60
+    while ray.get(trainer.alive.remote(), timeout=60):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_buffers_of_the_receiver_take_the_tensors() -> None:
+    transport = slackline.integrations.ray.SlacklineTransport()
+    tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor([1, 2])]
+    metadata = transport.extract_tensor_transport_metadata("object", tensors)
+    buffers = [torch.zeros(3, 2).T, torch.zeros(2, dtype=torch.int64)]
+    there = transport.get_communicator_metadata(None, None)
+    found = transport.recv_multiple_tensors("object", metadata, there, buffers)
+    assert all(torch.equal(*pair) for pair in zip(found, tensors, strict=True)) and found[0] is buffers[0]
+    transport.garbage_collect("object", metadata, tensors)
+    assert not transport._publishers
+
+
+def server() -> Any:
+    pytest.importorskip("ray.rllib", reason="RLlib is not installed: `cargo xtask wheel --integrations` installs it")
+    from slackline.integrations.rllib import SlacklineStateServer
+
+    server_class: Any = ray.remote(num_cpus=0, max_concurrency=8)(SlacklineStateServer)
+    return server_class.remote()
+
+
+def test_the_state_server_hands_out_weights_that_are_newer(cluster: None) -> None:
+    there = server()
+
+    def state(number: int) -> dict[str, Any]:
+        weights = {
+            "default_policy": {"pi.weight": np.full((3, 4), number, "float32"), "v": np.full(5, number, "int64")}
+        }
+        return {"rl_module": ray.put(weights), "weights_seq_no": number, "env_to_module_connector": {"count": number}}
+
+    assert ray.get(there.get_version.remote(), timeout=60) == -1
+    for number in (1, 2, 3):
+        ray.get(there.push.remote(state(number)), timeout=60)
+        found = ray.get(there.pull_if_newer.remote(number - 1), timeout=60)
+        assert found["weights_seq_no"] == number and found["env_to_module_connector"] == {"count": number}
+        module = found["rl_module"]["default_policy"]
+        np.testing.assert_array_equal(module["pi.weight"], np.full((3, 4), number, "float32"))
+        np.testing.assert_array_equal(module["v"], np.full(5, number))
+        assert ray.get(there.pull_if_newer.remote(number), timeout=60) is None
+    ray.get(there.push.remote(state(1)), timeout=60)
+    assert ray.get(there.get_version.remote(), timeout=60) == 3
+    ray.kill(there)
+
+
+def weights_and_readers(runner: Any) -> tuple[int, int]:
+    """The number of the weights of a sampler, and its connections to a server of slackline."""
+    from slackline.integrations import rllib
+
+    return runner._weights_seq_no, len(rllib._readers)
+
+
+def test_appo_trains_with_weights_that_its_samplers_pull(cluster: None) -> None:
+    pytest.importorskip("ray.rllib", reason="RLlib is not installed: `cargo xtask wheel --integrations` installs it")
+    from ray.rllib.algorithms import appo
+
+    import slackline.integrations.rllib
+
+    slackline.integrations.rllib.use_state_server()
+    make: Any = appo.APPOConfig
+    config = (
+        make()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=1, use_env_runner_state_server=True, rollout_fragment_length=50)
+        .training(train_batch_size_per_learner=100, broadcast_interval=1)
+        .reporting(min_time_s_per_iteration=0)
+    )
+    algorithm: Any = config.build_algo()
+    try:
+        found, until = (0, 0), time.monotonic() + 240
+        while found[0] < 3 or found[1] < 1:
+            assert time.monotonic() < until, found
+            algorithm.train()
+            (found,) = algorithm.env_runner_group.foreach_env_runner(weights_and_readers, local_env_runner=False)
+    finally:
+        algorithm.stop()

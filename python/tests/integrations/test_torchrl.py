@@ -1,0 +1,125 @@
+"""The scheme of TorchRL, with TorchRL."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl", reason="torchrl is not installed: `cargo xtask wheel --integrations` installs it")
+
+import litmus_torchrl
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import Composite, Unbounded
+from torchrl.envs import EnvBase
+from torchrl.weight_update import WeightSyncScheme
+
+from slackline.integrations.torchrl import SlacklineWeightSyncScheme
+
+
+class Still(EnvBase):  # type: ignore[misc, unused-ignore]
+    """An environment in which nothing happens."""
+
+    def __init__(self) -> None:
+        super().__init__(device="cpu", batch_size=[])
+        self.observation_spec = Composite(observation=Unbounded((1,)))
+        self.action_spec = Unbounded((2,))
+        self.reward_spec = Unbounded((1,))
+
+    def _reset(self, _tensors: TensorDictBase | None = None, **_arguments: Any) -> TensorDictBase:
+        return TensorDict({"observation": torch.zeros(1)}, [])
+
+    def _step(self, _tensors: TensorDictBase) -> TensorDictBase:
+        nothing = torch.zeros(1)
+        return TensorDict({"observation": nothing, "reward": nothing, "done": nothing.bool()}, [])
+
+    def _set_seed(self, _seed: int | None) -> None:
+        pass
+
+
+def policy() -> TensorDictModule:
+    return TensorDictModule(litmus_torchrl.Look().fill(1), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("sync", [True, False])
+def test_no_call_of_a_policy_sees_two_versions(transport: str, sync: bool) -> None:
+    scheme = SlacklineWeightSyncScheme(sync=sync, transport=transport)
+    if sync:
+        calls, torn, versions, sent = litmus_torchrl.run(scheme, 2.0)
+        assert calls > 0 and torn == 0 and 1 < versions <= sent
+    else:
+        # Without waiting the last version is in use a moment later: only wholeness is claimed.
+        try:
+            calls, torn, _versions, _sent = litmus_torchrl.run(scheme, 2.0)
+        except AssertionError as error:
+            assert "ended with version" in str(error)
+        else:
+            assert calls > 0 and torn == 0
+
+
+def test_torchrl_knows_the_scheme_by_name() -> None:
+    assert isinstance(WeightSyncScheme.from_backend("slackline"), SlacklineWeightSyncScheme)
+
+
+@pytest.mark.parametrize("factory", [False, True])
+def test_collectors_act_on_the_version_that_was_sent(factory: bool) -> None:
+    scheme = SlacklineWeightSyncScheme()
+    trained = policy()
+    given: dict[str, Any] = {"policy_factory": policy} if factory else {"policy": trained}
+    collector = MultiSyncCollector(
+        [Still, Still], frames_per_batch=16, total_frames=64, weight_sync_schemes={"policy": scheme}, **given
+    )
+    try:
+        batches = iter(collector)
+        assert (next(batches)["action"] == 1).all()
+        for number in (2, 3):
+            trained.module.fill(number)
+            collector.update_policy_weights_(TensorDict.from_module(trained))
+            assert scheme.version == number
+            assert (next(batches)["action"] == number).all()
+    finally:
+        collector.shutdown()
+
+
+def test_a_collector_that_never_waits_has_no_torn_action() -> None:
+    trained = policy()
+    collector = MultiAsyncCollector(
+        [Still, Still],
+        trained,
+        frames_per_batch=64,
+        total_frames=-1,
+        weight_sync_schemes={"policy": SlacklineWeightSyncScheme(sync=False)},
+    )
+    try:
+        seen, number, until = 0.0, 1, time.monotonic() + 60
+        for batch in collector:
+            low, high = batch["action"].reshape(-1, 2).unbind(-1)
+            assert (low == high).all()
+            seen = max(seen, high.max().item())
+            if seen >= 20:
+                break
+            assert time.monotonic() < until
+            for _ in range(5):
+                number += 1
+                trained.module.fill(number)
+                collector.update_policy_weights_(TensorDict.from_module(trained))
+    finally:
+        collector.shutdown()
+
+
+def test_weights_for_some_of_the_workers_are_refused() -> None:
+    scheme = SlacklineWeightSyncScheme()
+    scheme.init_on_sender(weights=TensorDict({"a": torch.zeros(3)}), model_id="policy")
+    try:
+        scheme.connect()
+        with pytest.raises(ValueError, match="every worker"):
+            scheme.send(TensorDict({"a": torch.ones(3)}), worker_ids=[0])
+        with pytest.raises(ValueError, match="every worker"):
+            scheme.send({0: TensorDict({"a": torch.ones(3)})})
+    finally:
+        scheme.shutdown()
