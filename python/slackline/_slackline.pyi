@@ -14,6 +14,7 @@ __all__ = [
     "Publisher",
     "Reader",
     "ReaderStatus",
+    "Relay",
     "Server",
     "ServerStatus",
     "Snapshot",

@@ -37,6 +37,9 @@ enum PullStep {
     Header,
     /// The version that is asked for is older than the latest: look for it in each frame.
     Search,
+    /// A frame is pinned: read its header next.
+    PinBegin,
+    PinHeader,
     Payload,
     Verify,
     /// Read the header of the frame that is being written next.
@@ -83,7 +86,8 @@ pub struct Pull {
     is_look_due: bool,
     /// The word in which this peer says which frame is to stay as it is, where the owner's memory is not mapped.
     pin: Option<RemoteSlice>,
-    is_pinned: bool,
+    /// The frame that it names, and how often that was found while it was being written.
+    pinned: Option<(u8, u8)>,
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<LocalSlice>,
@@ -165,7 +169,7 @@ impl Pull {
             labels,
             is_look_due: false,
             pin: None,
-            is_pinned: false,
+            pinned: None,
             guess: 0,
             scratch,
             into: None,
@@ -364,8 +368,8 @@ impl Pull {
 
     /// Goes as far as it can without waiting. True if it got anywhere.
     pub fn advance(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        if self.is_pinned && matches!(self.state, PullStep::Idle | PullStep::Done) {
-            self.is_pinned = !self.write_pin(endpoint, 0, &[])?;
+        if matches!(self.state, PullStep::Idle | PullStep::Done) {
+            self.unpin(endpoint)?;
         }
         if self.outstanding > 0 {
             return Ok(false);
@@ -391,6 +395,8 @@ impl Pull {
             PullStep::Status => self.on_status(endpoint),
             PullStep::Header => self.on_header(endpoint),
             PullStep::Search => self.on_search(endpoint),
+            PullStep::PinBegin => self.look_at_pinned(endpoint),
+            PullStep::PinHeader => self.on_pinned(endpoint),
             PullStep::Payload => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
@@ -426,6 +432,8 @@ impl Pull {
             }
             return self.look(endpoint, latest.frame, HEADER, PullStep::Header);
         }
+        // A version that is waited for may come in any frame.
+        self.unpin(endpoint)?;
         if self.options.follow
             && self.pieces.is_none()
             && writing.version > latest.version
@@ -528,7 +536,7 @@ impl Pull {
 
     fn retry(&mut self) -> bool {
         self.retries += 1;
-        self.state = PullStep::Begin;
+        self.state = if self.pinned.is_some() { PullStep::PinBegin } else { PullStep::Begin };
         true
     }
 
@@ -577,7 +585,11 @@ impl Pull {
             Ok(()) => {
                 let looks = matches!(
                     next,
-                    PullStep::Status | PullStep::Header | PullStep::Search | PullStep::FollowHeader
+                    PullStep::Status
+                        | PullStep::Header
+                        | PullStep::Search
+                        | PullStep::PinHeader
+                        | PullStep::FollowHeader
                 );
                 // What is copied again was a gain the first time.
                 self.gains += u64::from(!looks && self.retries == 0);

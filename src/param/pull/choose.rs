@@ -1,10 +1,11 @@
 //! Which frame a pull copies where it is not simply the latest: one that it pins, or one with an older version.
 
-use smallvec::SmallVec;
-
 use super::{BEFORE_LINE, HEADER, PULL_TAG, Pull, PullError, PullStep};
 use crate::mem::RemoteSlice;
 use crate::transport::{Endpoint, Inline, Operation, PostError, WorkRequest};
+
+/// Looks at a pinned frame that is being written, before another one is pinned.
+const MOST_LOOKS: u8 = 16;
 
 impl Pull {
     /// Has pulls that are lapped again and again say in `word`, this peer's pin, which frame they copy: the owner
@@ -13,33 +14,53 @@ impl Pull {
         self.pin = Some(word);
     }
 
-    /// Pins the latest frame and reads its header. An owner that has begun to write the frame before it finds the pin
-    /// writes on, and then the header says so.
+    /// Pins the frame that is the latest now. An owner that has begun to write it before it finds the pin writes it to
+    /// its end, and lets it be from then on: whatever whole version it has is good, if it satisfies the bound.
     pub(super) fn pin(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
-        let expected = self.source.geometry.payload_bytes;
-        let look = self.looks.get(usize::from(frame)).map(|looks| looks[HEADER.start].clone());
-        let look = look.ok_or(PullError::Damaged { expected, found: 0 })?;
-        let posted = self.write_pin(endpoint, u64::from(frame) + 1, std::slice::from_ref(&look))?;
-        if !posted {
+        if !self.write_pin(endpoint, u64::from(frame) + 1)? {
             return Ok(false);
         }
-        (self.is_pinned, self.guess) = (true, frame);
-        self.posted(Ok(()), PullStep::Header)
+        self.pinned = Some((frame, 0));
+        self.look_at_pinned(endpoint)
     }
 
-    /// Writes the pin, with a look behind it. False if the queue is full.
-    pub(super) fn write_pin(
-        &self,
-        endpoint: &mut impl Endpoint,
-        pin: u64,
-        look: &[WorkRequest],
-    ) -> Result<bool, PullError> {
+    pub(super) fn look_at_pinned(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        match self.pinned {
+            Some((frame, _)) => self.look(endpoint, frame, HEADER, PullStep::PinHeader),
+            None => Ok(self.look_again(PullStep::Begin)),
+        }
+    }
+
+    pub(super) fn on_pinned(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let Some((frame, looks)) = self.pinned else { return Ok(self.look_again(PullStep::Begin)) };
+        let header = self.header(BEFORE_LINE);
+        if !header.is_whole() {
+            // Its owner may take long over this version: after some looks the latest one is pinned instead.
+            self.pinned = Some((frame, looks + 1));
+            let next = if looks < MOST_LOOKS { PullStep::PinBegin } else { PullStep::Begin };
+            return Ok(self.look_again(next));
+        }
+        self.check_header(&header)?;
+        if !self.bound.is_met_by(header.version, header.smallest_clock) {
+            return Ok(self.look_again(PullStep::Begin));
+        }
+        self.begin_payload(header, frame, 0);
+        self.on_payload(endpoint)
+    }
+
+    /// Lets the frame go that is pinned, if the queue has room: otherwise the next call does.
+    pub(super) fn unpin(&mut self, endpoint: &mut impl Endpoint) -> Result<(), PullError> {
+        if self.pinned.is_some() && self.write_pin(endpoint, 0)? {
+            self.pinned = None;
+        }
+        Ok(())
+    }
+
+    /// Writes the pin. False if the queue is full.
+    fn write_pin(&self, endpoint: &mut impl Endpoint, pin: u64) -> Result<bool, PullError> {
         let Some(remote) = self.pin else { return Ok(true) };
         let write = Operation::WriteInline { data: Inline::word(pin), remote };
-        let mut requests: SmallVec<[WorkRequest; 2]> = SmallVec::new();
-        requests.push(WorkRequest::unsignalled(PULL_TAG, write));
-        requests.extend(look.iter().cloned());
-        match endpoint.post(&requests) {
+        match endpoint.post(&[WorkRequest::unsignalled(PULL_TAG, write)]) {
             Ok(()) => Ok(true),
             Err(PostError::QueueFull { .. }) => Ok(false),
             Err(PostError::Disconnected(gone)) => Err(gone.into()),
