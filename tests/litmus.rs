@@ -48,7 +48,8 @@ fn ten_million_pulls_of_small_frames_are_whole() {
 #[test]
 fn pulls_of_frames_of_64_mib_are_whole_however_they_were_stored() {
     let Some(_alone) = first_process() else { return };
-    let pulls = std::env::var("SLACKLINE_LITMUS_LARGE").map_or(2000, |text| text.parse().expect("a number"));
+    let pulls =
+        std::env::var("SLACKLINE_LITMUS_LARGE").map_or(2000u64, |text| text.parse().expect("a number"));
     let pulls = pulls.next_multiple_of(3);
     let mut tally = Tally::new("frames of 64 MiB", pulls);
     let mut stored = Vec::new();

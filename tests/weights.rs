@@ -17,7 +17,8 @@ use slackline::{
 
 use weights::relay::{
     a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
-    a_relay_whose_owner_is_lost_goes_on_with_the_next, a_version_is_the_same_behind_a_chain_of_relays,
+    a_relay_whose_owner_is_lost_goes_on_with_the_next, a_relay_without_any_owner_goes_on_serving_what_it_has,
+    a_version_is_the_same_behind_a_chain_of_relays,
     what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
 };
 
@@ -79,6 +80,7 @@ over_each_transport!(
     a_version_is_the_same_behind_a_chain_of_relays,
     what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
     a_relay_whose_owner_is_lost_goes_on_with_the_next,
+    a_relay_without_any_owner_goes_on_serving_what_it_has,
     a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
 );
 

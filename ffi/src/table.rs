@@ -54,7 +54,8 @@ impl Tensors {
     }
 }
 
-/// Finds which bytes of a table's flat space tensor number `tensor` is.
+/// Finds which bytes of the flat space tensor number `tensor` is, in a table that this program lays out itself: tensors
+/// lie one after the other. `slackline_reader_tensor_range` finds those of a table that another program has laid out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tensor_range(
     tensors: *const slackline_tensor,

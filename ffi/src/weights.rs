@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use slackline::{Address, Relay, Selection, Snapshot, Version, VersionTag, Wanted};
 
-use crate::error::{Failure, slackline_status};
+use crate::error::{Failure, slackline_status, status_of};
 use crate::fabric::fabric;
 use crate::handle::{
     Handle, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
@@ -154,6 +154,34 @@ pub unsafe extern "C" fn slackline_reader_select(
         };
         // SAFETY: the contract.
         unsafe { with(reader, select) }
+    })
+}
+
+/// Finds which bytes of a version tensor number `tensor` of the owner's table is: where it lies in what
+/// `slackline_reader_bytes` and `slackline_reader_pin` lend of a publisher's table. A publisher may align its tensors.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_tensor_range(
+    reader: *const slackline_reader,
+    tensor: usize,
+    begin: *mut u64,
+    end: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (begin, end) = unsafe { (Out::new(begin, "begin")?, Out::new(end, "end")?) };
+        let find = |reading: &mut Reading| {
+            let tensors = reading.reader.table().tensors();
+            let found = tensors.get(tensor).map(|tensor| tensor.range());
+            found.ok_or_else(|| {
+                let count = tensors.len();
+                Failure::bad_argument(format!("there is no tensor {tensor} of {count}: they count from 0"))
+            })
+        };
+        // SAFETY: the contract.
+        let range = unsafe { with(reader, find)? };
+        begin.set(range.start);
+        end.set(range.end);
+        Ok(())
     })
 }
 
@@ -369,7 +397,7 @@ pub unsafe extern "C" fn slackline_relay_version(
         // SAFETY: the contract.
         let out = unsafe { Out::new(version, "version")? };
         let ask = |passing: &mut Passing| match passing.relay.failure() {
-            Some(failure) => Err(Failure::new(slackline_status::ServerLost, failure.to_string())),
+            Some(failure) => Err(Failure::of(status_of(&failure), &*failure)),
             None => Ok(passing.relay.version().get()),
         };
         // SAFETY: the contract.

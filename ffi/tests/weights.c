@@ -61,11 +61,15 @@ static void versions_come_with_their_tags_and_stay(void)
     const struct slackline_tensor *table;
     const char *address;
     const void *bytes;
+    uint64_t begin, end;
     size_t len, count;
 
     OK(slackline_publisher_address(publisher, &address));
     OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
     publish(publisher, 1, 1);
+    OK(slackline_reader_tensor_range(reader, 1, &begin, &end));
+    CHECK(begin == 4 * WEIGHTS && end == BYTES);
+    EXPECT(BAD_ARGUMENT, slackline_reader_tensor_range(reader, 2, &begin, &end));
     OK(slackline_reader_snapshot(reader, 1, SLACKLINE_ANY_STALENESS, 0, TIMEOUT_MS, &first));
     publish(publisher, 2, 2);
     OK(slackline_reader_snapshot(reader, 0, 0, 0, TIMEOUT_MS, &second));
@@ -228,6 +232,7 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_publisher_wait(NULL, 0, 0, 0));
     EXPECT(BAD_ARGUMENT, slackline_reader_select(NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_reader_reconnect(NULL, "@x", 0));
+    EXPECT(BAD_ARGUMENT, slackline_reader_tensor_range(NULL, 0, &number, &number));
     EXPECT(BAD_ARGUMENT, slackline_reader_snapshot(NULL, 0, 0, 0, 0, &snapshot));
     EXPECT(BAD_ARGUMENT, slackline_snapshot_bytes(NULL, &bytes, &count, NULL));
     EXPECT(BAD_ARGUMENT, slackline_snapshot_tensor(NULL, "x", &bytes, &count));

@@ -27,7 +27,9 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(code: str, **names: Any) -> subprocess.Popen[str]:
         given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
-        code = "import os, signal, sys, threading, time\nimport numpy as np\nimport slackline\n" + given + textwrap.dedent(code)
+        # A shell that starts the tests in the background has SIGINT ignored, and children inherit that.
+        begin = "import os, signal, sys, threading, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code = begin + "import numpy as np\nimport slackline\n" + given + textwrap.dedent(code)
         child = subprocess.Popen(
             [sys.executable, "-u", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

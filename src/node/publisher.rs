@@ -13,7 +13,7 @@ use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
 use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
 use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
-use crate::param::{FrameLabel, Latest, Pinned};
+use crate::param::{FrameHeader, FrameLabel, Latest, Pinned};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
@@ -134,8 +134,9 @@ impl<T: Transport> Publisher<T> {
         let status = |(peer, reader): (u16, &ShardPeer<T::Endpoint>)| {
             // A reader that says what cannot be deceives about itself alone.
             let holds = reader.inbox.held().filter(|version| *version <= latest);
-            let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.pins(*frame));
-            let pins = pinned.map(|frame| frames.header(frame).version);
+            let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.reads_in_place(*frame));
+            let header = pinned.map(|frame| frames.header(frame));
+            let pins = header.filter(FrameHeader::is_whole).map(|header| header.version);
             let behind = holds.max(pins).unwrap_or_default().behind(latest);
             ReaderStatus { peer, holds, pins, behind }
         };
@@ -271,8 +272,13 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// Publishes the copy of `version` with its label as it was.
-    pub(super) fn commit_relayed(&mut self, version: Version, label: FrameLabel) -> Result<(), Error> {
-        self.relay_landed(version, 0, false);
+    pub(super) fn commit_relayed(
+        &mut self,
+        version: Version,
+        label: FrameLabel,
+        begins_again: bool,
+    ) -> Result<(), Error> {
+        self.relay_landed(version, 0, begins_again);
         let none = Error::OutOfTurn { operation: "pass a version on", reason: "no frame is being written" };
         let (frame, version) = self.draft.take().ok_or(none)?;
         self.shard.frames.set_label(frame, label);

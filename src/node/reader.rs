@@ -182,7 +182,7 @@ impl<T: Transport> Reader<T> {
             return Err(Error::Shards { reason });
         }
         self.abandon_refresh();
-        link.pull.select(self.selection.as_ref().map(|selection| selection.pieces().clone()));
+        link.pull.select(self.selection.as_ref().map(Selection::plan));
         (self.link, self.held, self.filled) = (link, None, None);
         // Its records are those of another reader: the successor may have older versions.
         self.identity = random_word();
@@ -207,7 +207,7 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         (self.copy, self.held, self.filling, self.filled, self.copied) = (None, None, None, None, None);
         self.spares = Spares::default();
-        self.link.pull.select(selection.as_ref().map(|selection| selection.pieces().clone()));
+        self.link.pull.select(selection.as_ref().map(Selection::plan));
         self.selection = selection;
         Ok(())
     }
@@ -336,6 +336,11 @@ impl<T: Transport> Reader<T> {
         Ok(RelayTurn { copied, landed, retries, progress })
     }
 
+    /// Gives up the copy that [`relay`](Self::relay) makes.
+    pub(super) fn give_up_relay(&mut self) {
+        self.link.cancel_pull();
+    }
+
     /// The layout of the owner's frames.
     pub(super) fn geometry(&self) -> FrameGeometry {
         self.link.welcome.geometry
@@ -357,7 +362,12 @@ impl<T: Transport> Reader<T> {
             *has_begun = true;
         }
         let progress = self.link.advance()?;
-        Ok((self.link.pull.take(), progress))
+        let pulled = self.link.pull.take();
+        if pulled.is_some() && self.link.pull.is_pinned() {
+            // The pin is let go now, and not with the next call, which may be long in coming.
+            self.link.advance()?;
+        }
+        Ok((pulled, progress))
     }
 
     /// The newest version's number, without copying it.

@@ -89,6 +89,7 @@ impl Relay {
             let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
             return Err(Error::Shards { reason });
         }
+        options.begin_at = Version::new(0);
         options.memory.frames = reader.geometry().frames;
         options.memory.chunk_bytes = reader.geometry().chunk_bytes;
         let mut publisher = Publisher::new(transport, address, reader.table().clone(), options)?;
@@ -99,7 +100,7 @@ impl Relay {
             publisher,
             upstream: upstream.to_vec(),
             next: 1,
-            is_new: true,
+            unknown: Some(Version::new(0)),
             origin: None,
             draft: None,
             retries: 0,
@@ -159,8 +160,9 @@ struct Passing<T: Transport> {
     upstream: Vec<Address>,
     /// The upstream address that is asked next.
     next: usize,
-    /// Nothing was copied yet of the owner that it is connected to.
-    is_new: bool,
+    /// The version from which on the owner that it is connected to has something to tell, until it is known whose
+    /// versions it has: its first copy shows that, whatever their numbers are.
+    unknown: Option<Version>,
     /// The publisher whose versions these are, once one has come.
     origin: Option<u64>,
     /// The memory of the version that is being copied, and whether its copy has begun.
@@ -203,12 +205,12 @@ impl<T: Transport> Passing<T> {
             self.retries = 0;
         }
         let Some((memory, has_begun)) = &mut self.draft else { return Ok(joined) };
-        // The first copy of an owner shows whose versions it has, whatever their numbers are.
         let newest = self.publisher.version();
-        let least = if self.is_new { Version::new(0) } else { newest.next() };
+        let least = self.unknown.unwrap_or(newest.next());
         let turn = self.reader.relay(memory, least, has_begun, now)?;
+        // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
+        let begins_again = std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {
-            let begins_again = std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
             self.publisher.relay_landed(version, chunks, begins_again);
         }
         let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
@@ -218,9 +220,9 @@ impl<T: Transport> Passing<T> {
             let reason = "the versions upstream are of another publisher now: start the relay again".into();
             return Err(Error::Shards { reason });
         }
-        self.is_new = false;
+        self.unknown = if is_anyones { Some(version.next()) } else { None };
         if version > newest {
-            self.publisher.commit_relayed(version, label)?;
+            self.publisher.commit_relayed(version, label, begins_again)?;
             self.draft = None;
         } else {
             *has_begun = false;
@@ -233,14 +235,22 @@ impl<T: Transport> Passing<T> {
         let address = &self.upstream[self.next % self.upstream.len()];
         self.next += 1;
         tracing::warn!(error = %lost, next = %address, "the owner upstream is lost");
+        self.reader.give_up_relay();
         if let Some((_, has_begun)) = &mut self.draft {
-            // Requests of the connection that is lost are over: they ended with it.
             *has_begun = false;
         }
+        // What followers have copied of an attempt that ended with the connection is void.
+        self.retries = u64::MAX;
+        let chunk_bytes = self.reader.geometry().chunk_bytes;
         match self.reader.reconnect(address, ASK_FOR) {
             Err(error @ Error::Shards { .. }) => return Err(error),
             Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
-            Ok(()) => self.is_new = true,
+            Ok(()) if self.reader.geometry().chunk_bytes != chunk_bytes => {
+                let reason =
+                    format!("the owner at {address} cuts its frames into other chunks than the one before");
+                return Err(Error::Shards { reason });
+            }
+            Ok(()) => self.unknown = Some(Version::new(0)),
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use super::layout::{
-    ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LAYOUT_VERSION, LINE, Latest, MAGIC, landed_word,
-    peer_line,
+    ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LAYOUT_VERSION, LINE, Latest, MAGIC, inbox,
+    landed_word, peer_line,
 };
 use super::own_page::Eviction;
 use crate::clock::{Clock, Version};
@@ -353,7 +353,7 @@ impl Frames {
 /// Returns whether a pin word names `frame`. Acquire: what the reader did before it let go comes before the next
 /// write.
 pub(super) fn pins(word: &crate::mem::VolatileSlice<'_>, frame: u8) -> bool {
-    word.load(0, ordering!("pins_acquire", Acquire)) == u64::from(frame) + 1
+    word.load(0, ordering!("pins_acquire", Acquire)) & !inbox::COPIES == u64::from(frame) + 1
 }
 
 /// CRC-64 over epoch, version, bytes and payload; never 0, which stands for "none".

@@ -100,6 +100,11 @@ impl PeerInbox {
         frames::pins(&self.page.as_volatile().subslice(inbox::PIN, 8), frame)
     }
 
+    /// Returns whether the peer reads `frame` in place; one that pins it for a copy does not yet have it.
+    pub fn reads_in_place(&self, frame: u8) -> bool {
+        self.page.as_volatile().load(inbox::PIN, Relaxed) == u64::from(frame) + 1
+    }
+
     /// Returns the layout of the slots, for a worker.
     pub fn slot_geometry(&self) -> Option<&SlotGeometry> {
         self.slots.as_ref().map(|(_, geometry)| geometry)

@@ -145,6 +145,9 @@ pub(super) mod inbox {
     pub(crate) const HEARTBEAT: usize = LINE;
     pub(crate) const PIN: usize = 2 * LINE;
 
+    /// In the pin of a peer that copies the frame, and does not read it where it lies.
+    pub(crate) const COPIES: u64 = 1 << 63;
+
     pub(crate) fn slot_header(slot: usize) -> usize {
         (3 + slot) * LINE
     }

@@ -91,8 +91,8 @@ pub struct Pull {
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<LocalSlice>,
-    /// The pieces that are copied, if it is not the whole payload.
-    pieces: Option<Arc<[Piece]>>,
+    /// The pieces that are copied, if it is not the whole payload, and the bytes of that copy.
+    pieces: Option<(Arc<[Piece]>, u64)>,
     options: PullOptions,
     bound: Bound,
     state: PullStep,
@@ -246,7 +246,7 @@ impl Pull {
     }
 
     /// Has pulls from now on copy these pieces of the payload, and not all of it. They are inside of it.
-    pub fn select(&mut self, pieces: Option<Arc<[Piece]>>) {
+    pub fn select(&mut self, pieces: Option<(Arc<[Piece]>, u64)>) {
         self.pieces = pieces;
     }
 
@@ -254,7 +254,7 @@ impl Pull {
     pub fn copy_bytes(&self) -> u64 {
         match &self.pieces {
             None => self.source.geometry.payload_bytes,
-            Some(pieces) => pieces.last().map_or(0, |piece| piece.to + piece.bytes),
+            Some((_, bytes)) => *bytes,
         }
     }
 
@@ -298,6 +298,11 @@ impl Pull {
         self.retries
     }
 
+    /// True while a frame is pinned, also if the pull has ended.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.pinned.is_some()
+    }
+
     /// True while a pull is under way that its owner has overtaken.
     pub(crate) fn is_lapped(&self) -> bool {
         self.is_active() && self.retries > 0
@@ -307,7 +312,8 @@ impl Pull {
     /// request is in flight. It is for a pull that a fast writer laps again and again. [`finish`](Self::finish)
     /// ends the pull then.
     pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
-        let idle = self.is_active() && self.outstanding == 0 && self.state != PullStep::Done;
+        // At its begin alone: a copy that is under way would be proved by a header that is not of these bytes.
+        let idle = self.state == PullStep::Begin && self.outstanding == 0;
         let PullOptions { consistency, checksum, exactly, .. } = self.options;
         let plain = consistency == Consistency::Whole && !checksum && exactly.is_none();
         self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
@@ -436,6 +442,7 @@ impl Pull {
         self.unpin(endpoint)?;
         if self.options.follow
             && self.pieces.is_none()
+            && self.options.exactly.is_none_or(|version| version == writing.version)
             && writing.version > latest.version
             && writing.frame < self.source.geometry.frames
         {
@@ -499,7 +506,8 @@ impl Pull {
     fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
         // Bytes of a frame may satisfy the bound no longer being the latest; its own header decides.
         let whole = self.options.consistency == Consistency::Whole;
-        if whole && !self.bound.is_met_by(header.version, header.smallest_clock) {
+        let is_another = self.options.exactly.is_some_and(|version| version != header.version);
+        if whole && (is_another || !self.bound.is_met_by(header.version, header.smallest_clock)) {
             self.state = PullStep::Begin;
             return Ok(false);
         }

@@ -64,6 +64,11 @@ impl Selection {
         self.of == *table
     }
 
+    /// The pieces, and the bytes of the copy.
+    pub(crate) fn plan(&self) -> (Arc<[Piece]>, u64) {
+        (self.pieces.clone(), self.table.bytes())
+    }
+
     /// The pieces, in the order of the copy.
     #[doc(hidden)]
     pub fn pieces(&self) -> &Arc<[Piece]> {
@@ -115,18 +120,22 @@ impl<'a> SelectionBuilder<'a> {
         let table = TableBuilder::build(copy)?;
         let mut pieces = Vec::new();
         for ((tensor, ranges), target) in sources.into_iter().zip(&table.tensors) {
-            let bits = tensor.element.bits() as u64;
+            // The sides of a tensor without elements may have a product that no number holds.
+            if target.elements() == 0 {
+                continue;
+            }
+            let bits = tensor.element.bits() as u128;
             let (run, starts) = runs(&tensor.shape, &ranges);
             let mut to = target.offset;
             for start in starts {
-                if !(start * bits).is_multiple_of(8)
-                    || !(run * bits).is_multiple_of(8) && run != tensor.elements()
-                {
+                let (begin, length) = (u128::from(start) * bits, u128::from(run) * bits);
+                if !begin.is_multiple_of(8) || !length.is_multiple_of(8) && run != tensor.elements() {
                     let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
                     return Err(TableError::Slice { name, ranges, shape });
                 }
-                let bytes = (run * bits).div_ceil(8);
-                push(&mut pieces, Piece { from: tensor.offset + start * bits / 8, to, bytes })?;
+                // The table was laid out only if its bytes can be counted.
+                let (begin, bytes) = ((begin / 8) as u64, length.div_ceil(8) as u64);
+                push(&mut pieces, Piece { from: tensor.offset + begin, to, bytes })?;
                 to += bytes;
             }
         }
@@ -215,6 +224,19 @@ mod tests {
         let many = Table::builder().tensor("a", &[70_000, 2], ElementType::U8).build().unwrap();
         let columns = Selection::of(&many).slice("a", &[0..70_000, 0..1]).build();
         assert_eq!(columns, Err(TableError::TooManyPieces));
+    }
+
+    #[test]
+    fn tensors_without_elements_are_selected_and_have_no_pieces() {
+        let table = Table::builder()
+            .tensor("a", &[3], ElementType::U8)
+            .tensor("none", &[0, 1 << 40, 1 << 40], ElementType::F64)
+            .align(256)
+            .build()
+            .unwrap();
+        let selection = Selection::of(&table).tensor("a").tensor("none").build().unwrap();
+        assert_eq!(selection.pieces()[..], [Piece { from: 0, to: 0, bytes: 3 }]);
+        assert_eq!(selection.plan().1, selection.table().bytes());
     }
 
     #[test]

@@ -116,6 +116,26 @@ pub(crate) fn a_relay_whose_owner_is_lost_goes_on_with_the_next<T: Transport + C
     assert!(second.failure().is_none());
 }
 
+pub(crate) fn a_relay_without_any_owner_goes_on_serving_what_it_has<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let publisher = publisher(transport.clone(), at, PublisherOptions::default());
+    let relay = relay(&transport, &[publisher.address()], at);
+    let mut far = reader(&transport, relay.address());
+    let version = publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
+    far.snapshot(Wanted::at_least(version), TIMEOUT).unwrap();
+    drop(publisher);
+    // Several attempts to connect again, each of which is given up after a second.
+    let over = slackline::now() + Duration::from_secs(3);
+    while slackline::now() < over {
+        let failure = relay.failure();
+        assert!(failure.is_none(), "{failure:?}");
+        assert_eq!(far.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(1));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 pub(crate) fn a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher<T: Transport + Clone>(
     transport: T,
     at: &Address,

@@ -1,6 +1,7 @@
 //! Snapshots: versions that a reader has copied, each in memory of its own.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -86,6 +87,8 @@ pub(super) struct CopiedTable {
     table: Table,
     /// For each tensor, whether it is the owner's whole tensor and not a slice of it.
     whole: Vec<bool>,
+    /// The bytes of the table that are there: of a server's shard a part.
+    range: Range<u64>,
 }
 
 /// Memory of snapshots that are no more, for the next ones of the same reader.
@@ -159,16 +162,18 @@ impl Snapshot {
         }
     }
 
-    /// The bytes, laid out as [`table`](Self::table) says.
+    /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.buffer.as_ref().and_then(Buffer::bytes).unwrap_or_default();
-        &bytes[..(self.copied.table.bytes() as usize).min(bytes.len())]
+        let Range { start, end } = self.copied.range;
+        &bytes[..((end - start) as usize).min(bytes.len())]
     }
 
-    /// The bytes of one tensor; `None` if there is none of this name.
+    /// The bytes of one tensor; `None` if there is none of this name, or if a server's shard does not hold all of it.
     pub fn tensor(&self, name: &str) -> Option<&[u8]> {
-        let range = self.copied.table.tensors().iter().find(|tensor| tensor.name() == name)?.range();
-        self.bytes().get(range.start as usize..range.end as usize)
+        let tensor = self.copied.table.tensors().iter().find(|tensor| tensor.name() == name)?;
+        let at = |byte: u64| byte.checked_sub(self.copied.range.start).map(|byte| byte as usize);
+        self.bytes().get(at(tensor.range().start)?..at(tensor.range().end)?)
     }
 }
 
@@ -239,6 +244,10 @@ impl<T: Transport> Reader<T> {
             self.table().tensors().iter().map(|tensor| (tensor.name(), tensor.shape())).collect();
         let is_whole = |tensor: &Tensor| has_all && shapes.get(tensor.name()) == Some(&tensor.shape());
         let whole = table.tensors().iter().map(is_whole).collect();
-        CopiedTable { table, whole }
+        let range = match &self.selection {
+            Some(selection) => 0..selection.table().bytes(),
+            None => self.range(),
+        };
+        CopiedTable { table, whole, range }
     }
 }

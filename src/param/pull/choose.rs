@@ -2,6 +2,7 @@
 
 use super::{BEFORE_LINE, HEADER, PULL_TAG, Pull, PullError, PullStep};
 use crate::mem::RemoteSlice;
+use crate::param::layout::inbox;
 use crate::transport::{Endpoint, Inline, Operation, PostError, WorkRequest};
 
 /// Looks at a pinned frame that is being written, before another one is pinned.
@@ -17,7 +18,7 @@ impl Pull {
     /// Pins the frame that is the latest now. An owner that has begun to write it before it finds the pin writes it to
     /// its end, and lets it be from then on: whatever whole version it has is good, if it satisfies the bound.
     pub(super) fn pin(&mut self, endpoint: &mut impl Endpoint, frame: u8) -> Result<bool, PullError> {
-        if !self.write_pin(endpoint, u64::from(frame) + 1)? {
+        if !self.write_pin(endpoint, inbox::COPIES | (u64::from(frame) + 1))? {
             return Ok(false);
         }
         self.pinned = Some((frame, 0));

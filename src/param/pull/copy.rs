@@ -70,7 +70,7 @@ impl Pull {
 
     /// Reads the next pieces; `copied` counts those that are read.
     pub(super) fn on_pieces(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
-        let pieces = self.pieces.as_deref().unwrap_or_default();
+        let pieces = self.pieces.as_ref().map_or(&[][..], |(pieces, _)| pieces);
         let next = pieces.get(self.copied as usize..).unwrap_or_default();
         let next = &next[..next.len().min(PIECES_AT_ONCE)];
         if next.is_empty() {
@@ -116,7 +116,7 @@ impl Pull {
 
     /// Copies out of a whole payload, at hand in `from`, what this pull copies.
     pub(crate) fn copy_out(&self, from: VolatileSlice<'_>, to: VolatileSlice<'_>) {
-        let Some(pieces) = &self.pieces else {
+        let Some((pieces, _)) = &self.pieces else {
             return to.copy_from(from, Streaming::ByLength);
         };
         for piece in pieces.iter() {
