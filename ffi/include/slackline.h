@@ -2682,7 +2682,8 @@ slackline_status slackline_worker_should_stop(struct slackline_worker *worker,
 slackline_status slackline_worker_abandon(struct slackline_worker *worker);
 
 /**
- * Finds which bytes of a table's flat space tensor number `tensor` is.
+ * Finds which bytes of the flat space tensor number `tensor` is, in a table that this program lays out itself: tensors
+ * lie one after the other. `slackline_reader_tensor_range` finds those of a table that another program has laid out.
  */
 slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor_count,
@@ -2721,6 +2722,15 @@ slackline_status slackline_publisher_wait(struct slackline_publisher *publisher,
 slackline_status slackline_reader_select(struct slackline_reader *reader,
                                          const struct slackline_slice *slices,
                                          size_t count);
+
+/**
+ * Finds which bytes of a version tensor number `tensor` of the owner's table is: where it lies in what
+ * `slackline_reader_bytes` and `slackline_reader_pin` lend of a publisher's table. A publisher may align its tensors.
+ */
+slackline_status slackline_reader_tensor_range(const struct slackline_reader *reader,
+                                               size_t tensor,
+                                               uint64_t *begin,
+                                               uint64_t *end);
 
 /**
  * Connects again, after the loss of the owner, to its successor at `address`, which must have the same table. Waits
