@@ -373,12 +373,13 @@ mod tests {
     #[test]
     fn numbers_are_permanent_and_every_one_has_a_name() {
         let numbers: Vec<u32> = Status::ALL.iter().map(|status| *status as u32).collect();
-        assert_eq!(numbers, (0..17).collect::<Vec<_>>());
+        assert_eq!(numbers, (0..18).collect::<Vec<_>>());
         assert_eq!((Status::BadArgument as u32, name(1)), (1, c"bad argument"));
         assert_eq!((Status::Panic as u32, name(14)), (14, c"panic"));
         assert_eq!((Status::JobFailed as u32, name(15)), (15, c"job failed"));
         assert_eq!((Status::Scheme as u32, name(16)), (16, c"scheme"));
-        assert_eq!(name(17), c"unknown status");
+        assert_eq!((Status::VersionGone as u32, name(17)), (17, c"version gone"));
+        assert_eq!(name(18), c"unknown status");
         assert_eq!(name(u32::MAX), c"unknown status");
     }
 
