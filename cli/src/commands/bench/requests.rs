@@ -34,11 +34,12 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     }
     let mut side = Side::<C>::connect(&carrier, &address, bytes)?;
     let what = format!("of {bytes} bytes");
+    // It leaves its count in the memory.
+    let pong = if pongs { Some(ping_pong(settings, &what, &mut side)?) } else { None };
     if op == Op::Write {
         // Some processors write zeros twice as fast as other bytes.
         pattern::fill(side.local.as_volatile());
     }
-    let pong = if pongs { Some(ping_pong(settings, &what, &mut side)?) } else { None };
 
     let window = settings.means.queue_depth.map_or_else(|| default_window::<C>(bytes), u64::from);
     let mut requester = Requester::new(side, op, window);
