@@ -24,7 +24,7 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("second_header", "does not match its checksum"),
     ("silence", "was evicted though it lives"),
     ("taken", "is in it as clock"),
-    ("withheld", "was folded as of"),
+    ("withheld", "is in transit under"),
 ];
 
 /// The step. The library as it is passes the same seeds in the step `seeds`.
