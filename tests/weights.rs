@@ -219,7 +219,7 @@ fn a_publisher_knows_what_its_readers_hold<T: Transport + Clone>(transport: T, a
     let connect =
         || Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), TIMEOUT);
     let (mut one, mut other) = (connect().unwrap(), connect().unwrap());
-    assert!(publisher.wait(Version::new(7), 0, Duration::ZERO).is_ok(), "nobody is waited for");
+    assert!(publisher.wait(Version::new(7), 0, Duration::ZERO).is_ok(), "no reader is waited for");
     let first = publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
     one.snapshot(Wanted::at_least(first), TIMEOUT).unwrap();
     other.refresh(0, TIMEOUT).unwrap();
@@ -330,7 +330,7 @@ fn servers_take_no_table_with_gaps_or_with_elements_that_they_cannot_sum() {
 }
 
 /// Over TCP a copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to
-/// write all frames anew. A reader that has been lapped says which frame is to stay as it is.
+/// write all frames again. A reader that has been lapped says which frame is to stay as it is.
 #[test]
 fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
     const BYTES: u64 = 32 << 20;

@@ -34,7 +34,7 @@ pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Prints results. Nobody has to read all of them.
+/// Prints results. A caller need not read all of them.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

@@ -124,7 +124,7 @@ impl Export<'_> {
         let strides = c_order(&shape);
         let outgoing = Outgoing { managed: managed(tensor), shape, strides, lease: Arc::clone(self.lease) };
         let outgoing = Box::into_raw(Box::new(outgoing));
-        // SAFETY: it was leaked just above, and nobody else knows of it; `delete` alone frees it.
+        // SAFETY: it was leaked just above, and no other code knows of it; `delete` alone frees it.
         unsafe {
             let (shape, strides) = ((*outgoing).shape.as_mut_ptr(), (*outgoing).strides.as_mut_ptr());
             (*outgoing).managed.fill(outgoing.cast(), shape, strides);

@@ -64,7 +64,7 @@ fn rdma(address: &Address) -> Option<SocketAddr> {
     }
 }
 
-/// True if the peer may be there later: nobody listens yet, or it is full, or slow.
+/// True if the peer may be there later: no process listens yet, or it is full, or slow.
 pub(crate) fn may_come(error: &Error) -> bool {
     match error {
         Error::Connect(ConnectError::System { source, .. }) => {

@@ -42,7 +42,7 @@ impl Lease {
         }
     }
 
-    /// The same for memory that is lent for a while: `let_go` is called once it has ended and nobody looks at it.
+    /// The same for memory that is lent for a while: `let_go` is called once it has ended and no export is left.
     pub(crate) fn for_a_while(self, ended: &'static str, let_go: impl Fn() + Send + Sync + 'static) -> Lease {
         Lease { ended, let_go: Some(Box::new(let_go)), ..self }
     }

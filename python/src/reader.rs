@@ -35,7 +35,7 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
-/// Raises PeerGone if nobody listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
+/// Raises PeerGone if no process listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
 #[pyclass(frozen, module = "slackline", name = "Reader")]
 pub(crate) struct PyReader {
     shared: Arc<Shared>,
@@ -366,7 +366,7 @@ impl PyReader {
                 }
                 Ok(None)
             })?;
-            let late = || last.map_or_else(nobody, Failure::from);
+            let late = || last.map_or_else(no_listener, Failure::from);
             connected.ok_or_else(|| late().into())
         })
     }
@@ -417,7 +417,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// The shortest time in which a handshake is tried.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-fn nobody() -> Failure {
+fn no_listener() -> Failure {
     Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
 }
 
@@ -439,7 +439,7 @@ fn connect(
                 Err(error) => last = Some(error),
             }
         }
-        let last = last.ok_or_else(nobody)?;
+        let last = last.ok_or_else(no_listener)?;
         let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
         if is_over || !fabric::may_come(&last) {
             return Err(last.into());

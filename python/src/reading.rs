@@ -146,7 +146,7 @@ pub(crate) struct Shared {
     pub(crate) reading: Mutex<Option<Reading>>,
     /// True while a version is pinned.
     pub(crate) is_pinned: AtomicBool,
-    /// The pin has ended, and is to be let go by whoever can lock the reader.
+    /// The pin has ended, and is to be let go by the next thread that locks the reader.
     has_ended: AtomicBool,
     /// Threads of Python that wait for another one's call.
     pub(crate) waiting: AtomicUsize,

@@ -286,7 +286,7 @@ impl Drop for PyServer {
 pub(crate) fn lend_values(values: &[f32]) -> Result<Lease, Failure> {
     let bytes = size_of_val(values);
     let memory = Memory::new(bytes)?;
-    // SAFETY: the new memory has so many bytes and is nobody else's.
+    // SAFETY: the new memory has so many bytes and belongs to no other code.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast(), memory.pointer(), bytes) };
     Ok(Lease::new(memory.pointer(), bytes, memory))
 }

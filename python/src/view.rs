@@ -52,7 +52,7 @@ impl ArrayView {
         let memory = crate::memory::Memory::new(self.spec.bytes())?;
         self.lease.begin_export()?;
         // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory
-        // is as long and nobody else's.
+        // is as long and of no other code.
         unsafe {
             std::ptr::copy_nonoverlapping(self.lease.at(self.offset), memory.pointer(), self.spec.bytes());
         }
@@ -177,7 +177,7 @@ impl ArrayView {
             if asks_for(flag) { pointer.cast_mut() } else { std::ptr::null_mut() }
         };
         // SAFETY: the interpreter lends the buffer to be filled. Shape, strides and format live as long as the view, of
-        // which the buffer holds a reference; nobody writes through these pointers.
+        // which the buffer holds a reference; no code writes through these pointers.
         unsafe {
             (*buffer).buf = view.lease.at(view.offset).cast();
             (*buffer).len = spec.bytes() as isize;

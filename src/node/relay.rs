@@ -17,9 +17,9 @@ const ASK_FOR: Duration = Duration::from_secs(1);
 /// Reads each version of a publisher or of another relay, and serves it to readers and relays of its own: the same
 /// version with the same number, tag, time and origin. Only the epoch is its own, since its memory is.
 ///
-/// A version is passed on chunk by chunk as it lands, and is taken by nobody before it is proved to be whole. A relay
-/// holds the versions that its readers read, as a publisher does, so that one copy for each host serves all of its
-/// local readers. A thread of its own does all of this.
+/// A version is passed on chunk by chunk as it lands, and is taken by no reader before it is proved to be whole. A
+/// relay holds the versions that its readers read, as a publisher does, so that one copy for each host serves all of
+/// its local readers. A thread of its own does all of this.
 ///
 /// A relay whose owner is lost goes on serving what it has and connects to the next of its upstream addresses, such as
 /// the publisher after a relay. It ends if what it finds there is of another origin or another table: the numbers of

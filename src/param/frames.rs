@@ -223,7 +223,7 @@ impl Frames {
         let memory = self.control.as_volatile();
         memory.store(ControlLayout::WRITING, 0, Release);
         // The sequence stays odd, so that no reader takes the frame. A follower that waits for its version finds
-        // another one there, and looks at the status again; it would otherwise wait until this frame is begun anew.
+        // another one there, and looks at the status again; it would otherwise wait until this frame is begun again.
         let header_at = self.layout.frame_header(frame);
         memory.store(header_at + FrameHeader::VERSION, 0, Release);
     }

@@ -9,7 +9,7 @@ use slackline::internals::mem::Gate;
 
 use super::world::explore;
 
-/// A copy of one word to two others. Whoever takes one first makes it.
+/// A copy of one word to two others. The thread that takes one first makes it.
 struct Shared {
     gate: Gate,
     next: AtomicUsize,

@@ -17,7 +17,7 @@ pub(super) const RECIPE: Recipe = Recipe {
     file: include_str!("settings/essp.toml"),
     remarks: "In our count -1 is a copy that holds the last clock of everybody at the moment when one begins the \
               next: only lock step has that. -2 is as fresh as anybody can be who does not wait. Pushed copies \
-              arrive long before the next clock here, pushing costs nothing, and nobody ever waits: with one \
+              arrive long before the next clock here, pushing costs nothing, and no worker ever waits: with one \
               step size the four bounds of ESSP are one and the same run, so that \"whatever the bound\" says no \
               more than that. The profile needs workers of about equal pace, as in the paper's cluster: with \
               exponential times the slowest worker, and not the age of the copy, decides.",

@@ -40,7 +40,7 @@ means that the interval excludes 1. \"Differs\" is not a failure of the program:
 
 ";
 
-/// What the page says to somebody who chooses a scheme, and the checks that each sentence rests on.
+/// What the page says about the choice of a scheme, and the checks that each sentence rests on.
 const ADVICE: &str = include_str!("settings/advice.toml");
 
 #[derive(Deserialize)]
@@ -83,7 +83,7 @@ fn advice(done: &[Outcome]) -> Result<String, Error> {
         named.is_some_and(|(_, check)| check.verdict == wanted)
     };
     let mut text =
-        String::from("What the evidence says to somebody who must choose a scheme for a real cluster:\n\n");
+        String::from("What the evidence says about the choice of a scheme for a real cluster:\n\n");
     for Line { text: sentence, rests_on } in &line {
         let names = rests_on.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let doubt = if rests_on.iter().all(came_out) { "" } else { "Not borne out by this run: " };

@@ -50,7 +50,7 @@ class SlacklineMetadata(TensorTransportMetadata):
 
 
 class SlacklineTransport(TensorTransportManager):
-    """One publisher for each object that is alive; whoever needs the object reads."""
+    """One publisher for each object that is alive; each process that needs the object reads."""
 
     def __init__(self) -> None:
         self._publishers: dict[str, Publisher] = {}

@@ -58,7 +58,7 @@ class SlacklineTransport(CheckpointTransport[T]):
         self._until = time.monotonic() + seconds
 
     def disallow_checkpoint(self) -> None:
-        # What was sent is a copy, so the state may change: nobody has to be waited for, and nobody is cut off.
+        # What was sent is a copy, so the state may change: there is no receiver to wait for, and none is cut off.
         if time.monotonic() >= self._until:
             self._source.drop()
 

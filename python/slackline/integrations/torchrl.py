@@ -97,7 +97,7 @@ class SlacklineTransport:
             self._publisher.wait(self.version, timeout=self._timeout)
 
     def setup_connection_and_weights_on_sender(self) -> None:
-        """Nothing: the scheme publishes, and whoever comes later reads the newest version."""
+        """Nothing: the scheme publishes, and a worker that comes later reads the newest version."""
 
     def setup_connection_and_weights_on_receiver(
         self, *, worker_idx: int | None = None, weights: Any = None, model: Any = None, strategy: Any = None

@@ -77,7 +77,7 @@ fn cost(len: usize, took: Duration) -> u32 {
     u32::try_from((took.as_nanos() << 20) / len.max(1) as u128).unwrap_or(u32::MAX)
 }
 
-/// Fixes the number of threads among which copies of many MiB are cut, and has everything measured anew: for tests and
+/// Fixes the number of threads among which copies of many MiB are cut, and has everything measured again: for tests and
 /// measurements, while nothing is copied.
 pub fn set_copy_threads(threads: usize) {
     FIXED.store(threads.clamp(1, MOST_THREADS), Ordering::Relaxed);
@@ -119,7 +119,7 @@ impl Plans {
             (1..=MOST_THREADS).filter(|threads| if threaded { are_tried(*threads) } else { *threads == 1 })
         {
             for way in Way::ALL {
-                // What fits a core's own cache is wanted there by whoever reads it next.
+                // What fits a core's own cache is wanted there by its next reader.
                 let fits = way != Way::Stream || total >= streaming_threshold();
                 if fits && way.is_possible() {
                     plans.plans[plans.count] = CopyPlan { way, threads };

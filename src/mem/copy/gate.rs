@@ -25,19 +25,19 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate with nobody inside.
+    /// A closed gate without helpers inside.
     #[cfg(not(loom))]
     pub const fn closed() -> Gate {
         Gate { state: AtomicU32::new(0) }
     }
 
-    /// A gate with nobody inside.
+    /// A closed gate without helpers inside.
     #[cfg(loom)]
     pub fn closed() -> Gate {
         Gate { state: AtomicU32::new(0) }
     }
 
-    /// Lets helpers in. Only for the one owner, while the gate is closed and nobody inside.
+    /// Lets helpers in. Only for the one owner, while the gate is closed and no helper inside.
     pub fn open(&self) {
         if !mutant!("gate_open") {
             fence(Ordering::Release);
@@ -63,7 +63,7 @@ impl Gate {
         self.state.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Lets nobody in any more and waits until all are out: for as long as a helper copies one piece, since nobody
+    /// Lets no helper in any more and waits until all are out: for as long as a helper copies one piece, since none
     /// waits inside.
     pub fn close(&self) {
         self.state.fetch_and(!OPEN, Ordering::Relaxed);

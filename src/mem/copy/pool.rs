@@ -1,8 +1,8 @@
 //! Threads that help with copies of many MiB.
 //!
-//! A copy is cut into pieces, and whoever is there takes the next one: a helper that gets no processor takes none, and
-//! holds the copy up for the rest of one piece at most. One copy has the helpers at a time; others meanwhile are made
-//! by their own threads alone, and wait for nothing.
+//! A copy is cut into pieces, and each thread that is free takes the next one: a helper that gets no processor takes
+//! none, and holds the copy up for the rest of one piece at most. One copy has the helpers at a time; others
+//! meanwhile are made by their own threads alone, and wait for nothing.
 //!
 //! A forked child has no helpers, and if the copy that had them at the time was another thread's, it has them for ever.
 //! Either way the child's copies are made by its own thread alone.
@@ -30,7 +30,7 @@ struct Pool {
     helpers: [OnceLock<Thread>; MOST_THREADS - 1],
 }
 
-/// The copy that is under way: written while the gate is closed and nobody inside, read inside.
+/// The copy that is under way: written while the gate is closed and no helper inside, read inside.
 struct SharedCopy {
     way: AtomicUsize,
     destination: AtomicPtr<u8>,
@@ -107,7 +107,8 @@ fn help() {
     loop {
         thread::park();
         if pool.gate.enter() {
-            // SAFETY: whoever opened the gate waits for this thread to leave, and its ranges are valid until then.
+            // SAFETY: the thread that opened the gate waits for this thread to leave, and its ranges are valid until
+            // then.
             unsafe { pool.copy.take_part() };
             pool.gate.leave();
         }
