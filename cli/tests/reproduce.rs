@@ -1,5 +1,5 @@
-//! The reproductions: a part of each is computed again, and must agree with its record; the page must tell what the
-//! records hold.
+//! The reproductions: a part of each is computed again, and must agree with theory and with its record; the page must
+//! tell what the records hold.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,10 +46,12 @@ fn pair(record: &Value, again: &Value, path: &str, pairs: &mut Vec<(f64, f64)>) 
     }
 }
 
-/// Other machines round other last digits, from which a run here and there goes another way.
-fn agrees(name: &str, least: usize) {
+/// Holds a part against its record, and returns its rows and its checks. Other machines round other last digits, from
+/// which a run here and there goes another way.
+fn agrees(name: &str, least: usize) -> Part {
+    let again = recomputed(name);
     let mut pairs = Vec::new();
-    pair(&recorded(name)["rows"], &recomputed(name)["rows"], name, &mut pairs);
+    pair(&recorded(name)["rows"], &again["rows"], name, &mut pairs);
     assert!(pairs.len() >= least, "{name}: {} numbers", pairs.len());
     let off = pairs.iter().filter(|(record, again)| (record - again).abs() > 0.02 * record.abs()).count();
     assert!(
@@ -57,38 +59,169 @@ fn agrees(name: &str, least: usize) {
         "{name}: {off} of {} numbers are more than 2 % off the record",
         pairs.len()
     );
+    let list = |key: &str| again[key].as_array().unwrap_or_else(|| panic!("{name}: no {key}")).clone();
+    Part { rows: list("rows"), checks: list("checks") }
+}
+
+/// A reproduction that was computed again with one seed.
+struct Part {
+    rows: Vec<Value>,
+    checks: Vec<Value>,
+}
+
+impl Part {
+    fn with<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.rows.iter().filter(move |row| !row[key].is_null())
+    }
+
+    /// Asserts that the checks against theory came out as expected, which are so many.
+    fn follows_theory(&self, count: usize) {
+        let mut theory = self.checks.iter().filter(|check| check["against"] == "theory");
+        assert_eq!(theory.clone().count(), count, "{:?}", self.checks);
+        assert!(theory.all(|check| check["verdict"] == "yes"), "{:?}", self.checks);
+    }
+}
+
+fn number(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"))
+}
+
+/// The values by step size, of the one seed.
+fn by_step_size(row: &Value, key: &str) -> Vec<f64> {
+    let cells = row[key].as_array().unwrap_or_else(|| panic!("{key} of {row}"));
+    cells.iter().map(|cell| cell["values"][0].as_f64().expect("a value")).collect()
 }
 
 #[test]
-fn bap_agrees_with_its_record() {
-    agrees("bap", 18 + 4 * 9);
-    agrees("bap-straggler", 8);
+fn bap_takes_the_time_of_the_recurrence_within_2_per_cent() {
+    let bap = agrees("bap", 18 + 4 * 9);
+    bap.follows_theory(1);
+    let mut cells = Vec::new();
+    for row in bap.with("mean_time_per_clock") {
+        let (workers, staleness) = (number(row, "workers") as u64, number(row, "staleness") as u64);
+        let ours = number(row, "mean_time_per_clock");
+        assert!((ours / number(row, "expected") - 1.0).abs() < 0.02, "{row}");
+        cells.push((workers, staleness));
+    }
+    let all = |workers| [0, 1, 2, 4, 8, 16].map(|staleness| (workers, staleness));
+    assert_eq!(cells, [all(4), all(8), all(16)].concat());
 }
 
 #[test]
-fn dbw_agrees_with_its_record() {
-    agrees("dbw", 92 * 18);
+fn no_staleness_hides_a_worker_that_is_always_slow() {
+    let straggler = agrees("bap-straggler", 8);
+    straggler.follows_theory(2);
+    assert_eq!(straggler.rows.len(), 8);
+    for row in &straggler.rows {
+        assert!(number(row, "mean_time_per_clock") > 2.95, "{row}");
+    }
+}
+
+/// The 24 settings of the second grid that the claim of 1.1 was left with are the ones with large batches; the page has
+/// the other eight beside them, and all of the first and the third grid.
+#[test]
+fn dbw_is_within_a_tenth_of_the_best_static_k_where_batches_are_large() {
+    let dbw = agrees("dbw", 92 * 18);
+    assert_eq!(dbw.rows.len(), 92);
+    let mut over_best = Vec::new();
+    for row in &dbw.rows {
+        let fixed = row["static"].as_array().expect("times by k");
+        assert_eq!(fixed.len(), 16);
+        let least = fixed.iter().filter_map(|k| k[0].as_f64()).fold(f64::INFINITY, f64::min);
+        let (dynamic, blind) = (row["dbw"][0].as_f64().expect("a time"), row["blind"][0].as_f64());
+        assert!(dynamic > 0.0 && blind > Some(0.0) && least > 0.0, "{row}");
+        if row["grid"] == "second" && number(row, "batch") >= 32.0 {
+            over_best.push(dynamic / least);
+        }
+    }
+    assert_eq!(over_best.len(), 24);
+    // It is 23 and 1.12 here; other machines round other last digits.
+    assert!(over_best.iter().filter(|ratio| **ratio <= 1.1).count() >= 22, "{over_best:?}");
+    assert!(over_best.iter().all(|ratio| *ratio <= 1.2), "{over_best:?}");
 }
 
 #[test]
-fn k_async_and_abs_agree_with_their_records() {
-    agrees("k-async", 6);
-    agrees("abs", 10 * 8);
+fn k_async_is_as_stale_as_theory_has_it_and_never_staler_than_its_bound() {
+    let k_async = agrees("k-async", 6);
+    k_async.follows_theory(1);
+    for row in &k_async.rows {
+        let bound = row["bound"].as_f64();
+        // Without a bound M/K - 1; with one the figures of another simulator.
+        let off = number(row, "mean_staleness") / number(row, "expected_mean_staleness") - 1.0;
+        assert!(off.abs() < if bound.is_some() { 0.05 } else { 0.03 }, "{row}");
+        assert!(bound.is_none_or(|bound| number(row, "max_staleness") <= bound), "{row}");
+    }
 }
 
 #[test]
-fn essp_agrees_with_its_record() {
-    agrees("essp", 8 * 7);
+fn abs_is_never_staler_than_its_bound_and_needs_less_time_than_lock_step() {
+    let abs = agrees("abs", 10 * 8 * 4);
+    assert_eq!(abs.rows.len(), 10);
+    let of = |scheme: &str| abs.rows.iter().find(|row| row["scheme"] == scheme).expect("a row of the scheme");
+    for scheme in ["abs", "abs-interval", "abs-local"] {
+        for (key, allowed) in
+            [("largest", 0.0..=4.0), ("messages", 1.0..=f64::MAX), ("restarts", 1.0..=f64::MAX)]
+        {
+            let values = by_step_size(of(scheme), key);
+            assert!(values.iter().all(|value| allowed.contains(value)), "{scheme}: {key} {values:?}");
+        }
+    }
+    let (ours, lock_step) = (by_step_size(of("abs"), "times"), by_step_size(of("bsp"), "times"));
+    let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
+    // Of the step sizes 1 is the fifth, which all share.
+    assert!(ours[4] < lock_step[4] && least(&ours) < least(&lock_step), "{ours:?} {lock_step:?}");
 }
 
 #[test]
-fn ds_sync_agrees_with_its_record() {
-    agrees("ds-sync", 4 * 6);
+fn essp_reads_what_is_fresh_and_ssp_what_the_bound_allows() {
+    let essp = agrees("essp", 8 * 7);
+    for staleness in [2, 4, 8, 16] {
+        let of = |scheme: &str| {
+            let row = essp.rows.iter().find(|row| row["scheme"] == scheme && row["staleness"] == staleness);
+            by_step_size(row.unwrap_or_else(|| panic!("{scheme}({staleness})")), "ages")
+        };
+        assert!(of("essp").iter().all(|mean| *mean > -2.5), "pushed copies are fresh at any bound");
+        // Evenly over -2, which is the freshest without waiting, to -(s + 1).
+        let spread = -(staleness as f64 + 3.0) / 2.0;
+        let ages = of("ssp");
+        assert!(ages.iter().all(|mean| (mean / spread - 1.0).abs() < 0.05), "copies of every age: {ages:?}");
+    }
+}
+
+/// A ring of n makes 2 (n - 1) steps of an n-th of the bytes and a latency each: 100 MB over 10 Gbit/s take 80 ms.
+#[test]
+fn ds_sync_takes_what_rings_of_its_groups_take_and_learns() {
+    let ds_sync = agrees("ds-sync", 4 * 6);
+    for row in ds_sync.with("accuracies") {
+        let best = by_step_size(row, "accuracies").into_iter().fold(0.0, f64::max);
+        assert!(best > 95.0, "{row}");
+    }
+    assert_eq!(ds_sync.with("accuracies").count(), 4);
+    let ring = |members: f64| 2.0 * (members - 1.0) * (0.08 / members + 20e-6);
+    assert_eq!(ds_sync.with("ring_s").count(), 4);
+    for row in ds_sync.with("ring_s") {
+        let workers = number(row, "workers");
+        for (key, members) in [("ring_s", workers), ("ds_sync_s", workers.sqrt())] {
+            assert!((number(row, key) / ring(members) - 1.0).abs() < 1e-6, "{row}");
+        }
+        // Copies leave the server one after the other, and the last one's gradient is alone on its link.
+        let served = 0.08 * (workers + 1.0) + 2.0 * 20e-6;
+        assert!((number(row, "bsp_s") / served - 1.0).abs() < 1e-5, "{row}");
+    }
 }
 
 #[test]
-fn dai_agrees_with_its_record() {
-    agrees("dai", 24);
+fn delay_costs_the_more_rounds_the_deeper_the_network() {
+    let dai = agrees("dai", 24);
+    let slowdowns = ["softmax", "1 hidden layer", "3 hidden layers", "6 hidden layers"].map(|network| {
+        let rounds = |delay: u64| {
+            let row = dai.rows.iter().find(|row| row["network"] == network && row["delay"] == delay);
+            row.and_then(|row| row["rounds"][0].as_f64())
+                .unwrap_or_else(|| panic!("{network}, delay {delay}"))
+        };
+        rounds(16) / rounds(0)
+    });
+    assert!(slowdowns.is_sorted() && slowdowns[3] > 2.0 * slowdowns[0], "{slowdowns:?}");
 }
 
 #[test]
@@ -113,19 +246,4 @@ fn the_page_tells_every_check_of_every_record_as_it_came_out() {
         }
     }
     assert!(checks > 40, "{checks}");
-}
-
-/// A ring of n makes 2 (n - 1) steps of an n-th of the bytes and a latency each: 100 MB over 10 Gbit/s take 80 ms.
-#[test]
-fn communication_of_ds_sync_takes_what_rings_take() {
-    let ring = |members: f64| 2.0 * (members - 1.0) * (0.08 / members + 20e-6);
-    let rows = recorded("ds-sync")["rows"].as_array().expect("rows").clone();
-    let timed: Vec<&Value> = rows.iter().filter(|row| row["ring_s"].is_number()).collect();
-    assert_eq!(timed.len(), 4);
-    for row in timed {
-        let [workers, all, ours] =
-            ["workers", "ring_s", "ds_sync_s"].map(|key| row[key].as_f64().expect(key));
-        assert!((all / ring(workers) - 1.0).abs() < 1e-6, "{row}");
-        assert!((ours / ring(workers.sqrt()) - 1.0).abs() < 1e-6, "{row}");
-    }
 }

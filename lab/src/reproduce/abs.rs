@@ -155,6 +155,8 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         findings.rows.push(json!({
             "scheme": entry.id, "times": own.record_of_scores(),
             "messages": own.record(|report| messages(std::slice::from_ref(report))[0]),
+            "largest": own.record(|report| largest(std::slice::from_ref(report)) as f64),
+            "restarts": own.record(|report| report.counts.interrupted as f64),
         }));
     }
     for (id, name, from) in [("abs", "k-of-updates", 0.0), ("abs-interval", "k-over-time", INTERVAL)] {
