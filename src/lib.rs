@@ -81,6 +81,7 @@
 //! | --- | --- | --- |
 //! | `verbs` | on | the transport [`Verbs`]: RDMA |
 //! | `tcp` | on | the transport [`Tcp`], and its encryption |
+//! | `cuda` | on | memory of NVIDIA GPUs: [`Gpu`], [`GpuMemory`], [`GpuStream`] |
 //! | `checkpoint` | on | files of checkpoints: [`CheckpointOptions`], [`Checkpoint`] |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
@@ -97,8 +98,8 @@
 #![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
-/// `--cfg slackline_mutant="name"`, or, under the model checker or `--cfg slackline_mutants`, run with
-/// `SLACKLINE_MUTANT=name`.
+/// `--cfg slackline_mutant="name"`, or, under the model checker, in unit tests or with `--cfg slackline_mutants`, run
+/// with `SLACKLINE_MUTANT=name`.
 macro_rules! mutant {
     ($name:tt) => {
         cfg!(slackline_mutant = $name) || $crate::mem::runs_as_mutant($name)
@@ -116,6 +117,8 @@ macro_rules! ordering {
 #[cfg(not(loom))]
 mod channel;
 mod clock;
+#[cfg(all(feature = "cuda", not(loom)))]
+mod cuda;
 mod diagnostic;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzing;
@@ -138,6 +141,8 @@ mod transport;
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
 pub use clock::{Clock, Version, VersionTag};
+#[cfg(all(feature = "cuda", not(loom)))]
+pub use cuda::{Gpu, GpuError, GpuMemory, GpuSlice, GpuStream};
 pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
@@ -149,6 +154,8 @@ pub use job::{
 pub use kernel::{AdamParameters, Optimizer};
 #[cfg(not(loom))]
 pub use mem::CallerMemory;
+#[cfg(all(feature = "cuda", not(loom)))]
+pub use node::Publishing;
 #[cfg(not(loom))]
 pub use node::{
     Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, Draft, Error, Eviction,
@@ -186,6 +193,8 @@ pub mod internals {
     }
 
     open!(clock, kernel, mem, param, scheme, table, time, transport);
+    #[cfg(all(feature = "cuda", not(loom)))]
+    open!(cuda);
     #[cfg(not(loom))]
     open!(channel, job, node, trace);
     #[cfg(all(any(test, fuzzing), not(loom)))]

@@ -53,8 +53,16 @@ const MODULES: &[Row] = &[
     row("scheme", &["clock", "time"], true),
     row("trace", &["clock"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
-    row("node", &["param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"], true),
-    row("job", &["node", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),
+    row(
+        "node",
+        &["param", "transport", "scheme", "mem", "cuda", "kernel", "table", "clock", "time", "trace"],
+        true,
+    ),
+    row(
+        "job",
+        &["node", "cuda", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"],
+        true,
+    ),
     row(
         "sim",
         &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"],

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use slackline::{Verbs, VerbsOptions};
+use slackline::{Gpu, GpuError, Verbs, VerbsOptions};
 
 fn doctor(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
@@ -34,6 +34,10 @@ fn no_rdma() -> Option<(String, String)> {
     Some((error.to_owned(), help.to_owned()))
 }
 
+fn has_gpu_driver() -> bool {
+    !matches!(Gpu::count(), Err(GpuError::NoDriver { .. }))
+}
+
 fn path<'a>(report: &'a Value, name: &str) -> &'a Value {
     let paths = report["paths"].as_array().unwrap();
     paths.iter().find(|path| path["path"] == name).unwrap_or_else(|| panic!("no {name}: {report}"))
@@ -55,7 +59,11 @@ fn shm_and_tcp_work_with_figures_and_the_reason_for_no_rdma_has_a_remedy() {
     for limit in ["locked-memory", "open-files", "huge-pages", "iommu", "acs", "gpu"] {
         assert!(said.lines().any(|line| line.starts_with(limit)), "{limit}: {said}");
     }
-    assert!(said.contains("no GPU support"), "{said}");
+    if !has_gpu_driver() {
+        let line = said.lines().find(|line| line.starts_with("gpu")).unwrap();
+        assert!(line.contains("none: cannot open libcuda.so.1"), "{line}");
+        assert!(said.contains("install the NVIDIA driver"), "{said}");
+    }
     match no_rdma() {
         Some((error, help)) => {
             assert!(said.ends_with(&format!("no RDMA: {error}\nhelp: {help}\n")), "{said}");
@@ -99,7 +107,11 @@ fn json_has_the_same_facts() {
             "{huge}"
         );
     }
-    assert_eq!(report["gpu"]["supported"], false);
+    let gpu = &report["gpu"];
+    if !has_gpu_driver() {
+        assert_eq!((&gpu["works"], &gpu["devices"]), (&false.into(), &Value::Array(Vec::new())));
+        assert!(gpu["error"].as_str().is_some_and(|error| error.contains("libcuda.so.1")), "{gpu}");
+    }
     let is_loaded = std::path::Path::new("/sys/module/nvidia_peermem").exists();
     assert_eq!(report["gpu"]["nvidia_peermem"], is_loaded);
     let limits = report["limits"].as_array().unwrap();

@@ -8,6 +8,8 @@ use super::messages::EndOnly;
 use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
 use crate::clock::Clock;
+#[cfg(feature = "cuda")]
+use crate::cuda::{GpuSlice, GpuStream};
 use crate::mem::CallerMemory;
 use crate::node::{View, Worker, WorkerOptions, WorkerStatistics};
 use crate::transport::mixed::Mixed;
@@ -261,6 +263,36 @@ impl JobStep<'_> {
     /// The gradient has another length than the table.
     pub fn encode(&mut self, gradient: &[f32]) -> Result<(), JobError> {
         Ok(self.step.step.encode(gradient)?)
+    }
+
+    /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
+    /// `stream` has now. What `stream` gets later waits for the copy; this call does not.
+    ///
+    /// # Errors
+    /// As [`Step::copy_parameters_to_gpu`](crate::Step::copy_parameters_to_gpu).
+    #[cfg(feature = "cuda")]
+    pub fn copy_parameters_to_gpu(
+        &mut self,
+        offset: u64,
+        into: &GpuSlice,
+        stream: &GpuStream,
+    ) -> Result<(), JobError> {
+        Ok(self.step.step.copy_parameters_to_gpu(offset, into, stream)?)
+    }
+
+    /// Has the GPU copy `from` into the gradient, from the byte `offset` on, behind the work that `stream` has now.
+    /// [`publish`](Self::publish) waits for the copy; this call does not.
+    ///
+    /// # Errors
+    /// As [`Step::copy_gradient_from_gpu`](crate::Step::copy_gradient_from_gpu).
+    #[cfg(feature = "cuda")]
+    pub fn copy_gradient_from_gpu(
+        &mut self,
+        offset: u64,
+        from: &GpuSlice,
+        stream: &GpuStream,
+    ) -> Result<(), JobError> {
+        Ok(self.step.step.copy_gradient_from_gpu(offset, from, stream)?)
     }
 
     /// Returns true if a server asks this worker to abandon the step, as DBW and ABS do. It never waits.

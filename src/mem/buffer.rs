@@ -26,6 +26,11 @@ impl Buffer {
         self.region.len()
     }
 
+    /// The region behind it. While there is a clone of it, nothing is lent.
+    pub fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
     /// A range of it for a request.
     pub fn slice(&mut self, offset: usize, len: usize) -> Result<LocalSlice, OutOfBounds> {
         self.region.slice(offset, len)

@@ -105,15 +105,16 @@ pub fn pause() {
     loom::hint::spin_loop();
 }
 
-/// Whether this run is one of the mutant `name`: never, but under the model checker and in a build of mutants.
-#[cfg(not(any(loom, slackline_mutants)))]
+/// Whether this run is one of the mutant `name`: never, but under the model checker, in a build of mutants and in unit
+/// tests.
+#[cfg(not(any(loom, test, slackline_mutants)))]
 #[inline(always)]
 pub(crate) const fn runs_as_mutant(_name: &str) -> bool {
     false
 }
 
 /// Whether this run is one of the mutant `name`: one build serves all of them.
-#[cfg(any(loom, slackline_mutants))]
+#[cfg(any(loom, test, slackline_mutants))]
 pub(crate) fn runs_as_mutant(name: &str) -> bool {
     static MUTANT: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     MUTANT.get_or_init(|| std::env::var("SLACKLINE_MUTANT").unwrap_or_default()) == name

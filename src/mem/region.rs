@@ -4,6 +4,8 @@ use crate::diagnostic::Diagnostic;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+#[cfg(all(feature = "cuda", not(loom)))]
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -106,8 +108,11 @@ pub trait Registration: Send + Sync {}
 impl Registration for () {}
 
 struct Inner {
-    // Dropped in order of declaration: the registration first, then the memory.
+    // Dropped in order of declaration: the registrations first, then the memory.
     _registration: Box<dyn Registration>,
+    /// A second one, which GPUs need.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    with_gpus: Mutex<Option<Box<dyn Registration>>>,
     device_keys: DeviceKeys,
     access: Access,
     memory: HostMemory,
@@ -128,7 +133,14 @@ impl MemoryRegion {
         device_keys: DeviceKeys,
         registration: impl Registration + 'static,
     ) -> Self {
-        let inner = Inner { _registration: Box::new(registration), device_keys, access, memory };
+        let inner = Inner {
+            _registration: Box::new(registration),
+            #[cfg(all(feature = "cuda", not(loom)))]
+            with_gpus: Mutex::new(None),
+            device_keys,
+            access,
+            memory,
+        };
         MemoryRegion { inner: Arc::new(inner) }
     }
 
@@ -167,6 +179,19 @@ impl MemoryRegion {
     /// The whole region as a slice.
     pub fn whole(&self) -> LocalSlice {
         LocalSlice { region: self.clone(), offset: 0, len: self.len() }
+    }
+
+    /// Registers the memory with GPUs, too, if it is not yet; it is undone with the rest.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub(crate) fn register_once<E>(
+        &self,
+        register: impl FnOnce(&HostMemory) -> Result<Box<dyn Registration>, E>,
+    ) -> Result<(), E> {
+        let mut with_gpus = self.inner.with_gpus.lock().unwrap_or_else(PoisonError::into_inner);
+        if with_gpus.is_none() {
+            *with_gpus = Some(register(&self.inner.memory)?);
+        }
+        Ok(())
     }
 
     /// True if there is no other clone of it, and no slice.

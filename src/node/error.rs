@@ -25,6 +25,10 @@ pub enum Error {
     /// A connection could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// A GPU, or memory of one, cannot be used as asked.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Gpu(#[from] crate::cuda::GpuError),
     /// The table cannot be, or cannot be cut so.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -222,6 +226,8 @@ impl Diagnostic for Error {
         match self {
             Error::Deadline { operation, .. } | Error::OutOfTurn { operation, .. } => operation,
             Error::Register(_) => "registering memory",
+            #[cfg(feature = "cuda")]
+            Error::Gpu(error) => error.operation(),
             Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
             Error::Table(_) => "laying out the table",
             Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
@@ -244,6 +250,8 @@ impl Diagnostic for Error {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             Error::Register(error) => error.remedy(),
+            #[cfg(feature = "cuda")]
+            Error::Gpu(error) => error.remedy(),
             Error::Connect(error) => error.remedy(),
             Error::Table(error) => error.remedy(),
             Error::Handshake { source, .. } => source.remedy(),
@@ -264,6 +272,8 @@ impl Diagnostic for Error {
             Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
             Error::Pinned { .. } | Error::Thread { .. } => true,
             Error::Connect(error) => error.is_retryable(),
+            #[cfg(feature = "cuda")]
+            Error::Gpu(error) => error.is_retryable(),
             Error::Post { source, .. } => source.is_retryable(),
             Error::Group(error) => error.is_retryable(),
             _ => false,

@@ -14,6 +14,7 @@
 
 mod aggregate;
 mod checkpoint;
+mod copies;
 mod error;
 mod group;
 mod heartbeat;
@@ -41,6 +42,8 @@ pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
+#[cfg(feature = "cuda")]
+pub use publisher::Publishing;
 pub use publisher::{BackgroundPublisher, Draft, Publisher, PublisherOptions, ReaderStatus};
 pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 pub use relay::Relay;

@@ -1,11 +1,15 @@
 //! The publisher: versions that their owner made itself, for readers.
 
 mod background;
+#[cfg(feature = "cuda")]
+mod gpu;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
 pub use self::background::{BackgroundPublisher, Draft};
+#[cfg(feature = "cuda")]
+pub use self::gpu::Publishing;
 use super::Error;
 use super::record::digests;
 use super::runtime::complete;

@@ -1,6 +1,8 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
 mod decide;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod join;
 mod own;
 mod reconnect;
@@ -10,6 +12,7 @@ use own::OwnGradients;
 use smallvec::SmallVec;
 pub use step::Step;
 
+use super::copies::Copies;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
@@ -205,6 +208,8 @@ pub struct Worker<T: Transport> {
     table: Table,
     parameters: Option<Buffer>,
     gradient: Option<Buffer>,
+    /// Copies of GPUs out of the parameters and into the gradient.
+    copies: Copies,
     /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
     own: Option<OwnGradients>,
@@ -282,6 +287,7 @@ impl<T: Transport> Worker<T> {
             table,
             parameters,
             gradient: None,
+            copies: Copies::default(),
             magnitude: None,
             own,
             measures_magnitude: needs.measures_magnitude,
@@ -482,6 +488,20 @@ impl<T: Transport> Worker<T> {
         }
         self.phase = WorkerPhase::Publishing;
         Ok(())
+    }
+
+    /// Waits until no GPU copies any more.
+    async fn finish_copies(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.copies.are_done()? {
+            return Ok(());
+        }
+        let runtime = self.runtime.clone();
+        let done = wait(&runtime, runtime.now() + timeout, |now| {
+            let progress = self.poll(now)?;
+            Ok(if self.copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::of(progress) })
+        });
+        let (operation, needed, seen) = ("copying a gradient from a GPU", Bound::NONE, Bound::NONE);
+        done.await?.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
     }
 
     async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {

@@ -27,6 +27,26 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("withheld", "is in transit under"),
 ];
 
+/// The same for copies of GPUs, which unit tests over the scripted driver must find.
+const GPU_MUTANTS: &[(&str, &str, &str)] = &[
+    (
+        "gpu_does_not_wait_for_caller",
+        "over_shared_memory_the_gpu_sees_parameters_and_the_server_gradients",
+        "assertion `left == right` failed: step",
+    ),
+    (
+        "gpu_memory_let_go_at_once",
+        "memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer",
+        "assertion failed: !copies.are_done().unwrap() && !is_freed",
+    ),
+    (
+        "publish_before_copied",
+        "over_shared_memory_a_version_is_published_once_the_gpu_has_copied_it",
+        "it is not copied yet",
+    ),
+    ("pull_over_gpu_copy", "parameters_that_a_gpu_copies_are_not_replaced", "the GPU still copies"),
+];
+
 /// The step. The library as it is passes the same seeds in the step `seeds`.
 pub(crate) fn step() -> Step {
     let command = |(mutant, broken): &(&str, &str)| {
@@ -34,12 +54,16 @@ pub(crate) fn step() -> Step {
         let cmd = cmd.flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
     };
+    let gpu_command = |(mutant, test, broken): &(&str, &str, &str)| {
+        let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", test]);
+        cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
+    };
     Step {
         name: "mutants",
-        about: "the seeds find each check missing that only a hostile network, a fault or a lie calls for",
+        about: "the seeds and the scripted GPU find each check missing that only a fault or a lie calls for",
         needs: Vec::new(),
         feature: None,
-        commands: MUTANTS.iter().map(command).collect(),
+        commands: MUTANTS.iter().map(command).chain(GPU_MUTANTS.iter().map(gpu_command)).collect(),
     }
 }
 

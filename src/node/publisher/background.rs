@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::super::copies::Copies;
 use super::super::record::digests;
 use super::super::wait::Backoff;
 use super::super::{Error, now};
@@ -51,16 +52,35 @@ pub struct BackgroundPublisher<T: Transport> {
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared<T: Transport> {
+pub(super) struct Shared<T: Transport> {
     publisher: Mutex<Publisher<T>>,
+    /// The draft that a GPU still copies, after its owner has let go of it.
+    #[cfg(feature = "cuda")]
+    copying: Mutex<Option<super::gpu::Copying>>,
     is_over: AtomicBool,
 }
 
 impl<T: Transport> Shared<T> {
     /// The publisher is held for the time of a look or of a few stores, never while memory is filled.
-    fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
+    pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
         // What a panic has left behind is frames that are whole, or marked as being written.
         self.publisher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn copying(&self) -> MutexGuard<'_, Option<super::gpu::Copying>> {
+        self.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True once its thread is about to end.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn is_copying(&self) -> bool {
+        false
     }
 }
 
@@ -76,12 +96,25 @@ impl<T: Transport> Publisher<T> {
     /// # Errors
     /// The system gives no thread.
     pub fn into_background(self) -> Result<BackgroundPublisher<T>, Error> {
-        let shared = Arc::new(Shared { publisher: Mutex::new(self), is_over: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            publisher: Mutex::new(self),
+            #[cfg(feature = "cuda")]
+            copying: Mutex::new(None),
+            is_over: AtomicBool::new(false),
+        });
         let looked_after = shared.clone();
         let look_after = move || {
+            let mut backoff = Backoff::new();
             while !looked_after.is_over.load(Relaxed) {
-                let progress = looked_after.publisher().poll(now());
-                if !progress {
+                let is_copying = looked_after.is_copying();
+                if looked_after.publisher().poll(now()) {
+                    continue;
+                }
+                // A GPU may be done any moment, and nobody else looks.
+                if is_copying {
+                    backoff.wait();
+                } else {
+                    backoff.reset();
                     std::thread::park_timeout(LOOK_EVERY);
                 }
             }
@@ -139,27 +172,35 @@ impl<T: Transport> BackgroundPublisher<T> {
     }
 
     /// Lends the memory of the next version, to be filled in place. Readers see the version before it until the draft
-    /// is committed. Waits, up to `timeout`, only if readers pin all other frames.
+    /// is committed. Waits, up to `timeout`, only if readers pin all other frames, or a GPU copies the version before.
     ///
     /// # Errors
-    /// Readers pin all other frames for so long; another draft is open; there are no more versions.
+    /// It has to wait for longer; another draft is open; there are no more versions.
     pub fn draft(&self, timeout: Duration) -> Result<Draft<T>, Error> {
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();
         loop {
+            let is_copying = self.shared.is_copying();
             let mut publisher = self.shared.publisher();
-            if publisher.draft_memory().is_some() {
+            if publisher.draft_memory().is_some() && !is_copying {
                 let reason = "another draft is open: commit or drop it first";
                 return Err(Error::OutOfTurn { operation: "begin a version", reason });
             }
-            if publisher.begin_draft()?.is_some()
+            if !is_copying
+                && publisher.begin_draft()?.is_some()
                 && let Some(memory) = publisher.draft_memory()
             {
-                return Ok(Draft { shared: self.shared.clone(), memory, is_open: true });
+                let (shared, copies) = (self.shared.clone(), Copies::default());
+                return Ok(Draft { shared, memory, copies, is_open: true });
             }
             if now() >= deadline {
-                let version = publisher.version().next();
-                return Err(Error::Pinned { version, waited: timeout });
+                let (newest, waited) = (publisher.version(), timeout);
+                let (needed, seen) = (Bound::version(newest.next()), Bound::version(newest));
+                let operation = "waiting for a GPU to copy the version before";
+                return Err(match is_copying {
+                    true => Error::Deadline { operation, waited, needed, seen },
+                    false => Error::Pinned { version: newest.next(), waited },
+                });
             }
             drop(publisher);
             backoff.wait();
@@ -213,8 +254,10 @@ impl<T: Transport> Drop for BackgroundPublisher<T> {
 /// never published, and readers keep the version before it.
 #[derive(Debug)]
 pub struct Draft<T: Transport> {
-    shared: Arc<Shared<T>>,
+    pub(super) shared: Arc<Shared<T>>,
     memory: LocalSlice,
+    /// Copies of GPUs into the memory.
+    pub(super) copies: Copies,
     is_open: bool,
 }
 
@@ -230,18 +273,40 @@ impl<T: Transport> Draft<T> {
     /// # Errors
     /// They do not fit the table.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let slice = usize::try_from(offset).ok().map(|offset| self.memory.slice(offset, bytes.len()));
-        let (len, available) = (bytes.len() as u64, self.memory.len() as u64);
-        let slice = slice.unwrap_or(Err(crate::mem::OutOfBounds { offset, len, available }))?;
+        let slice = self.range(offset, bytes.len())?;
         slice.as_volatile().copy_from(VolatileSlice::from_ref(bytes), Streaming::ByLength);
         Ok(())
+    }
+
+    pub(super) fn range(&self, offset: u64, bytes: usize) -> Result<LocalSlice, Error> {
+        let slice = usize::try_from(offset).ok().map(|offset| self.memory.slice(offset, bytes));
+        let (len, available) = (bytes as u64, self.memory.len() as u64);
+        Ok(slice.unwrap_or(Err(crate::mem::OutOfBounds { offset, len, available }))?)
+    }
+
+    /// Leaves the draft to the publisher's thread.
+    #[cfg(feature = "cuda")]
+    pub(super) fn hand_over(&mut self, copying: super::gpu::Copying) {
+        self.is_open = false;
+        *self.shared.copying() = Some(copying);
+    }
+
+    fn expect_copied(&mut self) -> Result<(), Error> {
+        match self.copies.are_done()? {
+            true => Ok(()),
+            false => {
+                let reason = "a GPU copies into the draft: call `commit_when_copied`";
+                Err(Error::OutOfTurn { operation: "publish", reason })
+            }
+        }
     }
 
     /// Publishes it as the next version.
     ///
     /// # Errors
-    /// The publisher is gone.
+    /// The publisher is gone, or a GPU still copies into the draft.
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
+        self.expect_copied()?;
         self.is_open = false;
         self.shared.publisher().publish_commit_tagged(tag)
     }
@@ -250,8 +315,9 @@ impl<T: Transport> Draft<T> {
     /// what readers got. It takes the SHA-256 of all tensors first.
     ///
     /// # Errors
-    /// The publisher is gone.
+    /// The publisher is gone, or a GPU still copies into the draft.
     pub fn commit_recorded(mut self, tag: VersionTag) -> Result<Publication, Error> {
+        self.expect_copied()?;
         let table = self.shared.publisher().table().clone();
         // Readers come and go meanwhile.
         let digests = digests(table.tensors().iter(), self.memory());
@@ -262,8 +328,15 @@ impl<T: Transport> Draft<T> {
 
 impl<T: Transport> Drop for Draft<T> {
     fn drop(&mut self) {
-        if self.is_open {
-            self.shared.publisher().publish_abort();
+        if !self.is_open {
+            return;
         }
+        #[cfg(feature = "cuda")]
+        if !matches!(self.copies.are_done(), Ok(true) | Err(_)) {
+            // The frame is another version's only once the GPU writes it no more.
+            let copies = std::mem::take(&mut self.copies);
+            return self.hand_over(super::gpu::Copying::dropped(copies));
+        }
+        self.shared.publisher().publish_abort();
     }
 }

@@ -10,7 +10,11 @@ use super::super::record::digests;
 use super::super::runtime::complete;
 use super::{Fresh, Reader};
 use crate::clock::Version;
-use crate::mem::{Buffer, VolatileSlice, fence};
+#[cfg(feature = "cuda")]
+use crate::cuda::{GpuSlice, GpuStream, HostBytes, Tickets};
+#[cfg(feature = "cuda")]
+use crate::mem::OutOfBounds;
+use crate::mem::{Buffer, MemoryRegion, VolatileSlice, fence};
 use crate::scheme::Bound;
 use crate::table::{Table, Tensor};
 use crate::time::Duration;
@@ -91,22 +95,34 @@ pub(super) struct CopiedTable {
     range: Range<u64>,
 }
 
+/// The memory of a snapshot, which a GPU may still copy from when the snapshot is no more.
+#[derive(Debug)]
+pub(super) struct SnapshotMemory(Buffer);
+
+impl AsRef<MemoryRegion> for SnapshotMemory {
+    fn as_ref(&self) -> &MemoryRegion {
+        self.0.region()
+    }
+}
+
 /// Memory of snapshots that are no more, for the next ones of the same reader.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Spares(Arc<Mutex<Vec<Buffer>>>);
+pub(super) struct Spares(Arc<Mutex<Vec<Arc<SnapshotMemory>>>>);
 
 /// Spares that are kept: more were alive at once, and are given back to the system.
 const MOST_SPARES: usize = 2;
 
 impl Spares {
     pub(super) fn take(&self) -> Option<Buffer> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = spares.iter_mut().position(|memory| Arc::get_mut(memory).is_some())?;
+        Arc::into_inner(spares.swap_remove(free)).map(|memory| memory.0)
     }
 
-    fn give(&self, buffer: Buffer) {
+    fn give(&self, memory: Arc<SnapshotMemory>) {
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if spares.len() < MOST_SPARES {
-            spares.push(buffer);
+            spares.push(memory);
         }
     }
 }
@@ -117,8 +133,7 @@ impl Spares {
 /// is a move of this value. The memory of a snapshot that is dropped is used for a later one.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// There until it is dropped.
-    buffer: Option<Buffer>,
+    memory: Arc<SnapshotMemory>,
     copied: Arc<CopiedTable>,
     fresh: Fresh,
     asked: Asked,
@@ -164,7 +179,7 @@ impl Snapshot {
 
     /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
     pub fn bytes(&self) -> &[u8] {
-        let bytes = self.buffer.as_ref().and_then(Buffer::bytes).unwrap_or_default();
+        let bytes = self.memory.0.bytes().unwrap_or_default();
         let Range { start, end } = self.copied.range;
         &bytes[..((end - start) as usize).min(bytes.len())]
     }
@@ -177,11 +192,46 @@ impl Snapshot {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Snapshot {
+    /// Has the GPU of `into` copy the bytes from `offset` on there, behind the work that `stream` has now: what was
+    /// launched before may still use the memory. What `stream` gets later waits for the copy. It returns at once, and
+    /// the snapshot may be dropped.
+    ///
+    /// ```no_run
+    /// # use slackline::{Gpu, GpuMemory, GpuStream, Reader, Shm, Wanted};
+    /// # fn current_stream() -> usize { 0 }
+    /// # fn pull(reader: &mut Reader<Shm>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # let timeout = std::time::Duration::from_secs(10);
+    /// let gpu = Gpu::open(0)?;
+    /// // SAFETY: the default stream, which is there as long as the device.
+    /// let stream = unsafe { GpuStream::of_caller(&gpu, current_stream())? };
+    /// let weights = GpuMemory::allocate(&gpu, reader.table().bytes() as usize)?;
+    ///
+    /// let snapshot = reader.snapshot(Wanted::newest(), timeout)?;
+    /// snapshot.copy_to_gpu(0, &weights.whole(), &stream)?;
+    /// // A kernel that is launched on the stream now sees version `snapshot.fresh().version` and no other.
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// There are not so many bytes, the memory is that of another GPU, the stream captures a graph, or the driver
+    /// refuses the copy.
+    pub fn copy_to_gpu(&self, offset: u64, into: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
+        let (len, available) = (into.bytes() as u64, self.bytes().len() as u64);
+        if offset.checked_add(len).is_none_or(|end| end > available) {
+            return Err(OutOfBounds { offset, len, available }.into());
+        }
+        // The copy keeps the memory. Nobody waits here for its end.
+        let host = HostBytes::Owner(self.memory.clone());
+        Ok(stream.copy_from_host(host, offset as usize, into, &mut Tickets::default())?)
+    }
+}
+
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.spares.give(buffer);
-        }
+        self.spares.give(self.memory.clone());
     }
 }
 
@@ -233,7 +283,8 @@ impl<T: Transport> Reader<T> {
             Some(copied) => copied.clone(),
             None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
         };
-        Ok(Snapshot { buffer: Some(buffer), copied, fresh, asked, spares: self.spares.clone() })
+        let memory = Arc::new(SnapshotMemory(buffer));
+        Ok(Snapshot { memory, copied, fresh, asked, spares: self.spares.clone() })
     }
 
     fn table_of_snapshots(&self) -> CopiedTable {

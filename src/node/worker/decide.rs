@@ -11,6 +11,10 @@ use crate::transport::Transport;
 impl<T: Transport> Worker<T> {
     /// Carries out what the scheme asks for, once.
     pub(super) fn decide(&mut self, now: Instant) -> Result<bool, Error> {
+        // Parameters that a GPU still copies are not replaced.
+        if !self.copies.are_done()? && !mutant!("pull_over_gpu_copy") {
+            return Ok(false);
+        }
         if self.scheme.poll_timeout().is_some_and(|at| at <= now) {
             self.scheme.handle_timeout(now);
         }

@@ -25,7 +25,7 @@ use crate::transport::Transport;
 /// Dropping a step abandons it, as [`abandon`](Self::abandon) does: nothing of it is published.
 #[must_use = "a step that is dropped is abandoned: call `publish`"]
 pub struct Step<'a, T: Transport> {
-    worker: &'a mut Worker<T>,
+    pub(super) worker: &'a mut Worker<T>,
     view: View,
 }
 
@@ -104,13 +104,22 @@ impl<'a, T: Transport> Step<'a, T> {
     }
 
     pub(crate) async fn publish_async(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
+        let deadline = self.worker.runtime.now() + timeout;
+        self.worker.finish_copies(timeout).await?;
         self.worker.start_memory(loss)?;
-        self.worker.finish_publish(timeout).await
+        self.worker.finish_publish(deadline - self.worker.runtime.now()).await
     }
 
     /// Begins to publish the gradient. Poll the worker until [`Worker::is_publishing`] is false, or begin the next
     /// step, which finishes this one.
+    ///
+    /// # Errors
+    /// A GPU still copies the gradient; the step is abandoned.
     pub fn start_publish(self, loss: Option<f32>) -> Result<(), Error> {
+        if !self.worker.copies.are_done()? {
+            let reason = "a GPU still copies: call `publish`, or wait for it first";
+            return Err(Error::OutOfTurn { operation: "begin to publish", reason });
+        }
         self.worker.start_memory(loss)
     }
 
@@ -186,7 +195,7 @@ impl<T: Transport> Drop for Step<'_, T> {
     }
 }
 
-const IN_PLACE: Error = Error::OutOfTurn {
+pub(super) const IN_PLACE: Error = Error::OutOfTurn {
     operation: "read parameters",
     reason: "this worker reads them in place: use `in_place`",
 };

@@ -1,65 +1,124 @@
-//! The GPUs of this host and their driver. Nothing is tried with them: this build cannot.
+//! The GPUs of this host: their driver, what they can do, and a copy to each and back.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
+use slackline::internals::cuda::GpuProperties;
+use slackline::{Diagnostic, Gpu, GpuError};
 
-use super::limits::names;
+use super::check::Problem;
 
-/// The driver's library, and where systems keep it.
-const LIBRARY: &str = "libcuda.so.1";
-const FOLDERS: &[&str] = &[
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-];
+/// Bytes of the copies that are tried.
+const COPY_BYTES: usize = 64 << 20;
+const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Gpu {
-    supported: bool,
-    driver: Option<PathBuf>,
-    models: Vec<String>,
-    /// Whether the module is loaded by which RDMA devices reach memory of these GPUs without dma-bufs.
+pub(super) struct GpuReport {
+    works: bool,
+    /// The reason for which there is no GPU to use, if there is none.
+    #[serde(flatten)]
+    pub(super) problem: Option<Problem>,
+    devices: Vec<DeviceReport>,
+    /// Whether the module is loaded by which RDMA devices reach memory of GPUs without dma-bufs.
     nvidia_peermem: bool,
-    error: &'static str,
-    pub(super) help: &'static str,
 }
 
-pub(super) fn look() -> Gpu {
-    let search = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&search).chain(FOLDERS.iter().map(PathBuf::from));
-    let driver = folders.map(|folder| folder.join(LIBRARY)).find(|file| file.is_file());
-    let gpus = Path::new("/proc/driver/nvidia/gpus");
-    let model = |gpu: &String| {
-        let text = fs::read_to_string(gpus.join(gpu).join("information")).ok()?;
-        Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned())
-    };
-    let models = names(gpus).iter().filter_map(model).collect();
-    let error = "this build of slackline has no GPU support: GPU memory was not tried";
+#[derive(Clone, Debug, Serialize)]
+struct DeviceReport {
+    ordinal: u32,
+    name: String,
+    works: bool,
+    #[serde(flatten)]
+    problem: Option<Problem>,
+    cuda: Option<String>,
+    capability: Option<String>,
+    pci_address: Option<String>,
+    dma_bufs: bool,
+    gpu_direct_rdma: bool,
+    /// GB/s of one copy of 64 MiB, from the call until its end is known.
+    to_gpu: Option<f64>,
+    to_host: Option<f64>,
+}
+
+pub(super) fn look() -> GpuReport {
     let nvidia_peermem = Path::new("/sys/module/nvidia_peermem").is_dir();
-    Gpu { supported: false, driver, models, nvidia_peermem, error, help: "keep parameters in host memory" }
+    let (devices, problem) = match Gpu::count() {
+        Ok(0) => (Vec::new(), Some(problem(&GpuError::NoDevice { ordinal: 0, count: 0 }))),
+        Ok(count) => ((0..count).map(device).collect(), None),
+        Err(error) => (Vec::new(), Some(problem(&error))),
+    };
+    let works = !devices.is_empty() && devices.iter().all(|device: &DeviceReport| device.works);
+    GpuReport { works, problem, devices, nvidia_peermem }
 }
 
-impl Gpu {
-    pub(super) fn text(&self) -> String {
-        let driver = match &self.driver {
-            Some(file) => format!("there is a driver, {}", file.display()),
-            None => format!("no {LIBRARY} found either"),
+fn problem(error: &GpuError) -> Problem {
+    let (text, help) = (error.to_string(), error.remedy().unwrap_or_default().into_owned());
+    let cause = text.strip_suffix(&format!("; {help}")).unwrap_or(&text);
+    Problem { error: cause.to_owned(), help }
+}
+
+fn device(ordinal: u32) -> DeviceReport {
+    let gpu = Gpu::open(ordinal);
+    let name = gpu.as_ref().map(|gpu| gpu.name().to_owned()).unwrap_or_default();
+    let tried = gpu.and_then(|gpu| Ok((gpu.properties()?, gpu.try_copies(COPY_BYTES, PATIENCE)?)));
+    let (properties, copies, mut problem) = match tried {
+        Ok((properties, copies)) => (Some(properties), copies, None),
+        Err(error) => (None, None, Some(problem(&error))),
+    };
+    if problem.is_none() && copies.is_none_or(|copies| !copies.are_intact) {
+        let error = match copies {
+            None => format!("a copy of 64 MiB did not end within {PATIENCE:?}"),
+            Some(_) => "bytes that were copied to it and back have changed".to_owned(),
         };
-        let models =
-            if self.models.is_empty() { String::new() } else { format!(", for {}", self.models.join(", ")) };
-        let is_loaded = if self.nvidia_peermem { "is" } else { "is not" };
-        let keys = match self.models.is_empty() && !self.nvidia_peermem {
-            true => String::new(),
-            false => format!(
-                "; RDMA devices take keys for its memory by dma-buf where `dma-buf` is ok above, else by \
-                 nvidia-peermem, which {is_loaded} loaded"
-            ),
-        };
-        format!("{}; {driver}{models}{keys}", self.error)
+        let help =
+            "look at `nvidia-smi -q` and at the kernel's log (`dmesg`) for errors of the GPU".to_owned();
+        problem = Some(Problem { error, help });
+    }
+    let rate = |time: Duration| COPY_BYTES as f64 / time.as_secs_f64() / 1e9;
+    let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
+    let has = |has: fn(&GpuProperties) -> bool| properties.as_ref().is_some_and(has);
+    DeviceReport {
+        ordinal,
+        name,
+        works: problem.is_none(),
+        problem,
+        dma_bufs: has(|properties| properties.has_dma_bufs),
+        gpu_direct_rdma: has(|properties| properties.has_gpu_direct_rdma),
+        cuda: properties.as_ref().map(|properties| version(properties.driver)),
+        capability: properties.as_ref().map(|properties| version(properties.capability)),
+        pci_address: properties.map(|properties| properties.pci_address),
+        to_gpu: copies.map(|copies| rate(copies.to_gpu)),
+        to_host: copies.map(|copies| rate(copies.to_host)),
+    }
+}
+
+impl GpuReport {
+    /// The rows of the table for people: what there is, and the remedy for what does not work.
+    pub(super) fn rows(&self) -> Vec<(String, Option<&str>)> {
+        if let Some(Problem { error, help }) = &self.problem {
+            return vec![(format!("none: {error}"), Some(help))];
+        }
+        let keys =
+            if self.nvidia_peermem { "nvidia-peermem is loaded" } else { "nvidia-peermem is not loaded" };
+        fn part(text: &Option<String>) -> &str {
+            text.as_deref().unwrap_or("?")
+        }
+        let mut rows = Vec::new();
+        for device in &self.devices {
+            let DeviceReport { ordinal, name, cuda, capability, .. } = device;
+            let mut text =
+                format!("{ordinal}: {name}, driver of CUDA {}, capability {}", part(cuda), part(capability));
+            if let (Some(to_gpu), Some(to_host)) = (device.to_gpu, device.to_host) {
+                text += &format!(", copies {to_gpu:.1} GB/s to it and {to_host:.1} GB/s from it");
+            }
+            let dma_bufs = if device.dma_bufs { "dma-bufs" } else { "no dma-bufs" };
+            text += &format!("; for RDMA devices: {dma_bufs}, {keys}");
+            rows.push(match &device.problem {
+                None => (text, None),
+                Some(Problem { error, help }) => (format!("{text}; FAILS: {error}"), Some(help.as_str())),
+            });
+        }
+        rows
     }
 }

@@ -6,7 +6,7 @@ use slackline::internals::transport::AtomicDomain;
 use slackline::internals::transport::verbs::{DeviceInfo, Gid, GidChoice, Port};
 
 use super::check::{Check, Problem, Status};
-use super::gpu::Gpu;
+use super::gpu::GpuReport;
 use super::limits::Limit;
 
 #[derive(Clone, Debug, Serialize)]
@@ -16,7 +16,7 @@ pub(super) struct DoctorReport {
     /// The result that `--require rdma` asks for.
     pub(super) rdma: Rdma,
     pub(super) paths: Vec<PathReport>,
-    pub(super) gpu: Gpu,
+    pub(super) gpu: GpuReport,
     pub(super) limits: Vec<Limit>,
 }
 

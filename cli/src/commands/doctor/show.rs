@@ -18,8 +18,10 @@ pub(super) fn text(report: &DoctorReport) -> String {
         table.row([limit.limit.to_owned(), limit.text.clone()]);
         help(&mut table, limit.help.as_deref());
     }
-    table.row(["gpu".to_owned(), report.gpu.text()]);
-    help(&mut table, Some(report.gpu.help));
+    for (row, remedy) in report.gpu.rows() {
+        table.row(["gpu".to_owned(), row]);
+        help(&mut table, remedy);
+    }
     let _ = write!(text, "\n{}\n{}", table.text(), conclusion(report));
     text
 }

@@ -1,0 +1,149 @@
+//! The calls of the driver that are used here, as a trait: the library of the system implements it, and so does the
+//! scripted driver of the tests.
+
+use std::ffi::c_void;
+
+use super::sys::{Attribute, Code, PointerAttribute};
+
+/// A context of a device. What it names is the driver's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Context(pub(crate) usize);
+
+/// A stream; 0 is the default stream of the context that is current.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamHandle(pub(crate) usize);
+
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EventHandle(pub(crate) usize);
+
+/// An address in the memory of a device, or of host memory that devices reach.
+pub(crate) type DevicePointer = u64;
+
+/// Memory that was allocated by [`Driver::allocate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) pointer: DevicePointer,
+    /// Bytes that it takes, rounded up to the granularity of the device.
+    pub(crate) bytes: usize,
+    pub(crate) handle: u64,
+}
+
+/// Calls of the driver. A context must be current where a stream, an event or memory is named. All handles are those
+/// that this driver has given, or that the caller has promised to be such ([`Stream::of_caller`](super::Stream)).
+pub(crate) trait Driver: Send + Sync {
+    /// Version of the driver: 1000 times the major number, and 10 times the minor one.
+    fn version(&self) -> Result<i32, Code>;
+
+    /// Number of devices.
+    fn device_count(&self) -> Result<i32, Code>;
+
+    /// The device of this ordinal.
+    fn device(&self, ordinal: i32) -> Result<i32, Code>;
+
+    /// Name of a device.
+    fn device_name(&self, device: i32) -> Result<String, Code>;
+
+    /// A property of a device.
+    fn attribute(&self, attribute: Attribute, device: i32) -> Result<i32, Code>;
+
+    /// The primary context of a device, which stays until it is released so often.
+    fn retain_primary_context(&self, device: i32) -> Result<Context, Code>;
+
+    /// Gives it back.
+    fn release_primary_context(&self, device: i32) -> Result<(), Code>;
+
+    /// Makes a context current on this thread, on top of the one that was.
+    fn push_context(&self, context: Context) -> Result<(), Code>;
+
+    /// Takes the topmost context of this thread away.
+    fn pop_context(&self) -> Result<(), Code>;
+
+    /// A property of a pointer.
+    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u32, Code>;
+
+    /// Begin and length of the allocation, or of the segment of one, that a pointer is in.
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, usize), Code>;
+
+    /// Memory of a device, which other processes can be given.
+    fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code>;
+
+    /// Gives it back.
+    ///
+    /// # Safety
+    /// Nothing uses it any more.
+    unsafe fn free(&self, allocation: Allocation) -> Result<(), Code>;
+
+    /// Locks host memory, so that devices copy it without help of a processor. Returns the address by which they write
+    /// it, unless it is registered to be read only.
+    ///
+    /// # Safety
+    /// The range is mapped, and stays so until it is unregistered.
+    unsafe fn register_host(&self, begin: *mut u8, bytes: usize, flags: u32) -> Result<DevicePointer, Code>;
+
+    /// Undoes it.
+    ///
+    /// # Safety
+    /// No device uses the range any more.
+    unsafe fn unregister_host(&self, begin: *mut u8) -> Result<(), Code>;
+
+    /// A stream that waits for no other.
+    fn create_stream(&self) -> Result<StreamHandle, Code>;
+
+    /// Ends a stream, once its work is done.
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Code>;
+
+    /// The context of a stream.
+    fn stream_context(&self, stream: StreamHandle) -> Result<Context, Code>;
+
+    /// True while work of a stream is captured into a graph.
+    fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Code>;
+
+    /// Whether all work of a stream is done; also how errors of its work are told. It does not wait.
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool, Code>;
+
+    /// An event without a time.
+    fn create_event(&self) -> Result<EventHandle, Code>;
+
+    /// Gives it back.
+    fn destroy_event(&self, event: EventHandle) -> Result<(), Code>;
+
+    /// The event has happened once the work that `stream` has now is done.
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Code>;
+
+    /// Whether the event has happened.
+    fn has_happened(&self, event: EventHandle) -> Result<bool, Code>;
+
+    /// Later work of `stream` waits for the event, as it was recorded last.
+    fn wait_for(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Code>;
+
+    /// Copies from a device to registered host memory, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// Both ranges stay as they are until the copy is done, and nothing else reads or writes `to` meanwhile.
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut c_void,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Copies from host memory to a device, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// Both ranges stay as they are until the copy is done, and nothing writes `from` meanwhile.
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePointer,
+        from: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Stores a word behind the work of `stream`, all of whose stores are visible to the whole system before it.
+    ///
+    /// # Safety
+    /// `to` is a word of registered host memory that stays so until it is written.
+    unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code>;
+}

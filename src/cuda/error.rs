@@ -1,0 +1,213 @@
+//! Errors of GPU memory.
+
+use std::borrow::Cow;
+
+use super::sys::Code;
+use crate::diagnostic::{Diagnostic, remedy_of};
+
+/// A GPU, or memory of one, cannot be used as asked. The text ends in the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// There is no driver.
+    #[error("cannot open libcuda.so.1: {reason}; {}", remedy_of(self))]
+    NoDriver {
+        /// The message of the loader.
+        reason: String,
+    },
+    /// The driver is older than CUDA 12.0.
+    #[error(
+        "the NVIDIA driver has CUDA {}.{}, and 12.0 or later is needed; {}",
+        version / 1000, version % 1000 / 10, remedy_of(self)
+    )]
+    OldDriver {
+        /// Its version: 1000 times the major number, and 10 times the minor one.
+        version: i32,
+    },
+    /// The library that was opened is the one that toolkits link programs with.
+    #[error("libcuda.so.1 is the stub of a CUDA toolkit, not a driver; {}", remedy_of(self))]
+    StubDriver,
+    /// The driver lacks a function that it should have.
+    #[error("the NVIDIA driver has no function {symbol}; {}", remedy_of(self))]
+    NoSymbol {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// There is no such GPU, or this process may not use it.
+    #[error("there is no GPU {ordinal}: this process sees {count}; {}", remedy_of(self))]
+    NoDevice {
+        /// The ordinal that was asked for.
+        ordinal: u32,
+        /// Number of GPUs that the process sees.
+        count: u32,
+    },
+    /// The GPU has no more memory.
+    #[error("cannot allocate {bytes} bytes on GPU {ordinal}: it is out of memory; {}", remedy_of(self))]
+    OutOfMemory {
+        /// The GPU.
+        ordinal: u32,
+        /// Bytes that were asked for.
+        bytes: usize,
+    },
+    /// The pointer is not one of memory of a GPU, or of managed memory.
+    #[error("{pointer:#x} does not point to memory of a GPU but to {kind}; {}", remedy_of(self))]
+    NotOnDevice {
+        /// The address.
+        pointer: u64,
+        /// "host memory", "managed memory" or "memory that CUDA does not know".
+        kind: &'static str,
+    },
+    /// The memory is that of another GPU.
+    #[error("the memory at {pointer:#x} is that of GPU {found}, not of GPU {ordinal}; {}", remedy_of(self))]
+    OtherDevice {
+        /// The address.
+        pointer: u64,
+        /// The GPU that it was to be of.
+        ordinal: u32,
+        /// The GPU that it is of.
+        found: u32,
+    },
+    /// The range is longer than what was allocated there.
+    #[error(
+        "{bytes} bytes from {pointer:#x} on were not allocated: only {available} are; {}",
+        remedy_of(self)
+    )]
+    BeyondAllocation {
+        /// The address of the first byte.
+        pointer: u64,
+        /// Bytes that were asked for.
+        bytes: usize,
+        /// Bytes from there to the end of the allocation.
+        available: usize,
+    },
+    /// The stream is one of another context than the primary one of the GPU.
+    #[error("the stream is not one of the primary context of GPU {ordinal}; {}", remedy_of(self))]
+    OtherContext {
+        /// The GPU.
+        ordinal: u32,
+    },
+    /// The stream is capturing a graph.
+    #[error(
+        "the stream is capturing a CUDA graph, and a copy of parameters cannot be replayed; {}",
+        remedy_of(self)
+    )]
+    Capturing,
+    /// A kernel or a copy of this process failed, and with it all of its work on the GPU.
+    #[error(
+        "work of this process on GPU {ordinal} failed with CUDA error {code}, after which no call succeeds; {}",
+        remedy_of(self)
+    )]
+    Faulted {
+        /// The GPU.
+        ordinal: u32,
+        /// The error (`CUresult`).
+        code: i32,
+    },
+    /// The process was forked after it had opened the GPU.
+    #[error(
+        "this process was forked from one that had opened the GPU, and CUDA is of no use in it; {}",
+        remedy_of(self)
+    )]
+    Forked,
+    /// There is no host memory to copy to and from.
+    #[error("no host memory for copies of a GPU: {reason}")]
+    Host {
+        /// The reason, with its remedy.
+        reason: String,
+    },
+    /// The driver refused a call for another reason.
+    #[error("{operation} failed with CUDA error {code}; {}", remedy_of(self))]
+    Driver {
+        /// The call, in words.
+        operation: &'static str,
+        /// The error (`CUresult`).
+        code: i32,
+    },
+}
+
+impl GpuError {
+    /// The error of a call that has no device yet.
+    pub(super) fn of(operation: &'static str, code: Code) -> GpuError {
+        match code {
+            Code::STUB_LIBRARY => GpuError::StubDriver,
+            Code::NO_DEVICE => GpuError::NoDevice { ordinal: 0, count: 0 },
+            Code(code) => GpuError::Driver { operation, code },
+        }
+    }
+
+    /// The error of a call that concerns a device.
+    pub(super) fn of_device(operation: &'static str, ordinal: u32, code: Code) -> GpuError {
+        match code {
+            code if code.is_sticky() => GpuError::Faulted { ordinal, code: code.0 },
+            code => GpuError::of(operation, code),
+        }
+    }
+}
+
+impl Diagnostic for GpuError {
+    fn operation(&self) -> &'static str {
+        match self {
+            GpuError::NoDriver { .. }
+            | GpuError::OldDriver { .. }
+            | GpuError::StubDriver
+            | GpuError::NoSymbol { .. } => "opening the NVIDIA driver",
+            GpuError::NoDevice { .. } | GpuError::Forked => "opening a GPU",
+            GpuError::OutOfMemory { .. } => "allocating memory of a GPU",
+            GpuError::NotOnDevice { .. }
+            | GpuError::OtherDevice { .. }
+            | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
+            GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
+            GpuError::Faulted { .. } => "waiting for a copy of a GPU",
+            GpuError::Host { .. } => "allocating host memory",
+            GpuError::Driver { operation, .. } => operation,
+        }
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::Borrowed(match self {
+            // Its reason ends in one.
+            GpuError::Host { .. } => return None,
+            GpuError::NoDriver { .. } => {
+                "install the NVIDIA driver, and in a container give it the GPU (`--gpus all`)"
+            }
+            GpuError::OldDriver { .. } => "install driver R525 or later",
+            GpuError::StubDriver => "take the toolkit's folder `stubs` out of LD_LIBRARY_PATH",
+            GpuError::NoSymbol { .. } => "install a driver of one release, R525 or later",
+            GpuError::NoDevice { count: 0, .. } => {
+                "look at `nvidia-smi`, at CUDA_VISIBLE_DEVICES and at the rights on /dev/nvidia*"
+            }
+            GpuError::NoDevice { .. } => "count from 0, and look at CUDA_VISIBLE_DEVICES",
+            GpuError::OutOfMemory { .. } => "free memory of it, or ask for less",
+            GpuError::NotOnDevice { .. } => {
+                "give memory of cudaMalloc, of cuMemCreate, or of a tensor on the GPU"
+            }
+            GpuError::OtherDevice { .. } => "open the GPU that the memory is on",
+            GpuError::BeyondAllocation { .. } => "give a range inside one allocation",
+            GpuError::OtherContext { .. } => {
+                "give a stream of the CUDA runtime on this GPU, as PyTorch's are"
+            }
+            GpuError::Capturing => "copy outside the capture",
+            GpuError::Faulted { .. } => {
+                "find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer, and start the program again"
+            }
+            GpuError::Forked => "open the GPU after the fork, or start the process by exec",
+            GpuError::Driver { code, .. } => match Code(*code) {
+                Code::NOT_PERMITTED => {
+                    "look at the rights on /dev/nvidia*, and at whether MIG or MPS forbids it"
+                }
+                Code::NOT_SUPPORTED => "use host memory for it: this GPU or its driver cannot",
+                Code::SYSTEM_DRIVER_MISMATCH => {
+                    "reboot, or load the kernel module of the driver's own release"
+                }
+                Code::OPERATING_SYSTEM => {
+                    "look at the kernel's log (`dmesg`), and at the limit on locked memory"
+                }
+                _ => "look the number up in the documentation of CUresult",
+            },
+        }))
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, GpuError::OutOfMemory { .. })
+    }
+}

@@ -1,0 +1,197 @@
+//! A GPU of this process.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::GpuError;
+use super::driver::{Context, Driver};
+use super::library::DriverLibrary;
+use super::queue::CopyQueue;
+use super::sys::Code;
+use crate::mem::ForkGuard;
+
+/// The oldest driver: that of CUDA 12.0, as 1000 times the major number and 10 times the minor one.
+const OLDEST_DRIVER: i32 = 12000;
+
+pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
+    if version < OLDEST_DRIVER { Err(GpuError::OldDriver { version }) } else { Ok(()) }
+}
+
+/// A GPU. Clones are the same one.
+///
+/// It uses the primary context of the device, which is that of the CUDA runtime and of PyTorch. The context is current
+/// on the calling thread only within calls of this library. Copies run on two streams of its own, one for each way, and
+/// no call waits for the GPU.
+///
+/// The driver's library is opened by the first call, at run time; a program runs where there is none.
+///
+/// ```
+/// use slackline::Gpu;
+/// match Gpu::open(0) {
+///     Ok(gpu) => println!("{}", gpu.name()),
+///     Err(error) => println!("{error}"), // cannot open libcuda.so.1: ...
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Gpu {
+    inner: Arc<GpuInner>,
+}
+
+pub(super) struct GpuInner {
+    // Dropped in order of declaration: the queues first, as they use the context.
+    pub(super) out: CopyQueue,
+    pub(super) into: CopyQueue,
+    pub(super) primary: PrimaryContext,
+    name: String,
+}
+
+/// A device with its context, as the parts of a [`Gpu`] share it.
+#[derive(Clone)]
+pub(super) struct PrimaryContext(Arc<PrimaryInner>);
+
+struct PrimaryInner {
+    driver: Arc<dyn Driver>,
+    ordinal: u32,
+    device: i32,
+    context: Context,
+    born: ForkGuard,
+}
+
+impl PrimaryContext {
+    fn open(driver: Arc<dyn Driver>, ordinal: u32) -> Result<PrimaryContext, GpuError> {
+        let of = GpuError::of;
+        expect_version(driver.version().map_err(|code| of("asking for the driver's version", code))?)?;
+        let count = driver.device_count().map_err(|code| of("counting GPUs", code))?;
+        let count = u32::try_from(count).unwrap_or(0);
+        if ordinal >= count {
+            return Err(GpuError::NoDevice { ordinal, count });
+        }
+        let opening = |code| GpuError::of_device("opening a GPU", ordinal, code);
+        let device = driver.device(ordinal as i32).map_err(opening)?;
+        let context = driver.retain_primary_context(device).map_err(opening)?;
+        let born = ForkGuard::new();
+        Ok(PrimaryContext(Arc::new(PrimaryInner { driver, ordinal, device, context, born })))
+    }
+
+    pub(super) fn ordinal(&self) -> u32 {
+        self.0.ordinal
+    }
+
+    pub(super) fn device(&self) -> i32 {
+        self.0.device
+    }
+
+    pub(super) fn context(&self) -> Context {
+        self.0.context
+    }
+
+    /// Calls the driver with the context current.
+    pub(super) fn call<R>(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&dyn Driver) -> Result<R, Code>,
+    ) -> Result<R, GpuError> {
+        self.within(|driver| call(driver).map_err(|code| self.error(operation, code)))
+    }
+
+    /// The same for several calls, each of which names itself in its error.
+    pub(super) fn within<R>(
+        &self,
+        calls: impl FnOnce(&dyn Driver) -> Result<R, GpuError>,
+    ) -> Result<R, GpuError> {
+        if self.0.born.is_inherited() {
+            return Err(GpuError::Forked);
+        }
+        let driver = &*self.0.driver;
+        driver.push_context(self.0.context).map_err(|code| self.error("making the context current", code))?;
+        let result = calls(driver);
+        // A context that the driver cannot take away is that of a process at its end.
+        if let Err(Code(code)) = driver.pop_context() {
+            tracing::warn!(code, "cannot restore the CUDA context that was current");
+        }
+        result
+    }
+
+    pub(super) fn error(&self, operation: &'static str, code: Code) -> GpuError {
+        GpuError::of_device(operation, self.0.ordinal, code)
+    }
+
+    /// Gives something back. At the end of a process the driver may be gone already, and a forked child has none.
+    pub(super) fn give_back(
+        &self,
+        operation: &'static str,
+        call: impl FnOnce(&dyn Driver) -> Result<(), Code>,
+    ) {
+        match self.call(operation, call) {
+            Ok(()) | Err(GpuError::Forked) => {}
+            Err(GpuError::Driver { code, .. }) if Code(code) == Code::DEINITIALIZED => {}
+            Err(error) => tracing::warn!(%error, "memory or handles of a GPU are not given back"),
+        }
+    }
+}
+
+impl Drop for PrimaryInner {
+    fn drop(&mut self) {
+        if self.born.is_inherited() {
+            return;
+        }
+        match self.driver.release_primary_context(self.device) {
+            Ok(()) | Err(Code::DEINITIALIZED) => {}
+            Err(Code(code)) => tracing::warn!(code, gpu = self.ordinal, "cannot release the primary context"),
+        }
+    }
+}
+
+impl Gpu {
+    /// Opens the GPU of this ordinal, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`).
+    ///
+    /// # Errors
+    /// There is no driver of CUDA 12.0 or later, no such GPU, or the driver refuses it.
+    pub fn open(ordinal: u32) -> Result<Gpu, GpuError> {
+        Gpu::with_driver(DriverLibrary::get()?, ordinal)
+    }
+
+    pub(super) fn with_driver(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Gpu, GpuError> {
+        let primary = PrimaryContext::open(driver, ordinal)?;
+        let name =
+            primary.call("asking for the name of a GPU", |driver| driver.device_name(primary.device()))?;
+        let (out, into) = (CopyQueue::new(&primary)?, CopyQueue::new(&primary)?);
+        tracing::debug!(gpu = ordinal, name, "opened a GPU");
+        Ok(Gpu { inner: Arc::new(GpuInner { out, into, primary, name }) })
+    }
+
+    /// Number of GPUs that this process sees.
+    ///
+    /// # Errors
+    /// There is no driver of CUDA 12.0 or later.
+    pub fn count() -> Result<u32, GpuError> {
+        let count =
+            DriverLibrary::get()?.device_count().map_err(|code| GpuError::of("counting GPUs", code))?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// The ordinal by which it was opened.
+    pub fn ordinal(&self) -> u32 {
+        self.inner.primary.ordinal()
+    }
+
+    /// The name of the model.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    pub(super) fn inner(&self) -> &GpuInner {
+        &self.inner
+    }
+
+    /// True if both are the same device of this process.
+    pub(super) fn is(&self, other: &Gpu) -> bool {
+        self.inner.primary.context() == other.inner.primary.context()
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("ordinal", &self.ordinal()).field("name", &self.name()).finish()
+    }
+}

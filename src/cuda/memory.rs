@@ -1,0 +1,182 @@
+//! Memory of a GPU: the caller's, used where it lies, or this library's own.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::driver::{Allocation, DevicePointer};
+use super::gpu::PrimaryContext;
+use super::sys::{Code, MEMORY_TYPE_DEVICE, PointerAttribute};
+use super::{Gpu, GpuError};
+use crate::mem::OutOfBounds;
+
+/// Memory of a GPU. Clones are the same memory, which lives until the last clone, the last slice and the last copy that
+/// uses it are gone.
+///
+/// Its bytes are never read or written by the processor: they are copied by the GPU.
+#[derive(Clone)]
+pub struct GpuMemory {
+    block: Arc<GpuBlock>,
+}
+
+struct GpuBlock {
+    primary: PrimaryContext,
+    pointer: DevicePointer,
+    bytes: usize,
+    backing: GpuBacking,
+}
+
+enum GpuBacking {
+    Own(Allocation),
+    Caller {
+        /// Dropped once no slice and no copy uses the memory any more.
+        _owner: Box<dyn Send + Sync>,
+    },
+}
+
+impl GpuMemory {
+    /// The caller's memory where it lies: `bytes` from `pointer` on, a tensor say. Neither needs any alignment. `owner`
+    /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way; it
+    /// is whatever keeps the memory alive. An allocator that gives a freed block out again at once, as PyTorch's does,
+    /// would otherwise give it out while it is copied.
+    ///
+    /// # Errors
+    /// The range is not memory of this GPU, is managed memory, or was not allocated as a whole.
+    ///
+    /// # Safety
+    /// The range stays allocated until `owner` is dropped. What the GPU does with it is ordered by the streams that
+    /// copies are given.
+    pub unsafe fn of_caller(
+        gpu: &Gpu,
+        pointer: u64,
+        bytes: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<GpuMemory, GpuError> {
+        let primary = gpu.inner().primary.clone();
+        expect_memory_of(&primary, pointer, bytes)?;
+        let backing = GpuBacking::Caller { _owner: Box::new(owner) };
+        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+    }
+
+    /// `bytes` of memory of this library's own on the GPU.
+    ///
+    /// # Errors
+    /// The GPU is out of memory.
+    pub fn allocate(gpu: &Gpu, bytes: usize) -> Result<GpuMemory, GpuError> {
+        let primary = gpu.inner().primary.clone();
+        let allocation = primary.within(|driver| {
+            driver.allocate(primary.device(), bytes).map_err(|code| match code {
+                Code::OUT_OF_MEMORY => GpuError::OutOfMemory { ordinal: primary.ordinal(), bytes },
+                code => primary.error("allocating memory of a GPU", code),
+            })
+        })?;
+        let (pointer, backing) = (allocation.pointer, GpuBacking::Own(allocation));
+        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.block.bytes
+    }
+
+    /// The address of its first byte, for kernels and copies of the caller's.
+    pub fn pointer(&self) -> u64 {
+        self.block.pointer
+    }
+
+    /// `bytes` from `offset` on.
+    ///
+    /// # Errors
+    /// They do not lie inside it.
+    pub fn slice(&self, offset: usize, bytes: usize) -> Result<GpuSlice, OutOfBounds> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes() => Ok(GpuSlice { memory: self.clone(), offset, bytes }),
+            _ => {
+                let available = self.bytes() as u64;
+                Err(OutOfBounds { offset: offset as u64, len: bytes as u64, available })
+            }
+        }
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> GpuSlice {
+        GpuSlice { memory: self.clone(), offset: 0, bytes: self.bytes() }
+    }
+}
+
+impl Drop for GpuBlock {
+    fn drop(&mut self) {
+        if let GpuBacking::Own(allocation) = self.backing {
+            // SAFETY: the last slice is gone, and copies that are under way hold one.
+            self.primary.give_back("freeing memory of a GPU", |driver| unsafe { driver.free(allocation) });
+        }
+    }
+}
+
+impl fmt::Debug for GpuMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GpuBlock { primary, bytes, .. } = &*self.block;
+        f.debug_struct("GpuMemory").field("gpu", &primary.ordinal()).field("bytes", bytes).finish()
+    }
+}
+
+/// A range of memory of a GPU, which keeps the memory alive.
+#[derive(Clone, Debug)]
+pub struct GpuSlice {
+    memory: GpuMemory,
+    offset: usize,
+    bytes: usize,
+}
+
+impl GpuSlice {
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn pointer(&self) -> DevicePointer {
+        self.memory.pointer() + self.offset as u64
+    }
+
+    pub(super) fn primary(&self) -> &PrimaryContext {
+        &self.memory.block.primary
+    }
+}
+
+/// Checks that a range is memory of the GPU at `primary`, and allocated.
+fn expect_memory_of(primary: &PrimaryContext, pointer: DevicePointer, bytes: usize) -> Result<(), GpuError> {
+    primary.within(|driver| {
+        let not_on_device = |kind| Err(GpuError::NotOnDevice { pointer, kind });
+        let of = |attribute| driver.pointer_attribute(attribute, pointer);
+        let failed = |code| primary.error("asking for the memory of a pointer", code);
+        match of(PointerAttribute::MEMORY_TYPE) {
+            // Plain host memory is not known to the driver.
+            Err(Code::INVALID_VALUE) => return not_on_device("memory that CUDA does not know"),
+            Err(code) => return Err(failed(code)),
+            Ok(MEMORY_TYPE_DEVICE) => {}
+            Ok(_) => return not_on_device("host memory"),
+        }
+        if of(PointerAttribute::IS_MANAGED).map_err(failed)? != 0 {
+            return not_on_device("managed memory");
+        }
+        let (found, ordinal) = (of(PointerAttribute::DEVICE_ORDINAL).map_err(failed)?, primary.ordinal());
+        if found != ordinal {
+            return Err(GpuError::OtherDevice { pointer, ordinal, found });
+        }
+        // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver tells one piece.
+        let mut available = 0;
+        while available < bytes {
+            let at = pointer + available as u64;
+            let range = match driver.address_range(at) {
+                Ok((begin, length)) => (begin + length as u64).checked_sub(at).filter(|left| *left > 0),
+                // The next address belongs to nothing.
+                Err(Code::INVALID_VALUE | Code::NOT_FOUND) => None,
+                Err(code) => return Err(failed(code)),
+            };
+            match range {
+                Some(left) => available += left as usize,
+                None => return Err(GpuError::BeyondAllocation { pointer, bytes, available }),
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,49 @@
+//! GPU memory: the driver found at run time, memory of a GPU, and copies between it and host memory that are ordered
+//! with the streams of the program.
+//!
+//! Payloads may lie on a GPU; the words of the protocol never do. A copy is put behind what the caller's stream has at
+//! the time of the call, by an event, and runs on a stream of this library's own. [`Tickets`] say when their
+//! bytes are there; nobody waits for one. What a copy reads and writes is kept until then, since work of a GPU
+//! cannot be called off.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `driver` | the calls of the driver, as a trait |
+//! | `library`, `sys` | `libcuda.so.1`, opened at run time, and what its header says |
+//! | `gpu` | a device with its primary context |
+//! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
+//! | `probe` | what a GPU can do, for `slackline doctor` |
+//! | `queue`, `copy` | the stream of copies one way; copies and their tickets |
+//! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
+#![allow(unsafe_code)]
+
+mod copy;
+mod driver;
+mod error;
+mod gpu;
+mod library;
+mod memory;
+mod probe;
+mod queue;
+#[cfg(test)]
+mod scripted;
+mod stream;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use copy::Tickets;
+pub use error::GpuError;
+pub use gpu::Gpu;
+pub use memory::{GpuMemory, GpuSlice};
+pub use probe::{GpuCopies, GpuProperties};
+pub(crate) use queue::HostBytes;
+#[cfg(test)]
+pub(crate) use scripted::Scripted;
+pub use stream::GpuStream;
+
+/// Errors that tests give to the scripted driver.
+#[cfg(test)]
+pub(crate) const ILLEGAL_ADDRESS: sys::Code = sys::Code::ILLEGAL_ADDRESS;
+#[cfg(test)]
+pub(crate) const NOT_PERMITTED: sys::Code = sys::Code::NOT_PERMITTED;

@@ -1,0 +1,102 @@
+//! What a GPU can do, found out by asking and by copying.
+
+use std::time::{Duration, Instant};
+
+use super::copy::Tickets;
+use super::sys::Attribute;
+use super::{Gpu, GpuError, GpuMemory, GpuStream, HostBytes};
+use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
+
+/// Properties of a GPU and of its driver that decide how its memory can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuProperties {
+    /// Major and minor number of the CUDA version that the driver has.
+    pub driver: (i32, i32),
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Address on the PCI bus, as in `/sys/bus/pci/devices`.
+    pub pci_address: String,
+    /// True if its memory can be exported as dma-bufs, which RDMA devices register.
+    pub has_dma_bufs: bool,
+    /// True if RDMA devices can reach its memory.
+    pub has_gpu_direct_rdma: bool,
+    /// True if a stream writes the words by which copies tell that they are done; else they take an event each.
+    pub has_stream_words: bool,
+}
+
+/// A copy to the GPU and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuCopies {
+    /// Time of a copy to the GPU, from the call until its end is known.
+    pub to_gpu: Duration,
+    /// The same from the GPU.
+    pub to_host: Duration,
+    /// True if the bytes came back as they were.
+    pub are_intact: bool,
+}
+
+impl Gpu {
+    /// Its properties; what the driver does not know of is absent.
+    #[doc(hidden)]
+    pub fn properties(&self) -> Result<GpuProperties, GpuError> {
+        let primary = &self.inner().primary;
+        primary.within(|driver| {
+            let of = |attribute| driver.attribute(attribute, primary.device()).unwrap_or(0);
+            let version =
+                driver.version().map_err(|code| primary.error("asking for the driver's version", code))?;
+            let (domain, bus) = (of(Attribute::PCI_DOMAIN_ID), of(Attribute::PCI_BUS_ID));
+            Ok(GpuProperties {
+                driver: (version / 1000, version % 1000 / 10),
+                capability: (
+                    of(Attribute::COMPUTE_CAPABILITY_MAJOR),
+                    of(Attribute::COMPUTE_CAPABILITY_MINOR),
+                ),
+                pci_address: format!("{domain:04x}:{bus:02x}:{:02x}.0", of(Attribute::PCI_DEVICE_ID)),
+                has_dma_bufs: of(Attribute::DMA_BUF_SUPPORTED) != 0,
+                has_gpu_direct_rdma: of(Attribute::GPU_DIRECT_RDMA_SUPPORTED) != 0,
+                has_stream_words: of(Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS) != 0,
+            })
+        })
+    }
+
+    /// Copies `bytes` of a pattern to the GPU and back, waiting at most `timeout` for each.
+    ///
+    /// # Errors
+    /// The GPU is out of memory, host memory cannot be locked, a copy fails; `None` if one is not done by the timeout.
+    #[doc(hidden)]
+    pub fn try_copies(&self, bytes: usize, timeout: Duration) -> Result<Option<GpuCopies>, GpuError> {
+        let region = || {
+            let memory =
+                HostMemory::anonymous(bytes).map_err(|error| GpuError::Host { reason: error.to_string() })?;
+            Ok(MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ()))
+        };
+        let (from, into) = (region()?, region()?.whole());
+        let pattern: Vec<u8> = (0..bytes).map(|index| (index % 251) as u8 + 1).collect();
+        from.as_volatile().write(&pattern);
+        let memory = GpuMemory::allocate(self, bytes)?;
+        // SAFETY: the default stream, which is there for as long as the context.
+        let stream = unsafe { GpuStream::of_caller(self, 0)? };
+        let ended = |begun: Instant, copies: &mut Tickets| -> Result<Option<Duration>, GpuError> {
+            while !copies.are_done()? {
+                if begun.elapsed() > timeout {
+                    return Ok(None);
+                }
+                std::hint::spin_loop();
+            }
+            Ok(Some(begun.elapsed()))
+        };
+        let round = || -> Result<Option<(Duration, Duration)>, GpuError> {
+            let (begun, mut copies) = (Instant::now(), Tickets::default());
+            stream.copy_from_host(HostBytes::Region(from.clone()), 0, &memory.whole(), &mut copies)?;
+            let Some(to_gpu) = ended(begun, &mut copies)? else { return Ok(None) };
+            let begun = Instant::now();
+            stream.copy_to_host(&memory.whole(), &into, &mut copies)?;
+            Ok(ended(begun, &mut copies)?.map(|to_host| (to_gpu, to_host)))
+        };
+        // The first copy locks the host's memory and wakes the GPU.
+        let Some((to_gpu, to_host)) = round()?.and(round()?) else { return Ok(None) };
+        let mut back = vec![0; bytes];
+        into.as_volatile().read(&mut back);
+        Ok(Some(GpuCopies { to_gpu, to_host, are_intact: back == pattern }))
+    }
+}

@@ -1,0 +1,439 @@
+//! A driver without a GPU, for tests.
+//!
+//! It is as unkind as streams and events permit. Work is done only when a test lets it be done, one piece at a time, of
+//! a stream that chance picks; a copy is made in pieces, and reads and writes at that time, not at the time of the
+//! call. Memory of the GPU is at addresses that no access of the processor survives. Each call can be made to fail, and
+//! what is not given back is counted.
+//!
+//! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
+
+mod work;
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{JoinHandle, ThreadId};
+
+use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
+use super::sys::{Attribute, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
+use super::{Gpu, GpuStream};
+use work::{ScriptedMemory, StreamWork};
+
+/// The primary context of the one device, and another context.
+pub(crate) const PRIMARY: Context = Context(0x1000);
+pub(crate) const OTHER_CONTEXT: Context = Context(0x2000);
+
+/// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_INVALID_HANDLE`.
+const NO_CONTEXT: Code = Code(201);
+const INVALID_HANDLE: Code = Code(400);
+
+/// A scripted driver with one device.
+pub(crate) struct Scripted {
+    state: Mutex<ScriptedState>,
+}
+
+struct ScriptedState {
+    version: i32,
+    has_stream_words: bool,
+    calls: u32,
+    fail: Option<(u32, Code)>,
+    fault: Option<Code>,
+    retained: i32,
+    current: HashMap<ThreadId, Vec<Context>>,
+    handles: usize,
+    streams: HashMap<usize, Stream>,
+    /// The number of the newest record of each event.
+    events: HashMap<usize, u64>,
+    records: u64,
+    /// Lengths of host memory that is registered, by its first address.
+    registered: HashMap<usize, usize>,
+    device: ScriptedMemory,
+    random: u64,
+}
+
+struct Stream {
+    context: Context,
+    is_callers: bool,
+    is_capturing: bool,
+    work: VecDeque<StreamWork>,
+}
+
+impl Scripted {
+    pub(crate) fn new() -> Scripted {
+        Scripted {
+            state: Mutex::new(ScriptedState {
+                version: 12000,
+                has_stream_words: true,
+                calls: 0,
+                fail: None,
+                fault: None,
+                retained: 0,
+                current: HashMap::new(),
+                handles: 0x10,
+                streams: HashMap::from([(0, Stream::new(PRIMARY, true))]),
+                events: HashMap::new(),
+                records: 0,
+                registered: HashMap::new(),
+                device: ScriptedMemory::new(),
+                random: 0x9e37_79b9_7f4a_7c15,
+            }),
+        }
+    }
+
+    /// Its device, and a stream of the caller's with the handle that the caller has.
+    pub(crate) fn open_gpu(self: &Arc<Self>) -> (Gpu, usize, GpuStream) {
+        let gpu = Gpu::with_driver(self.clone(), 0).expect("a device");
+        let raw = self.stream(PRIMARY);
+        // SAFETY: a stream that is never ended.
+        let stream = unsafe { GpuStream::of_caller(&gpu, raw) }.expect("a stream");
+        (gpu, raw, stream)
+    }
+
+    fn state(&self) -> MutexGuard<'_, ScriptedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that it is of another version.
+    pub(crate) fn set_version(&self, version: i32) {
+        self.state().version = version;
+    }
+
+    /// Makes the device one that cannot write words in the order of a stream.
+    pub(crate) fn without_stream_words(self) -> Scripted {
+        self.state().has_stream_words = false;
+        self
+    }
+
+    /// Makes the call with this number, counted from now on from 0, fail.
+    pub(crate) fn fail(&self, call: u32, code: Code) {
+        let mut state = self.state();
+        state.calls = 0;
+        state.fail = Some((call, code));
+    }
+
+    /// True once the call that was to fail has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().fail.is_none()
+    }
+
+    /// Lets a kernel of the caller's fail, after which nothing succeeds.
+    pub(crate) fn fault(&self, code: Code) {
+        self.state().fault = Some(code);
+    }
+
+    /// A stream of the caller's.
+    pub(crate) fn stream(&self, context: Context) -> usize {
+        self.state().add_stream(context, true).0
+    }
+
+    /// The caller's stream begins to capture a graph.
+    pub(crate) fn capture(&self, stream: usize) {
+        self.state().stream(StreamHandle(stream)).expect("a stream").is_capturing = true;
+    }
+
+    /// The caller's memory on the device.
+    pub(crate) fn memory(&self, bytes: usize) -> DevicePointer {
+        self.state().device.reserve(bytes).expect("room on the device")
+    }
+
+    /// Makes the memory at `pointer` managed, or that of another device.
+    pub(crate) fn set_memory(&self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
+        self.state().device.set(pointer, is_managed, ordinal);
+    }
+
+    /// A kernel of the caller's: fills memory of the device.
+    pub(crate) fn launch_fill(&self, stream: usize, pointer: DevicePointer, bytes: usize, value: u8) {
+        let work = StreamWork::Fill { pointer, bytes, value };
+        self.state().put(StreamHandle(stream), work).expect("a stream");
+    }
+
+    /// A kernel of the caller's: copies memory of the device, which stands for computing with it.
+    pub(crate) fn launch_copy(&self, stream: usize, to: DevicePointer, from: DevicePointer, bytes: usize) {
+        let work = StreamWork::Kernel { to, from, bytes };
+        self.state().put(StreamHandle(stream), work).expect("a stream");
+    }
+
+    /// What is in memory of the device.
+    pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
+        self.state().device.at(pointer, bytes).expect("memory of the device").to_vec()
+    }
+
+    /// Does one piece of work of a stream that chance picks; false if none has any that may be done.
+    pub(crate) fn work(&self) -> bool {
+        self.state().work()
+    }
+
+    /// Does all work that may be done.
+    pub(crate) fn finish(&self) {
+        while self.work() {}
+    }
+
+    /// Does work, whenever there is some, until the result is dropped.
+    pub(crate) fn work_in_a_thread(self: &Arc<Self>) -> Working {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (driver, over) = (self.clone(), is_over.clone());
+        let work = move || {
+            while !over.load(Relaxed) {
+                if !driver.work() {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        Working { is_over, thread: Some(std::thread::spawn(work)) }
+    }
+
+    /// Streams, events, allocations, registrations and contexts that were not given back.
+    pub(crate) fn open(&self) -> usize {
+        let state = self.state();
+        let made = state.streams.values().filter(|stream| !stream.is_callers).count();
+        made + state.events.len() + state.registered.len() + state.device.own + state.retained as usize
+    }
+
+    fn call<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
+        let mut state = self.state();
+        let number = state.calls;
+        state.calls += 1;
+        if let Some((_, code)) = state.fail.take_if(|(fails, _)| *fails == number) {
+            return Err(code);
+        }
+        match state.fault {
+            Some(code) => Err(code),
+            None => call(&mut state),
+        }
+    }
+
+    /// The same, where a context must be current.
+    fn within<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
+        self.call(|state| {
+            let stack = state.current.get(&std::thread::current().id());
+            match stack.and_then(|stack| stack.last()) {
+                Some(_) => call(state),
+                None => Err(NO_CONTEXT),
+            }
+        })
+    }
+}
+
+/// A thread that does the work of a driver.
+pub(crate) struct Working {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("a copy of memory that it may copy");
+        }
+    }
+}
+
+impl Stream {
+    fn new(context: Context, is_callers: bool) -> Stream {
+        Stream { context, is_callers, is_capturing: false, work: VecDeque::new() }
+    }
+}
+
+impl ScriptedState {
+    fn handle(&mut self) -> usize {
+        self.handles += 0x10;
+        self.handles
+    }
+
+    fn add_stream(&mut self, context: Context, is_callers: bool) -> StreamHandle {
+        let handle = self.handle();
+        self.streams
+            .insert(handle, Stream { context, is_callers, is_capturing: false, work: VecDeque::new() });
+        StreamHandle(handle)
+    }
+
+    fn put(&mut self, stream: StreamHandle, work: StreamWork) -> Result<(), Code> {
+        self.stream(stream)?.work.push_back(work);
+        Ok(())
+    }
+
+    fn stream(&mut self, stream: StreamHandle) -> Result<&mut Stream, Code> {
+        self.streams.get_mut(&stream.0).ok_or(INVALID_HANDLE)
+    }
+}
+
+impl Driver for Scripted {
+    fn version(&self) -> Result<i32, Code> {
+        self.call(|state| Ok(state.version))
+    }
+
+    fn device_count(&self) -> Result<i32, Code> {
+        self.call(|_| Ok(1))
+    }
+
+    fn device(&self, ordinal: i32) -> Result<i32, Code> {
+        self.call(|_| if ordinal == 0 { Ok(0) } else { Err(Code::INVALID_VALUE) })
+    }
+
+    fn device_name(&self, _: i32) -> Result<String, Code> {
+        self.call(|_| Ok("a scripted device".into()))
+    }
+
+    fn attribute(&self, attribute: Attribute, _: i32) -> Result<i32, Code> {
+        self.call(|state| {
+            Ok(match attribute {
+                Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS => state.has_stream_words.into(),
+                _ => 0,
+            })
+        })
+    }
+
+    fn retain_primary_context(&self, _: i32) -> Result<Context, Code> {
+        self.call(|state| {
+            state.retained += 1;
+            Ok(PRIMARY)
+        })
+    }
+
+    fn release_primary_context(&self, _: i32) -> Result<(), Code> {
+        // Also after a fault, and never by order: it is how the tests count.
+        self.state().retained -= 1;
+        Ok(())
+    }
+
+    fn push_context(&self, context: Context) -> Result<(), Code> {
+        self.call(|state| {
+            state.current.entry(std::thread::current().id()).or_default().push(context);
+            Ok(())
+        })
+    }
+
+    fn pop_context(&self) -> Result<(), Code> {
+        let mut state = self.state();
+        state.current.get_mut(&std::thread::current().id()).and_then(Vec::pop).map(drop).ok_or(NO_CONTEXT)
+    }
+
+    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u32, Code> {
+        self.within(|state| {
+            let (is_managed, ordinal) = state.device.kind(pointer).ok_or(Code::INVALID_VALUE)?;
+            Ok(match attribute {
+                PointerAttribute::MEMORY_TYPE => MEMORY_TYPE_DEVICE,
+                PointerAttribute::IS_MANAGED => is_managed.into(),
+                _ => ordinal,
+            })
+        })
+    }
+
+    fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, usize), Code> {
+        self.within(|state| state.device.range(pointer).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn allocate(&self, _: i32, bytes: usize) -> Result<Allocation, Code> {
+        self.within(|state| {
+            let pointer = state.device.reserve(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+            state.device.own += 1;
+            Ok(Allocation { pointer, bytes, handle: 1 })
+        })
+    }
+
+    unsafe fn free(&self, allocation: Allocation) -> Result<(), Code> {
+        self.within(|state| {
+            state.device.own -= 1;
+            state.device.free(allocation.pointer);
+            Ok(())
+        })
+    }
+
+    unsafe fn register_host(&self, begin: *mut u8, bytes: usize, _: u32) -> Result<DevicePointer, Code> {
+        self.within(|state| match state.registered.insert(begin.expose_provenance(), bytes) {
+            None => Ok(begin.expose_provenance() as DevicePointer),
+            Some(_) => Err(Code::HOST_MEMORY_ALREADY_REGISTERED),
+        })
+    }
+
+    unsafe fn unregister_host(&self, begin: *mut u8) -> Result<(), Code> {
+        self.within(|state| state.registered.remove(&begin.addr()).map(drop).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn create_stream(&self) -> Result<StreamHandle, Code> {
+        self.within(|state| Ok(state.add_stream(PRIMARY, false)))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Code> {
+        self.within(|state| state.streams.remove(&stream.0).map(drop).ok_or(INVALID_HANDLE))
+    }
+
+    fn stream_context(&self, stream: StreamHandle) -> Result<Context, Code> {
+        // Of the default stream it is the one that is current.
+        self.within(|state| match stream {
+            StreamHandle(0) => Ok(PRIMARY),
+            stream => state.stream(stream).map(|stream| stream.context),
+        })
+    }
+
+    fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Code> {
+        self.within(|state| state.stream(stream).map(|stream| stream.is_capturing))
+    }
+
+    fn is_idle(&self, stream: StreamHandle) -> Result<bool, Code> {
+        self.within(|state| state.stream(stream).map(|stream| stream.work.is_empty()))
+    }
+
+    fn create_event(&self) -> Result<EventHandle, Code> {
+        self.within(|state| {
+            let event = state.handle();
+            state.events.insert(event, 0);
+            Ok(EventHandle(event))
+        })
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), Code> {
+        self.within(|state| state.events.remove(&event.0).map(drop).ok_or(INVALID_HANDLE))
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Code> {
+        self.within(|state| {
+            state.records += 1;
+            let record = state.records;
+            *state.events.get_mut(&event.0).ok_or(INVALID_HANDLE)? = record;
+            state.put(stream, StreamWork::Record(record))
+        })
+    }
+
+    fn has_happened(&self, event: EventHandle) -> Result<bool, Code> {
+        self.within(|state| {
+            let record = *state.events.get(&event.0).ok_or(INVALID_HANDLE)?;
+            Ok(!state.is_ahead(record))
+        })
+    }
+
+    fn wait_for(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Code> {
+        self.within(|state| {
+            let record = *state.events.get(&event.0).ok_or(INVALID_HANDLE)?;
+            state.put(stream, StreamWork::Wait(record))
+        })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut c_void,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        let host = to.expose_provenance();
+        self.within(|state| state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 }))
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePointer,
+        from: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        let host = from.expose_provenance();
+        self.within(|state| state.put(stream, StreamWork::FromHost { host, device: to, bytes, done: 0 }))
+    }
+
+    unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {
+        self.within(|state| state.put(stream, StreamWork::Word { host: to as usize, value }))
+    }
+}

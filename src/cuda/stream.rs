@@ -1,0 +1,42 @@
+//! A stream of the caller's, which copies are ordered with.
+
+use super::driver::StreamHandle;
+use super::{Gpu, GpuError};
+
+/// A stream of the caller's. A copy begins once the work is done that the stream has at the time of the call; where
+/// the copy brings something to the GPU, the stream's later work waits for it. Nothing else is ever put on the stream:
+/// an event is recorded there, or waited for.
+#[derive(Clone, Debug)]
+pub struct GpuStream {
+    gpu: Gpu,
+    handle: StreamHandle,
+}
+
+impl GpuStream {
+    /// The stream of this handle: a `cudaStream_t` or `CUstream` as a number, `torch.cuda.current_stream().cuda_stream`
+    /// say. 0 and 1 are the default stream, and 2 is the calling thread's.
+    ///
+    /// # Errors
+    /// The stream is one of another context than the primary one of the GPU.
+    ///
+    /// # Safety
+    /// The handle is that of a stream which lives for as long as this value and its clones.
+    pub unsafe fn of_caller(gpu: &Gpu, handle: usize) -> Result<GpuStream, GpuError> {
+        let (handle, primary) = (StreamHandle(handle), &gpu.inner().primary);
+        let context =
+            primary.call("asking for the context of a stream", |driver| driver.stream_context(handle))?;
+        if context != primary.context() {
+            return Err(GpuError::OtherContext { ordinal: primary.ordinal() });
+        }
+        Ok(GpuStream { gpu: gpu.clone(), handle })
+    }
+
+    /// The GPU that it is a stream of.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn handle(&self) -> StreamHandle {
+        self.handle
+    }
+}

@@ -1,0 +1,256 @@
+//! GPU memory over the scripted driver, which has no GPU: these are no GPU tests.
+
+mod header;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::scripted::{OTHER_CONTEXT, PRIMARY};
+use super::sys::Code;
+use super::{Gpu, GpuError, GpuMemory, GpuStream, HostBytes, Scripted, Tickets};
+use crate::diagnostic::Diagnostic;
+use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion};
+
+const BYTES: usize = 1000;
+
+fn region(bytes: usize) -> MemoryRegion {
+    MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, DeviceKeys::NONE, ())
+}
+
+fn bytes_of(slice: &LocalSlice) -> Vec<u8> {
+    let mut bytes = vec![0; slice.len()];
+    slice.as_volatile().read(&mut bytes);
+    bytes
+}
+
+/// Says, when it is dropped, that it is.
+struct Owner(Arc<AtomicBool>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+struct Scene {
+    driver: Arc<Scripted>,
+    gpu: Gpu,
+    /// The caller's stream.
+    raw: usize,
+    stream: GpuStream,
+    pointer: u64,
+    memory: GpuMemory,
+    is_freed: Arc<AtomicBool>,
+}
+
+fn scene(driver: Scripted) -> Result<Scene, GpuError> {
+    scene_of(&Arc::new(driver))
+}
+
+fn scene_of(driver: &Arc<Scripted>) -> Result<Scene, GpuError> {
+    let gpu = Gpu::with_driver(driver.clone(), 0)?;
+    let (raw, pointer) = (driver.stream(PRIMARY), driver.memory(BYTES));
+    // SAFETY: a stream that is never ended.
+    let stream = unsafe { GpuStream::of_caller(&gpu, raw)? };
+    let is_freed = Arc::new(AtomicBool::new(false));
+    // SAFETY: memory that is never freed.
+    let memory = unsafe { GpuMemory::of_caller(&gpu, pointer, BYTES, Owner(is_freed.clone()))? };
+    Ok(Scene { driver: driver.clone(), gpu, raw, stream, pointer, memory, is_freed })
+}
+
+/// Lets work be done until the copies are; fails if none is left before.
+fn finish(driver: &Scripted, copies: &mut Tickets) {
+    while !copies.are_done().unwrap() {
+        assert!(driver.work(), "there is no more work, and the copy is not done");
+    }
+}
+
+#[test]
+fn a_copy_takes_what_the_callers_stream_has_written_before_it() {
+    for driver in [Scripted::new(), Scripted::new().without_stream_words()] {
+        let Scene { driver, raw, stream, pointer, memory, .. } = scene(driver).unwrap();
+        let into = region(4096).slice(3, BYTES - 1).unwrap();
+        driver.launch_fill(raw, pointer, BYTES, 7);
+        let mut copies = Tickets::default();
+        stream.copy_to_host(&memory.slice(1, BYTES - 1).unwrap(), &into, &mut copies).unwrap();
+        assert!(!copies.are_done().unwrap(), "nobody has let it be done yet");
+        finish(&driver, &mut copies);
+        assert_eq!(bytes_of(&into), vec![7; BYTES - 1]);
+    }
+}
+
+#[test]
+fn what_the_callers_stream_gets_after_a_copy_to_the_gpu_sees_its_bytes() {
+    let Scene { driver, raw, stream, pointer, memory, .. } = scene(Scripted::new()).unwrap();
+    let (from, seen) = (region(4096), driver.memory(BYTES));
+    from.as_volatile().write(&[9; 4096]);
+    // The memory is in use by work that the stream has already: the copy comes behind it.
+    driver.launch_fill(raw, pointer, BYTES, 1);
+    let mut copies = Tickets::default();
+    stream.copy_from_host(HostBytes::Region(from), 8, &memory.whole(), &mut copies).unwrap();
+    driver.launch_copy(raw, seen, pointer, BYTES);
+    driver.finish();
+    assert!(copies.are_done().unwrap());
+    assert_eq!(driver.bytes(seen, BYTES), vec![9; BYTES]);
+}
+
+#[test]
+fn memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer() {
+    let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
+    let into = region(4096);
+    let mut copies = Tickets::default();
+    stream.copy_to_host(&memory.whole(), &into.slice(0, BYTES).unwrap(), &mut copies).unwrap();
+    drop((memory, into));
+    driver.work();
+    // A second copy looks for what can be let go.
+    let (other, into) = (GpuMemory::allocate(&gpu, 8).unwrap(), region(4096).slice(0, 8).unwrap());
+    stream.copy_to_host(&other.whole(), &into, &mut copies).unwrap();
+    assert!(!copies.are_done().unwrap() && !is_freed.load(Relaxed));
+    drop((other, into));
+    // The scripted driver fails the test if it copies memory that is not locked any more.
+    finish(&driver, &mut copies);
+    assert!(is_freed.load(Relaxed));
+    drop((copies, stream, gpu));
+    assert_eq!(driver.open(), 0);
+}
+
+#[test]
+fn a_gpu_that_is_dropped_while_it_copies_frees_nothing_under_the_copy() {
+    let Scene { gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
+    let into = region(4096);
+    let mut copies = Tickets::default();
+    stream.copy_to_host(&memory.whole(), &into.slice(0, BYTES).unwrap(), &mut copies).unwrap();
+    drop((memory, into, copies, stream, gpu));
+    assert!(!is_freed.load(Relaxed), "the copy may still be made");
+}
+
+#[test]
+fn each_call_that_fails_is_a_typed_error_and_leaves_nothing_behind() {
+    let run = |driver: &Arc<Scripted>| -> Result<(), GpuError> {
+        let Scene { gpu, stream, memory, .. } = scene_of(driver)?;
+        let own = GpuMemory::allocate(&gpu, 64)?;
+        let (into, from) = (region(4096), region(4096));
+        let mut copies = Tickets::default();
+        let out = stream.copy_to_host(&memory.whole(), &into.slice(0, BYTES).unwrap(), &mut copies);
+        driver.finish();
+        let back = stream.copy_from_host(HostBytes::Region(from), 0, &own.whole(), &mut copies);
+        driver.finish();
+        // Also a copy whose number could not be written is done at some time.
+        let ended = (0..1000).find_map(|_| match copies.are_done() {
+            Ok(false) => None,
+            ended => Some(ended),
+        });
+        out.and(back).and(ended.expect("the copies end").map(drop))
+    };
+    for without_words in [false, true] {
+        let mut failures = 0;
+        loop {
+            let driver = match without_words {
+                true => Arc::new(Scripted::new().without_stream_words()),
+                false => Arc::new(Scripted::new()),
+            };
+            driver.fail(failures, Code::OUT_OF_MEMORY);
+            let outcome = run(&driver);
+            if !driver.has_failed() {
+                assert!(outcome.is_ok());
+                break;
+            }
+            assert!(outcome.is_err() || driver.open() <= 1, "call {failures} failed and nobody was told");
+            // What could not be given back, since that is what failed, is one thing.
+            assert!(driver.open() <= usize::from(outcome.is_ok()), "call {failures}: {} left", driver.open());
+            failures += 1;
+        }
+        assert!(failures > 40, "only {failures} calls");
+    }
+}
+
+#[test]
+fn drivers_and_devices_that_cannot_be_used_are_refused_by_name() {
+    let driver = Arc::new(Scripted::new());
+    driver.set_version(11080);
+    let error = Gpu::with_driver(driver.clone(), 0).unwrap_err();
+    assert_eq!(error, GpuError::OldDriver { version: 11080 });
+    assert!(error.to_string().contains("has CUDA 11.8, and 12.0 or later is needed; install"), "{error}");
+
+    driver.set_version(12040);
+    let error = Gpu::with_driver(driver.clone(), 1).unwrap_err();
+    assert_eq!(error, GpuError::NoDevice { ordinal: 1, count: 1 });
+    assert_eq!(driver.open(), 0);
+}
+
+#[test]
+fn where_there_is_no_driver_the_error_says_so() {
+    // A machine with a GPU has one.
+    if let Err(error) = Gpu::open(0) {
+        let is_typed = matches!(
+            error,
+            GpuError::NoDriver { .. } | GpuError::NoDevice { .. } | GpuError::OldDriver { .. }
+        );
+        assert!(is_typed && error.remedy().is_some(), "{error}");
+        assert_eq!(Gpu::count().is_err(), !matches!(error, GpuError::NoDevice { .. }));
+    }
+}
+
+#[test]
+fn memory_that_is_not_of_the_gpu_is_refused() {
+    let Scene { driver, gpu, pointer, .. } = scene(Scripted::new()).unwrap();
+    // SAFETY: no memory is used: each is refused.
+    let refused = |pointer, bytes| unsafe { GpuMemory::of_caller(&gpu, pointer, bytes, ()) }.unwrap_err();
+    let host = region(4096);
+    let unknown = host.as_volatile().as_ptr().addr() as u64;
+    assert!(
+        matches!(refused(unknown, 8), GpuError::NotOnDevice { kind, .. } if kind.contains("does not know"))
+    );
+    let beyond = refused(pointer + 10, BYTES);
+    assert_eq!(
+        beyond,
+        GpuError::BeyondAllocation { pointer: pointer + 10, bytes: BYTES, available: BYTES - 10 }
+    );
+    driver.set_memory(pointer, true, 0);
+    assert!(matches!(refused(pointer, 8), GpuError::NotOnDevice { kind: "managed memory", .. }));
+    driver.set_memory(pointer, false, 1);
+    assert_eq!(refused(pointer, 8), GpuError::OtherDevice { pointer, ordinal: 0, found: 1 });
+}
+
+#[test]
+fn streams_of_other_contexts_and_streams_that_capture_are_refused() {
+    let Scene { driver, gpu, raw, stream, memory, .. } = scene(Scripted::new()).unwrap();
+    let other = driver.stream(OTHER_CONTEXT);
+    // SAFETY: a stream that is never ended.
+    let refused = unsafe { GpuStream::of_caller(&gpu, other) }.unwrap_err();
+    assert_eq!(refused, GpuError::OtherContext { ordinal: 0 });
+    driver.capture(raw);
+    let into = region(4096).slice(0, BYTES).unwrap();
+    assert_eq!(
+        stream.copy_to_host(&memory.whole(), &into, &mut Tickets::default()).unwrap_err(),
+        GpuError::Capturing
+    );
+}
+
+#[test]
+fn a_fault_of_a_callers_kernel_is_told_and_everything_ends_well() {
+    let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
+    let into = region(4096).slice(0, BYTES).unwrap();
+    let mut copies = Tickets::default();
+    stream.copy_to_host(&memory.whole(), &into, &mut copies).unwrap();
+    driver.fault(Code::ILLEGAL_ADDRESS);
+    let faulted = GpuError::Faulted { ordinal: 0, code: 700 };
+    let told = (0..1000).find_map(|_| copies.are_done().err());
+    assert_eq!(told, Some(faulted.clone()));
+    assert_eq!(stream.copy_to_host(&memory.whole(), &into, &mut Tickets::default()).unwrap_err(), faulted);
+    drop((copies, memory, stream, gpu, into));
+    assert!(is_freed.load(Relaxed), "no copy is under way any more");
+}
+
+#[test]
+fn a_copy_to_the_gpu_and_back_is_tried_and_timed() {
+    let Scene { driver, gpu, .. } = scene(Scripted::new()).unwrap();
+    let late = gpu.try_copies(1 << 16, Duration::from_millis(1)).unwrap();
+    assert_eq!(late, None, "nobody does the work");
+    let _working = driver.work_in_a_thread();
+    let copies = gpu.try_copies(1 << 16, Duration::from_secs(10)).unwrap().expect("it is done in time");
+    assert!(copies.are_intact && copies.to_gpu > Duration::ZERO && copies.to_host > Duration::ZERO);
+    let properties = gpu.properties().unwrap();
+    assert_eq!((properties.driver, properties.has_stream_words), ((12, 0), true));
+}

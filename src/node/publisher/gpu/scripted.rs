@@ -1,0 +1,197 @@
+//! Versions that go from a GPU to a GPU, over the scripted driver: no GPU is needed, and none is tested.
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::super::{BackgroundPublisher, Publisher, PublisherOptions};
+    use crate::clock::{Version, VersionTag};
+    use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted};
+    use crate::node::{Error, Reader, ReaderOptions, Wanted};
+    use crate::table::{ElementType, Table};
+    use crate::time::Duration;
+    use crate::transport::shm::Shm;
+    use crate::transport::tcp::Tcp;
+    use crate::transport::{Address, Transport};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+    const BYTES: usize = 4096;
+
+    struct Scene<T: Transport> {
+        publisher: BackgroundPublisher<T>,
+        reader: Reader<T>,
+        driver: Arc<Scripted>,
+        raw: usize,
+        stream: GpuStream,
+        weights: GpuMemory,
+    }
+
+    fn scene<T: Transport>(transport: fn() -> T, address: Address) -> Scene<T> {
+        let table = Table::flat(BYTES as u64, ElementType::U8).unwrap();
+        let publisher = Publisher::new(transport(), &address, table, PublisherOptions::default()).unwrap();
+        let publisher = publisher.into_background().unwrap();
+        let reader =
+            Reader::connect(transport(), &publisher.address(), ReaderOptions::default(), PATIENCE).unwrap();
+        let driver = Arc::new(Scripted::new());
+        let (gpu, raw, stream) = driver.open_gpu();
+        let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
+        Scene { publisher, reader, driver, raw, stream, weights }
+    }
+
+    fn shm() -> Scene<Shm> {
+        scene(Shm::new, Address::random())
+    }
+
+    impl<T: Transport> Scene<T> {
+        /// The weights become `value` throughout, on the GPU.
+        fn compute(&self, value: u8) {
+            self.driver.launch_fill(self.raw, self.weights.pointer(), BYTES, value);
+        }
+    }
+
+    fn a_version_is_published_once_the_gpu_has_copied_it_and_not_before<T: Transport>(mut scene: Scene<T>) {
+        for value in 1..=5 {
+            scene.compute(value);
+            let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+            // In two parts, the latter first.
+            let (first, second) = (scene.weights.slice(0, 100), scene.weights.slice(100, BYTES - 100));
+            draft.copy_from_gpu(100, &second.unwrap(), &scene.stream).unwrap();
+            draft.copy_from_gpu(0, &first.unwrap(), &scene.stream).unwrap();
+            let publishing = draft.commit_when_copied(VersionTag::step(value.into()));
+            // Time for a thread that would publish too early.
+            std::thread::sleep(Duration::from_millis(20));
+            let newest = scene.publisher.version();
+            assert_eq!(newest, Version::new(u64::from(value) - 1), "it is not copied yet");
+            let version = publishing.version();
+            let working = scene.driver.work_in_a_thread();
+            assert_eq!(publishing.wait(PATIENCE).unwrap(), version);
+            drop(working);
+            let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
+            assert_eq!(snapshot.bytes(), [value; BYTES]);
+            assert_eq!(snapshot.fresh().tag.step, u64::from(value));
+        }
+    }
+
+    #[test]
+    fn over_shared_memory_a_version_is_published_once_the_gpu_has_copied_it() {
+        a_version_is_published_once_the_gpu_has_copied_it_and_not_before(shm());
+    }
+
+    #[test]
+    fn over_tcp_a_version_is_published_once_the_gpu_has_copied_it() {
+        let address: Address = "127.0.0.1:0".parse().unwrap();
+        a_version_is_published_once_the_gpu_has_copied_it_and_not_before(scene(Tcp::new, address));
+    }
+
+    #[test]
+    fn a_draft_with_copies_under_way_is_not_committed_at_once() {
+        let scene = shm();
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+        let refused = draft.commit(VersionTag::default()).unwrap_err();
+        assert!(refused.to_string().contains("commit_when_copied"), "{refused}");
+        scene.driver.finish();
+    }
+
+    #[test]
+    fn the_frame_of_a_dropped_draft_is_free_once_the_gpu_writes_it_no_more() {
+        let mut scene = shm();
+        scene.compute(9);
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+        drop(draft);
+        let waited = scene.publisher.draft(Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(waited, Error::Deadline { .. }), "{waited}");
+        scene.driver.finish();
+        scene.publisher.publish(&[5; BYTES], VersionTag::default(), PATIENCE).unwrap();
+        let snapshot = scene.reader.snapshot(Wanted::exactly(Version::new(1)), PATIENCE).unwrap();
+        assert_eq!(snapshot.bytes(), [5; BYTES]);
+    }
+
+    #[test]
+    fn after_a_fault_the_version_is_given_up_and_readers_keep_the_one_before() {
+        let mut scene = shm();
+        scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+        let publishing = draft.commit_when_copied(VersionTag::default());
+        scene.driver.fault(crate::cuda::ILLEGAL_ADDRESS);
+        let error = publishing.wait(PATIENCE).unwrap_err();
+        assert!(matches!(error, Error::Gpu(GpuError::Faulted { code: 700, .. })), "{error}");
+        let snapshot = scene.reader.snapshot(Wanted::newest(), PATIENCE).unwrap();
+        assert_eq!((snapshot.fresh().version, snapshot.bytes()), (Version::new(1), &[1; BYTES][..]));
+        // From host memory it goes on.
+        let version = scene.publisher.publish(&[2; BYTES], VersionTag::default(), PATIENCE).unwrap();
+        assert_eq!(version, Version::new(2));
+    }
+
+    #[test]
+    fn a_snapshots_memory_is_not_used_again_while_the_gpu_copies_from_it() {
+        let mut scene = shm();
+        for value in 1..=4 {
+            scene.publisher.publish(&[value; BYTES], VersionTag::default(), PATIENCE).unwrap();
+            let snapshot = scene.reader.snapshot(Wanted::newest(), PATIENCE).unwrap();
+            snapshot.copy_to_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+            drop(snapshot);
+            // Each version that the caller's stream sees is kept apart.
+            let seen = scene.driver.memory(BYTES);
+            scene.driver.launch_copy(scene.raw, seen, scene.weights.pointer(), BYTES);
+            scene.publisher.publish(&[100 + value; BYTES], VersionTag::default(), PATIENCE).unwrap();
+            let newer = scene.reader.snapshot(Wanted::newest(), PATIENCE).unwrap();
+            assert_eq!(newer.bytes(), [100 + value; BYTES]);
+            scene.driver.finish();
+            assert_eq!(scene.driver.bytes(seen, BYTES), [value; BYTES]);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_refused_before_anything_is_copied() {
+        let mut scene = shm();
+        scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        let beyond = draft.copy_from_gpu(1, &scene.weights.whole(), &scene.stream).unwrap_err();
+        assert!(matches!(beyond, Error::Bounds(_)), "{beyond}");
+        let snapshot = scene.reader.snapshot(Wanted::newest(), PATIENCE).unwrap();
+        let beyond = snapshot.copy_to_gpu(u64::MAX, &scene.weights.whole(), &scene.stream).unwrap_err();
+        assert!(matches!(beyond, Error::Bounds(_)), "{beyond}");
+        assert!(!scene.driver.work(), "nothing is under way");
+    }
+
+    #[test]
+    fn each_call_of_the_driver_that_fails_is_told_and_the_peers_go_on() {
+        let mut failures = 0;
+        loop {
+            let mut scene = shm();
+            scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
+            scene.compute(2);
+            scene.driver.fail(failures, crate::cuda::NOT_PERMITTED);
+            let working = scene.driver.work_in_a_thread();
+            let mut round = || -> Result<(), Error> {
+                let mut draft = scene.publisher.draft(PATIENCE)?;
+                draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream)?;
+                let version = draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?;
+                let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE)?;
+                assert_eq!(snapshot.bytes(), [2; BYTES]);
+                snapshot.copy_to_gpu(0, &scene.weights.whole(), &scene.stream)
+            };
+            let outcome = round();
+            drop(working);
+            let has_failed = scene.driver.has_failed();
+            if let Err(error) = &outcome {
+                assert!(
+                    matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. })),
+                    "call {failures}: {error}"
+                );
+            }
+            scene.driver.finish();
+            let version = scene.publisher.publish(&[3; BYTES], VersionTag::default(), PATIENCE).unwrap();
+            let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
+            assert_eq!(snapshot.bytes(), [3; BYTES], "call {failures}");
+            if !has_failed {
+                assert!(outcome.is_ok() && failures > 15, "{failures} calls");
+                return;
+            }
+            failures += 1;
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Steps of a worker that computes on a GPU.
+
+use super::Step;
+use super::step::IN_PLACE;
+use crate::cuda::{GpuSlice, GpuStream, HostBytes};
+use crate::mem::OutOfBounds;
+use crate::node::Error;
+use crate::transport::Transport;
+
+impl<T: Transport> Step<'_, T> {
+    /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
+    /// `stream` has now. What `stream` gets later waits for the copy. It returns at once; the parameters are replaced
+    /// by those of the next step only once the copy is done.
+    ///
+    /// # Errors
+    /// The worker reads in place; there are not so many bytes; the memory is that of another GPU; the stream captures a
+    /// graph; the driver refuses the copy.
+    pub fn copy_parameters_to_gpu(
+        &mut self,
+        offset: u64,
+        into: &GpuSlice,
+        stream: &GpuStream,
+    ) -> Result<(), Error> {
+        let worker = &mut *self.worker;
+        let region = worker.parameters.as_ref().ok_or(IN_PLACE)?.region().clone();
+        let (len, available) = (into.bytes() as u64, worker.table.bytes());
+        if offset.checked_add(len).is_none_or(|end| end > available) {
+            return Err(OutOfBounds { offset, len, available }.into());
+        }
+        let copies = &mut worker.copies.tickets;
+        Ok(stream.copy_from_host(HostBytes::Region(region), offset as usize, into, copies)?)
+    }
+
+    /// Has the GPU copy `from` into the gradient, from the byte `offset` on of the whole gradient in the worker's
+    /// encoding, behind the work that `stream` has now. It returns at once; [`publish`](Self::publish) waits for the
+    /// copy, and abandons the step if it is not done by its timeout.
+    ///
+    /// # Errors
+    /// The bytes do not fit the gradient; the memory is that of another GPU; the stream captures a graph; the driver
+    /// refuses the copy.
+    pub fn copy_gradient_from_gpu(
+        &mut self,
+        offset: u64,
+        from: &GpuSlice,
+        stream: &GpuStream,
+    ) -> Result<(), Error> {
+        let worker = &mut *self.worker;
+        let available = worker.gradient_bytes();
+        let buffer = worker.gradient_buffer()?;
+        let into = usize::try_from(offset).ok().map(|offset| buffer.slice(offset, from.bytes()));
+        let into = into.unwrap_or(Err(OutOfBounds { offset, len: from.bytes() as u64, available }))?;
+        Ok(stream.copy_to_host(from, &into, &mut worker.copies.tickets)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+    use super::*;
+    use crate::cuda::{GpuMemory, Scripted};
+    use crate::kernel::Optimizer;
+    use crate::node::worker::WorkerPhase;
+    use crate::node::{Server, ServerOptions, Worker, WorkerOptions};
+    use crate::scheme::{SchemeConfig, WorkerEvent};
+    use crate::table::{ElementType, Table};
+    use crate::time::Duration;
+    use crate::transport::shm::Shm;
+    use crate::transport::tcp::Tcp;
+    use crate::transport::{Address, Transport};
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+    const ELEMENTS: usize = 300;
+    const BYTES: usize = 4 * ELEMENTS;
+    const STEPS: u64 = 5;
+
+    /// Trains under BSP on the loss p^2 / 2, whose gradient is p, with parameters that are 1 at first and a step size
+    /// of a half: in step t they are 2^-t. The scripted GPU "computes" a gradient by copying the parameters.
+    fn the_gpu_sees_each_steps_parameters_and_the_server_its_gradients<T: Transport + Send>(
+        transport: fn() -> T,
+        address: Address,
+    ) {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+        let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.5) };
+        let mut server = Server::new(transport(), &address, table, &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let serving =
+                scope.spawn(move || server.drive(|server| server.status().version.get() >= STEPS, PATIENCE));
+            let driver = Arc::new(Scripted::new());
+            let (gpu, raw, stream) = driver.open_gpu();
+            let allocate = || GpuMemory::allocate(&gpu, BYTES).unwrap();
+            let (parameters, gradient) = (allocate(), allocate());
+            let options = WorkerOptions::new(SchemeConfig::Bsp);
+            let mut worker = Worker::connect(transport(), &[address], options, PATIENCE).unwrap();
+            let _working = driver.work_in_a_thread();
+            for number in 0..STEPS {
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
+                driver.launch_copy(raw, gradient.pointer(), parameters.pointer(), BYTES);
+                step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+                step.publish(None, PATIENCE).unwrap();
+                let expected = 0.5_f32.powi(number as i32).to_le_bytes().repeat(ELEMENTS);
+                assert_eq!(driver.bytes(gradient.pointer(), BYTES), expected, "step {number}");
+            }
+            assert!(serving.join().unwrap().unwrap(), "the server has folded all gradients");
+        });
+    }
+
+    #[test]
+    fn over_shared_memory_the_gpu_sees_parameters_and_the_server_gradients() {
+        the_gpu_sees_each_steps_parameters_and_the_server_its_gradients(Shm::new, Address::random());
+    }
+
+    #[test]
+    fn over_tcp_the_gpu_sees_parameters_and_the_server_gradients() {
+        let address: Address = "127.0.0.1:0".parse().unwrap();
+        the_gpu_sees_each_steps_parameters_and_the_server_its_gradients(Tcp::new, address);
+    }
+
+    #[test]
+    fn a_step_whose_gradient_is_not_copied_in_time_is_abandoned_and_told() {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
+        let mut server =
+            Server::new(Shm::new(), &Address::random(), table, &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let serving =
+                scope.spawn(move || server.drive(|server| server.status().version.get() >= 1, PATIENCE));
+            let driver = Arc::new(Scripted::new());
+            let (gpu, _, stream) = driver.open_gpu();
+            let gradient = GpuMemory::allocate(&gpu, BYTES).unwrap();
+            let options = WorkerOptions::new(SchemeConfig::Bsp);
+            let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+            let late = step.publish(None, Duration::from_millis(20)).unwrap_err();
+            assert!(
+                matches!(late, Error::Deadline { operation: "copying a gradient from a GPU", .. }),
+                "{late}"
+            );
+            driver.finish();
+            // The same clock begins again.
+            let step = worker.step(PATIENCE).unwrap();
+            assert_eq!(step.view().clock.get(), 0);
+            step.publish(None, PATIENCE).unwrap();
+            assert!(serving.join().unwrap().unwrap());
+        });
+    }
+
+    #[test]
+    fn parameters_that_a_gpu_copies_are_not_replaced() {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
+        let mut server =
+            Server::new(Shm::new(), &Address::random(), table, &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.drive(|_| is_over.load(Relaxed), PATIENCE));
+            let driver = Arc::new(Scripted::new());
+            let (gpu, _, stream) = driver.open_gpu();
+            let parameters = GpuMemory::allocate(&gpu, BYTES).unwrap();
+            let options = WorkerOptions::new(SchemeConfig::Asp);
+            let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
+            step.suspend();
+            // A server asks for newer parameters, as DBW's does.
+            worker.scheme.handle_event(worker.runtime.now(), WorkerEvent::Interrupted);
+            worker.phase = WorkerPhase::Deciding;
+            for _ in 0..100 {
+                worker.poll(worker.runtime.now()).unwrap();
+                assert_eq!(worker.phase, WorkerPhase::Deciding, "the GPU still copies");
+            }
+            driver.finish();
+            worker.step(PATIENCE).unwrap().publish(None, PATIENCE).unwrap();
+            is_over.store(true, Relaxed);
+        });
+    }
+}
