@@ -1,4 +1,5 @@
-// The fold of src/kernel on a GPU: the weighted sum of k gradients and one step of an optimiser, in one pass over memory.
+// The fold of src/kernel on a GPU: the weighted sum of k gradients and one step of an optimiser, in one pass over
+// memory.
 //
 // For each parameter the same f32 operations in the same order as src/kernel/sweep.rs and rule.rs, so that a GPU, every
 // vector width of a CPU and a plain serial loop give the same bits, but for the sign and the payload of a NaN:
@@ -13,19 +14,19 @@
 // and done again. Gradients may be written by a peer up to the moment at which their version was acquired, hence no
 // __restrict__: it would let the compiler read them through the non-coherent cache (ld.global.nc).
 //
-// A *measured* fold also adds up the squares of the gradients, as `Fold::run_measured` does, in an order that depends on
-// `offset` and `count` alone, neither on the grid nor on where memory lies:
+// A *measured* fold also adds up the squares of the gradients, as `Fold::run_measured` does, in an order that depends
+// on `offset` and `count` alone, neither on the grid nor on where memory lies:
 //
-//  1. The arrays are cut into groups of four elements, at multiples of four. Of one gradient, and of the sum, the squares
-//     of those elements of a group that are in the run are added in f32, the first element first, to 0.
+//  1. The arrays are cut into groups of four elements, at multiples of four. Of one gradient, and of the sum, the
+//     squares of those elements of a group that are in the run are added in f32, the first element first, to 0.
 //  2. Lane n of the SLACKLINE_LANES takes groups n, n + SLACKLINE_LANES, ... of the run, the first of which is group 0.
-//     It adds what step 1 gives in f64 to 0, in the order of the groups and, of one group, in the order of the gradients.
-//     If the run has fewer groups, it has as many lanes: min(SLACKLINE_LANES, (offset + count + 3) / 4 - offset / 4).
+//     It adds what step 1 gives in f64 to 0, in the order of the groups and, of one group, in that of the gradients. If
+//     the run has fewer groups, it has as many lanes: min(SLACKLINE_LANES, (offset + count + 3) / 4 - offset / 4).
 //  3. slackline_moments: sum n of the SLACKLINE_SUMS takes lanes n, n + SLACKLINE_SUMS, ... and adds them in f64 to 0.
 //  4. The host adds these sums in f64 to 0, the first one first.
 //
-// Squares are f32, of which 4 are added in f32: the relative error is at most 5 * 2^-24, and what f64 adds. An element of
-// more than 10^19 makes them infinite, and one of less than 10^-19 counts as nothing, as on the CPU.
+// Squares are f32, of which 4 are added in f32: the relative error is at most 5 * 2^-24, and what f64 adds. An element
+// of more than 10^19 makes them infinite, and one of less than 10^-19 counts as nothing, as on the CPU.
 #pragma once
 
 namespace {

@@ -1,7 +1,8 @@
-//! The kernels of `cuda/`, compiled for the CPU, give the bits of `src/kernel`. A NaN equals every NaN: its sign and its
-//! payload are unspecified in both. In what is encoded for a peer they count, too.
+//! The kernels of `cuda/`, compiled for the CPU, give the bits of `src/kernel`. A NaN equals every NaN: its sign and
+//! its payload are unspecified in both. In what is encoded for a peer they count, too.
 //!
-//! This shows the arithmetic, the bounds and the alignment of the sources. It shows nothing of what a GPU makes of them.
+//! This shows the arithmetic, the bounds and the alignment of the sources. It shows nothing of what a GPU makes of
+//! them.
 
 #[path = "kernels/device.rs"]
 mod device;
@@ -133,7 +134,7 @@ fn what_is_measured_depends_on_the_run_alone_and_agrees_with_the_cpu() {
     for ((k, elements), encoding) in sizes.into_iter().flat_map(|size| ENCODINGS.map(|e| (size, e))) {
         let [.., adamw] = optimizers(&mut numbers);
         let mut case = Case::new(&mut numbers, (adamw, encoding, k), elements, Numbers::tame);
-        // Unmeasured arrays are large for nothing: the longest run is one of all elements.
+        // To the end, so that the longest run has more groups than there are lanes.
         case.count = elements - case.offset;
         let expected = squares(&case);
         for (launch, shifts) in [((7, 64), [0, 0, 0]), ((512, 256), [3, 0, 1])] {

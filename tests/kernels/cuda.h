@@ -1,7 +1,7 @@
 // CUDA's built-ins in plain C++, so that cuda/kernels.cu compiles for the CPU.
 //
-// One thread runs after the other. An operation that is rounded once is the operator itself: the compiler is told not to
-// contract (-ffp-contract=off), and an f32 has no more precision than it says. Vectors have the alignment that a GPU
+// One thread runs after the other. An operation that is rounded once is the operator itself: the compiler is told not
+// to contract (-ffp-contract=off), and an f32 has no more precision than it says. Vectors have the alignment that a GPU
 // demands, so that the sanitiser sees an access that would be misaligned there.
 #pragma once
 

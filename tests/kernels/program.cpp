@@ -1,8 +1,8 @@
 // Runs the kernels on the CPU: launches come in on standard input, and what is in their buffers then goes out.
 //
-// A launch, little-endian: the kernel's name, the grid and the block, the buffers (where each begins behind a multiple of
-// 64 bytes, and what is in it), the parameter block, and where in it the addresses of which buffers belong. Each buffer
-// ends where its memory ends, so that the sanitiser sees an access behind it.
+// A launch, little-endian: the kernel's name, the grid and the block, the buffers (where each begins behind a multiple
+// of 64 bytes, and what is in it), the parameter block, and where in it the addresses of which buffers belong. Each
+// buffer ends where its memory ends, so that the sanitiser sees an access behind it.
 #include "cuda.h"
 
 #include "kernels.cu"

@@ -1,7 +1,6 @@
 """Compiles a CUDA source to PTX with NVRTC: nvrtc.py LIBRARY SOURCE OPTION... writes the PTX to standard output.
 
-NVRTC is a library and no program, and what loads it must not be a part of the workspace's Rust code, in which `unsafe`
-has its few places.
+NVRTC is a library and no program, and to load a library takes `unsafe` in Rust, which the chores do without.
 """
 
 import ctypes

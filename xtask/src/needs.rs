@@ -25,7 +25,7 @@ pub(crate) enum Need {
     MdBook,
     /// maturin, which makes wheels, with a Python that has the buffer protocol in its stable ABI.
     Maturin,
-    /// NVRTC 12.0, which makes PTX of CUDA sources, and a ptxas that knows newer GPUs, with a Python that calls the first.
+    /// NVRTC 12.0, which makes PTX of CUDA sources, and a ptxas that knows newer GPUs, with a Python to call NVRTC.
     CudaCompilers,
     /// cargo-deny, which reads the licences and the sources of dependencies.
     CargoDeny,

@@ -21,7 +21,7 @@ pub(crate) const COMMAND: Command = Command {
 
 const PTX: &str = "cuda/kernels.ptx";
 const SOURCE: &str = "cuda/kernels.cu";
-/// Calls NVRTC, which is a library: to load one takes `unsafe`, which has no place here.
+/// Calls NVRTC, which is a library: to load one takes `unsafe`, which the chores do without.
 const NVRTC: &str = "xtask/ptx/nvrtc.py";
 /// `--fmad=false` is for the kernels that use plain operators; those of the folds are never contracted.
 const OPTIONS: &[&str] =
