@@ -69,6 +69,31 @@ struct slackline_encode {
     unsigned short *to;                              /* 24 */
 };                                                   /* 32 bytes */
 
+/* slackline_train_linear, slackline_train_gradient, slackline_train_deltas: see train.cuh. */
+struct slackline_layer {
+    const float *inputs;                             /*  0  rows of `columns` */
+    const unsigned long long *rows;                  /*  8  the row of each example; null: example e has row e */
+    const float *parameters;                         /* 16  weights, units x columns, then biases, units */
+    float *outputs;                                  /* 24  examples x units; gradient, deltas: derivatives by them */
+    float *results;                                  /* 32  gradient: as `parameters`; deltas: examples x columns */
+    unsigned examples;                               /* 40 */
+    unsigned columns;                                /* 44 */
+    unsigned units;                                  /* 48 */
+    unsigned relu;                                   /* 52  linear: 1 where the outputs are rectified, else 0 */
+};                                                   /* 56 bytes */
+
+/* slackline_train_softmax: see train.cuh. */
+struct slackline_softmax {
+    float *scores;                                   /*  0  examples x classes, changed to derivatives */
+    const unsigned *labels;                          /*  8  of all rows, each below `classes` */
+    const unsigned long long *rows;                  /* 16  as in slackline_layer */
+    float *losses;                                   /* 24  examples */
+    unsigned examples;                               /* 32 */
+    unsigned classes;                                /* 36 */
+    float share;                                     /* 40  1 / the examples of the mean */
+    unsigned reserved;                               /* 44  not read */
+};                                                   /* 48 bytes */
+
 #if defined(__cplusplus) && !defined(__CUDACC_RTC__) /* NVRTC has no offsetof. */
 #define SLACKLINE_AT(structure, field, offset)                                                                         \
     static_assert(__builtin_offsetof(structure, field) == offset, #field " is not at " #offset)
@@ -98,10 +123,26 @@ SLACKLINE_AT(slackline_lanes, sums, 16);
 SLACKLINE_AT(slackline_encode, count, 8);
 SLACKLINE_AT(slackline_encode, from, 16);
 SLACKLINE_AT(slackline_encode, to, 24);
+SLACKLINE_AT(slackline_layer, rows, 8);
+SLACKLINE_AT(slackline_layer, parameters, 16);
+SLACKLINE_AT(slackline_layer, outputs, 24);
+SLACKLINE_AT(slackline_layer, results, 32);
+SLACKLINE_AT(slackline_layer, examples, 40);
+SLACKLINE_AT(slackline_layer, columns, 44);
+SLACKLINE_AT(slackline_layer, units, 48);
+SLACKLINE_AT(slackline_layer, relu, 52);
+SLACKLINE_AT(slackline_softmax, labels, 8);
+SLACKLINE_AT(slackline_softmax, rows, 16);
+SLACKLINE_AT(slackline_softmax, losses, 24);
+SLACKLINE_AT(slackline_softmax, examples, 32);
+SLACKLINE_AT(slackline_softmax, classes, 36);
+SLACKLINE_AT(slackline_softmax, share, 40);
 static_assert(sizeof(slackline_squares) == 16, "slackline_squares has 16 bytes");
 static_assert(sizeof(slackline_fold) == 3200, "slackline_fold has 3200 bytes");
 static_assert(sizeof(slackline_lanes) == 24, "slackline_lanes has 24 bytes");
 static_assert(sizeof(slackline_encode) == 32, "slackline_encode has 32 bytes");
+static_assert(sizeof(slackline_layer) == 56, "slackline_layer has 56 bytes");
+static_assert(sizeof(slackline_softmax) == 48, "slackline_softmax has 48 bytes");
 
 #undef SLACKLINE_AT
 #endif

@@ -7,3 +7,5 @@
 #include "fold.cuh"
 
 #include "encode.cuh"
+
+#include "train.cuh"

@@ -38,25 +38,38 @@ impl Block {
     }
 }
 
+/// The root of the workspace: this file is part of the tests of several packages.
+fn root() -> &'static Path {
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    folders.find(|folder| folder.join("cuda/kernels.cu").exists()).expect("the workspace")
+}
+
 /// The sources of the kernels.
 fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+    root().join("cuda")
 }
 
 /// Ends the program at an access that is outside of a buffer, or that is misaligned.
 const SANITISED: &[&str] = &["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
-/// Compiles the kernels in `sources` into the program `name`.
+/// A path that no other process has.
+fn own(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{name}-{}", std::process::id()))
+}
+
+/// Compiles the kernels in `sources` into the program `name`. Several processes may do so at once.
 fn compile(sources: &Path, name: &str, flags: &[&str]) -> PathBuf {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{name}"));
-    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
+    let (written, program) =
+        (own(name), Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kernels-{name}")));
+    let host = root().join("tests/kernels");
     let mut compiler = Command::new("c++");
     // Contraction would make one rounding of two, and the kernels see one memory as elements of several types.
     compiler.args(["-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-rdynamic"]).args(flags);
     compiler.arg("-I").arg(&host).arg("-I").arg(sources);
-    compiler.arg(host.join("program.cpp")).arg("-o").arg(&program).arg("-ldl");
+    compiler.arg(host.join("program.cpp")).arg("-o").arg(&written).arg("-ldl");
     let status = compiler.status().expect("a C++ compiler `c++`");
     assert!(status.success(), "{compiler:?} fails");
+    fs::rename(&written, &program).expect("a name");
     program
 }
 
@@ -77,17 +90,20 @@ impl Device {
     ///
     /// If the text is not in the file.
     pub(crate) fn altered(name: &str, (file, from, to): (&str, &str, &str), sanitised: bool) -> Device {
-        let folder = tempfile::tempdir().expect("a folder for temporary files");
+        let folder = own(&format!("{name}-sources"));
+        fs::create_dir_all(&folder).expect("a folder");
         for entry in fs::read_dir(sources()).expect("the sources") {
             let path = entry.expect("an entry").path();
-            fs::copy(&path, folder.path().join(path.file_name().expect("a name"))).expect("a copy");
+            fs::copy(&path, folder.join(path.file_name().expect("a name"))).expect("a copy");
         }
-        let path = folder.path().join(file);
+        let path = folder.join(file);
         let text = fs::read_to_string(&path).expect("a source");
         assert!(text.contains(from), "{file} has no `{from}`");
         fs::write(&path, text.replace(from, to)).expect("a copy");
         let flags = if sanitised { SANITISED } else { &["-O0"] };
-        Device::start(&compile(folder.path(), name, flags), Stdio::null())
+        let program = compile(&folder, name, flags);
+        fs::remove_dir_all(&folder).expect("to remove it");
+        Device::start(&program, Stdio::null())
     }
 
     fn start(program: &Path, errors: Stdio) -> Device {
@@ -107,7 +123,7 @@ impl Device {
         parameters: &Block,
     ) -> Option<()> {
         let mut launch = Vec::new();
-        let mut word = |launch: &mut Vec<u8>, value: usize| {
+        let word = |launch: &mut Vec<u8>, value: usize| {
             launch.extend(u32::try_from(value).expect("fewer than 4 GiB").to_le_bytes());
         };
         word(&mut launch, kernel.len());

@@ -67,6 +67,10 @@ void launch(const std::string &name, const std::vector<char> &bytes) {
         launch<slackline_encode>(kernel, bytes);
     } else if (name == "slackline_moments") {
         launch<slackline_lanes>(kernel, bytes);
+    } else if (name == "slackline_train_softmax") {
+        launch<slackline_softmax>(kernel, bytes);
+    } else if (name.rfind("slackline_train_", 0) == 0) {
+        launch<slackline_layer>(kernel, bytes);
     } else {
         fail("it is not known what this kernel takes");
     }

@@ -21,6 +21,10 @@ pub(crate) const COMMAND: Command = Command {
 
 const PTX: &str = "cuda/kernels.ptx";
 const SOURCE: &str = "cuda/kernels.cu";
+/// Uses the operations of `version.cuh`, which no kernel does: they are compiled for the check alone.
+const VERSION: &str = "xtask/ptx/version.cu";
+/// What they must become.
+const VERSION_INSTRUCTIONS: [&str; 2] = ["ld.acquire.sys.b64", "st.release.sys.b64"];
 /// Calls NVRTC, which is a library: to load one takes `unsafe`, which the chores do without.
 const NVRTC: &str = "xtask/ptx/nvrtc.py";
 /// `--fmad=false` is for the kernels that use plain operators; those of the folds are never contracted.
@@ -57,9 +61,12 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         }
     };
     needs::ensure(site, &[Need::CudaCompilers])?;
-    let ptx = compile(site)?;
+    let ptx = compile(site, SOURCE)?;
     held_to_rounding(&ptx)?;
     assemble(site, &ptx)?;
+    let version = compile(site, VERSION)?;
+    held_to_order(&version)?;
+    assemble(site, &version)?;
     let (file, kernels) = (site.root.join(PTX), entries(&ptx).count());
     if !check {
         fs::write(&file, ptx).map_err(|error| unusable(PTX, &error))?;
@@ -72,9 +79,9 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn compile(site: &Site) -> Result<String, Failure> {
+fn compile(site: &Site, source: &str) -> Result<String, Failure> {
     let library = needs::cuda_compilers(site).join("nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
-    let compiler = Cmd::new("python3", &[NVRTC]).arg(&library.to_string_lossy()).arg(SOURCE);
+    let compiler = Cmd::new("python3", &[NVRTC]).arg(&library.to_string_lossy()).arg(source);
     OPTIONS.iter().fold(compiler, |cmd, option| cmd.arg(option)).answer(site)
 }
 
@@ -114,6 +121,17 @@ fn held_to_rounding(ptx: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Fails unless each operation on versions is one instruction, at system scope.
+fn held_to_order(ptx: &str) -> Result<(), Failure> {
+    match VERSION_INSTRUCTIONS.iter().find(|instruction| ptx.matches(**instruction).count() != 1) {
+        None => Ok(()),
+        Some(instruction) => Err(Failure::Check {
+            what: format!("version.cuh does not become one `{instruction}`"),
+            status: "not in order".into(),
+        }),
+    }
+}
+
 fn same(committed: &str, compiled: &str) -> Result<(), Failure> {
     if committed == compiled {
         return Ok(());
@@ -147,9 +165,14 @@ mod tests {
                 assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
             }
         }
-        for name in ["slackline_moments", "slackline_encode_bf16", "slackline_encode_f16"] {
-            assert!(names.contains(&name), "{name} is not in {names:?}");
+        let others = ["moments", "encode_bf16", "encode_f16"];
+        let training = ["train_linear", "train_softmax", "train_gradient", "train_deltas"];
+        for name in others.into_iter().chain(training).map(|name| format!("slackline_{name}")) {
+            assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
         }
+        // As large as `slackline_fold` in abi.h.
+        let folds = || entries(COMMITTED).filter(|(name, _)| name.starts_with("slackline_fold_"));
+        assert!(folds().all(|(name, body)| body.contains(&format!("{name}_param_0[3200]\n)"))));
         assert!(COMMITTED.contains(".version 8.0\n.target sm_70\n"));
         assert!(held_to_rounding(COMMITTED).is_ok());
     }
@@ -169,6 +192,14 @@ mod tests {
         }
         assert!(held_to_rounding(&with(kernel, "mul.rn.f32 a, b, c;")).is_ok());
         assert!(held_to_rounding(".func (.param) helper(").is_err());
+    }
+
+    #[test]
+    fn a_version_is_acquired_and_released_by_one_instruction_each() {
+        let both = "ld.acquire.sys.b64 a, [b];\nst.release.sys.b64 [c], a;\n";
+        assert!(held_to_order(both).is_ok());
+        let text = held_to_order(&both.replace("release.sys", "release.gpu")).unwrap_err().to_string();
+        assert!(text.contains("st.release.sys.b64"), "{text}");
     }
 
     #[test]
