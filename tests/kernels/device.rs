@@ -50,7 +50,7 @@ fn sources() -> PathBuf {
 }
 
 /// Ends the program at an access that is outside of a buffer, or that is misaligned.
-const SANITISED: &[&str] = &["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+const SANITISED: &[&str] = &["-O1", "-fsanitize=address,alignment,bounds", "-fno-sanitize-recover=all"];
 
 /// A path that no other process has.
 fn own(name: &str) -> PathBuf {
