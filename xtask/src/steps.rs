@@ -11,6 +11,7 @@ use crate::install;
 use crate::loom;
 use crate::mutants;
 use crate::needs::{self, Need};
+use crate::ptx;
 use crate::public_api;
 use crate::site::Site;
 use crate::softroce;
@@ -124,6 +125,13 @@ const SLOW: &[Slow] = &[
         at_once: Some("4"),
         ..Slow::new("restart", "workers and servers killed in the middle of training come back and go on")
     },
+    Slow {
+        needs: &[Need::Cxx],
+        ..Slow::new(
+            "kernels",
+            "the kernels of GPUs, compiled for the CPU, give the bits of the library's own",
+        )
+    },
     Slow::new("tree", "readers behind relays read whole versions though anybody dies"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
@@ -217,6 +225,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(deny::step());
     steps.push(public_api::step());
     steps.push(bindgen::step());
+    steps.push(ptx::step());
     steps.push(install::step());
     steps.push(wheel::step());
     steps.extend(SLOW.iter().map(|slow| Step {

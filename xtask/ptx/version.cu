@@ -1,0 +1,6 @@
+// A kernel of one line, so that version.cuh is compiled.
+#include "version.cuh"
+
+extern "C" __global__ void pass_on(const slackline::Version *from, slackline::Version *to) {
+    slackline::store_release(to, slackline::load_acquire(from));
+}
