@@ -267,7 +267,6 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
         (&["--scheme", "k-async", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "use bsp"),
         (&["--scheme", "delay", "--read-my-writes", "--optimizer", "sgd"], "--read-my-writes", "use bsp"),
         (&["--scheme", "ssp", "--read-my-writes"], "--read-my-writes", "--optimizer sgd"),
-        (&["--idle", "sleep"], "--idle sleep", "--transport verbs"),
         (&["--scheme", "ds-sync", "--idle", "sleep"], "--idle: ds-sync has no server", "leave"),
         (&["--scheme", "abs", "--local-steps", "3"], "--local-steps 3", "--optimizer sgd"),
         (&["--scheme", "dbw", "--delivery", "pigeon"], "--delivery: delivery of dbw cannot be", "interrupt"),

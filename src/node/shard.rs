@@ -55,8 +55,8 @@ pub enum Idle {
     /// processor's time.
     #[default]
     Poll,
-    /// Sleep until a peer that has announced something wakes it, or for 20 ms at most. Only over a transport
-    /// that can wake it ([`Listener::be_notified`]): RDMA, by WRITEs with immediate data. Over others it polls.
+    /// Sleep until a peer that has announced something wakes it, or for 20 ms at most: over RDMA by WRITEs with
+    /// immediate data, over TCP by the thread that carries out the write, over shared memory by an eventfd.
     Sleep,
 }
 

@@ -1,13 +1,21 @@
 //! Stands in for a transport without which the library is built: no value of these types exists.
 #![forbid(unsafe_code)]
 
+#[cfg(not(feature = "verbs"))]
+use std::os::fd::BorrowedFd;
+#[cfg(not(feature = "tcp"))]
+use std::sync::Arc;
 use std::task::Poll;
 
+#[cfg(not(feature = "tcp"))]
+use super::doorbell::Doorbell;
 use super::{
     Address, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord, Incoming,
     Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, WorkCompletion, WorkRequest,
 };
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
+#[cfg(not(feature = "verbs"))]
+use crate::time::Duration;
 use crate::time::Instant;
 
 /// The transport.
@@ -48,6 +56,18 @@ impl Transport for Absent {
     }
 
     fn connect(&self, _: &Address, _: Offer) -> Result<AbsentConnecting, ConnectError> {
+        match *self {}
+    }
+}
+
+impl AbsentListener {
+    #[cfg(not(feature = "tcp"))]
+    pub(super) fn set_doorbell(&mut self, _: Arc<Doorbell>) {
+        match *self {}
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    pub(super) fn wait_with(&self, _: &[BorrowedFd<'_>], _: Duration) {
         match *self {}
     }
 }

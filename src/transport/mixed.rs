@@ -4,7 +4,11 @@
 //! The address says which: [`Address::Tcp`] is TCP, [`Address::Verbs`] is RDMA, names and paths are shared memory, and
 //! [`Address::Several`] is for listening at more than one.
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::task::Poll;
+
+use smallvec::SmallVec;
 
 #[cfg(not(feature = "tcp"))]
 use super::absent::{
@@ -16,6 +20,7 @@ use super::absent::{
     Absent as Verbs, AbsentConnecting as VerbsConnecting, AbsentEndpoint as VerbsEndpoint,
     AbsentIncoming as VerbsIncoming, AbsentListener as VerbsListener,
 };
+use super::doorbell::Doorbell;
 use super::shm::{self, Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
 #[cfg(feature = "tcp")]
 use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
@@ -110,7 +115,8 @@ impl Transport for Mixed {
             Address::Several(addresses) => addresses.as_slice(),
             one => std::slice::from_ref(one),
         };
-        let mut listener = MixedListener { shm: Vec::new(), tcp: Vec::new(), verbs: Vec::new() };
+        let (shm, tcp, verbs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut listener = MixedListener { shm, tcp, verbs, doorbell: None };
         for address in addresses {
             match address {
                 Address::Tcp(_) => listener.tcp.push(self.tcp("listen", address)?.listen(address)?),
@@ -165,6 +171,8 @@ pub struct MixedListener {
     shm: Vec<ShmListener>,
     tcp: Vec<TcpListener>,
     verbs: Vec<VerbsListener>,
+    /// What peers wake the owner by, if it wants to be woken; those over RDMA have their own.
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl Listener for MixedListener {
@@ -192,13 +200,22 @@ impl Listener for MixedListener {
         })
     }
 
-    /// Works where this process listens at one RDMA address and nothing else: peers over the other transports could
-    /// not wake an owner that sleeps.
+    /// Works where this process listens at no more than one RDMA address.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
-        match (&self.shm[..], &self.tcp[..], &mut self.verbs[..]) {
-            ([], [], [verbs]) => verbs.be_notified(),
-            _ => Ok(false),
+        if self.verbs.len() > 1 {
+            return Ok(false);
         }
+        let doorbell = match &self.doorbell {
+            Some(doorbell) => doorbell.clone(),
+            None => Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address(), source))?,
+        };
+        self.shm.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));
+        self.tcp.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));
+        for listener in &mut self.verbs {
+            listener.be_notified()?;
+        }
+        self.doorbell = Some(doorbell);
+        Ok(true)
     }
 
     fn has_caught_up(&mut self) -> bool {
@@ -211,8 +228,19 @@ impl Listener for MixedListener {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        if let [verbs] = &mut self.verbs[..] {
-            verbs.wait(timeout);
+        let Some(doorbell) = &self.doorbell else { return };
+        let (mut sources, mut shortest) = (SmallVec::<[BorrowedFd<'_>; 4]>::new(), timeout);
+        for listener in &self.shm {
+            let (socket, timeout) = listener.arrivals(timeout);
+            sources.extend(socket);
+            shortest = shortest.min(timeout);
+        }
+        match self.verbs.first() {
+            None => doorbell.wait(&sources, shortest),
+            Some(verbs) => {
+                sources.push(doorbell.as_fd());
+                doorbell.around(|| verbs.wait_with(&sources, shortest));
+            }
         }
     }
 }

@@ -35,6 +35,7 @@
 #[cfg(all(not(all(feature = "tcp", feature = "verbs")), not(loom)))]
 pub(crate) mod absent;
 mod address;
+pub(crate) mod doorbell;
 mod error;
 mod kind;
 mod local;

@@ -146,8 +146,8 @@ impl<F: Fixture> Serving for Here<F> {
                 number(0)
             }
             Ask::BeNotified { listener } => {
-                self.listener(listener).be_notified().map_err(debug_text)?;
-                number(0)
+                let is_notified = self.listener(listener).be_notified().map_err(debug_text)?;
+                number(is_notified.into())
             }
             Ask::Wait { listener, at_most } => {
                 self.listener(listener).wait(at_most);

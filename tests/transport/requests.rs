@@ -1,5 +1,7 @@
 //! Effects of requests, and the behaviour of the queue.
 
+use std::time::{Duration, Instant};
+
 use slackline::Transport;
 use slackline::internals::mem::{Access, RemoteSlice};
 use slackline::internals::transport::{
@@ -75,7 +77,29 @@ pub(crate) fn a_write_that_is_to_be_noticed_is_a_write_like_any_other<F: Fixture
         assert_eq!((done.id.0, done.result), (2, Ok(())));
         assert_eq!(service.memory.load(8), word);
     }
-    service.listening.wait(std::time::Duration::from_secs(1));
+    service.listening.wait(Duration::from_secs(1));
+}
+
+pub(crate) fn a_write_that_is_to_be_noticed_ends_a_wait<F: Fixture>() {
+    const LONG: Duration = Duration::from_secs(20);
+    let service = Service::<F>::new(4096, RIGHTS);
+    if !service.listening.be_notified() {
+        return;
+    }
+    let Caller { mut endpoint, remote, server: _server } = service.caller();
+    for word in 1..=3 {
+        // What came before, this peer's arrival too, ends no later wait.
+        service.listening.wait(Duration::ZERO);
+        let data = Inline::word(word);
+        let inline = Operation::WriteInline { data, remote: remote.slice(8, 8).unwrap() };
+        let mut request = WorkRequest::signalled(word, inline);
+        request.flags |= Flags::NOTIFY;
+        endpoint.post(&[request]).unwrap();
+        completion(&mut endpoint).result.unwrap();
+        let begun = Instant::now();
+        service.listening.wait(LONG);
+        assert!(begun.elapsed() < LONG, "write {word} woke nobody");
+    }
 }
 
 pub(crate) fn atomics_do_what_they_say<F: Fixture>() {

@@ -123,8 +123,9 @@ impl<F: Fixture> Listening<F> {
         Some(Arrived { server: self.server.clone(), incoming: reply.number as usize, received })
     }
 
-    pub(crate) fn be_notified(&self) {
-        self.server.ask(Ask::BeNotified { listener: self.listener });
+    /// False if its transport cannot wake the thread that waits.
+    pub(crate) fn be_notified(&self) -> bool {
+        self.server.ask(Ask::BeNotified { listener: self.listener }) != 0
     }
 
     pub(crate) fn wait(&self, at_most: Duration) {

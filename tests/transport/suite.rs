@@ -41,6 +41,7 @@ macro_rules! conformance {
                 reads_of_every_size_arrive_at_odd_offsets
                 inline_words_arrive_as_little_endian_words
                 a_write_that_is_to_be_noticed_is_a_write_like_any_other
+                a_write_that_is_to_be_noticed_ends_a_wait
                 atomics_do_what_they_say
                 unsignalled_requests_stay_silent
                 posting_and_polling_allocate_nothing

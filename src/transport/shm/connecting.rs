@@ -41,7 +41,8 @@ impl ShmConnecting {
         user: u32,
     ) -> Result<Self, ConnectError> {
         let failed = |error| connect_error(address, error);
-        let outbox = Outbox::offer(Side::Connector, offer).map_err(|error| error.at("connect", address))?;
+        let outbox =
+            Outbox::offer(Side::Connector, offer, None).map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
         let link = SocketEnd::new(socket::new_socket().map_err(failed)?);
         let mut state = Handshake { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };

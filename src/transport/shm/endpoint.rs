@@ -1,5 +1,6 @@
 //! One connected peer: its memory, mapped, and the socket that tells whether it lives.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +8,8 @@ use super::handshake::{MappedOffer, Outbox};
 use super::socket::{FORKED, Heard, SocketEnd};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Disconnected, Endpoint, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, Flags, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion,
+    WorkRequest, doorbell,
 };
 
 const GONE: Disconnected = Disconnected { reason: "the peer process ended or closed the connection" };
@@ -16,6 +18,8 @@ const INHERITED: Disconnected = Disconnected { reason: FORKED };
 /// One connected peer on the same host.
 pub struct ShmEndpoint {
     local: LocalEndpoint,
+    /// What wakes the peer's owner, if it wants to be woken.
+    doorbell: Option<OwnedFd>,
     link: SocketEnd,
     /// The rest of an answer that did not fit the socket's buffer.
     outbox: Option<Outbox>,
@@ -36,7 +40,7 @@ impl ShmEndpoint {
             local.attach(key, region, access);
         }
         let over = Arc::new(AtomicBool::new(false));
-        (ShmEndpoint { local, link, outbox, over }, opened.received)
+        (ShmEndpoint { local, doorbell: opened.doorbell, link, outbox, over }, opened.received)
     }
 
     fn fail(&mut self, reason: Disconnected) {
@@ -64,7 +68,13 @@ impl Endpoint for ShmEndpoint {
         if self.link.is_inherited() {
             return Err(INHERITED.into());
         }
-        self.local.post(batch)
+        self.local.post(batch)?;
+        if let Some(doorbell) = &self.doorbell
+            && batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
+        {
+            doorbell::ring(doorbell);
+        }
+        Ok(())
     }
 
     #[inline]

@@ -1,11 +1,13 @@
 //! Handshake messages on their way out and in. Nothing here waits: each call does what can be done now.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::socket::{Heard, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
 use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received, Refusal};
 
@@ -54,12 +56,18 @@ pub(super) struct Outbox {
     sent: usize,
     /// The regions whose descriptors go with the first byte; empty from then on.
     regions: Vec<MemoryRegion>,
+    /// The doorbell, whose descriptor goes with them.
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl Outbox {
     /// Checks an offer or the listener's answer to one, seals its memory, and gives each region of it a key that no
     /// process can guess.
-    pub(super) fn offer(from: Side, offer: &Offer) -> Result<Outbox, ShmHandshakeError> {
+    pub(super) fn offer(
+        from: Side,
+        offer: &Offer,
+        doorbell: Option<Arc<Doorbell>>,
+    ) -> Result<Outbox, ShmHandshakeError> {
         check_offer(offer).map_err(ShmHandshakeError::Offer)?;
         let mut regions = Vec::<MemoryRegion>::new();
         let mut segments = Vec::new();
@@ -75,27 +83,30 @@ impl Outbox {
             let (offset, bytes) = (slice.offset() as u64, slice.len() as u64);
             grants.push(Grant { offset, bytes, ..segments[segment] });
         }
-        let terms = Terms { grants, blob: Segments(segments) };
+        let terms = Terms { grants, blob: Segments { segments, has_doorbell: doorbell.is_some() } };
         let hello = match from {
             Side::Connector => Hello::Offer(terms),
             Side::Listener => Hello::Accept(terms),
         };
-        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions })
+        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions, doorbell })
     }
 
     /// A refusal with its reason, cut if it is long.
     pub(super) fn refusal(refusal: Refusal) -> Outbox {
-        Outbox { bytes: wire::frame(&Hello::refuse(refusal), &[]), sent: 0, regions: Vec::new() }
+        let bytes = wire::frame(&Hello::refuse(refusal), &[]);
+        Outbox { bytes, sent: 0, regions: Vec::new(), doorbell: None }
     }
 
     /// Sends what fits now. True once all of it is sent.
     pub(super) fn flush(&mut self, link: &SocketEnd) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
+            let segments = self.regions.iter().filter_map(|region| region.memory().shared_file());
             let files: Vec<BorrowedFd<'_>> =
-                self.regions.iter().filter_map(|region| region.memory().shared_file()).collect();
+                segments.chain(self.doorbell.as_ref().map(|doorbell| doorbell.as_fd())).collect();
             let Some(sent) = link.send(&self.bytes[self.sent..], &files)? else { return Ok(false) };
             self.sent += sent;
             self.regions.clear();
+            self.doorbell = None;
         }
         self.bytes = Vec::new();
         self.sent = 0;
@@ -149,7 +160,7 @@ impl Inbox {
             match heard? {
                 Heard::Silence => return Ok(false),
                 Heard::End => return Err(ShmHandshakeError::Closed),
-                Heard::Bytes(_) if self.files.len() > MAX_GRANTS => {
+                Heard::Bytes(_) if self.files.len() > MAX_GRANTS + 1 => {
                     return Err(WireError::Rule("it passed more descriptors than segments").into());
                 }
                 Heard::Bytes(_) => {}
@@ -173,14 +184,12 @@ impl Inbox {
             Hello::Offer(terms) | Hello::Accept(terms) => &terms.blob,
             Hello::Refuse(_) | Hello::Note(_) => &no_segments,
         };
-        let segments = segments.map(files)?;
+        let (segments, doorbell) = segments.map(files)?;
+        let mapped =
+            |terms: wire::Terms| MappedOffer { received: terms.received(message), segments, doorbell };
         Ok(match hello {
-            Hello::Offer(terms) => {
-                ShmMessage::Offer(MappedOffer { received: terms.received(message), segments })
-            }
-            Hello::Accept(terms) => {
-                ShmMessage::Accept(MappedOffer { received: terms.received(message), segments })
-            }
+            Hello::Offer(terms) => ShmMessage::Offer(mapped(terms)),
+            Hello::Accept(terms) => ShmMessage::Accept(mapped(terms)),
             Hello::Refuse(refusal) => ShmMessage::Refuse(refusal),
             Hello::Note(note) => match note {},
         })
@@ -198,24 +207,31 @@ pub(super) enum ShmMessage {
 pub(super) struct MappedOffer {
     pub(super) received: Received,
     pub(super) segments: Vec<Mapped>,
+    /// The listener's doorbell, if its owner wants to be woken.
+    pub(super) doorbell: Option<OwnedFd>,
 }
 
 /// A segment: the key that names it, its memory, and the rights of this side.
 type Mapped = (RemoteKey, MemoryRegion, Access);
 
 impl Segments {
-    /// Maps the files that came along.
-    fn map(&self, files: Vec<OwnedFd>) -> Result<Vec<Mapped>, ShmHandshakeError> {
-        if files.len() != self.0.len() {
+    /// Maps the files that came along, and takes the doorbell.
+    fn map(&self, mut files: Vec<OwnedFd>) -> Result<(Vec<Mapped>, Option<OwnedFd>), ShmHandshakeError> {
+        if files.len() != self.segments.len() + usize::from(self.has_doorbell) {
             return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
+        }
+        let doorbell = if self.has_doorbell { files.pop() } else { None };
+        if let Some(doorbell) = &doorbell {
+            // Whatever it is, to ring it must not block.
+            rustix::io::ioctl_fionbio(doorbell, true).map_err(io::Error::from)?;
         }
         let map = |(segment, file): (&Grant, OwnedFd)| {
             let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
             let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
             let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
-            Ok((segment.key, region, segment.access))
+            Ok::<_, ShmHandshakeError>((segment.key, region, segment.access))
         };
-        self.0.iter().zip(files).map(map).collect()
+        Ok((self.segments.iter().zip(files).map(map).collect::<Result<_, _>>()?, doorbell))
     }
 }
 

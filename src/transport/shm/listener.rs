@@ -1,7 +1,8 @@
 //! The listener's side of handshakes.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::net::{Shutdown, SocketFlags};
 
@@ -10,9 +11,13 @@ use super::file;
 use super::handshake::{Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user};
 use super::socket::SocketEnd;
 use crate::mem::ForkGuard;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
+
+/// The pause between two looks at newcomers while there are some.
+const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 /// The listener for peers of the same host and user. Its socket file, if it has one, goes with it.
 pub struct ShmListener {
@@ -25,6 +30,8 @@ pub struct ShmListener {
     was_inherited: bool,
     queue_depth: usize,
     user: u32,
+    /// What peers wake the owner by, if it wants to be woken.
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 struct Pending {
@@ -44,7 +51,22 @@ impl ShmListener {
             was_inherited: false,
             queue_depth,
             user,
+            doorbell: None,
         })
+    }
+
+    /// Has peers ring this from now on.
+    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
+        self.doorbell = Some(doorbell);
+    }
+
+    /// The socket at which peers arrive, to wait for, and the longest that a wait may take.
+    pub(in crate::transport) fn arrivals(&self, timeout: Duration) -> (Option<BorrowedFd<'_>>, Duration) {
+        // Of a socket that cannot be accepted from there is nothing to be heard but that.
+        let cannot_accept = self.newcomers.cannot_accept();
+        let is_short = cannot_accept || self.newcomers.iter().len() > 0;
+        let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
+        ((!cannot_accept).then_some(self.socket.as_fd()), timeout)
     }
 }
 
@@ -115,7 +137,27 @@ impl Listener for ShmListener {
         }
         self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
         let (Pending { link, .. }, opened) = self.newcomers.next(&self.address, now)?;
-        Some(ShmIncoming { link, opened, address: self.address.clone(), queue_depth: self.queue_depth })
+        let (address, queue_depth, doorbell) =
+            (self.address.clone(), self.queue_depth, self.doorbell.clone());
+        Some(ShmIncoming { link, opened, address, queue_depth, doorbell })
+    }
+
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        if self.doorbell.is_none() {
+            self.doorbell =
+                Some(Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+        }
+        Ok(true)
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if self.guard.is_inherited() {
+            // Nothing is to be heard here any more.
+            return std::thread::sleep(timeout);
+        }
+        let Some(doorbell) = &self.doorbell else { return };
+        let (socket, timeout) = self.arrivals(timeout);
+        doorbell.wait(socket.as_slice(), timeout);
     }
 }
 
@@ -138,6 +180,7 @@ pub struct ShmIncoming {
     opened: MappedOffer,
     address: Address,
     queue_depth: usize,
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl Incoming for ShmIncoming {
@@ -148,7 +191,7 @@ impl Incoming for ShmIncoming {
     }
 
     fn accept(self, offer: Offer) -> Result<ShmEndpoint, ConnectError> {
-        let answer = Outbox::offer(Side::Listener, &offer).and_then(|mut outbox| {
+        let answer = Outbox::offer(Side::Listener, &offer, self.doorbell).and_then(|mut outbox| {
             let sent = outbox.flush(&self.link)?;
             Ok((!sent).then_some(outbox))
         });

@@ -17,10 +17,15 @@ pub(super) const FRAME_BYTES: usize = 32;
 const MAGIC: [u8; 8] = *b"slkl-shm";
 const VERSION_BYTES: usize = 4;
 
-/// The memory that comes along with an offer: one descriptor for each segment, in this order. A segment is its file
-/// from the begin on, under a key that is random and of this connection only. Grants name segments by their keys.
+/// The descriptors that come along with an offer: one for each segment, in this order, and then that of the listener's
+/// doorbell, if there is one. A segment is its file from the begin on, under a key that is random and of this connection
+/// only. Grants name segments by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Segments(pub(super) Vec<Grant>);
+pub(crate) struct Segments {
+    pub(super) segments: Vec<Grant>,
+    /// True if requests that notify ring the doorbell.
+    pub(super) has_doorbell: bool,
+}
 
 /// The notes of shared memory: there are none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,20 +36,23 @@ pub(super) type Hello = wireup::Hello<Segments, Note>;
 
 impl Segments {
     fn named(&self, grant: &Grant) -> Option<&Grant> {
-        self.0.iter().find(|segment| segment.key == grant.key)
+        self.segments.iter().find(|segment| segment.key == grant.key)
     }
 }
 
 impl Blob for Segments {
-    fn check(&self, _from: Side, grants: &[Grant]) -> Result<(), &'static str> {
-        if self.0.len() > MAX_GRANTS {
+    fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
+        if self.segments.len() > MAX_GRANTS {
             return Err("it passes more segments than it may");
         }
-        for (index, segment) in self.0.iter().enumerate() {
+        if self.has_doorbell && from == Side::Connector {
+            return Err("only a listener has a doorbell");
+        }
+        for (index, segment) in self.segments.iter().enumerate() {
             if segment.offset != 0 {
                 return Err("a segment does not begin where its file does");
             }
-            if self.0[..index].iter().any(|other| other.key == segment.key) {
+            if self.segments[..index].iter().any(|other| other.key == segment.key) {
                 return Err("two segments have the same key");
             }
         }
@@ -113,7 +121,7 @@ pub(crate) fn fuzz_handshake(bytes: &[u8]) {
     else {
         return;
     };
-    assert!(terms.blob.0.len() <= MAX_GRANTS);
+    assert!(terms.blob.segments.len() <= MAX_GRANTS);
     for grant in &terms.grants {
         let segment = terms.blob.named(grant).expect("a grant is of a segment");
         assert!(u128::from(grant.offset) + u128::from(grant.bytes) <= u128::from(segment.bytes));
@@ -137,7 +145,7 @@ fn sample() -> Terms {
         |key, offset, bytes| Grant { key: RemoteKey(key), offset, bytes, access: Access::REMOTE_READ };
     Terms {
         grants: vec![range(u64::MAX - 1, 8, 24), range(7, 64, 0)],
-        blob: Segments(vec![range(7, 0, 64), range(u64::MAX - 1, 0, 32)]),
+        blob: Segments { segments: vec![range(7, 0, 64), range(u64::MAX - 1, 0, 32)], has_doorbell: false },
     }
 }
 
@@ -175,9 +183,11 @@ mod tests {
 
     #[test]
     fn segments_and_grants_that_do_not_fit_each_other_are_refused() {
-        let Terms { grants, blob: Segments(segments) } = sample();
-        let check =
-            |segments: &[Grant], grants: &[Grant]| Segments(segments.to_vec()).check(Side::Connector, grants);
+        let Terms { grants, blob: Segments { segments, .. } } = sample();
+        let check = |segments: &[Grant], grants: &[Grant]| {
+            let segments = Segments { segments: segments.to_vec(), has_doorbell: false };
+            segments.check(Side::Connector, grants)
+        };
         assert_eq!(check(&segments, &grants), Ok(()));
         let changed = |change: fn(&mut Grant)| {
             let mut grant = grants[0];

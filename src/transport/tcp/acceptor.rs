@@ -6,7 +6,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -18,6 +18,7 @@ use super::engine::{Command, Engine};
 use super::hello::{Hello, Lane, Note, Terms, Ticket};
 use crate::channel::{self, Channel};
 use crate::time::Instant;
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept};
 use crate::transport::{Address, MAX_PENDING_HANDSHAKES};
 
@@ -40,6 +41,8 @@ struct AcceptorShared {
     ready: Mutex<VecDeque<PendingConnection>>,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// What wakes the listener's owner, if it wants to be woken.
+    doorbell: OnceLock<Arc<Doorbell>>,
 }
 
 /// A peer that has made its offer.
@@ -57,12 +60,23 @@ impl Acceptor {
         engine: Arc<Engine>,
     ) -> io::Result<Acceptor> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(AcceptorShared { ready: Mutex::default(), wake, stop: AtomicBool::new(false) });
+        let shared = Arc::new(AcceptorShared {
+            ready: Mutex::default(),
+            wake,
+            stop: AtomicBool::new(false),
+            doorbell: OnceLock::new(),
+        });
         let newcomers = Newcomers::default();
         let greeter = Greeter { shared: Arc::clone(&shared), socket, address, terms, engine, newcomers };
         let named = std::thread::Builder::new().name("slackline-accept".into());
         let thread = Some(named.spawn(move || greeter.run())?);
         Ok(Acceptor { shared, thread })
+    }
+
+    /// Has each peer that waits for an answer ring this.
+    pub(super) fn set_doorbell(&self, doorbell: Arc<Doorbell>) {
+        // A listener has one.
+        let _first = self.shared.doorbell.set(doorbell);
     }
 
     /// Takes the next peer that waits for an answer.
@@ -138,6 +152,9 @@ impl Greeter {
                 match said {
                     TcpMessage::Offer(terms, message) => {
                         lock(&self.shared.ready).push_back(PendingConnection { channel, terms, message });
+                        if let Some(doorbell) = self.shared.doorbell.get() {
+                            doorbell.ring();
+                        }
                     }
                     TcpMessage::Join(ticket, lane) => self.engine.tell(Command::Join(channel, ticket, lane)),
                 }

@@ -54,7 +54,18 @@ mod tests {
     fn request(kind: Kind, key: u64, offset: u64, bytes: u64) -> Request {
         let (words, count) = ([0; MAX_WORDS], 0);
         let key = RemoteKey(key);
-        Request { kind, answer: true, sequence: 1, epoch: EPOCH, key, offset, bytes, words, count }
+        Request {
+            kind,
+            answer: true,
+            notify: false,
+            sequence: 1,
+            epoch: EPOCH,
+            key,
+            offset,
+            bytes,
+            words,
+            count,
+        }
     }
 
     fn grant(key: u64, offset: u64, bytes: u64, access: Access) -> Grant {

@@ -1,7 +1,7 @@
 //! The state that the lanes of one connection share: what each side may reach, and whether it is over.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::check::check;
 use super::hello::{Lane, Terms};
@@ -9,6 +9,7 @@ use super::socket::Socket;
 use super::wire::{Kind, MAX_WORDS, Request};
 use crate::mem::{LocalSlice, RemoteSlice};
 use crate::transport::Disconnected;
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::Grant;
 
 /// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
@@ -26,6 +27,8 @@ pub(super) struct Connection {
     pub(super) memory: Vec<LocalSlice>,
     /// The terms of what this side may reach at the peer.
     pub(super) theirs: Terms,
+    /// What wakes the owner of `memory`, if it wants to be woken.
+    doorbell: OnceLock<Arc<Doorbell>>,
     over: OnceLock<Disconnected>,
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
     reverse_data: Mutex<Option<Socket>>,
@@ -40,9 +43,23 @@ impl Connection {
             ours,
             memory,
             theirs,
+            doorbell: OnceLock::new(),
             over: OnceLock::new(),
             reverse_data: Mutex::default(),
             reverse_heartbeat: Mutex::default(),
+        }
+    }
+
+    /// Has requests that notify ring this.
+    pub(super) fn set_doorbell(&self, doorbell: Arc<Doorbell>) {
+        // A connection is made once, and has one listener.
+        let _first = self.doorbell.set(doorbell);
+    }
+
+    #[inline]
+    pub(super) fn ring(&self) {
+        if let Some(doorbell) = self.doorbell.get() {
+            doorbell.ring();
         }
     }
 
@@ -88,6 +105,7 @@ pub(super) fn words(sequence: u64, epoch: u64, to: &RemoteSlice, values: &[u64])
     Request {
         kind: Kind::Words,
         answer: false,
+        notify: false,
         sequence,
         epoch,
         key: to.key,

@@ -208,14 +208,17 @@ impl Initiator {
         if answer {
             self.unasked = 0;
         }
+        let notify = request.flags.contains(Flags::NOTIFY);
         let plain = |kind, remote: &RemoteSlice| Request {
             kind,
             answer,
+            notify,
             ..words(self.next(), self.epoch, remote, &[])
         };
         let with = |kind, remote: &RemoteSlice, values: &[u64]| Request {
             kind,
             answer,
+            notify,
             ..words(self.next(), self.epoch, remote, values)
         };
         let (header, memory, expected) = match &request.operation {

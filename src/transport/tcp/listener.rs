@@ -10,7 +10,8 @@ use super::engine::{Command, Engine, Expected};
 use super::hello::{self, Hello, lanes};
 use crate::channel::{self, listen};
 use crate::mem::ForkGuard;
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive over TCP.
@@ -22,6 +23,8 @@ pub struct TcpListener {
     engine: Arc<Engine>,
     queue_depth: usize,
     guard: ForkGuard,
+    /// What wakes the owner, if it wants to be woken.
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl TcpListener {
@@ -39,7 +42,14 @@ impl TcpListener {
         let address = Address::Tcp(socket.local_addr().map_err(failed)?);
         let copy = socket.try_clone().map_err(failed)?;
         let acceptor = Acceptor::start(copy, address.clone(), terms, Arc::clone(&engine)).map_err(failed)?;
-        Ok(TcpListener { socket, address, acceptor, engine, queue_depth, guard: ForkGuard::new() })
+        let (guard, doorbell) = (ForkGuard::new(), None);
+        Ok(TcpListener { socket, address, acceptor, engine, queue_depth, guard, doorbell })
+    }
+
+    /// Has peers that are let in from now on, and those that arrive, ring this.
+    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
+        self.acceptor.set_doorbell(doorbell.clone());
+        self.doorbell = Some(doorbell);
     }
 }
 
@@ -68,7 +78,22 @@ impl Listener for TcpListener {
             address: self.address.clone(),
             engine: Arc::clone(&self.engine),
             queue_depth: self.queue_depth,
+            doorbell: self.doorbell.clone(),
         })
+    }
+
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        if self.doorbell.is_none() {
+            let doorbell = Doorbell::new();
+            self.set_doorbell(doorbell.map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+        }
+        Ok(true)
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if let Some(doorbell) = &self.doorbell {
+            doorbell.wait(&[], timeout);
+        }
     }
 }
 
@@ -91,6 +116,7 @@ pub struct TcpIncoming {
     address: Address,
     engine: Arc<Engine>,
     queue_depth: usize,
+    doorbell: Option<Arc<Doorbell>>,
 }
 
 impl Incoming for TcpIncoming {
@@ -113,6 +139,9 @@ impl Incoming for TcpIncoming {
         let accept = Hello::Accept(ours.clone()).encode(&offer.message);
         let lanes = lanes(&ours, &self.theirs);
         let connection = Arc::new(Connection::new(ours, offer.grants, self.theirs));
+        if let Some(doorbell) = self.doorbell {
+            connection.set_doorbell(doorbell);
+        }
         if !lanes.is_empty() {
             // Before the peer knows its ticket.
             self.engine.expect(Expected { connection: Arc::clone(&connection), lanes });

@@ -59,7 +59,7 @@ enum ServeStep {
     /// Between two requests.
     Header,
     /// In the payload of a write.
-    Payload { span: Span, received: usize, answer: bool },
+    Payload { span: Span, received: usize, answer: bool, notify: bool },
     /// In the payload of an answer.
     Answering { span: Span, sent: usize },
     /// A request was refused, or the connection is closed.
@@ -241,8 +241,9 @@ impl Target {
                         return Ok(wants);
                     }
                 }
-                ServeStep::Payload { span, received, answer } => {
-                    let (taken, answer) = ((span.bytes - *received).min(self.end - self.begin), *answer);
+                ServeStep::Payload { span, received, answer, notify } => {
+                    let taken = (span.bytes - *received).min(self.end - self.begin);
+                    let (answer, notify) = (*answer, *notify);
                     let piece = &self.inbox.0[self.begin..self.begin + taken];
                     memory(&self.connection, span).subslice(*received, taken).write(piece);
                     self.begin += taken;
@@ -252,7 +253,7 @@ impl Target {
                         return Ok(Wants::Input);
                     }
                     self.state = ServeStep::Header;
-                    self.done(answer);
+                    self.done(answer, notify);
                 }
                 ServeStep::Answering { .. } => return Ok(Wants::Output),
                 ServeStep::Draining { bytes, .. } => {
@@ -274,7 +275,7 @@ impl Target {
         let connection = Arc::clone(&self.connection);
         if request.kind == Kind::Nothing && request.epoch == connection.ours.blob.epoch {
             self.begin(request, len);
-            self.done(request.answer);
+            self.done(request.answer, request.notify);
             return None;
         }
         let Some(span) = check(connection.grants(), connection.ours.blob.epoch, request) else {
@@ -295,12 +296,13 @@ impl Target {
                 let payload = &self.inbox.0[self.begin..self.begin + span.bytes];
                 target.copy_from(VolatileSlice::from_ref(payload), Streaming::Never);
                 self.begin += span.bytes;
-                self.done(request.answer);
+                self.done(request.answer, request.notify);
             }
             Kind::Write => {
                 self.begin(request, len);
                 mem::fence(Ordering::Release);
-                self.state = ServeStep::Payload { span, received: 0, answer: request.answer };
+                let (answer, notify) = (request.answer, request.notify);
+                self.state = ServeStep::Payload { span, received: 0, answer, notify };
             }
             Kind::Words => {
                 self.begin(request, len);
@@ -308,7 +310,7 @@ impl Target {
                 for (index, word) in request.words[..usize::from(request.count)].iter().enumerate() {
                     target.store(index * 8, *word, Ordering::Relaxed);
                 }
-                self.done(request.answer);
+                self.done(request.answer, request.notify);
             }
             Kind::Read if span.bytes <= SHORT_BYTES => {
                 if !self.out_end.is_multiple_of(8) {
@@ -349,9 +351,12 @@ impl Target {
         self.begin += len;
     }
 
-    fn done(&mut self, answer: bool) {
+    fn done(&mut self, answer: bool, notify: bool) {
         if answer {
             self.to_tell = Some(self.sequence);
+        }
+        if notify {
+            self.connection.ring();
         }
     }
 

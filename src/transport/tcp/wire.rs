@@ -3,7 +3,7 @@
 //! ```text
 //! request   0  u32 checksum   CRC-32/ISCSI of everything behind it, words included
 //!  48 bytes 4  u8  kind       1 write, 2 words, 3 read, 4 fetch-add, 5 compare-swap, 6 nothing
-//!           5  u8  flags      1: answer as soon as it is done
+//!           5  u8  flags      1: answer as soon as it is done; 2: wake the owner of the memory then
 //!           6  u8  words      how many follow
 //!           7  u8  zero
 //!           8  u64 sequence   one more than that of the request before it; the first is 1
@@ -70,6 +70,8 @@ pub(super) struct Request {
     pub(super) kind: Kind,
     /// Whether its completion is to be told at once.
     pub(super) answer: bool,
+    /// Whether the thread that waits at the target's listener is woken then.
+    pub(super) notify: bool,
     pub(super) sequence: u64,
     pub(super) epoch: u64,
     pub(super) key: RemoteKey,
@@ -98,7 +100,8 @@ impl Request {
     pub(super) fn encode(&self) -> Encoded {
         let mut bytes = [0; MAX_REQUEST_BYTES];
         let len = REQUEST_BYTES + 8 * usize::from(self.count);
-        bytes[4..8].copy_from_slice(&[self.kind as u8, u8::from(self.answer), self.count, 0]);
+        let flags = u8::from(self.answer) | u8::from(self.notify) << 1;
+        bytes[4..8].copy_from_slice(&[self.kind as u8, flags, self.count, 0]);
         for (at, word) in
             [(8, self.sequence), (16, self.epoch), (24, self.key.0), (32, self.offset), (40, self.bytes)]
         {
@@ -144,7 +147,7 @@ impl Request {
         if !fits {
             return Err(TcpWireError("a request whose words do not fit its kind"));
         }
-        if bytes[5] > 1 || bytes[7] != 0 {
+        if bytes[5] > 3 || bytes[7] != 0 {
             return Err(TcpWireError("a request with unknown flags"));
         }
         let mut words = [0; MAX_WORDS];
@@ -153,7 +156,8 @@ impl Request {
         }
         let request = Request {
             kind,
-            answer: bytes[5] == 1,
+            answer: bytes[5] & 1 != 0,
+            notify: bytes[5] & 2 != 0,
             sequence: word(bytes, 8),
             epoch: word(bytes, 16),
             key: RemoteKey(word(bytes, 24)),
@@ -312,8 +316,18 @@ pub(crate) fn header_samples() -> Vec<Vec<u8>> {
     let requests = kinds.map(|(kind, count, bytes)| {
         let mut kept = [0; MAX_WORDS];
         kept[..usize::from(count)].copy_from_slice(&words[..usize::from(count)]);
-        let request =
-            Request { kind, answer: true, sequence: 9, epoch: 1, key, offset: 16, bytes, words: kept, count };
+        let request = Request {
+            kind,
+            answer: true,
+            notify: false,
+            sequence: 9,
+            epoch: 1,
+            key,
+            offset: 16,
+            bytes,
+            words: kept,
+            count,
+        };
         request.encode().as_bytes().to_vec()
     });
     let responses = [
@@ -336,7 +350,8 @@ mod tests {
     prop_compose! {
         fn requests()(
             kind in 0..6usize,
-            (answer, sequence, epoch, key, offset, range) in any::<(bool, u64, u64, u64, u64, u64)>(),
+            (answer, notify, sequence) in any::<(bool, bool, u64)>(),
+            (epoch, key, offset, range) in any::<(u64, u64, u64, u64)>(),
             words in any::<[u64; MAX_WORDS]>(),
             count in 1..=MAX_WORDS,
         ) -> Request {
@@ -350,8 +365,8 @@ mod tests {
             ][kind];
             let mut kept = [0; MAX_WORDS];
             kept[..count].copy_from_slice(&words[..count]);
-            let key = RemoteKey(key);
-            Request { kind, answer, sequence, epoch, key, offset, bytes, words: kept, count: count as u8 }
+            let (key, count) = (RemoteKey(key), count as u8);
+            Request { kind, answer, notify, sequence, epoch, key, offset, bytes, words: kept, count }
         }
     }
 

@@ -2,8 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 use super::VerbsShared;
 use super::connecting::device_failed;
@@ -78,6 +81,24 @@ impl Newcomer for Pending {
     }
 }
 
+impl VerbsListener {
+    /// As [`wait`](Listener::wait), which one of `others` that can be read ends, too.
+    pub(in crate::transport) fn wait_with(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
+        if self.guard.is_inherited() {
+            // Nothing is to be heard here any more.
+            std::thread::sleep(timeout);
+        } else if let Some(waker) = &self.waker {
+            // Of a socket that cannot be accepted from there is nothing to be heard but that.
+            let cannot_accept = self.newcomers.cannot_accept();
+            let is_short = cannot_accept || self.newcomers.iter().len() > 0;
+            let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
+            let mut sources: SmallVec<[BorrowedFd<'_>; 4]> = SmallVec::from_slice(others);
+            sources.extend((!cannot_accept).then_some(self.socket.as_fd()));
+            waker.wait(&sources, timeout);
+        }
+    }
+}
+
 impl Listener for VerbsListener {
     type Endpoint = VerbsEndpoint;
     type Incoming = VerbsIncoming;
@@ -101,16 +122,7 @@ impl Listener for VerbsListener {
     }
 
     fn wait(&mut self, timeout: Duration) {
-        if self.guard.is_inherited() {
-            // Nothing is to be heard here any more.
-            std::thread::sleep(timeout);
-        } else if let Some(waker) = &self.waker {
-            // Of a socket that cannot be accepted from there is nothing to be heard but that.
-            let cannot_accept = self.newcomers.cannot_accept();
-            let is_short = cannot_accept || self.newcomers.iter().len() > 0;
-            let timeout = if is_short { timeout.min(HANDSHAKE_NAP) } else { timeout };
-            waker.wait((!cannot_accept).then_some(&self.socket), timeout);
-        }
+        self.wait_with(&[], timeout);
     }
 
     fn poll(&mut self, now: Instant) -> Option<VerbsIncoming> {

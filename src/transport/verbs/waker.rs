@@ -5,7 +5,7 @@
 //! than it was told of: one that arrives where none is posted would hold up its connection, and in the end break it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -61,16 +61,16 @@ impl Waker {
         lock(&self.pairs).retain(|known| !Arc::ptr_eq(known, pair));
     }
 
-    /// Sleeps until a request that is to be noticed is done, or `other` can be read, but no longer than `timeout`. What
-    /// was done since the last call ends it at once.
-    pub(super) fn wait(&self, other: Option<impl AsFd>, timeout: Duration) {
+    /// Sleeps until a request that is to be noticed is done, or one of `others` can be read, but no longer than `timeout`.
+    /// What was done since the last call ends it at once.
+    pub(super) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
         if self.answer() {
             return;
         }
         let events = self.events();
-        let mut sources: SmallVec<[PollFd<'_>; 2]> = SmallVec::new();
+        let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
         sources.push(PollFd::new(&events, PollFlags::IN));
-        sources.extend(other.as_ref().map(|other| PollFd::new(other, PollFlags::IN)));
+        sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
         // What is longer than the system can count is for ever.
         let limit = rustix::time::Timespec::try_from(timeout).ok();
         // Interrupted or refused, it is only a shorter wait.

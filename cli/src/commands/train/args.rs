@@ -239,7 +239,7 @@ Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
 pub(crate) enum Idle {
     /// Look again and again: a gradient is seen at once, and a processor is busy with that
     Poll,
-    /// Sleep until a worker wakes them; with --transport verbs only
+    /// Sleep until a worker wakes them
     Sleep,
 }
 

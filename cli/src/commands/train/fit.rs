@@ -5,7 +5,7 @@ use slackline::{
     scheme::{Damping, SchemeConfig},
 };
 
-use super::args::{Idle, TrainArgs, Transport};
+use super::args::{Idle, TrainArgs};
 use crate::failure::Failure;
 
 /// Whether this scheme does what the rest of the options ask for.
@@ -38,10 +38,6 @@ pub(super) fn check(
     }
     let sleeps = args.idle == Idle::Sleep;
     if scheme.has_server() {
-        if sleeps && args.transport != Transport::Verbs {
-            return Err(Failure::usage("--idle sleep: only RDMA wakes a server that sleeps")
-                .help("use --transport verbs, or leave it out"));
-        }
         return Ok(());
     }
     let alone = |option: &str, why: &str| {

@@ -1,0 +1,120 @@
+//! The doorbell of a listener, which wakes its sleeping owner.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use smallvec::SmallVec;
+
+/// An event that a thread waits for. Threads of this process ring it by [`ring`](Self::ring), which is a system call
+/// only while somebody waits; other processes ring it by a write to the descriptor.
+#[derive(Debug)]
+pub(crate) struct Doorbell {
+    event: OwnedFd,
+    /// It was rung by this process since the last wait.
+    is_rung: AtomicBool,
+    is_awaited: AtomicBool,
+}
+
+impl Doorbell {
+    pub(crate) fn new() -> io::Result<Arc<Doorbell>> {
+        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let (is_rung, is_awaited) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Doorbell { event, is_rung, is_awaited }))
+    }
+
+    /// Wakes the thread that waits, or ends its next wait at once.
+    #[cfg_attr(not(feature = "tcp"), allow(dead_code))]
+    pub(crate) fn ring(&self) {
+        self.is_rung.store(true, Relaxed);
+        // Either this sees that somebody waits, or the waiting thread sees that it was rung.
+        fence(SeqCst);
+        if self.is_awaited.load(Relaxed) {
+            ring(&self.event);
+        }
+    }
+
+    /// Sleeps until it is rung or one of `others` can be read, but no longer than `timeout`. What rang since the last
+    /// call ends it at once.
+    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
+        self.around(|| {
+            let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
+            sources.push(PollFd::new(&self.event, PollFlags::IN));
+            sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
+            // What is longer than the system can count is for ever.
+            let limit = rustix::time::Timespec::try_from(timeout).ok();
+            // Interrupted or refused, it is only a shorter wait.
+            let _ready = rustix::event::poll(&mut sources, limit.as_ref());
+        });
+    }
+
+    /// The same with a wait of the caller's own, which must end when the descriptor of this can be read.
+    pub(crate) fn around(&self, wait: impl FnOnce()) {
+        self.is_awaited.store(true, Relaxed);
+        fence(SeqCst);
+        if !self.is_rung.swap(false, Relaxed) {
+            wait();
+        }
+        self.is_awaited.store(false, Relaxed);
+        self.is_rung.store(false, Relaxed);
+        // Fails where it was not rung.
+        let _rung = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+/// Rings the doorbell of another process, or of this one.
+pub(crate) fn ring(event: impl AsFd) {
+    // Fails where it was rung 2^64 times already, and then it is heard.
+    let _rung = rustix::io::write(event, &1_u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn whoever_rings_before_or_during_a_wait_ends_it() {
+        let doorbell = Doorbell::new().unwrap();
+        let begun = Instant::now();
+        doorbell.ring();
+        doorbell.wait(&[], LONG);
+        ring(&*doorbell);
+        doorbell.wait(&[], LONG);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !doorbell.is_awaited.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                doorbell.ring();
+            });
+            doorbell.wait(&[], LONG);
+        });
+        assert!(begun.elapsed() < LONG);
+    }
+
+    #[test]
+    fn a_ring_that_was_heard_does_not_end_the_next_wait() {
+        let doorbell = Doorbell::new().unwrap();
+        for _ in 0..2 {
+            doorbell.ring();
+            ring(&*doorbell);
+            doorbell.wait(&[], LONG);
+            let begun = Instant::now();
+            doorbell.wait(&[], Duration::from_millis(20));
+            assert!(begun.elapsed() >= Duration::from_millis(20));
+        }
+    }
+}
