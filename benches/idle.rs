@@ -1,0 +1,175 @@
+//! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle, polling
+//! and sleeping, and the time from a worker's announcement to its gradient in the next version.
+//!
+//! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart from
+//! that of its peers.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use slackline::scheme::SchemeConfig;
+use slackline::{
+    Address, ElementType, Idle, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
+    Shm, Table, Tcp, Transport, Worker, WorkerOptions,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const ELEMENTS: usize = 16;
+/// Gradients whose way into a version is timed.
+const ROUNDS: usize = 1000;
+/// Time between two of them, in which a sleeping server falls asleep.
+const PAUSE: Duration = Duration::from_millis(2);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["own", kind, "shm", idle, peers] => own(Shm::new(), Address::random(), kind, idle, peers),
+        ["own", kind, "tcp", idle, peers] => own(Tcp::new(), loopback(), kind, idle, peers),
+        [] => measure(10),
+        ["--seconds", seconds] => measure(seconds.parse().expect("a number of seconds")),
+        _ => {
+            eprintln!("usage: cargo bench --bench idle -- [--seconds N]");
+            std::process::exit(2);
+        }
+    }
+}
+
+fn loopback() -> Address {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+fn measure(seconds: u64) {
+    println!("transport  idle   peers  % of a processor  CPU us a look  round: median, p99 (us)");
+    for (transport, peers) in [("shm", 64), ("tcp", 64), ("tcp", 1000)] {
+        for idle in ["poll", "sleep"] {
+            let mut owner = Owner::start("publisher", transport, idle, peers);
+            let share = match transport {
+                "shm" => owner.idle(&Shm::new(), peers, seconds),
+                _ => owner.idle(&Tcp::new(), peers, seconds),
+            };
+            drop(owner);
+            let owner = Owner::start("server", transport, idle, 4);
+            let mut rounds = match transport {
+                "shm" => rounds(Shm::new(), &owner.address),
+                _ => rounds(Tcp::new(), &owner.address),
+            };
+            rounds.sort_unstable();
+            let at = |part: f64| rounds[(part * (rounds.len() - 1) as f64) as usize].as_secs_f64() * 1e6;
+            // An owner that sleeps looks at its peers every 20 ms.
+            println!(
+                "{transport:<10} {idle:<6} {peers:>5} {:>17.2} {:>14.0} {:>14.1}, {:.1}",
+                100.0 * share,
+                share * 20_000.0,
+                at(0.5),
+                at(0.99)
+            );
+        }
+    }
+}
+
+/// The process of the owner.
+struct Owner {
+    child: Child,
+    address: Address,
+}
+
+impl Owner {
+    fn start(kind: &str, transport: &str, idle: &str, peers: u16) -> Owner {
+        let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
+        command.args(["own", kind, transport, idle, &peers.to_string()]);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the owner's process");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("an address");
+        Owner { child, address: line.trim().parse().expect("an address") }
+    }
+
+    /// The share of a processor that the owner takes while `peers` readers are connected and do nothing.
+    fn idle<T: Transport + Clone>(&mut self, transport: &T, peers: u16, seconds: u64) -> f64 {
+        let readers: Vec<Reader<T>> = (0..peers)
+            .map(|_| {
+                let (transport, options) = (transport.clone(), ReaderOptions::default());
+                Reader::connect(transport, &self.address, options, PATIENCE).expect("a reader")
+            })
+            .collect();
+        std::thread::sleep(Duration::from_secs(1));
+        let (before, begun) = (self.time(), Instant::now());
+        std::thread::sleep(Duration::from_secs(seconds));
+        let share = (self.time() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
+        drop(readers);
+        share
+    }
+
+    /// The processor time of the owner so far.
+    fn time(&self) -> Duration {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the owner lives");
+        // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of a
+        // second.
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
+        Duration::from_millis(10 * ticks)
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // It ends with its standard input.
+        drop(self.child.stdin.take());
+        self.child.wait().expect("the owner ends");
+    }
+}
+
+/// The times from the call that publishes a gradient until the worker has a version with it.
+fn rounds<T: Transport>(transport: T, address: &Address) -> Vec<Duration> {
+    let options = WorkerOptions::new(SchemeConfig::Bsp);
+    let mut worker =
+        Worker::connect(transport, std::slice::from_ref(address), options, PATIENCE).expect("a worker");
+    let mut round = || {
+        let mut step = worker.step(PATIENCE).expect("a step");
+        step.gradient().expect("its gradient").fill(1e-6);
+        std::thread::sleep(PAUSE);
+        let begun = Instant::now();
+        step.publish(None, PATIENCE).expect("a published gradient");
+        worker.flush(PATIENCE).expect("a folded gradient");
+        begun.elapsed()
+    };
+    (0..ROUNDS).map(|_| round()).collect()
+}
+
+/// Serves until the standard input ends.
+fn own<T: Transport>(transport: T, address: Address, kind: &str, idle: &str, peers: &str) {
+    let idle = if idle == "sleep" { Idle::Sleep } else { Idle::Poll };
+    let peers = peers.parse().expect("a number of peers");
+    let table = Table::flat(ELEMENTS as u64, ElementType::F32).expect("a table");
+    let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let over = is_over.clone();
+    std::thread::spawn(move || {
+        let _ended = std::io::stdin().lines().next();
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    let is_over = move || is_over.load(std::sync::atomic::Ordering::Relaxed);
+    let say = |address: Address| {
+        println!("{address}");
+        std::io::stdout().flush().expect("the parent reads");
+    };
+    if kind == "publisher" {
+        let mut options = PublisherOptions::default();
+        (options.memory.idle, options.memory.peers) = (idle, peers);
+        let mut publisher = Publisher::new(transport, &address, table, options).expect("a publisher");
+        say(publisher.address());
+        while !is_over() {
+            publisher.drive(|_| is_over(), Duration::from_millis(500)).expect("it goes on");
+        }
+    } else {
+        let mut options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.1);
+        (options.memory.idle, options.memory.peers) = (idle, peers);
+        let mut server =
+            Server::new(transport, &address, table, &[0.0; ELEMENTS], options).expect("a server");
+        say(server.address());
+        while !is_over() {
+            server.drive(|_| is_over(), Duration::from_millis(500)).expect("it goes on");
+        }
+    }
+}
