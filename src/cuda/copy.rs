@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::driver::Driver;
 use super::gpu::PrimaryContext;
 use super::queue::{Copy, CopyDirection, CopyQueue, HostBytes};
-use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE, HOST_REGISTER_READ_ONLY};
+use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE, PointerAttribute};
 use super::{Gpu, GpuError, GpuSlice, GpuStream};
 use crate::mem::{LocalSlice, MemoryRegion, Registration};
 
@@ -37,33 +37,36 @@ fn queue(gpu: &Gpu, direction: CopyDirection) -> &CopyQueue {
 
 /// Copies that are under way, of which the newest of each GPU and direction tells about those before it.
 #[derive(Debug, Default)]
-pub(crate) struct Tickets(SmallVec<[CopyTicket; 1]>);
+pub(crate) struct Tickets {
+    tickets: SmallVec<[CopyTicket; 1]>,
+    /// The first fault, which is told once no copy is under way any more.
+    fault: Option<GpuError>,
+}
 
 impl Tickets {
     fn add(&mut self, ticket: CopyTicket) {
         let same = |other: &&mut CopyTicket| other.gpu.is(&ticket.gpu) && other.direction == ticket.direction;
-        match self.0.iter_mut().find(same) {
+        match self.tickets.iter_mut().find(same) {
             Some(other) => *other = ticket,
-            None => self.0.push(ticket),
+            None => self.tickets.push(ticket),
         }
     }
 
     /// True once all of them are done. It does not wait.
     ///
     /// # Errors
-    /// Work of this process on a GPU failed; its copies are over, were not made, and are not told of again.
+    /// Work of this process on a GPU failed; all copies are over, at least one was not made, and they are not told of
+    /// again.
     pub(crate) fn are_done(&mut self) -> Result<bool, GpuError> {
-        while let Some(ticket) = self.0.last() {
+        while let Some(ticket) = self.tickets.last() {
             match ticket.is_done() {
                 Ok(false) => return Ok(false),
-                Ok(true) => drop(self.0.pop()),
-                Err(error) => {
-                    self.0.pop();
-                    return Err(error);
-                }
+                Ok(true) => {}
+                Err(fault) => self.fault = self.fault.take().or(Some(fault)),
             }
+            self.tickets.pop();
         }
-        Ok(true)
+        self.fault.take().map_or(Ok(true), Err)
     }
 }
 
@@ -123,26 +126,41 @@ impl GpuStream {
 
 /// Locks a region's memory for copies of all GPUs of this process, unless it is. It stays so until the region is gone.
 fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<(), GpuError> {
-    region.register_once(|memory| {
-        let memory = memory.as_volatile();
-        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
-        let flags = if memory.is_writable() { flags } else { flags | HOST_REGISTER_READ_ONLY };
+    region.register_once(|host| {
+        let memory = host.as_volatile();
         let (begin, bytes) = (memory.as_ptr(), memory.len());
+        let refused = |reason: &str| Err(GpuError::Host { reason: reason.into() });
+        let locked = |begin| Box::new(Locked { primary: primary.clone(), begin }) as Box<dyn Registration>;
         primary.within(|driver| {
             // SAFETY: the region undoes its registrations before its memory goes.
-            match unsafe { driver.register_host(begin, bytes, flags) } {
-                Ok(_) => {
-                    let (primary, begin) = (primary.clone(), begin.expose_provenance());
-                    Ok(Box::new(Locked { primary, begin: Some(begin) }) as Box<dyn Registration>)
-                }
-                // The caller has done so, as PyTorch does with pinned tensors.
+            match unsafe {
+                driver.register_host(begin, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)
+            } {
+                Ok(_) => Ok(locked(Some(begin.expose_provenance()))),
+                // The caller has locked its own memory, as PyTorch does with pinned tensors. A part is not enough, and
+                // of memory of ours it is the registration of some earlier mapping.
                 Err(Code::HOST_MEMORY_ALREADY_REGISTERED) => {
-                    Ok(Box::new(Locked { primary: primary.clone(), begin: None }))
+                    match host.is_of_caller() && covers(driver, begin.addr() as u64, bytes as u64) {
+                        true => Ok(locked(None)),
+                        false => {
+                            refused("CUDA knows a part of it already: unregister that, or give other memory")
+                        }
+                    }
+                }
+                Err(Code::OUT_OF_MEMORY) => {
+                    refused("the system locks no more memory: free memory, or make the tables smaller")
                 }
                 Err(code) => Err(primary.error("locking host memory for copies of a GPU", code)),
             }
         })
     })
+}
+
+/// True if one registration of the driver covers the range.
+fn covers(driver: &dyn Driver, begin: u64, bytes: u64) -> bool {
+    let of = |attribute| driver.pointer_attribute(attribute, begin).unwrap_or(0);
+    let (start, length) = (of(PointerAttribute::RANGE_START), of(PointerAttribute::RANGE_BYTES));
+    start <= begin && begin.saturating_add(bytes) <= start.saturating_add(length)
 }
 
 /// Host memory that is locked.

@@ -30,7 +30,7 @@ pub(crate) struct Allocation {
 }
 
 /// Calls of the driver. A context must be current where a stream, an event or memory is named. All handles are those
-/// that this driver has given, or that the caller has promised to be such ([`Stream::of_caller`](super::Stream)).
+/// that this driver has given, or that the caller has promised to be such ([`GpuStream::of_caller`](super::GpuStream::of_caller)).
 pub(crate) trait Driver: Send + Sync {
     /// Version of the driver: 1000 times the major number, and 10 times the minor one.
     fn version(&self) -> Result<i32, Code>;
@@ -47,7 +47,7 @@ pub(crate) trait Driver: Send + Sync {
     /// A property of a device.
     fn attribute(&self, attribute: Attribute, device: i32) -> Result<i32, Code>;
 
-    /// The primary context of a device, which stays until it is released so often.
+    /// The primary context of a device, which stays until it is released as often as it was retained.
     fn retain_primary_context(&self, device: i32) -> Result<Context, Code>;
 
     /// Gives it back.
@@ -59,8 +59,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Takes the topmost context of this thread away.
     fn pop_context(&self) -> Result<(), Code>;
 
+    /// Sets how calls of this thread get on with captures of graphs; returns how it was.
+    fn exchange_capture_mode(&self, mode: i32) -> Result<i32, Code>;
+
     /// A property of a pointer.
-    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u32, Code>;
+    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u64, Code>;
 
     /// Begin and length of the allocation, or of the segment of one, that a pointer is in.
     fn address_range(&self, pointer: DevicePointer) -> Result<(DevicePointer, usize), Code>;

@@ -1,6 +1,7 @@
 //! Errors of GPU memory.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use super::sys::Code;
 use crate::diagnostic::{Diagnostic, remedy_of};
@@ -109,7 +110,16 @@ pub enum GpuError {
         remedy_of(self)
     )]
     Forked,
-    /// There is no host memory to copy to and from.
+    /// A copy is not done yet.
+    #[error("the GPU did not copy within {:?}: its stream has other work before the copy; {}", whole_ms(*.waited), remedy_of(self))]
+    NotCopied {
+        /// The time that was waited.
+        waited: Duration,
+    },
+    /// A length of zero.
+    #[error("memory of a GPU has at least one byte")]
+    Empty,
+    /// Host memory cannot be had, or not be locked, for copies.
     #[error("no host memory for copies of a GPU: {reason}")]
     Host {
         /// The reason, with its remedy.
@@ -123,6 +133,11 @@ pub enum GpuError {
         /// The error (`CUresult`).
         code: i32,
     },
+}
+
+/// A duration as people read it.
+fn whole_ms(duration: Duration) -> Duration {
+    Duration::from_millis(duration.as_millis() as u64)
 }
 
 impl GpuError {
@@ -139,6 +154,7 @@ impl GpuError {
     pub(super) fn of_device(operation: &'static str, ordinal: u32, code: Code) -> GpuError {
         match code {
             code if code.is_sticky() => GpuError::Faulted { ordinal, code: code.0 },
+            code if code.is_of_capture() => GpuError::Capturing,
             code => GpuError::of(operation, code),
         }
     }
@@ -157,7 +173,8 @@ impl Diagnostic for GpuError {
             | GpuError::OtherDevice { .. }
             | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
-            GpuError::Faulted { .. } => "waiting for a copy of a GPU",
+            GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
+            GpuError::Empty => "taking memory of a GPU",
             GpuError::Host { .. } => "allocating host memory",
             GpuError::Driver { operation, .. } => operation,
         }
@@ -166,7 +183,8 @@ impl Diagnostic for GpuError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(Cow::Borrowed(match self {
             // Its reason ends in one.
-            GpuError::Host { .. } => return None,
+            GpuError::Host { .. } | GpuError::Empty => return None,
+            GpuError::NotCopied { .. } => "wait for that work first, or use a longer timeout",
             GpuError::NoDriver { .. } => {
                 "install the NVIDIA driver, and in a container give it the GPU (`--gpus all`)"
             }
@@ -199,8 +217,12 @@ impl Diagnostic for GpuError {
                 Code::SYSTEM_DRIVER_MISMATCH => {
                     "reboot, or load the kernel module of the driver's own release"
                 }
-                Code::OPERATING_SYSTEM => {
-                    "look at the kernel's log (`dmesg`), and at the limit on locked memory"
+                Code::OPERATING_SYSTEM => "look at the kernel's log (`dmesg`)",
+                Code::DEVICE_UNAVAILABLE => {
+                    "end the process that has the GPU to itself, or set its compute mode to default"
+                }
+                Code::SYSTEM_NOT_READY => {
+                    "start the service nvidia-fabricmanager, which a host of this kind needs"
                 }
                 _ => "look the number up in the documentation of CUresult",
             },
@@ -208,6 +230,6 @@ impl Diagnostic for GpuError {
     }
 
     fn is_retryable(&self) -> bool {
-        matches!(self, GpuError::OutOfMemory { .. })
+        matches!(self, GpuError::OutOfMemory { .. } | GpuError::NotCopied { .. })
     }
 }

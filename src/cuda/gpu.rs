@@ -1,13 +1,14 @@
 //! A GPU of this process.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::GpuError;
 use super::driver::{Context, Driver};
 use super::library::DriverLibrary;
 use super::queue::CopyQueue;
-use super::sys::Code;
+use super::sys::{CAPTURE_MODE_RELAXED, Code};
 use crate::mem::ForkGuard;
 
 /// The oldest driver: that of CUDA 12.0, as 1000 times the major number and 10 times the minor one.
@@ -17,11 +18,13 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
     if version < OLDEST_DRIVER { Err(GpuError::OldDriver { version }) } else { Ok(()) }
 }
 
-/// A GPU. Clones are the same one.
+/// A GPU. Clones are the same one, and so is what `open` gives for the same ordinal while one of them lives.
 ///
 /// It uses the primary context of the device, which is that of the CUDA runtime and of PyTorch. The context is current
-/// on the calling thread only within calls of this library. Copies run on two streams of its own, one for each way, and
-/// no call waits for the GPU.
+/// on the calling thread only within calls of this library. Copies run on two streams of its own, one for each way, in
+/// the order in which they were asked for: one that waits for a busy stream of the caller's holds up those behind it.
+/// No call waits for a copy. The driver itself may hold up a call: the first one for a table locks its memory, which
+/// takes seconds for many gigabytes, and a stream takes some hundred commands before the next has to wait.
 ///
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
 ///
@@ -104,7 +107,15 @@ impl PrimaryContext {
         }
         let driver = &*self.0.driver;
         driver.push_context(self.0.context).map_err(|code| self.error("making the context current", code))?;
-        let result = calls(driver);
+        // A program that captures a graph, in this thread or in another, is not disturbed by the calls.
+        let mode = driver.exchange_capture_mode(CAPTURE_MODE_RELAXED);
+        let result = mode.map_err(|code| self.error("leaving captures alone", code)).and_then(|mode| {
+            let result = calls(driver);
+            if let Err(Code(code)) = driver.exchange_capture_mode(mode) {
+                tracing::warn!(code, "cannot restore the mode of captures of this thread");
+            }
+            result
+        });
         // A context that the driver cannot take away is that of a process at its end.
         if let Err(Code(code)) = driver.pop_context() {
             tracing::warn!(code, "cannot restore the CUDA context that was current");
@@ -148,7 +159,15 @@ impl Gpu {
     /// # Errors
     /// There is no driver of CUDA 12.0 or later, no such GPU, or the driver refuses it.
     pub fn open(ordinal: u32) -> Result<Gpu, GpuError> {
-        Gpu::with_driver(DriverLibrary::get()?, ordinal)
+        static OPEN: Mutex<BTreeMap<u32, Weak<GpuInner>>> = Mutex::new(BTreeMap::new());
+        let driver = DriverLibrary::get()?;
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
+            return Ok(Gpu { inner });
+        }
+        let gpu = Gpu::with_driver(driver, ordinal)?;
+        open.insert(ordinal, Arc::downgrade(&gpu.inner));
+        Ok(gpu)
     }
 
     pub(super) fn with_driver(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Gpu, GpuError> {
@@ -184,9 +203,9 @@ impl Gpu {
         &self.inner
     }
 
-    /// True if both are the same device of this process.
+    /// True if both have the same streams for copies.
     pub(super) fn is(&self, other: &Gpu) -> bool {
-        self.inner.primary.context() == other.inner.primary.context()
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 

@@ -8,6 +8,7 @@ use super::GpuError;
 use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
 use super::gpu::expect_version;
 use super::sys::*;
+use crate::mem::ForkGuard;
 
 /// The driver's own name. `libcuda.so` may be the stub that a toolkit links programs with.
 const SONAME: &CStr = c"libcuda.so.1";
@@ -53,6 +54,7 @@ functions! {
     primary_context_release: "cuDevicePrimaryCtxRelease_v2" as fn(c_int);
     context_push: "cuCtxPushCurrent_v2" as fn(Handle);
     context_pop: "cuCtxPopCurrent_v2" as fn(*mut Handle);
+    exchange_capture_mode: "cuThreadExchangeStreamCaptureMode" as fn(*mut c_int);
     pointer_get_attribute: "cuPointerGetAttribute" as fn(*mut c_void, PointerAttribute, DevicePointer);
     mem_get_address_range: "cuMemGetAddressRange_v2" as fn(*mut DevicePointer, *mut usize, DevicePointer);
     mem_get_granularity: "cuMemGetAllocationGranularity" as fn(*mut usize, *const AllocationProperties, c_int);
@@ -96,8 +98,12 @@ pub(super) struct DriverLibrary {
 impl DriverLibrary {
     /// The driver, opened and initialised by the first call and never closed: it has threads of its own.
     pub(super) fn get() -> Result<Arc<dyn Driver>, GpuError> {
-        static LIBRARY: OnceLock<Result<Arc<DriverLibrary>, GpuError>> = OnceLock::new();
-        let library = LIBRARY.get_or_init(|| DriverLibrary::open(SONAME).map(Arc::new));
+        static LIBRARY: OnceLock<(ForkGuard, Result<Arc<DriverLibrary>, GpuError>)> = OnceLock::new();
+        let open = || (ForkGuard::new(), DriverLibrary::open(SONAME).map(Arc::new));
+        let (born, library) = LIBRARY.get_or_init(open);
+        if library.is_ok() && born.is_inherited() {
+            return Err(GpuError::Forked);
+        }
         library.clone().map(|library| library as Arc<dyn Driver>)
     }
 
@@ -224,9 +230,15 @@ impl Driver for DriverLibrary {
         check(unsafe { (self.functions.context_pop)(&mut context) })
     }
 
-    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u32, Code> {
-        // A flag is written as one byte, the others as four.
-        let mut value = 0_u32;
+    fn exchange_capture_mode(&self, mode: i32) -> Result<i32, Code> {
+        let mut mode = mode;
+        // SAFETY: as above.
+        check(unsafe { (self.functions.exchange_capture_mode)(&mut mode) }).map(|()| mode)
+    }
+
+    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u64, Code> {
+        // A flag is written as one byte, numbers as four, addresses and lengths as eight.
+        let mut value = 0_u64;
         let to = ptr::from_mut(&mut value).cast();
         // SAFETY: as above.
         check(unsafe { (self.functions.pointer_get_attribute)(to, attribute, pointer) }).map(|()| value)

@@ -10,7 +10,7 @@ use super::{Gpu, GpuError};
 use crate::mem::OutOfBounds;
 
 /// Memory of a GPU. Clones are the same memory, which lives until the last clone, the last slice and the last copy that
-/// uses it are gone.
+/// uses it are gone. That a copy is over is noticed when somebody asks for its end, or by the next copy the same way.
 ///
 /// Its bytes are never read or written by the processor: they are copied by the GPU.
 #[derive(Clone)]
@@ -36,15 +36,15 @@ enum GpuBacking {
 impl GpuMemory {
     /// The caller's memory where it lies: `bytes` from `pointer` on, a tensor say. Neither needs any alignment. `owner`
     /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way; it
-    /// is whatever keeps the memory alive. An allocator that gives a freed block out again at once, as PyTorch's does,
+    /// is whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a freed block out again at once, as PyTorch's does,
     /// would otherwise give it out while it is copied.
     ///
     /// # Errors
     /// The range is not memory of this GPU, is managed memory, or was not allocated as a whole.
     ///
     /// # Safety
-    /// The range stays allocated until `owner` is dropped. What the GPU does with it is ordered by the streams that
-    /// copies are given.
+    /// The range stays allocated until `owner` is dropped. The caller orders its own work with the copies: by the streams
+    /// that it names, and by waiting for copies from this memory before it changes the memory.
     pub unsafe fn of_caller(
         gpu: &Gpu,
         pointer: u64,
@@ -57,11 +57,15 @@ impl GpuMemory {
         Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
     }
 
-    /// `bytes` of memory of this library's own on the GPU.
+    /// `bytes` of memory of this library's own on the GPU. It is freed with its last clone, also while kernels of the
+    /// caller's use it.
     ///
     /// # Errors
-    /// The GPU is out of memory.
+    /// The GPU is out of memory, or `bytes` is 0.
     pub fn allocate(gpu: &Gpu, bytes: usize) -> Result<GpuMemory, GpuError> {
+        if bytes == 0 {
+            return Err(GpuError::Empty);
+        }
         let primary = gpu.inner().primary.clone();
         let allocation = primary.within(|driver| {
             driver.allocate(primary.device(), bytes).map_err(|code| match code {
@@ -144,6 +148,9 @@ impl GpuSlice {
 
 /// Checks that a range is memory of the GPU at `primary`, and allocated.
 fn expect_memory_of(primary: &PrimaryContext, pointer: DevicePointer, bytes: usize) -> Result<(), GpuError> {
+    if bytes == 0 {
+        return Err(GpuError::Empty);
+    }
     primary.within(|driver| {
         let not_on_device = |kind| Err(GpuError::NotOnDevice { pointer, kind });
         let of = |attribute| driver.pointer_attribute(attribute, pointer);
@@ -152,17 +159,18 @@ fn expect_memory_of(primary: &PrimaryContext, pointer: DevicePointer, bytes: usi
             // Plain host memory is not known to the driver.
             Err(Code::INVALID_VALUE) => return not_on_device("memory that CUDA does not know"),
             Err(code) => return Err(failed(code)),
-            Ok(MEMORY_TYPE_DEVICE) => {}
+            Ok(kind) if kind == u64::from(MEMORY_TYPE_DEVICE) => {}
             Ok(_) => return not_on_device("host memory"),
         }
         if of(PointerAttribute::IS_MANAGED).map_err(failed)? != 0 {
             return not_on_device("managed memory");
         }
-        let (found, ordinal) = (of(PointerAttribute::DEVICE_ORDINAL).map_err(failed)?, primary.ordinal());
+        let found = of(PointerAttribute::DEVICE_ORDINAL).map_err(failed)? as u32;
+        let ordinal = primary.ordinal();
         if found != ordinal {
             return Err(GpuError::OtherDevice { pointer, ordinal, found });
         }
-        // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver tells one piece.
+        // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver reports one piece at a time.
         let mut available = 0;
         while available < bytes {
             let at = pointer + available as u64;

@@ -47,3 +47,15 @@ pub use stream::GpuStream;
 pub(crate) const ILLEGAL_ADDRESS: sys::Code = sys::Code::ILLEGAL_ADDRESS;
 #[cfg(test)]
 pub(crate) const NOT_PERMITTED: sys::Code = sys::Code::NOT_PERMITTED;
+
+/// The caller's memory, for tests of modules that forbid `unsafe`; the scripted driver never frees it.
+#[cfg(test)]
+pub(crate) fn memory_with_owner(
+    gpu: &Gpu,
+    pointer: u64,
+    bytes: usize,
+    owner: impl Send + Sync + 'static,
+) -> GpuMemory {
+    // SAFETY: as said.
+    unsafe { GpuMemory::of_caller(gpu, pointer, bytes, owner) }.expect("memory of the device")
+}

@@ -94,7 +94,9 @@ impl Gpu {
             Ok(ended(begun, &mut copies)?.map(|to_host| (to_gpu, to_host)))
         };
         // The first copy locks the host's memory and wakes the GPU.
-        let Some((to_gpu, to_host)) = round()?.and(round()?) else { return Ok(None) };
+        let Some((to_gpu, to_host)) = (if round()?.is_some() { round()? } else { None }) else {
+            return Ok(None);
+        };
         let mut back = vec![0; bytes];
         into.as_volatile().read(&mut back);
         Ok(Some(GpuCopies { to_gpu, to_host, are_intact: back == pattern }))

@@ -2,31 +2,32 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
 use super::gpu::PrimaryContext;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{GpuError, GpuSlice};
-use crate::mem::{HostMemory, MemoryRegion, PAGE_SIZE};
+use crate::mem::{Buffer, HostMemory, MemoryRegion, PAGE_SIZE};
 
-/// A queue asks the driver for errors once in so many questions whether a copy is done.
+/// Of so many questions whether a copy is done, one also asks the driver for errors.
 const QUESTIONS_BETWEEN_LOOKS: u32 = 64;
 
 /// Host memory that a copy reads or writes, kept until the copy is done.
 pub(crate) enum HostBytes {
     /// A region that others may hold, too.
     Region(MemoryRegion),
-    /// The owner of a region, of which there must be no second clone.
-    Owner(Arc<dyn AsRef<MemoryRegion> + Send + Sync>),
+    /// Memory whose bytes are lent to readers meanwhile: it is only copied from.
+    Buffer(Arc<Buffer>),
 }
 
 impl HostBytes {
     pub(super) fn region(&self) -> &MemoryRegion {
         match self {
             HostBytes::Region(region) => region,
-            HostBytes::Owner(owner) => (**owner).as_ref(),
+            HostBytes::Buffer(buffer) => buffer.region(),
         }
     }
 }
@@ -58,6 +59,10 @@ pub(super) struct Copy {
 pub(super) struct CopyQueue {
     state: Mutex<QueueState>,
     questions: AtomicU32,
+    /// The number of the last copy that is known to be done, where the word does not say so.
+    done: AtomicU64,
+    /// Threads that let go of memory just now.
+    letting_go: AtomicU32,
     stream: StreamHandle,
     /// What the queue waits for of the caller's stream, and what that waits for of the queue.
     before: EventHandle,
@@ -69,8 +74,6 @@ pub(super) struct CopyQueue {
 #[derive(Default)]
 struct QueueState {
     issued: u64,
-    /// The number of the last copy that is known to be done.
-    done: u64,
     /// What copies use that are not known to be done, by their numbers.
     kept: VecDeque<(u64, CopyMemory)>,
     /// Events behind copies, by their numbers, and such as are free.
@@ -98,21 +101,32 @@ impl CopyQueue {
         let making = |code| primary.error("making a stream", code);
         // What is made is in the queue at once, whose end gives it back also after an error.
         let stream = primary.call("making a stream", |driver| driver.create_stream())?;
-        let (state, questions) = (Mutex::default(), AtomicU32::new(0));
+        let (state, questions, letting_go) = (Mutex::default(), AtomicU32::new(0), AtomicU32::new(0));
+        let (done, primary) = (AtomicU64::new(0), primary.clone());
         let (before, after, counter) = (EventHandle(0), EventHandle(0), Counter::Events);
-        let mut queue =
-            CopyQueue { state, questions, stream, before, after, counter, primary: primary.clone() };
+        let mut queue = CopyQueue {
+            state,
+            questions,
+            done,
+            letting_go,
+            stream,
+            before,
+            after,
+            counter,
+            primary: primary.clone(),
+        };
         primary.within(|driver| {
             queue.before = driver.create_event().map_err(making)?;
             queue.after = driver.create_event().map_err(making)?;
             if has_words(driver)
                 && let Ok(memory) = HostMemory::anonymous(PAGE_SIZE)
             {
-                let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
+                let (begin, flags) =
+                    (memory.as_volatile().as_ptr(), HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP);
                 // SAFETY: the queue has the memory, and unregisters it first.
-                let pointer =
-                    unsafe { driver.register_host(memory.as_volatile().as_ptr(), PAGE_SIZE, flags) };
-                queue.counter = Counter::Word { memory, pointer: pointer.map_err(making)? };
+                if let Ok(pointer) = unsafe { driver.register_host(begin, PAGE_SIZE, flags) } {
+                    queue.counter = Counter::Word { memory, pointer };
+                }
             }
             Ok(())
         })?;
@@ -162,12 +176,15 @@ impl CopyQueue {
             let number = state.issued;
             under_way = Some(number);
             state.kept.push_back((number, CopyMemory { _host: host, _device: device }));
-            self.write(driver, &mut state, number).map_err(failed)?;
-            if direction == CopyDirection::FromHost {
-                driver.record(self.after, self.stream).map_err(failed)?;
-                driver.wait_for(stream, self.after).map_err(failed)?;
-            }
-            Ok(())
+            let written = self.write(driver, &mut state, number);
+            // The caller's stream has to wait for the copy also if its end will not be told.
+            let ordered = match direction {
+                CopyDirection::ToHost => Ok(()),
+                CopyDirection::FromHost => {
+                    driver.record(self.after, self.stream).and_then(|()| driver.wait_for(stream, self.after))
+                }
+            };
+            written.and(ordered).map_err(failed)
         });
         (under_way, copied)
     }
@@ -179,19 +196,38 @@ impl CopyQueue {
             Counter::Word { pointer, .. } => unsafe { driver.write_word(self.stream, *pointer, number) },
             Counter::Events => {
                 let event = state.free_events.pop().map_or_else(|| driver.create_event(), Ok)?;
-                state.events.push_back((number, event));
-                driver.record(event, self.stream)
+                // An event that was not recorded tells of earlier work, or of none.
+                match driver.record(event, self.stream) {
+                    Ok(()) => state.events.push_back((number, event)),
+                    Err(code) => {
+                        state.free_events.push(event);
+                        return Err(code);
+                    }
+                }
+                Ok(())
             }
         }
     }
 
-    /// True once the copy of this number is done, and all its bytes are there. It does not wait.
+    /// True once the copy of this number is done, and all its bytes are there; what it used is let go of. It does not
+    /// wait.
     ///
     /// # Errors
-    /// Work of this process on the GPU failed. The copy will never be done, and it is not under way any more.
+    /// Work of this process on the GPU failed, or the process is a forked child. The copy will never be done, and it is
+    /// not under way any more. Of no other error of the driver does that follow: the copy is not done yet.
     pub(super) fn is_done(&self, number: u64) -> Result<bool, GpuError> {
+        match self.ask(number) {
+            Ok(is_done) => Ok(is_done && self.let_go()),
+            Err(over @ (GpuError::Faulted { .. } | GpuError::Forked)) => Err(over),
+            Err(error) => {
+                tracing::debug!(%error, "a GPU does not say whether a copy is done");
+                Ok(false)
+            }
+        }
+    }
+
+    fn ask(&self, number: u64) -> Result<bool, GpuError> {
         if self.done()? >= number {
-            self.let_go();
             return Ok(true);
         }
         if !self.questions.fetch_add(1, Relaxed).is_multiple_of(QUESTIONS_BETWEEN_LOOKS) {
@@ -201,10 +237,7 @@ impl CopyQueue {
             self.primary.call("waiting for a copy of a GPU", |driver| driver.is_idle(self.stream))?;
         if is_idle {
             // Later copies may have come after the question.
-            let mut state = self.state();
-            state.done = state.done.max(number);
-            drop(state);
-            self.let_go();
+            self.done.fetch_max(number, Relaxed);
         }
         Ok(is_idle)
     }
@@ -215,7 +248,7 @@ impl CopyQueue {
             Counter::Word { memory, .. } => {
                 // All that the stream has done before is visible behind this load.
                 let written = memory.as_volatile().load_u64(0);
-                Ok(written.max(self.state().done))
+                Ok(written.max(self.done.load(Relaxed)))
             }
             Counter::Events => {
                 let mut state = self.state();
@@ -224,28 +257,31 @@ impl CopyQueue {
                     if !self.primary.call(asking, |driver| driver.has_happened(event))? {
                         break;
                     }
-                    state.done = state.done.max(number);
+                    self.done.fetch_max(number, Relaxed);
                     state.events.pop_front();
                     state.free_events.push(event);
                 }
-                Ok(state.done)
+                Ok(self.done.load(Relaxed))
             }
         }
     }
 
-    /// Lets go of what copies used that are done.
-    fn let_go(&self) {
-        let Ok(done) = self.done() else { return };
+    /// Lets go of what copies used that are done. False while another thread does so, too.
+    fn let_go(&self) -> bool {
+        let Ok(done) = self.done() else { return false };
         loop {
             let mut state = self.state();
             let is_done = |number: u64| number <= done || mutant!("gpu_memory_let_go_at_once");
             let is_done = state.kept.front().is_some_and(|(number, _)| is_done(*number));
             let kept = if is_done { state.kept.pop_front() } else { None };
+            if kept.is_none() {
+                return self.letting_go.load(Acquire) == 0;
+            }
+            self.letting_go.fetch_add(1, Relaxed);
             // The owner of the caller's memory may do anything when it is dropped, and does it without the lock.
             drop(state);
-            if kept.is_none() {
-                return;
-            }
+            drop(kept);
+            self.letting_go.fetch_sub(1, Release);
         }
     }
 }
@@ -255,7 +291,7 @@ impl Drop for CopyQueue {
         let is_idle = self.primary.call("ending a stream", |driver| driver.is_idle(self.stream));
         let mut state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));
         // A forked child has neither the stream nor its copies; after a fault there are none any more.
-        if let Ok(false) = is_idle {
+        if !matches!(is_idle, Ok(true) | Err(GpuError::Forked | GpuError::Faulted { .. })) {
             // To wait could take for ever, and what copies use must not be freed under them.
             let copies = state.kept.len();
             tracing::warn!(copies, "a GPU is let go while it copies: the memory of its copies is not freed");

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
 use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
-use super::sys::{Attribute, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
+use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
 use work::{ScriptedMemory, StreamWork};
 
@@ -41,6 +41,8 @@ struct ScriptedState {
     fault: Option<Code>,
     retained: i32,
     current: HashMap<ThreadId, Vec<Context>>,
+    /// How calls of a thread get on with captures; a thread that is not in here disturbs them.
+    capture_modes: HashMap<ThreadId, i32>,
     handles: usize,
     streams: HashMap<usize, Stream>,
     /// The number of the newest record of each event.
@@ -70,6 +72,7 @@ impl Scripted {
                 fault: None,
                 retained: 0,
                 current: HashMap::new(),
+                capture_modes: HashMap::new(),
                 handles: 0x10,
                 streams: HashMap::from([(0, Stream::new(PRIMARY, true))]),
                 events: HashMap::new(),
@@ -127,6 +130,11 @@ impl Scripted {
         self.state().add_stream(context, true).0
     }
 
+    /// Locks host memory, as the caller may have done.
+    pub(crate) fn lock_host(&self, begin: usize, bytes: usize) {
+        self.state().registered.insert(begin, bytes);
+    }
+
     /// The caller's stream begins to capture a graph.
     pub(crate) fn capture(&self, stream: usize) {
         self.state().stream(StreamHandle(stream)).expect("a stream").is_capturing = true;
@@ -152,6 +160,18 @@ impl Scripted {
     pub(crate) fn launch_copy(&self, stream: usize, to: DevicePointer, from: DevicePointer, bytes: usize) {
         let work = StreamWork::Kernel { to, from, bytes };
         self.state().put(StreamHandle(stream), work).expect("a stream");
+    }
+
+    /// A kernel of the caller's that does not end.
+    pub(crate) fn launch_wait_for_ever(&self, stream: usize) {
+        let mut state = self.state();
+        state.put(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
+    }
+
+    /// True if a stream has a copy to host memory to make.
+    pub(crate) fn is_copying(&self) -> bool {
+        let is_copy = |work: &StreamWork| matches!(work, StreamWork::ToHost { .. });
+        self.state().streams.values().any(|stream| stream.work.iter().any(is_copy))
     }
 
     /// What is in memory of the device.
@@ -207,7 +227,12 @@ impl Scripted {
     fn within<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
         self.call(|state| {
             let stack = state.current.get(&std::thread::current().id());
+            let mode = state.capture_modes.get(&std::thread::current().id());
+            let disturbs = mode != Some(&CAPTURE_MODE_RELAXED);
             match stack.and_then(|stack| stack.last()) {
+                Some(_) if disturbs && state.streams.values().any(|stream| stream.is_capturing) => {
+                    Err(Code::CAPTURE_UNSUPPORTED)
+                }
                 Some(_) => call(state),
                 None => Err(NO_CONTEXT),
             }
@@ -247,6 +272,14 @@ impl ScriptedState {
         self.streams
             .insert(handle, Stream { context, is_callers, is_capturing: false, work: VecDeque::new() });
         StreamHandle(handle)
+    }
+
+    /// The registration that an address is in.
+    fn registration(&self, address: u64) -> Option<(usize, usize)> {
+        let is_in = |(begin, bytes): &(&usize, &usize)| {
+            (**begin as u64..(**begin + **bytes) as u64).contains(&address)
+        };
+        self.registered.iter().find(is_in).map(|(begin, bytes)| (*begin, *bytes))
     }
 
     fn put(&mut self, stream: StreamHandle, work: StreamWork) -> Result<(), Code> {
@@ -310,13 +343,24 @@ impl Driver for Scripted {
         state.current.get_mut(&std::thread::current().id()).and_then(Vec::pop).map(drop).ok_or(NO_CONTEXT)
     }
 
-    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u32, Code> {
+    fn exchange_capture_mode(&self, mode: i32) -> Result<i32, Code> {
+        // Whether it is restored is told by the next call, not by its own failure.
+        let mut state = self.state();
+        Ok(state.capture_modes.insert(std::thread::current().id(), mode).unwrap_or(0))
+    }
+
+    fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u64, Code> {
         self.within(|state| {
+            if let PointerAttribute::RANGE_START | PointerAttribute::RANGE_BYTES = attribute {
+                let (begin, bytes) = state.registration(pointer).ok_or(Code::INVALID_VALUE)?;
+                let is_start = attribute == PointerAttribute::RANGE_START;
+                return Ok(if is_start { begin as u64 } else { bytes as u64 });
+            }
             let (is_managed, ordinal) = state.device.kind(pointer).ok_or(Code::INVALID_VALUE)?;
             Ok(match attribute {
-                PointerAttribute::MEMORY_TYPE => MEMORY_TYPE_DEVICE,
+                PointerAttribute::MEMORY_TYPE => MEMORY_TYPE_DEVICE.into(),
                 PointerAttribute::IS_MANAGED => is_managed.into(),
-                _ => ordinal,
+                _ => ordinal.into(),
             })
         })
     }
@@ -342,9 +386,14 @@ impl Driver for Scripted {
     }
 
     unsafe fn register_host(&self, begin: *mut u8, bytes: usize, _: u32) -> Result<DevicePointer, Code> {
-        self.within(|state| match state.registered.insert(begin.expose_provenance(), bytes) {
-            None => Ok(begin.expose_provenance() as DevicePointer),
-            Some(_) => Err(Code::HOST_MEMORY_ALREADY_REGISTERED),
+        self.within(|state| {
+            let (begin, end) = (begin.expose_provenance(), begin.addr() + bytes);
+            let overlaps = |(other, bytes): (&usize, &usize)| *other < end && begin < other + bytes;
+            if state.registered.iter().any(overlaps) {
+                return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            state.registered.insert(begin, bytes);
+            Ok(begin as DevicePointer)
         })
     }
 

@@ -14,13 +14,14 @@ pub struct GpuStream {
 
 impl GpuStream {
     /// The stream of this handle: a `cudaStream_t` or `CUstream` as a number, `torch.cuda.current_stream().cuda_stream`
-    /// say. 0 and 1 are the default stream, and 2 is the calling thread's.
+    /// say. 0 and 1 are the default stream.
     ///
     /// # Errors
     /// The stream is one of another context than the primary one of the GPU.
     ///
     /// # Safety
-    /// The handle is that of a stream which lives for as long as this value and its clones.
+    /// The handle is that of a stream which lives for as long as this value and its clones. It is not 2, the default
+    /// stream of whichever thread calls.
     pub unsafe fn of_caller(gpu: &Gpu, handle: usize) -> Result<GpuStream, GpuError> {
         let (handle, primary) = (StreamHandle(handle), &gpu.inner().primary);
         let context =

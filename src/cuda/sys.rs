@@ -16,9 +16,11 @@ impl Code {
     pub(crate) const OUT_OF_MEMORY: Code = Code(2);
     pub(crate) const DEINITIALIZED: Code = Code(4);
     pub(crate) const STUB_LIBRARY: Code = Code(34);
+    pub(crate) const DEVICE_UNAVAILABLE: Code = Code(46);
     pub(crate) const NO_DEVICE: Code = Code(100);
     pub(crate) const ECC_UNCORRECTABLE: Code = Code(214);
     pub(crate) const NVLINK_UNCORRECTABLE: Code = Code(220);
+    pub(crate) const CONTAINED: Code = Code(226);
     pub(crate) const OPERATING_SYSTEM: Code = Code(304);
     pub(crate) const NOT_FOUND: Code = Code(500);
     pub(crate) const NOT_READY: Code = Code(600);
@@ -29,9 +31,15 @@ impl Code {
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = Code(712);
     pub(crate) const HARDWARE_STACK_ERROR: Code = Code(714);
     pub(crate) const LAUNCH_FAILED: Code = Code(719);
+    pub(crate) const TENSOR_MEMORY_LEAK: Code = Code(721);
     pub(crate) const NOT_PERMITTED: Code = Code(800);
     pub(crate) const NOT_SUPPORTED: Code = Code(801);
+    pub(crate) const SYSTEM_NOT_READY: Code = Code(802);
     pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = Code(803);
+    pub(crate) const MPS_CLIENT_TERMINATED: Code = Code(810);
+    pub(crate) const CAPTURE_UNSUPPORTED: Code = Code(900);
+    pub(crate) const CAPTURE_WRONG_THREAD: Code = Code(908);
+    pub(crate) const EXTERNAL_DEVICE: Code = Code(911);
 
     /// True for an error that ends the context: each later call of this process in it fails the same way.
     pub(crate) fn is_sticky(self) -> bool {
@@ -40,8 +48,22 @@ impl Code {
         // 701, a launch that asks for too much, is the only one in there after which the context goes on.
         (faults.contains(&self.0) && self.0 != 701)
             || later.contains(&self.0)
-            || [Code::ASSERT, Code::CONTEXT_IS_DESTROYED, Code::ECC_UNCORRECTABLE, Code::NVLINK_UNCORRECTABLE]
-                .contains(&self)
+            || [
+                Code::ASSERT,
+                Code::CONTAINED,
+                Code::CONTEXT_IS_DESTROYED,
+                Code::ECC_UNCORRECTABLE,
+                Code::EXTERNAL_DEVICE,
+                Code::MPS_CLIENT_TERMINATED,
+                Code::NVLINK_UNCORRECTABLE,
+                Code::TENSOR_MEMORY_LEAK,
+            ]
+            .contains(&self)
+    }
+
+    /// True for what a stream that captures a graph answers.
+    pub(crate) fn is_of_capture(self) -> bool {
+        (Code::CAPTURE_UNSUPPORTED.0..=Code::CAPTURE_WRONG_THREAD.0).contains(&self.0)
     }
 }
 
@@ -73,6 +95,8 @@ impl PointerAttribute {
     pub(crate) const MEMORY_TYPE: PointerAttribute = PointerAttribute(2);
     pub(crate) const IS_MANAGED: PointerAttribute = PointerAttribute(8);
     pub(crate) const DEVICE_ORDINAL: PointerAttribute = PointerAttribute(9);
+    pub(crate) const RANGE_START: PointerAttribute = PointerAttribute(11);
+    pub(crate) const RANGE_BYTES: PointerAttribute = PointerAttribute(12);
 }
 
 /// `CU_MEMORYTYPE_DEVICE`.
@@ -89,8 +113,8 @@ pub(crate) const WRITE_VALUE_DEFAULT: u32 = 0;
 pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`: the device has an address for it.
 pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
-/// `CU_MEMHOSTREGISTER_READ_ONLY`: the mapping may only be read.
-pub(crate) const HOST_REGISTER_READ_ONLY: u32 = 8;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: no call of this thread disturbs a capture.
+pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 
 /// `CUmemLocation`.
 #[derive(Clone, Copy, Debug)]

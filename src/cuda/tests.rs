@@ -254,3 +254,72 @@ fn a_copy_to_the_gpu_and_back_is_tried_and_timed() {
     let properties = gpu.properties().unwrap();
     assert_eq!((properties.driver, properties.has_stream_words), ((12, 0), true));
 }
+
+#[test]
+fn two_handles_of_one_gpu_have_tickets_of_their_own() {
+    let Scene { driver, stream, memory, .. } = scene(Scripted::new()).unwrap();
+    let other = scene_of(&driver).unwrap();
+    let (into, into_other) = (region(4096).slice(0, BYTES).unwrap(), region(4096).slice(0, BYTES).unwrap());
+    let mut copies = Tickets::default();
+    // The other GPU's stream has nothing before its copy; that of this one waits for a kernel that never ends.
+    let never = driver.stream(PRIMARY);
+    driver.launch_wait_for_ever(never);
+    // SAFETY: a stream that is never ended.
+    let stuck = unsafe { GpuStream::of_caller(stream.gpu(), never) }.unwrap();
+    stuck.copy_to_host(&memory.whole(), &into, &mut copies).unwrap();
+    other.stream.copy_to_host(&other.memory.whole(), &into_other, &mut copies).unwrap();
+    driver.finish();
+    assert!((0..1000).all(|_| !copies.are_done().unwrap()), "the first copy is not made");
+}
+
+#[test]
+fn a_number_that_cannot_be_written_ends_no_copy_early() {
+    for without_words in [false, true] {
+        for call in 0..12 {
+            let driver = Scripted::new();
+            let driver = if without_words { driver.without_stream_words() } else { driver };
+            let Scene { driver, stream, memory, is_freed, .. } = scene(driver).unwrap();
+            let into = region(4096).slice(0, BYTES).unwrap();
+            let mut copies = Tickets::default();
+            driver.fail(call, Code::NOT_PERMITTED);
+            let copied = stream.copy_to_host(&memory.whole(), &into, &mut copies);
+            drop(memory);
+            if copied.is_err() && driver.is_copying() {
+                // The copy is under way, and nobody has let it be made.
+                assert!((0..1000).all(|_| !matches!(copies.are_done(), Ok(true))), "call {call}");
+                assert!(!is_freed.load(Relaxed), "call {call}");
+            }
+            driver.finish();
+        }
+    }
+}
+
+#[test]
+fn memory_locked_in_part_is_refused_and_pinned_memory_is_taken() {
+    let Scene { driver, stream, memory, .. } = scene(Scripted::new()).unwrap();
+    let ours = region(8192);
+    driver.lock_host(ours.as_volatile().as_ptr().addr(), 4096);
+    let into = ours.slice(0, BYTES).unwrap();
+    let refused = stream.copy_to_host(&memory.whole(), &into, &mut Tickets::default()).unwrap_err();
+    assert!(matches!(&refused, GpuError::Host { reason } if reason.contains("a part")));
+
+    let words = vec![0_u64; 1024].into_boxed_slice();
+    let pointer = std::ptr::NonNull::from(Box::leak(words)).cast::<u8>();
+    driver.lock_host(pointer.addr().get(), 8192);
+    // SAFETY: the words are never freed, and nothing but the copy uses them.
+    let host = unsafe { HostMemory::of_caller(pointer, 8192, Box::new(())) }.unwrap();
+    let pinned = MemoryRegion::new(host, Access::LOCAL, DeviceKeys::NONE, ());
+    let mut copies = Tickets::default();
+    stream.copy_to_host(&memory.whole(), &pinned.slice(0, BYTES).unwrap(), &mut copies).unwrap();
+    finish(&driver, &mut copies);
+}
+
+#[test]
+fn the_capture_of_a_graph_by_another_thread_is_not_disturbed() {
+    let Scene { driver, stream, memory, .. } = scene(Scripted::new().without_stream_words()).unwrap();
+    driver.capture(driver.stream(PRIMARY));
+    let into = region(4096).slice(0, BYTES).unwrap();
+    let mut copies = Tickets::default();
+    stream.copy_to_host(&memory.whole(), &into, &mut copies).unwrap();
+    finish(&driver, &mut copies);
+}

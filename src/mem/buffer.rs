@@ -26,9 +26,16 @@ impl Buffer {
         self.region.len()
     }
 
-    /// The region behind it. While there is a clone of it, nothing is lent.
-    pub fn region(&self) -> &MemoryRegion {
+    /// The region behind it, to read. It must not be cloned: bytes may be lent.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn region(&self) -> &MemoryRegion {
         &self.region
+    }
+
+    /// A clone of the region behind it. While there is one, nothing is lent.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn share(&mut self) -> MemoryRegion {
+        self.region.clone()
     }
 
     /// A range of it for a request.
@@ -46,7 +53,8 @@ impl Buffer {
         // (`CallerMemory`), and lives as long as the region that
         // `self` holds. [2] nothing writes: peers have no right to it, it has no descriptor to map again, and this
         // is the only clone of the region, so no slice and hence no request exists. [3] none can appear while the
-        // result is borrowed, because `slice` takes `&mut self` and nothing else hands the region out.
+        // result is borrowed, because `slice` and `share` take `&mut self` and nothing else hands a clone of the region out: `region`
+        // has one caller, which reads.
         Some(unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) })
     }
 

@@ -55,7 +55,7 @@ impl CallerMemory {
     ///
     /// # Safety
     /// Until `owner` is dropped the range is initialised memory that this process may read and write from any thread,
-    /// and nothing else accesses it but as the call that it is given to says
+    /// and nothing else accesses it but as the call that it is given to says, and not while a GPU copies it,
     /// ([`Reader::use_memory`](crate::Reader::use_memory), [`Worker::use_memory`](crate::Worker::use_memory)).
     pub unsafe fn new(pointer: NonNull<u8>, bytes: usize, owner: impl Send + Sync + 'static) -> CallerMemory {
         CallerMemory { pointer, bytes, owner: Box::new(owner) }

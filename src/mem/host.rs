@@ -216,6 +216,12 @@ impl HostMemory {
         }
     }
 
+    /// True for memory of the caller's.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_of_caller(&self) -> bool {
+        matches!(self.backing, Backing::Caller { .. })
+    }
+
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {

@@ -490,7 +490,7 @@ impl<T: Transport> Worker<T> {
         Ok(())
     }
 
-    /// Waits until no GPU copies any more.
+    /// Waits until no GPU copies any more. Without GPU memory, none does.
     async fn finish_copies(&mut self, timeout: Duration) -> Result<(), Error> {
         if self.copies.are_done()? {
             return Ok(());
@@ -500,8 +500,10 @@ impl<T: Transport> Worker<T> {
             let progress = self.poll(now)?;
             Ok(if self.copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::of(progress) })
         });
-        let (operation, needed, seen) = ("copying a gradient from a GPU", Bound::NONE, Bound::NONE);
-        done.await?.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
+        #[cfg(feature = "cuda")]
+        return done.await?.ok_or(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
+        #[cfg(not(feature = "cuda"))]
+        done.await.map(|_| ())
     }
 
     async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {

@@ -13,7 +13,7 @@ const CAPACITY: usize = 16 << 20;
 /// A copy is made in so many pieces.
 const PIECES: usize = 3;
 
-/// StreamWork that a stream has.
+/// Work that a stream has.
 pub(super) enum StreamWork {
     Record(u64),
     Wait(u64),
@@ -94,7 +94,7 @@ impl ScriptedState {
     /// True if the work before this record of an event is not done.
     pub(super) fn is_ahead(&self, record: u64) -> bool {
         let is_it = |work: &StreamWork| matches!(work, StreamWork::Record(other) if *other == record);
-        self.streams.values().any(|stream| stream.work.iter().any(is_it))
+        record == u64::MAX || self.streams.values().any(|stream| stream.work.iter().any(is_it))
     }
 
     fn is_ready(&self, stream: usize) -> bool {

@@ -1,8 +1,10 @@
 //! A publisher whose readers a thread looks after, while its owner computes.
 
+#[cfg(feature = "cuda")]
+use std::sync::atomic::Ordering::Release;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{JoinHandle, Thread};
 
 use super::super::copies::Copies;
 use super::super::record::digests;
@@ -57,6 +59,11 @@ pub(super) struct Shared<T: Transport> {
     /// The draft that a GPU still copies, after its owner has let go of it.
     #[cfg(feature = "cuda")]
     copying: Mutex<Option<super::gpu::Copying>>,
+    /// True from when a draft is handed over until it is published or given up.
+    #[cfg(feature = "cuda")]
+    pub(super) copying_is_open: AtomicBool,
+    /// The thread, once it runs.
+    thread: OnceLock<Thread>,
     is_over: AtomicBool,
 }
 
@@ -70,12 +77,6 @@ impl<T: Transport> Shared<T> {
     #[cfg(feature = "cuda")]
     pub(super) fn copying(&self) -> MutexGuard<'_, Option<super::gpu::Copying>> {
         self.copying.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// True once its thread is about to end.
-    #[cfg(feature = "cuda")]
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Relaxed)
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -100,11 +101,15 @@ impl<T: Transport> Publisher<T> {
             publisher: Mutex::new(self),
             #[cfg(feature = "cuda")]
             copying: Mutex::new(None),
+            #[cfg(feature = "cuda")]
+            copying_is_open: AtomicBool::new(false),
+            thread: OnceLock::new(),
             is_over: AtomicBool::new(false),
         });
         let looked_after = shared.clone();
         let look_after = move || {
             let mut backoff = Backoff::new();
+            let _first = looked_after.thread.set(std::thread::current());
             while !looked_after.is_over.load(Relaxed) {
                 let is_copying = looked_after.is_copying();
                 if looked_after.publisher().poll(now()) {
@@ -194,13 +199,11 @@ impl<T: Transport> BackgroundPublisher<T> {
                 return Ok(Draft { shared, memory, copies, is_open: true });
             }
             if now() >= deadline {
-                let (newest, waited) = (publisher.version(), timeout);
-                let (needed, seen) = (Bound::version(newest.next()), Bound::version(newest));
-                let operation = "waiting for a GPU to copy the version before";
-                return Err(match is_copying {
-                    true => Error::Deadline { operation, waited, needed, seen },
-                    false => Error::Pinned { version: newest.next(), waited },
-                });
+                #[cfg(feature = "cuda")]
+                if is_copying {
+                    return Err(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
+                }
+                return Err(Error::Pinned { version: publisher.version().next(), waited: timeout });
             }
             drop(publisher);
             backoff.wait();
@@ -288,7 +291,12 @@ impl<T: Transport> Draft<T> {
     #[cfg(feature = "cuda")]
     pub(super) fn hand_over(&mut self, copying: super::gpu::Copying) {
         self.is_open = false;
-        *self.shared.copying() = Some(copying);
+        self.shared.copying_is_open.store(true, Release);
+        let none = self.shared.copying().replace(copying);
+        debug_assert!(none.is_none(), "one draft at a time");
+        if let Some(thread) = self.shared.thread.get() {
+            thread.unpark();
+        }
     }
 
     fn expect_copied(&mut self) -> Result<(), Error> {

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod scripted;
 
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::copies::Copies;
@@ -11,8 +12,7 @@ use super::super::{Error, now};
 use super::Publisher;
 use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
-use crate::cuda::{GpuSlice, GpuStream};
-use crate::scheme::Bound;
+use crate::cuda::{GpuError, GpuSlice, GpuStream};
 use crate::time::Duration;
 use crate::transport::Transport;
 
@@ -44,31 +44,43 @@ impl Copying {
         Copying { copies, tag: None, outcome: Arc::default() }
     }
 
-    /// Publishes the draft, or gives it up, once its copies are done. True once that has happened.
-    pub(super) fn poll<T: Transport>(
-        &mut self,
-        publisher: impl FnOnce(&mut dyn FnMut(&mut Publisher<T>)),
-    ) -> bool {
-        let copied = match self.copies.are_done() {
-            Ok(false) if !mutant!("publish_before_copied") => return false,
-            copied => copied,
-        };
-        publisher(&mut |publisher| match (&copied, self.tag) {
-            (Ok(_), Some(tag)) => self.outcome.set(publisher.publish_commit_tagged(tag)),
-            _ => publisher.publish_abort(),
-        });
-        if let Err(error) = copied {
-            tracing::warn!(%error, "a version is given up: a GPU did not copy it");
-            self.outcome.set(Err(error));
+    /// True once its copies are done, or over after a fault.
+    fn is_over(&mut self) -> bool {
+        match self.copies.are_done() {
+            Ok(is_done) => is_done || mutant!("publish_before_copied"),
+            Err(error) => {
+                tracing::warn!(%error, "a version is given up: a GPU did not copy it");
+                self.tag = None;
+                self.outcome.set(Err(error));
+                true
+            }
         }
-        true
+    }
+
+    /// Publishes the draft, or gives it up.
+    fn end<T: Transport>(&mut self, publisher: &mut Publisher<T>) {
+        match self.tag.take() {
+            Some(tag) => self.outcome.set(publisher.publish_commit_tagged(tag)),
+            None => publisher.publish_abort(),
+        }
     }
 }
 
+impl Drop for Copying {
+    fn drop(&mut self) {
+        if self.tag.is_some() {
+            // Nobody is left to publish it.
+            self.outcome.set(Err(GONE));
+        }
+    }
+}
+
+const GONE: Error = Error::OutOfTurn { operation: "publish", reason: "the publisher was dropped" };
+
 impl<T: Transport> Draft<T> {
-    /// Has the GPU copy `from` into the table, from the byte `offset` on, behind the work that `stream` has now. It
-    /// returns at once; the memory that is copied from may change once later work of the stream may, which is after
-    /// [`Publishing::wait`], or after an event of the caller's own.
+    /// Has the GPU copy `from` into the table, from the byte `offset` on, behind the work that `stream` has now, and
+    /// does not wait for it. The stream does not wait either: the memory that is copied from must stay as it is until
+    /// [`Publishing::wait`] or [`Publishing::poll`] has told the version.
     ///
     /// Then [`commit_when_copied`](Self::commit_when_copied) publishes the draft.
     ///
@@ -84,14 +96,9 @@ impl<T: Transport> Draft<T> {
     /// publishes. Until then another draft has to wait.
     pub fn commit_when_copied(mut self, tag: VersionTag) -> Publishing {
         let version = self.shared.publisher().version().next();
-        let outcome = Arc::<Outcome>::default();
-        if self.shared.is_over() {
-            // Nobody is left to publish it; the draft is given up.
-            outcome.set(Err(Error::OutOfTurn { operation: "publish", reason: "the publisher was dropped" }));
-        } else {
-            let copies = std::mem::take(&mut self.copies);
-            self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
-        }
+        let (copies, outcome) = (std::mem::take(&mut self.copies), Arc::<Outcome>::default());
+        // Where the publisher was dropped, so is this, with this draft's part of it.
+        self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
         Publishing { version, outcome }
     }
 }
@@ -99,16 +106,25 @@ impl<T: Transport> Draft<T> {
 impl<T: Transport> Shared<T> {
     /// Looks whether the copies of a draft are done that was handed over. True while they are not.
     pub(super) fn is_copying(&self) -> bool {
-        let mut copying = self.copying();
-        let Some(draft) = &mut *copying else { return false };
-        if draft.poll(|act| act(&mut self.publisher())) {
-            *copying = None;
+        if !self.copying_is_open.load(Acquire) {
+            return false;
         }
-        copying.is_some()
+        // What copies used is let go of here: its owner may do anything, and does it without a lock.
+        let Some(mut draft) = self.copying().take() else {
+            return true; // another thread looks
+        };
+        if !draft.is_over() {
+            *self.copying() = Some(draft);
+            return true;
+        }
+        draft.end(&mut self.publisher());
+        drop(draft);
+        self.copying_is_open.store(false, Release);
+        false
     }
 }
 
-/// A version that is published once a GPU has copied it. Dropped, it is published all the same.
+/// A version that is published once a GPU has copied it, also if this is dropped; but not if the publisher is.
 #[derive(Debug)]
 #[must_use = "whether the version was published is told by `wait` or `poll`"]
 pub struct Publishing {
@@ -125,7 +141,7 @@ impl Publishing {
     /// The version, once it is published; `None` before, and after it was told. It does not wait.
     ///
     /// # Errors
-    /// The GPU did not copy it, and it is given up.
+    /// The GPU did not copy it, and it is given up; or the publisher was dropped.
     pub fn poll(&mut self) -> Result<Option<Version>, Error> {
         self.outcome.take().transpose()
     }
@@ -133,8 +149,9 @@ impl Publishing {
     /// Waits, at most `timeout`, until it is published.
     ///
     /// # Errors
-    /// The GPU did not copy it, and it is given up; or it is not copied by the timeout, and is published later.
-    pub fn wait(mut self, timeout: Duration) -> Result<Version, Error> {
+    /// The GPU did not copy it, and it is given up; the publisher was dropped; or it is not copied by the timeout
+    /// ([`GpuError::NotCopied`]), and may be waited for again.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Version, Error> {
         let deadline = now() + timeout;
         let mut backoff = Backoff::new();
         loop {
@@ -142,9 +159,7 @@ impl Publishing {
                 return Ok(version);
             }
             if now() >= deadline {
-                let operation = "waiting for a GPU to copy a version";
-                let (needed, seen) = (Bound::version(self.version), Bound::NONE);
-                return Err(Error::Deadline { operation, waited: timeout, needed, seen });
+                return Err(GpuError::NotCopied { waited: timeout }.into());
             }
             backoff.wait();
         }

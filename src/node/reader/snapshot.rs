@@ -14,7 +14,7 @@ use crate::clock::Version;
 use crate::cuda::{GpuSlice, GpuStream, HostBytes, Tickets};
 #[cfg(feature = "cuda")]
 use crate::mem::OutOfBounds;
-use crate::mem::{Buffer, MemoryRegion, VolatileSlice, fence};
+use crate::mem::{Buffer, VolatileSlice, fence};
 use crate::scheme::Bound;
 use crate::table::{Table, Tensor};
 use crate::time::Duration;
@@ -95,19 +95,9 @@ pub(super) struct CopiedTable {
     range: Range<u64>,
 }
 
-/// The memory of a snapshot, which a GPU may still copy from when the snapshot is no more.
-#[derive(Debug)]
-pub(super) struct SnapshotMemory(Buffer);
-
-impl AsRef<MemoryRegion> for SnapshotMemory {
-    fn as_ref(&self) -> &MemoryRegion {
-        self.0.region()
-    }
-}
-
 /// Memory of snapshots that are no more, for the next ones of the same reader.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Spares(Arc<Mutex<Vec<Arc<SnapshotMemory>>>>);
+pub(super) struct Spares(Arc<Mutex<Vec<Arc<Buffer>>>>);
 
 /// Spares that are kept: more were alive at once, and are given back to the system.
 const MOST_SPARES: usize = 2;
@@ -116,10 +106,10 @@ impl Spares {
     pub(super) fn take(&self) -> Option<Buffer> {
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let free = spares.iter_mut().position(|memory| Arc::get_mut(memory).is_some())?;
-        Arc::into_inner(spares.swap_remove(free)).map(|memory| memory.0)
+        Arc::into_inner(spares.swap_remove(free))
     }
 
-    fn give(&self, memory: Arc<SnapshotMemory>) {
+    fn give(&self, memory: Arc<Buffer>) {
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if spares.len() < MOST_SPARES {
             spares.push(memory);
@@ -133,7 +123,8 @@ impl Spares {
 /// is a move of this value. The memory of a snapshot that is dropped is used for a later one.
 #[derive(Debug)]
 pub struct Snapshot {
-    memory: Arc<SnapshotMemory>,
+    /// A GPU may still copy from it when the snapshot is no more.
+    memory: Arc<Buffer>,
     copied: Arc<CopiedTable>,
     fresh: Fresh,
     asked: Asked,
@@ -179,7 +170,7 @@ impl Snapshot {
 
     /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
     pub fn bytes(&self) -> &[u8] {
-        let bytes = self.memory.0.bytes().unwrap_or_default();
+        let bytes = self.memory.bytes().unwrap_or_default();
         let Range { start, end } = self.copied.range;
         &bytes[..((end - start) as usize).min(bytes.len())]
     }
@@ -217,14 +208,14 @@ impl Snapshot {
     ///
     /// # Errors
     /// There are not so many bytes, the memory is that of another GPU, the stream captures a graph, or the driver
-    /// refuses the copy.
+    /// refuses the copy; where it fails late, the copy may still be made.
     pub fn copy_to_gpu(&self, offset: u64, into: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let (len, available) = (into.bytes() as u64, self.bytes().len() as u64);
         if offset.checked_add(len).is_none_or(|end| end > available) {
             return Err(OutOfBounds { offset, len, available }.into());
         }
         // The copy keeps the memory. Nobody waits here for its end.
-        let host = HostBytes::Owner(self.memory.clone());
+        let host = HostBytes::Buffer(self.memory.clone());
         Ok(stream.copy_from_host(host, offset as usize, into, &mut Tickets::default())?)
     }
 }
@@ -283,7 +274,7 @@ impl<T: Transport> Reader<T> {
             Some(copied) => copied.clone(),
             None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
         };
-        let memory = Arc::new(SnapshotMemory(buffer));
+        let memory = Arc::new(buffer);
         Ok(Snapshot { memory, copied, fresh, asked, spares: self.spares.clone() })
     }
 

@@ -22,7 +22,7 @@ impl<T: Transport> Step<'_, T> {
         stream: &GpuStream,
     ) -> Result<(), Error> {
         let worker = &mut *self.worker;
-        let region = worker.parameters.as_ref().ok_or(IN_PLACE)?.region().clone();
+        let region = worker.parameters.as_mut().ok_or(IN_PLACE)?.share();
         let (len, available) = (into.bytes() as u64, worker.table.bytes());
         if offset.checked_add(len).is_none_or(|end| end > available) {
             return Err(OutOfBounds { offset, len, available }.into());
@@ -32,8 +32,9 @@ impl<T: Transport> Step<'_, T> {
     }
 
     /// Has the GPU copy `from` into the gradient, from the byte `offset` on of the whole gradient in the worker's
-    /// encoding, behind the work that `stream` has now. It returns at once; [`publish`](Self::publish) waits for the
-    /// copy, and abandons the step if it is not done by its timeout.
+    /// encoding, behind the work that `stream` has now, and does not wait for it. The stream does not wait either: the
+    /// memory that is copied from must stay as it is until [`publish`](Self::publish) has returned. That waits for the
+    /// copy, and abandons the step if it is not done by its timeout ([`GpuError::NotCopied`](crate::GpuError)).
     ///
     /// # Errors
     /// The bytes do not fit the gradient; the memory is that of another GPU; the stream captures a graph; the driver
@@ -59,7 +60,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     use super::*;
-    use crate::cuda::{GpuMemory, Scripted};
+    use crate::cuda::{GpuError, GpuMemory, Scripted};
     use crate::kernel::Optimizer;
     use crate::node::worker::WorkerPhase;
     use crate::node::{Server, ServerOptions, Worker, WorkerOptions};
@@ -138,10 +139,7 @@ mod tests {
             let mut step = worker.step(PATIENCE).unwrap();
             step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
             let late = step.publish(None, Duration::from_millis(20)).unwrap_err();
-            assert!(
-                matches!(late, Error::Deadline { operation: "copying a gradient from a GPU", .. }),
-                "{late}"
-            );
+            assert!(matches!(late, Error::Gpu(GpuError::NotCopied { .. })), "{late}");
             driver.finish();
             // The same clock begins again.
             let step = worker.step(PATIENCE).unwrap();

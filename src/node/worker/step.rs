@@ -56,12 +56,15 @@ impl<'a, T: Transport> Step<'a, T> {
     /// there last.
     pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
         self.worker.expect_f32()?;
+        // What a GPU has copied is let go of.
+        self.worker.copies.are_done()?;
         self.worker.gradient_buffer()?.f32s_mut().ok_or(Error::InFlight { what: "gradient" })
     }
 
     /// The [`parameters`](Self::parameters) and the [`gradient`](Self::gradient) at once.
     pub fn borrow(&mut self) -> Result<(&[f32], &mut [f32]), Error> {
         self.worker.expect_f32()?;
+        self.worker.copies.are_done()?;
         self.worker.gradient_buffer()?;
         let worker = &mut *self.worker;
         let parameters = worker.parameters.as_ref().ok_or(IN_PLACE)?;
@@ -98,7 +101,8 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Publishes the gradient, waiting at most `timeout` for free slots. `loss` is told to the server. When it returns,
     /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
-    /// [`Worker::step`] finishes it.
+    /// [`Worker::step`] finishes it. A step whose gradient a GPU has not copied by then is abandoned, which another error
+    /// says.
     pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_async(loss, timeout))
     }

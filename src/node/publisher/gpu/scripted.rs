@@ -57,7 +57,7 @@ mod tests {
             let (first, second) = (scene.weights.slice(0, 100), scene.weights.slice(100, BYTES - 100));
             draft.copy_from_gpu(100, &second.unwrap(), &scene.stream).unwrap();
             draft.copy_from_gpu(0, &first.unwrap(), &scene.stream).unwrap();
-            let publishing = draft.commit_when_copied(VersionTag::step(value.into()));
+            let mut publishing = draft.commit_when_copied(VersionTag::step(value.into()));
             // Time for a thread that would publish too early.
             std::thread::sleep(Duration::from_millis(20));
             let newest = scene.publisher.version();
@@ -101,7 +101,7 @@ mod tests {
         draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
         drop(draft);
         let waited = scene.publisher.draft(Duration::from_millis(20)).unwrap_err();
-        assert!(matches!(waited, Error::Deadline { .. }), "{waited}");
+        assert!(matches!(waited, Error::Gpu(GpuError::NotCopied { .. })), "{waited}");
         scene.driver.finish();
         scene.publisher.publish(&[5; BYTES], VersionTag::default(), PATIENCE).unwrap();
         let snapshot = scene.reader.snapshot(Wanted::exactly(Version::new(1)), PATIENCE).unwrap();
@@ -114,7 +114,7 @@ mod tests {
         scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
         let mut draft = scene.publisher.draft(PATIENCE).unwrap();
         draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
-        let publishing = draft.commit_when_copied(VersionTag::default());
+        let mut publishing = draft.commit_when_copied(VersionTag::default());
         scene.driver.fault(crate::cuda::ILLEGAL_ADDRESS);
         let error = publishing.wait(PATIENCE).unwrap_err();
         assert!(matches!(error, Error::Gpu(GpuError::Faulted { code: 700, .. })), "{error}");
@@ -193,5 +193,46 @@ mod tests {
             }
             failures += 1;
         }
+    }
+
+    #[test]
+    fn a_publisher_that_is_dropped_while_a_gpu_copies_tells_so() {
+        let Scene { publisher, driver, stream, weights, .. } = shm();
+        let mut draft = publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &weights.whole(), &stream).unwrap();
+        let mut publishing = draft.commit_when_copied(VersionTag::default());
+        let early = publishing.wait(Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(early, Error::Gpu(GpuError::NotCopied { .. })), "{early}");
+        drop(publisher);
+        let gone = publishing.wait(PATIENCE).unwrap_err();
+        assert!(gone.to_string().contains("the publisher was dropped"), "{gone}");
+        driver.finish();
+    }
+
+    /// Memory whose owner, dropped, uses the publisher.
+    struct Owner(std::sync::Weak<BackgroundPublisher<Shm>>);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            if let Some(publisher) = self.0.upgrade() {
+                // No lock is held here; the version that is on its way is published first.
+                assert_eq!(publisher.readers().len(), 1);
+                assert!(publisher.draft(Duration::ZERO).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn the_owner_of_memory_may_use_the_publisher_when_it_is_let_go_of() {
+        let Scene { publisher, reader: _reader, driver, stream, weights, .. } = shm();
+        let publisher = Arc::new(publisher);
+        let owner = Owner(Arc::downgrade(&publisher));
+        let owned = crate::cuda::memory_with_owner(stream.gpu(), weights.pointer(), BYTES, owner);
+        let mut draft = publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &owned.whole(), &stream).unwrap();
+        drop(owned);
+        let mut publishing = draft.commit_when_copied(VersionTag::default());
+        let _working = driver.work_in_a_thread();
+        publishing.wait(PATIENCE).unwrap();
     }
 }
