@@ -146,7 +146,7 @@ pub use job::{
     Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Resume, Role,
     Served,
 };
-pub use kernel::{AdamParameters, Optimizer};
+pub use kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
 #[cfg(not(loom))]
 pub use mem::CallerMemory;
 #[cfg(not(loom))]

@@ -21,7 +21,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) delivery: Option<String>,
 
-    /// Choice of k (dbw): dynamic, static or blind
+    /// Choice of k (dbw): dynamic, published, static or blind
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) choice: Option<String>,
 

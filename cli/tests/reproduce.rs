@@ -188,6 +188,20 @@ fn essp_reads_what_is_fresh_and_ssp_what_the_bound_allows() {
     }
 }
 
+/// The theorems hold for every seed; the growth is told of all seeds together.
+#[test]
+fn regret_stays_below_the_bounds_of_the_theorems() {
+    let regret = agrees("regret", 5 * 9);
+    assert_eq!(regret.rows.len(), 5);
+    for row in &regret.rows {
+        let regrets = row["regrets"].as_array().expect("a curve");
+        assert_eq!(regrets.len(), 7);
+        let last = regrets[6]["values"][0].as_f64().expect("a value");
+        assert!(0.0 < last && last < number(row, "bound"), "{row}");
+        assert!(row["farthest"][0].as_f64().is_some_and(|half_square| half_square <= 1.0), "{row}");
+    }
+}
+
 /// A ring of n makes 2 (n - 1) steps of an n-th of the bytes and a latency each: 100 MB over 10 Gbit/s take 80 ms.
 #[test]
 fn ds_sync_takes_what_rings_of_its_groups_take_and_learns() {

@@ -16,6 +16,7 @@ mod k_async;
 mod losing;
 mod page;
 mod race;
+mod regret;
 mod settings;
 mod tuned;
 mod twin;
@@ -117,6 +118,7 @@ pub const RECIPES: &[Recipe] = &[
     k_async::RECIPE,
     abs::RECIPE,
     essp::RECIPE,
+    regret::RECIPE,
     ds_sync::MEAN,
     ds_sync::RECIPE,
     dai::RECIPE,

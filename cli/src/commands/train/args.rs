@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use slackline::{
-    NonFinite,
+    NonFinite, Schedule,
     scheme::{SchemeConfig, SchemeConfigError},
 };
 use slackline_lab::model::ModelKind;
@@ -160,6 +160,13 @@ pub(crate) struct TrainArgs {
     /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
+
+    /// How the step size falls: constant, steps(EVERY, FACTOR), inverse-root(UPDATES) or cosine(UPDATES)
+    ///
+    /// Updates are versions, each of which holds what the scheme folds at once: a gradient of every worker under bsp, one
+    /// gradient under ssp. Without a server they are the steps of each worker.
+    #[arg(long, help_heading = "Training", value_name = "SCHEDULE", default_value_t = Schedule::Constant)]
+    pub(super) schedule: Schedule,
 
     /// Treatment of gradients that hold a NaN or an infinity; they are counted in any case
     #[arg(long, help_heading = "Training", value_enum, default_value_t = NonFiniteName::Allow)]

@@ -1,7 +1,7 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::{
-    Encoding, Optimizer,
+    Encoding, Optimizer, Schedule,
     scheme::{Damping, SchemeConfig},
 };
 
@@ -30,6 +30,26 @@ pub(super) fn check(
         let why = "what a worker wrote is not always folded in, or not in order or with this weight";
         let help = "leave it out, or use bsp, asp, ssp, essp, bap or vap";
         return refuse(format!("--read-my-writes: under {name} {why}"), help);
+    }
+    if scheme.requires_sgd() && !plain {
+        let why = "takes each update for a step of plain SGD";
+        return refuse(
+            format!("--optimizer {}: {scheme} {why}", args.optimizer.name()),
+            "use --optimizer sgd",
+        );
+    }
+    if args.schedule != Schedule::Constant {
+        if args.read_my_writes {
+            let why = "a worker does not know the step size that its gradient will be folded in with";
+            return refuse(
+                format!("--schedule {}: with --read-my-writes {why}", args.schedule),
+                "leave out one of the two",
+            );
+        }
+        if scheme.local_steps() > 1 {
+            let why = "steps on a worker's own copy are made with the first step size";
+            return refuse(format!("--schedule {}: {why}", args.schedule), "leave it out, or --local-steps");
+        }
     }
     let damped = Damping::from(args.settings.damping) != Damping::None;
     if args.read_my_writes && damped {
