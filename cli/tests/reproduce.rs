@@ -141,6 +141,12 @@ fn dbw_is_within_a_tenth_of_the_best_static_k_where_batches_are_large() {
 }
 
 #[test]
+fn dbw_as_published_agrees_with_its_record() {
+    let published = agrees("dbw-published", 2 * 60);
+    assert_eq!(published.rows.len(), 60);
+}
+
+#[test]
 fn k_async_is_as_stale_as_theory_has_it_and_never_staler_than_its_bound() {
     let k_async = agrees("k-async", 6);
     k_async.follows_theory(1);

@@ -74,7 +74,7 @@ type Spoilt = (fn(&mut Cluster), &'static str);
 fn settings_that_cannot_be_are_refused_with_a_remedy() {
     let spoilt: &[Spoilt] = &[
         (|c| c.workers = 0, "workers cannot be 0: use 1 to 1000000"),
-        (|c| c.workers = 65_536, "workers cannot be 65536"),
+        (|c| c.workers = 1_000_001, "workers cannot be 1000001"),
         (|c| c.compute = Distribution::Constant { seconds: 0.0 }, "time would never pass"),
         (|c| c.compute = Distribution::Exponential { mean: -1.0 }, "exp takes no such parameters"),
         (|c| c.factors = vec![0.0], "above 0"),

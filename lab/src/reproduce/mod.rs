@@ -10,6 +10,7 @@ mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
+mod dbw_published;
 mod ds_sync;
 mod essp;
 mod k_async;
@@ -115,6 +116,7 @@ pub const RECIPES: &[Recipe] = &[
     bap::STRAGGLER,
     dbw_argmax::RECIPE,
     dbw::RECIPE,
+    dbw_published::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
     essp::RECIPE,

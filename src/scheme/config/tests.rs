@@ -172,7 +172,7 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(refused("dbw(k=3, choice=blind)").ends_with("use it with choice=static only"));
     assert!(refused("dbw(k=3, window=2)").ends_with("choice=blind only"));
     assert!(refused("dbw(choice=blind, loss-growth=2)").ends_with("choice=dynamic only"));
-    assert!(refused("dbw(choice=often)").ends_with("use dynamic, static or blind"));
+    assert!(refused("dbw(choice=often)").ends_with("use dynamic, published, static or blind"));
     for text in [
         "dbw(0)",
         "abs(k=0)",
