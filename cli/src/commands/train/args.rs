@@ -133,7 +133,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
     pub(super) hidden: Option<usize>,
 
-    /// CSV, LIBSVM or IDX file to train on [default: the built-in digits]
+    /// CSV, LIBSVM, IDX or CIFAR-10 file to train on, packed with gzip or not [default: the built-in digits]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
 
@@ -226,7 +226,7 @@ const EXAMPLES: &str = "Examples:
   slackline train --scheme bsp --workers 4 --straggler 0=4
       how long lock step waits for a worker that is four times slower; compare ssp and essp
   slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
-      MNIST, unpacked, with the labels and the t10k files beside it
+      MNIST, packed with gzip or not, with the labels and the t10k files beside it
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       train the saved model further
   slackline train --json - | jq .final_accuracy
