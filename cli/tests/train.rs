@@ -296,7 +296,11 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     for rate in ["nan", "inf", "0", "-0.1", "1e-60"] {
         misused(&["--learning-rate", rate], "--learning-rate cannot be", "above 0");
     }
-    misused(&["--schedule", "linear(3)"], "no schedule of step sizes is written", "inverse-root(UPDATES)");
+    let unknown = refused(2, &["--schedule", "linear(3)"]);
+    assert!(
+        unknown.contains("no schedule of step sizes is written \"linear(3)\": write constant"),
+        "{unknown}"
+    );
     let published = ["--scheme", "dbw(choice=published)", "--optimizer", "adam"];
     misused(&published, "--optimizer adam: dbw(choice=published)", "--optimizer sgd");
     let falling = ["--schedule", "inverse-root", "--optimizer", "sgd"];

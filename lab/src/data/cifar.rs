@@ -3,7 +3,7 @@
 //! There is no magic number: a file is one of these if it is whole records whose labels are all below 10, which no text
 //! and no IDX file is.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{DataError, RawExamples, Split, VALUES_MAX, read, split};
 
@@ -47,10 +47,10 @@ fn batches() -> impl Iterator<Item = String> {
     (1..=5).map(|number| format!("data_batch_{number}.bin"))
 }
 
-fn add_file(examples: &mut RawExamples, path: &PathBuf) -> Result<(), DataError> {
+fn add_file(examples: &mut RawExamples, path: &Path) -> Result<(), DataError> {
     let bytes = read(path)?;
     if !recognise(&bytes) {
-        return Err(DataError::NotCifar { file: path.clone() });
+        return Err(DataError::NotCifar { file: path.to_owned() });
     }
     add(examples, path, &bytes)
 }

@@ -17,7 +17,7 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "regret",
     title: "Regret grows as the root of the updates",
     file: include_str!("settings/regret.toml"),
-    remarks: "The constant for strong VAP: with s_t = sigma / sqrt(t), the sum of <x_t - x*, g_t> over the versions x_t is at \
+    remarks: "The constant for strong VAP: with s_t = sigma / sqrt(t), the sum of (x_t - z).g_t over the versions x_t is at \
               most (sigma L^2 + F^2 / sigma) sqrt(T), as for any gradient descent. A gradient is that of an earlier \
               version, and the versions between are all unseen by its worker: their gradients, times 1/P, have \
               largest elements of at most v / sqrt(c + 1) together, c being the clock of the last of them, or it is one \
