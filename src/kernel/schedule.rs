@@ -2,11 +2,8 @@
 
 use core::fmt;
 use core::str::FromStr;
-use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
-
-use crate::Diagnostic;
 
 /// The step size of each update, as a part of the first one's. It depends on the number of updates before, which is the
 /// newest version: a job that goes on from a checkpoint goes on in its schedule.
@@ -127,16 +124,6 @@ impl ScheduleError {
     /// What may be written instead.
     pub(crate) const fn reason(&self) -> &'static str {
         REMEDY
-    }
-}
-
-impl Diagnostic for ScheduleError {
-    fn operation(&self) -> &'static str {
-        "reading a schedule"
-    }
-
-    fn remedy(&self) -> Option<Cow<'_, str>> {
-        Some(REMEDY.into())
     }
 }
 

@@ -68,9 +68,9 @@ pub(super) struct Held {
 
 /// All events to come, and the present time: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, 1990).
 ///
-/// Time never moves back, so that a later event needs no place in an order before its time has nearly come: it lies in
-/// the list of the highest bit in which its time differs from the present one. When the lists before it are used up,
-/// the time moves on to the first of a list, and the others of it fall into the lists before. Lists are read and written
+/// Time never moves back, so that a later event need not be in order before its time has nearly come: it lies in the
+/// list of the highest bit in which its time differs from the present one. When the lists before it are used up, the
+/// time moves on to the first of a list, and the others of it fall into the lists before. Lists are read and written
 /// in order, which costs the same with many workers as with few. Events of one instant come in the order in which they
 /// were noted.
 #[derive(Debug)]
@@ -99,10 +99,10 @@ impl Agenda {
 
     pub(super) fn put(&mut self, at: u64, event: AgendaEvent) {
         self.count += 1;
-        self.place(at, event);
+        self.sort_in(at, event);
     }
 
-    fn place(&mut self, at: u64, event: AgendaEvent) {
+    fn sort_in(&mut self, at: u64, event: AgendaEvent) {
         if at <= self.now {
             self.at_once.push_back(event);
             return;
@@ -123,7 +123,7 @@ impl Agenda {
             self.now = first;
             self.filled &= !(1 << bit);
             let mut list = std::mem::take(&mut self.later[bit as usize]);
-            list.drain(..).for_each(|(at, event)| self.place(at, event));
+            list.drain(..).for_each(|(at, event)| self.sort_in(at, event));
             self.later[bit as usize] = list;
         }
         if self.now > end { None } else { self.at_once.pop_front() }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use slackline::Schedule;
 use slackline::sim::{Cluster, Distribution, Evaluation, Problem, Random, Until};
 
@@ -17,14 +17,16 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "regret",
     title: "Regret grows as the root of the updates",
     file: include_str!("settings/regret.toml"),
-    remarks: "The constant for strong VAP: with s_t = sigma / sqrt(t), the sum of (x_t - z).g_t over the versions x_t is at \
-              most (sigma L^2 + F^2 / sigma) sqrt(T), as for any gradient descent. A gradient is that of an earlier \
-              version, and the versions between are all unseen by its worker: their gradients, times 1/P, have \
-              largest elements of at most v / sqrt(c + 1) together, c being the clock of the last of them, or it is one \
-              alone. No step is larger than the first, so that the two versions differ by at most P sigma v / \
-              sqrt(c + 1) + sigma G / sqrt(t - 1) in any element, where G is the largest element of a gradient. Each \
-              clock of each worker is the last of them once; summed, that adds at most 2 L sqrt(d) sigma (P sqrt(P) v + G) \
-              sqrt(T). The bounds are for the worst sequence of losses, and loose for examples that are drawn.",
+    remarks: "The constant for strong VAP: with s_t = sigma / sqrt(t), the sum of (x_t - z).g_t over the \
+              versions x_t is at most (sigma L^2 + F^2 / sigma) sqrt(T), as for any gradient descent. A \
+              gradient is that of an earlier version, and the versions between are all unseen by its \
+              worker: their gradients, times 1/P, have largest elements of at most v / sqrt(c + 1) \
+              together, c being the clock of the last of them, or it is one alone. No step is larger than \
+              the first, so that the two versions differ by at most P sigma v / sqrt(c + 1) + sigma G / \
+              sqrt(t - 1) in any element, where G is the largest element of a gradient. Each clock of each \
+              worker is the last of them once; summed, that adds at most 2 L sqrt(d) sigma (P sqrt(P) v + \
+              G) sqrt(T). The bounds are for the worst sequence of losses, and loose for examples that are \
+              drawn.",
     run,
 };
 
@@ -45,12 +47,12 @@ struct RegretGrid {
     dimensions: usize,
     noise: f64,
     updates: Vec<u64>,
-    cases: Vec<Case>,
+    cases: Vec<RegretCase>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct RegretCase {
     scheme: String,
     staleness: u64,
     /// Of VAP.
@@ -64,12 +66,12 @@ impl RegretGrid {
     }
 
     /// The theorem's step size: that of the first update.
-    fn sigma(&self, case: &Case) -> f64 {
+    fn sigma(&self, case: &RegretCase) -> f64 {
         F / (L * (2.0 * (case.staleness + 1) as f64 * self.workers as f64).sqrt())
     }
 
     /// The bound on the regret after so many updates.
-    fn bound(&self, case: &Case, updates: u64) -> f64 {
+    fn bound(&self, case: &RegretCase, updates: u64) -> f64 {
         let (workers, sigma) = (self.workers as f64, self.sigma(case));
         let root = (updates as f64).sqrt();
         let Some(v) = case.value_bound else {
@@ -79,7 +81,7 @@ impl RegretGrid {
         (sigma * L * L + F * F / sigma + stale) * root
     }
 
-    fn try_once(&self, case: &Case, seed: u64) -> Result<Tally, Error> {
+    fn try_once(&self, case: &RegretCase, seed: u64) -> Result<Tally, Error> {
         let mut cluster = Cluster::new(scheme(&case.scheme)?, self.workers, seed);
         cluster.compute = Distribution::Exponential { mean: 1.0 };
         // Each gradient has a weight of one part in the number of workers.
@@ -185,7 +187,7 @@ impl Problem for Online {
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let settings = trial.settings::<RegretGrid>()?;
     let (grid, seeds) = (&settings.grid, settings.seeds(trial));
-    let items: Vec<(&Case, u64)> =
+    let items: Vec<(&RegretCase, u64)> =
         grid.cases.iter().flat_map(|case| seeds.iter().map(move |seed| (case, *seed))).collect();
     let tallies = parallel::map("regret", &items, |(case, seed)| grid.try_once(case, *seed))?;
     let figure = Figure::new("Regret under step sizes that fall as the inverse root")
@@ -222,9 +224,11 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         let points = grid.updates.iter().enumerate();
         let curve: Vec<(f64, f64)> =
             points.map(|(point, updates)| (*updates as f64, mean(at(point)))).collect();
+        let of_point = |point: usize| json!({ "updates": grid.updates[point], "values": at(point) });
+        let regrets: Vec<Value> = (0..=last).map(of_point).collect();
         findings.rows.push(json!({
             "scheme": whole, "bound": bound,
-            "regrets": (0..=last).map(|point| json!({ "updates": grid.updates[point], "values": at(point) })).collect::<Vec<_>>(),
+            "regrets": regrets,
             "farthest": own.iter().map(|tally| tally.farthest).collect::<Vec<_>>(),
         }));
         panel.series.push(Series::line(whole, curve));

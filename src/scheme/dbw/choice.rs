@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::gain::{Estimates, Gain};
-use super::published::Published;
+use super::published::PublishedRule;
 use super::time::Times;
 use crate::scheme::Statistics;
 
@@ -28,9 +28,9 @@ pub enum Choice {
         /// losses, with 1.01, and waits for one more.
         loss_growth: f32,
     },
-    /// As published, as far as that is known, for plain SGD alone: estimates are means over 5 updates; all are waited for
-    /// by the first version, and where no `k` promises a gain; a loss of more than 1.01 times the one before asks for
-    /// one more than last time. Times are estimated as for `Dynamic`.
+    /// As published, as far as that is known, for plain SGD alone: estimates are means over 5 updates; the first
+    /// version waits for all, and so does one where no `k` promises a gain; a loss of more than 1.01 times the one
+    /// before asks for one more than last time. Times are estimated as for `Dynamic`.
     Published,
     /// The same number for every version: static backup workers.
     Static {
@@ -80,7 +80,7 @@ const ONES: std::ops::RangeInclusive<u16> = 5..=80;
 pub(super) struct Chooser {
     choice: Choice,
     estimates: Estimates,
-    published: Published,
+    published: PublishedRule,
     times: Times,
     /// Updates that all workers have still to be waited for.
     first: u16,
@@ -104,7 +104,7 @@ impl Chooser {
         Chooser {
             choice,
             estimates,
-            published: Published::default(),
+            published: PublishedRule::default(),
             times: Times::new(by_busy),
             first,
             ones: 0,

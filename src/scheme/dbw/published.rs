@@ -1,6 +1,6 @@
-//! The choice of `k` as published, as far as it is known: estimates are means over the last five updates, a first version
-//! waits for all, and so does one where no `k` promises a gain. Only the abstract was at hand: the bound and the argmax
-//! are certain, the estimators the natural ones, and the constants from memory.
+//! The choice of `k` as published, as far as it is known: estimates are means over the last five updates, a first
+//! version waits for all, and so does one where no `k` promises a gain. Only the abstract was at hand: the bound and
+//! the argmax are certain, the estimators the natural ones, and the constants from memory.
 
 use std::collections::VecDeque;
 
@@ -33,7 +33,7 @@ impl Window {
 
 /// One update: what it was made of, and the loss that it was made on.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct MeasuredStep {
     learning_rate: f64,
     /// Estimates of the squared norm of the true gradient, and of the part of the variance that is in the mean.
     norm_squared: f64,
@@ -44,15 +44,15 @@ struct Step {
 /// The three estimates of the bound: the variance of one gradient, the squared norm of the true one, and the smoothness
 /// that the last step showed: `2 (h N - (F - F')) / (h^2 (N + V/k))`. None is below zero.
 #[derive(Debug, Default)]
-pub(super) struct Published {
+pub(super) struct PublishedRule {
     variances: Window,
     norms: Window,
     smoothness: Window,
-    last: Option<Step>,
+    last: Option<MeasuredStep>,
     loss_has_grown: bool,
 }
 
-impl Published {
+impl PublishedRule {
     /// Takes note of an update out of `k` gradients. The variance of one gradient alone is that of those before.
     pub(super) fn add(&mut self, k: usize, measured: &Statistics) {
         if let Some(variance) = measured.variance.filter(|_| k > 1) {
@@ -75,10 +75,10 @@ impl Published {
             }
             self.loss_has_grown = loss > LOSS_GROWTH * last.loss;
         }
-        self.last = Some(Step { learning_rate, norm_squared, noise, loss });
+        self.last = Some(MeasuredStep { learning_rate, norm_squared, noise, loss });
     }
 
-    /// Chooses the number of gradients, of which the update before had `k`, where the `i`-th comes after `times[i - 1]`.
+    /// Chooses the number of gradients, where the `i`-th comes after `times[i - 1]`; the update before was out of `k`.
     /// All are waited for where none promises a gain, and while nothing is known.
     pub(super) fn choose(&self, k: usize, times: &[f64]) -> usize {
         let workers = times.len();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn all_are_waited_for_until_a_step_has_shown_the_smoothness() {
-        let mut published = Published::default();
+        let mut published = PublishedRule::default();
         assert_eq!(published.choose(4, &TIMES), 4);
         published.add(4, &measured(1.0, Some(0.0), 1.0));
         assert_eq!(published.choose(4, &TIMES), 4);
@@ -125,7 +125,7 @@ mod tests {
     /// F = w^2 / 2 without noise: a step of 0.5 leads from w to w / 2, and the smoothness is 1.
     #[test]
     fn the_smoothness_of_a_quadratic_is_its_curvature() {
-        let mut published = Published::default();
+        let mut published = PublishedRule::default();
         let mut w = 2.0_f64;
         for _ in 0..4 {
             published.add(2, &measured(w * w, Some(0.0), 0.5 * w * w));
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn k_is_the_argmax_of_the_bound_over_the_times() {
         let at = |variance: f64| {
-            let mut published = Published::default();
+            let mut published = PublishedRule::default();
             // The mean of four holds a quarter of the variance; a fall of N/2 - (N + V/4)/4 shows a smoothness of 2.
             let (norm, noise) = (1.0, variance / 4.0);
             for step in 0..6 {
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_loss_that_grows_by_more_than_a_hundredth_asks_for_one_more() {
-        let mut published = Published::default();
+        let mut published = PublishedRule::default();
         published.add(2, &measured(1.0, Some(0.0), 1.0));
         published.add(2, &measured(1.0, Some(0.0), 0.9));
         assert_eq!(published.choose(2, &TIMES), 1);
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn only_the_last_five_updates_count() {
-        let mut published = Published::default();
+        let mut published = PublishedRule::default();
         for norm in [100.0, 1.0, 2.0, 3.0, 4.0, 5.0] {
             published.add(2, &measured(norm, Some(0.0), 1.0));
         }

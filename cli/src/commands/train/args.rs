@@ -163,8 +163,7 @@ pub(crate) struct TrainArgs {
 
     /// How the step size falls: constant, steps(EVERY, FACTOR), inverse-root(UPDATES) or cosine(UPDATES)
     ///
-    /// Updates are versions, each of which holds what the scheme folds at once: a gradient of every worker under bsp, one
-    /// gradient under ssp. Without a server they are the steps of each worker.
+    /// Updates are versions, one of which holds a gradient of every worker under bsp, and one gradient under ssp.
     #[arg(long, help_heading = "Training", value_name = "SCHEDULE", default_value_t = Schedule::Constant)]
     pub(super) schedule: Schedule,
 

@@ -1,12 +1,13 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::{
-    Encoding, Optimizer, Schedule,
+    Encoding, Optimizer,
     scheme::{Damping, SchemeConfig},
 };
 
 use super::args::{Idle, TrainArgs, Transport};
 use crate::failure::Failure;
+use crate::scheme_args;
 
 /// Whether this scheme does what the rest of the options ask for.
 pub(super) fn check(
@@ -31,26 +32,7 @@ pub(super) fn check(
         let help = "leave it out, or use bsp, asp, ssp, essp, bap or vap";
         return refuse(format!("--read-my-writes: under {name} {why}"), help);
     }
-    if scheme.requires_sgd() && !plain {
-        let why = "takes each update for a step of plain SGD";
-        return refuse(
-            format!("--optimizer {}: {scheme} {why}", args.optimizer.name()),
-            "use --optimizer sgd",
-        );
-    }
-    if args.schedule != Schedule::Constant {
-        if args.read_my_writes {
-            let why = "a worker does not know the step size that its gradient will be folded in with";
-            return refuse(
-                format!("--schedule {}: with --read-my-writes {why}", args.schedule),
-                "leave out one of the two",
-            );
-        }
-        if scheme.local_steps() > 1 {
-            let why = "steps on a worker's own copy are made with the first step size";
-            return refuse(format!("--schedule {}: {why}", args.schedule), "leave it out, or --local-steps");
-        }
-    }
+    scheme_args::check_steps(&scheme, args.optimizer, args.schedule, args.read_my_writes)?;
     let damped = Damping::from(args.settings.damping) != Damping::None;
     if args.read_my_writes && damped {
         let why = "with --damping the server folds in less of a gradient than its worker has taken off";
