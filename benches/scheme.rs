@@ -18,10 +18,10 @@ fn server(c: &mut Criterion) {
         SchemeConfig::Asp,
         SchemeConfig::Essp { staleness: 3 },
     ] {
-        for workers in [4u16, 1_000, 10_000] {
+        for workers in [4u32, 1_000, 10_000] {
             group.throughput(Throughput::Elements(u64::from(workers)));
             group.bench_function(BenchmarkId::new(config.name(), workers), |b| {
-                let mut server = config.server(usize::from(workers)).unwrap();
+                let mut server = config.server(workers as usize).unwrap();
                 for id in 0..workers {
                     server.handle_event(
                         NOW,

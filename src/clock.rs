@@ -7,9 +7,28 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Names one worker of a server. Small and dense: a server with room for `n` workers uses `0..n`.
+/// Names one worker of a server. Small and dense: a server with room for `n` workers uses `0..n`. A real server has
+/// peers of 16 bits; a simulated one may have more workers than that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct WorkerId(pub u16);
+pub struct WorkerId(pub u32);
+
+impl WorkerId {
+    /// Where the worker stands in a list of all.
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The peer of a real server that this worker is; `None`: no server has one of this number.
+    pub(crate) fn peer(self) -> Option<u16> {
+        u16::try_from(self.0).ok()
+    }
+}
+
+impl From<u16> for WorkerId {
+    fn from(peer: u16) -> WorkerId {
+        WorkerId(peer.into())
+    }
+}
 
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,7 +155,7 @@ impl ClockTable {
     /// Takes a worker in at `clock`, or at the smallest clock if that is greater, and returns where it starts. In an
     /// empty table the smallest clock moves up to it.
     pub fn join_at(&mut self, worker: WorkerId, clock: Clock) -> Clock {
-        let index = usize::from(worker.0);
+        let index = worker.index();
         if self.clocks.len() <= index {
             self.clocks.resize(index + 1, None);
         }
@@ -147,14 +166,14 @@ impl ClockTable {
 
     /// Takes a worker out. The smallest clock may grow by it; returns true if it did.
     pub fn leave(&mut self, worker: WorkerId) -> bool {
-        let index = usize::from(worker.0);
+        let index = worker.index();
         index < self.clocks.len() && self.set(index, None)
     }
 
     /// Notes that `worker` has reached `clock`; ignored for a worker that is not in, or that would move back.
     /// Returns true if the smallest clock moved.
     pub fn advance(&mut self, worker: WorkerId, clock: Clock) -> bool {
-        let index = usize::from(worker.0);
+        let index = worker.index();
         match self.clocks.get(index) {
             Some(Some(reached)) if *reached < clock => self.set(index, Some(clock)),
             _ => false,
@@ -190,12 +209,12 @@ impl ClockTable {
 
     /// The clock of one worker, if it is in.
     pub fn get(&self, worker: WorkerId) -> Option<Clock> {
-        self.clocks.get(usize::from(worker.0)).copied().flatten()
+        self.clocks.get(worker.index()).copied().flatten()
     }
 
     /// The workers that are in, in order of their ids, with their clocks.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, Clock)> + '_ {
-        self.clocks.iter().enumerate().filter_map(|(id, clock)| Some((WorkerId(id as u16), (*clock)?)))
+        self.clocks.iter().enumerate().filter_map(|(id, clock)| Some((WorkerId(id as u32), (*clock)?)))
     }
 
     /// Returns how many workers are in.
@@ -248,13 +267,13 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn the_table_agrees_with_one_that_looks_at_everybody(
-            steps in proptest::collection::vec((0u8..4, 0u16..6, 0u64..40), 0..200),
+            steps in proptest::collection::vec((0u8..4, 0u32..6, 0u64..40), 0..200),
         ) {
             let mut table = ClockTable::default();
             let mut naive = [None::<Clock>; 6];
             let mut smallest = Clock::new(0);
             for (step, worker, clock) in steps {
-                let (id, entry) = (WorkerId(worker), &mut naive[usize::from(worker)]);
+                let (id, entry) = (WorkerId(worker), &mut naive[worker as usize]);
                 let clock = Clock::new(clock);
                 match step {
                     0 => *entry = Some(table.join(id)),
@@ -271,7 +290,7 @@ mod tests {
                 smallest = naive.iter().flatten().min().map_or(smallest, |least| smallest.max(*least));
                 assert_eq!(table.smallest(), smallest);
                 assert_eq!(table.len(), naive.iter().flatten().count());
-                assert_eq!(table.get(id), naive[usize::from(worker)]);
+                assert_eq!(table.get(id), naive[worker as usize]);
             }
         }
     }

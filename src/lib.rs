@@ -151,7 +151,7 @@ pub use job::{
     Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Resume, Role,
     Served,
 };
-pub use kernel::{AdamParameters, Optimizer};
+pub use kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
 #[cfg(not(loom))]
 pub use mem::CallerMemory;
 #[cfg(all(feature = "cuda", not(loom)))]

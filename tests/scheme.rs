@@ -35,11 +35,11 @@ fn all(staleness: u64) -> Vec<SchemeConfig> {
     four(staleness).into_iter().chain(more.map(|text| text.parse().unwrap())).collect()
 }
 
-fn gradient(worker: u16, clock: u64) -> GradientId {
+fn gradient(worker: u32, clock: u64) -> GradientId {
     GradientId { worker: WorkerId(worker), clock: Clock::new(clock) }
 }
 
-fn arrived(worker: u16, clock: u64) -> ServerEvent {
+fn arrived(worker: u32, clock: u64) -> ServerEvent {
     ServerEvent::Arrived {
         gradient: gradient(worker, clock),
         base: Version::new(0),
@@ -52,16 +52,16 @@ fn applied(version: u64) -> ServerEvent {
     ServerEvent::Applied { version: Version::new(version), statistics: Statistics::default() }
 }
 
-fn joined(worker: u16, clock: u64) -> ServerEvent {
+fn joined(worker: u32, clock: u64) -> ServerEvent {
     ServerEvent::Joined { worker: WorkerId(worker), clock: Clock::new(clock), returns: false }
 }
 
-fn left(worker: u16) -> ServerEvent {
+fn left(worker: u32) -> ServerEvent {
     ServerEvent::Left { worker: WorkerId(worker) }
 }
 
 /// The action that was asked for, and (worker, clock, weight) of each share beside it.
-type Answer = (ServerAction, Vec<(u16, u64, f32)>);
+type Answer = (ServerAction, Vec<(u32, u64, f32)>);
 
 /// A server told some events, and all it answers until it wants something applied.
 struct Bench {
@@ -316,7 +316,7 @@ fn nonsense_is_ignored() {
         let mut bench = Bench::new(config, 1 + random.below(3) as usize);
         let (mut smallest, mut waits) = (0, false);
         for step in 0..200 {
-            let worker = random.below(5) as u16;
+            let worker = random.below(5) as u32;
             let clock = [random.below(6), random.below(6), random.below(6), u64::MAX - random.below(2)]
                 [random.below(4) as usize];
             let event = match random.below(8) {

@@ -1,9 +1,11 @@
 //! Options that set the scheme, the same for `train` and `sim`.
 
 use clap::ValueEnum;
+use slackline::Schedule;
 use slackline::scheme::{Damping, SchemeConfig, SchemeConfigError};
 
 use crate::failure::Failure;
+use crate::optimizer_name::OptimizerName;
 
 /// The settings of all schemes. A scheme takes those that it has, and refuses the others. Those of single schemes are
 /// on the page of `slackline schemes`.
@@ -21,7 +23,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) delivery: Option<String>,
 
-    /// Choice of k (dbw): dynamic, static or blind
+    /// Choice of k (dbw): dynamic, published, static or blind
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) choice: Option<String>,
 
@@ -142,6 +144,33 @@ impl SchemeArgs {
 /// The option that gives a setting.
 pub(crate) fn option_of(setting: &str) -> &str {
     if setting == "seed" { "delay-seed" } else { setting }
+}
+
+/// Whether the scheme can run with steps of this optimiser and schedule.
+pub(crate) fn check_steps(
+    scheme: &SchemeConfig,
+    optimizer: OptimizerName,
+    schedule: Schedule,
+    read_my_writes: bool,
+) -> Result<(), Failure> {
+    let refuse = |what: String, help| Err(Failure::usage(what).help(help));
+    if scheme.requires_sgd() && optimizer != OptimizerName::Sgd {
+        let why = "takes each update for a step of plain SGD";
+        return refuse(format!("--optimizer {}: {scheme} {why}", optimizer.name()), "use --optimizer sgd");
+    }
+    if schedule == Schedule::Constant {
+        return Ok(());
+    }
+    if read_my_writes {
+        let why = "a worker does not know the step size that its gradient will be folded in with";
+        let what = format!("--schedule {schedule}: with --read-my-writes {why}");
+        return refuse(what, "leave out one of the two");
+    }
+    if scheme.local_steps() > 1 {
+        let why = "steps on a worker's own copy are made with the first step size";
+        return refuse(format!("--schedule {schedule}: {why}"), "leave it out, or --local-steps");
+    }
+    Ok(())
 }
 
 /// The option, what is wrong with it, and what to do.

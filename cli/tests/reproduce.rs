@@ -141,6 +141,12 @@ fn dbw_is_within_a_tenth_of_the_best_static_k_where_batches_are_large() {
 }
 
 #[test]
+fn dbw_as_published_agrees_with_its_record() {
+    let published = agrees("dbw-published", 2 * 60);
+    assert_eq!(published.rows.len(), 60);
+}
+
+#[test]
 fn k_async_is_as_stale_as_theory_has_it_and_never_staler_than_its_bound() {
     let k_async = agrees("k-async", 6);
     k_async.follows_theory(1);
@@ -185,6 +191,20 @@ fn essp_reads_what_is_fresh_and_ssp_what_the_bound_allows() {
         let spread = -(staleness as f64 + 3.0) / 2.0;
         let ages = of("ssp");
         assert!(ages.iter().all(|mean| (mean / spread - 1.0).abs() < 0.05), "copies of every age: {ages:?}");
+    }
+}
+
+/// The theorems hold for every seed; the growth is told of all seeds together.
+#[test]
+fn regret_stays_below_the_bounds_of_the_theorems() {
+    let regret = agrees("regret", 5 * 9);
+    assert_eq!(regret.rows.len(), 5);
+    for row in &regret.rows {
+        let regrets = row["regrets"].as_array().expect("a curve");
+        assert_eq!(regrets.len(), 7);
+        let last = regrets[6]["values"][0].as_f64().expect("a value");
+        assert!(0.0 < last && last < number(row, "bound"), "{row}");
+        assert!(row["farthest"][0].as_f64().is_some_and(|half_square| half_square <= 1.0), "{row}");
     }
 }
 

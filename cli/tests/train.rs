@@ -119,7 +119,7 @@ fn serial(
     seed: u64,
     batch: usize,
     epochs: u64,
-    rate: f32,
+    rate: impl Fn(u64) -> f32,
 ) -> Vec<f32> {
     let split = data::digits();
     let (mut velocity, mut gradient) = (vec![0.0f32; parameters.len()], vec![0.0; parameters.len()]);
@@ -129,7 +129,7 @@ fn serial(
         spec.loss_and_gradient(&parameters, &split.train, batches.rows(step), &mut gradient, &mut scratch);
         for ((p, m), g) in parameters.iter_mut().zip(&mut velocity).zip(&gradient) {
             *m = 0.9 * *m + *g;
-            *p -= rate * *m;
+            *p -= rate(step) * *m;
         }
     }
     parameters
@@ -145,9 +145,23 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
         let training = ["--epochs", "3", "--batch", "50", "--learning-rate", "0.05", "--seed", "11"];
         train(&[&options[..], &training, &["--save", saved.to_str().unwrap()]].concat());
         let spec = ModelSpec::new(kind, 64, 10, 64).unwrap();
-        model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 3, 0.05)).unwrap();
+        model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 3, |_| 0.05)).unwrap();
         assert!(std::fs::read(&saved).unwrap() == std::fs::read(&expected).unwrap(), "{name}");
     }
+}
+
+#[test]
+fn a_schedule_is_that_of_a_serial_loop_bit_for_bit() {
+    let folder = TempDir::new().unwrap();
+    let (saved, expected) = (folder.path().join("saved"), folder.path().join("expected"));
+    let options = ["--workers", "1", "--scheme", "bsp", "--epochs", "2", "--batch", "50", "--seed", "11"];
+    let schedule = ["--learning-rate", "0.05", "--schedule", "steps(20, 0.5)", "--servers", "2"];
+    let json = train(&[&options[..], &schedule, &["--save", saved.to_str().unwrap()]].concat());
+    assert_eq!(json["schedule"], "steps(20, 0.5)");
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 64).unwrap();
+    let rate = |step: u64| 0.05 * 0.5f32.powi((step / 20) as i32);
+    model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 2, rate)).unwrap();
+    assert!(std::fs::read(&saved).unwrap() == std::fs::read(&expected).unwrap());
 }
 
 #[test]
@@ -162,7 +176,7 @@ fn a_saved_model_is_taken_up_again_where_it_was() {
     let json = train(&[&options[..], &["--load", first, "--save", second, "--seed", "5"]].concat());
     assert_eq!((json["model"].as_str(), json["hidden"].as_u64()), (Some("mlp"), Some(17)));
     let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 17).unwrap();
-    let expected = serial(&spec, model::load(first).unwrap().1, 5, 50, 2, 0.1);
+    let expected = serial(&spec, model::load(first).unwrap().1, 5, 50, 2, |_| 0.1);
     assert!(model::load(second).unwrap().1 == expected);
     // Saving over what was loaded is what a user does who goes on and on.
     train(&[&options[..], &["--load", second, "--save", second]].concat());
@@ -281,6 +295,21 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     for rate in ["nan", "inf", "0", "-0.1", "1e-60"] {
         misused(&["--learning-rate", rate], "--learning-rate cannot be", "above 0");
     }
+    let unknown = refused(2, &["--schedule", "linear(3)"]);
+    assert!(
+        unknown.contains("no schedule of step sizes is written \"linear(3)\": write constant"),
+        "{unknown}"
+    );
+    let published = ["--scheme", "dbw(choice=published)", "--optimizer", "adam"];
+    misused(&published, "--optimizer adam: dbw(choice=published)", "--optimizer sgd");
+    let falling = ["--schedule", "inverse-root", "--optimizer", "sgd"];
+    let with = |more: &[&'static str]| [&falling[..], more].concat();
+    misused(
+        &with(&["--read-my-writes"]),
+        "--schedule inverse-root(1): with --read-my-writes",
+        "leave out one",
+    );
+    misused(&with(&["--scheme", "k-sync(2, local-steps=2)"]), "--schedule inverse-root(1)", "--local-steps");
     for timeout in ["nan", "inf", "0", "-1", "1e300"] {
         misused(&["--timeout", timeout], "--timeout cannot be", "seconds");
     }

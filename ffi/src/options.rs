@@ -9,8 +9,8 @@ use std::time::Duration;
 use slackline::internals::param::PullOptions;
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Encoding, Idle, NonFinite,
-    Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table,
-    Version, WorkerOptions,
+    Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions, ShardOptions,
+    Table, Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -426,6 +426,7 @@ impl slackline_server_options {
             workers: self.workers,
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,
+            schedule: Schedule::Constant,
             threads: self.threads,
             shard: (self.shard, self.shards),
             memory: ShardOptions {

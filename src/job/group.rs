@@ -7,7 +7,7 @@ use super::member::{Conversation, JobMember};
 use super::transports::flatten;
 use super::{Job, JobError, JobPlan, LocalOptimizer, MemberRole};
 use crate::clock::Clock;
-use crate::kernel::Optimizer;
+use crate::kernel::{Optimizer, Schedule};
 use crate::node::{Error, GroupMember, GroupOptions, now};
 use crate::scheme::{Groups, SchemeConfig, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::transport::mixed::Mixed;
@@ -114,6 +114,12 @@ impl GroupTrainer {
             clock: 0,
             compute: Duration::ZERO,
         })
+    }
+
+    /// The same, with a step size that falls by the number of its steps.
+    #[must_use]
+    pub fn scheduled(self, schedule: Schedule) -> GroupTrainer {
+        GroupTrainer { optimizer: self.optimizer.scheduled(schedule), ..self }
     }
 
     /// Makes a step or an average, whichever is next. `compute` is given the clock, the parameters and the memory for

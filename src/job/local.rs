@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::kernel::{self, Fold, Gradient, Optimizer, Pass};
+use crate::kernel::{self, Fold, Gradient, Optimizer, Pass, Schedule};
 use crate::mem::{HostMemory, VolatileSlice};
 use crate::node::Error;
 use crate::table::Encoding;
@@ -91,6 +91,7 @@ impl LocalSteps {
 pub struct LocalOptimizer {
     optimizer: Optimizer,
     learning_rate: f32,
+    schedule: Schedule,
     steps: u64,
     /// The parameters before and after, the gradient, and each state before and after, one after the other.
     memory: HostMemory,
@@ -105,7 +106,14 @@ impl LocalOptimizer {
     pub fn new(optimizer: Optimizer, learning_rate: f32, elements: usize) -> Result<LocalOptimizer, Error> {
         let memory = HostMemory::anonymous(4 * elements * (3 + 2 * optimizer.states()));
         let memory = memory.map_err(|source| Error::Register(RegisterError::Memory(source)))?;
-        Ok(LocalOptimizer { optimizer, learning_rate, steps: 0, memory, elements })
+        let schedule = Schedule::Constant;
+        Ok(LocalOptimizer { optimizer, learning_rate, schedule, steps: 0, memory, elements })
+    }
+
+    /// The same, with a step size that falls by the number of its steps.
+    #[must_use]
+    pub fn scheduled(self, schedule: Schedule) -> LocalOptimizer {
+        LocalOptimizer { schedule, ..self }
     }
 
     /// Moves `parameters` by one step along `gradient`.
@@ -118,6 +126,7 @@ impl LocalOptimizer {
                 return Err(Error::Length { given: elements, expected: self.elements });
             }
         }
+        let learning_rate = self.schedule.rate(self.learning_rate, self.steps);
         self.steps += 1;
         kernel::encode(parameters, self.part(0), Encoding::F32);
         kernel::encode(gradient, self.part(2), Encoding::F32);
@@ -128,7 +137,7 @@ impl LocalOptimizer {
             gradients: &[Gradient { elements: self.part(2), weight: 1.0 }],
             encoding: Encoding::F32,
             optimizer: self.optimizer,
-            learning_rate: self.learning_rate,
+            learning_rate,
             step: self.steps,
             parameters: Pass { from: self.part(0), to: self.part(1) },
             states: &states,

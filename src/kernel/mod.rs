@@ -10,6 +10,7 @@ mod mean;
 mod moments;
 mod optimizer;
 mod rule;
+mod schedule;
 mod sweep;
 mod ticks;
 mod triad;
@@ -26,6 +27,7 @@ pub use magnitude::largest_magnitude;
 pub use mean::mean;
 pub use moments::Moments;
 pub use optimizer::{AdamParameters, Optimizer};
+pub use schedule::{Schedule, ScheduleError};
 pub use ticks::ticks;
 pub use triad::triad;
 

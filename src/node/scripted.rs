@@ -62,9 +62,9 @@ mod tests {
         }
 
         /// Folds the gradients of these workers and clocks.
-        fn apply(&self, gradients: &[(u16, u64)]) {
+        fn apply(&self, gradients: &[(u32, u64)]) {
             let weight = 1.0 / gradients.len() as f32;
-            let share = |&(worker, clock): &(u16, u64)| Share { gradient: id(worker, clock), weight };
+            let share = |&(worker, clock): &(u32, u64)| Share { gradient: id(worker, clock), weight };
             let shares = gradients.iter().map(share).collect();
             self.0.lock().unwrap().actions.push_back((ServerAction::Apply, shares));
         }
@@ -98,7 +98,7 @@ mod tests {
         }
 
         /// Base version and magnitude of a gradient, once it has arrived.
-        fn hear_gradient(&self, worker: u16, clock: u64) -> (Version, Option<f32>) {
+        fn hear_gradient(&self, worker: u32, clock: u64) -> (Version, Option<f32>) {
             self.hear(|event| match event {
                 ServerEvent::Arrived { gradient, base, magnitude, .. } => {
                     (*gradient == id(worker, clock)).then_some((*base, *magnitude))
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    fn id(worker: u16, clock: u64) -> GradientId {
+    fn id(worker: u32, clock: u64) -> GradientId {
         GradientId { worker: WorkerId(worker), clock: Clock::new(clock) }
     }
 

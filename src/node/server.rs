@@ -20,7 +20,7 @@ use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus};
 use crate::clock::{Clock, Version, WorkerId};
-use crate::kernel::Optimizer;
+use crate::kernel::{Optimizer, Schedule};
 #[cfg(feature = "sim")]
 use crate::mem::LocalSlice;
 use crate::mem::{Access, MemoryRegion, streaming_threshold};
@@ -144,6 +144,7 @@ pub struct Server<T: Transport> {
     aggregator: Aggregator,
     optimizer: Optimizer,
     learning_rate: f32,
+    schedule: Schedule,
     /// Optimiser state: two copies of each, read from one and written to the other by turns.
     states: Vec<[MemoryRegion; 2]>,
     /// The index of the copy that is current.
@@ -219,6 +220,11 @@ impl<T: Transport> Server<T> {
             });
         }
         options.scheme.check()?;
+        let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
+        if !is_sgd && options.scheme.built_in().is_some_and(|scheme| scheme.requires_sgd()) {
+            let reason = "takes each update for a step of plain SGD; use Optimizer::Sgd";
+            return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
+        }
         let needs = options.scheme.needs();
         let scheme = options.scheme.server(scheme::Start {
             workers: options.workers,
@@ -227,6 +233,11 @@ impl<T: Transport> Server<T> {
         })?;
         let scheme = scheme::damped(scheme, options.damping, start.version);
         let learning_rate = check_learning_rate(options.learning_rate)?;
+        options.schedule.check().map_err(|error| Error::Option {
+            option: "schedule",
+            value: options.schedule.to_string(),
+            reason: error.reason(),
+        })?;
         let aggregator = Aggregator::new(options.threads)?;
         let (shard, shards) = options.shard;
         let config = ShardConfig {
@@ -286,6 +297,7 @@ impl<T: Transport> Server<T> {
             aggregator,
             optimizer: options.optimizer,
             learning_rate,
+            schedule: options.schedule,
             states,
             current: 0,
             workers: vec![None; peers],
@@ -380,10 +392,18 @@ impl<T: Transport> Server<T> {
         &self.dropped
     }
 
-    /// Changes the step size from the next version on.
+    /// Changes the step size from the next version on; where there is a schedule, what it begins with.
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), Error> {
         self.learning_rate = check_learning_rate(learning_rate)?;
         Ok(())
+    }
+
+    /// The step size of the next version. A follower is told of it.
+    pub(super) fn next_rate(&self) -> f32 {
+        if self.following.is_some() {
+            return self.learning_rate;
+        }
+        self.schedule.rate(self.learning_rate, self.shard.frames.latest().version.get())
     }
 
     /// A copy of the newest parameters of this shard.
@@ -442,14 +462,13 @@ impl<T: Transport> Server<T> {
                 ServerAction::Drop { gradient } => {
                     self.status.dropped += 1;
                     self.say_dropped(gradient);
-                    if let Some(state) =
-                        self.workers.get_mut(usize::from(gradient.worker.0)).and_then(Option::as_mut)
-                    {
+                    let state = self.workers.get_mut(gradient.worker.index()).and_then(Option::as_mut);
+                    if let (Some(state), Some(peer)) = (state, gradient.worker.peer()) {
                         state.consume(gradient.clock);
                         // The latest frame holds all of it that it will ever hold.
                         let frame = self.shard.frames.latest().frame;
-                        self.shard.frames.set_included(frame, gradient.worker.0, state.consumed);
-                        self.shard.frames.set_consumed(gradient.worker.0, state.consumed);
+                        self.shard.frames.set_included(frame, peer, state.consumed);
+                        self.shard.frames.set_consumed(peer, state.consumed);
                     }
                     self.dropped.push(gradient);
                 }
@@ -481,11 +500,12 @@ impl<T: Transport> Server<T> {
     /// Asks a worker to abandon what it computes on any version before the latest. Where copies are pushed the latest
     /// goes to it, too: it waits for no older one.
     fn interrupt(&mut self, worker: WorkerId) {
-        let peer = self.shard.peers.get_mut(usize::from(worker.0)).and_then(Option::as_mut);
+        let Some(index) = worker.peer() else { return };
+        let peer = self.shard.peers.get_mut(usize::from(index)).and_then(Option::as_mut);
         if let Some(peer) = peer.filter(|peer| peer.worker) {
             peer.wants_push |= peer.push.is_some();
             self.status.interrupts += 1;
-            self.shard.frames.interrupt(worker.0);
+            self.shard.frames.interrupt(index);
         }
     }
 
@@ -497,7 +517,7 @@ impl<T: Transport> Server<T> {
         let (mut shares, mut sources) =
             (std::mem::take(&mut self.work.shares), std::mem::take(&mut self.work.sources));
         shares.retain(|share| {
-            let source = self.source(share.gradient.worker.0);
+            let source = share.gradient.worker.peer().and_then(|peer| self.source(peer));
             let is_in = source.is_some();
             sources.extend(source);
             is_in
@@ -580,7 +600,7 @@ impl<T: Transport> Server<T> {
         let chunk_bytes = frames.geometry().chunk_bytes as usize;
         let streaming = frames.geometry().payload_bytes as usize >= streaming_threshold();
         if !self.work.bound {
-            self.work.learning_rate = self.learning_rate;
+            self.work.learning_rate = self.next_rate();
         }
         let (optimizer, learning_rate, current) = (self.optimizer, self.work.learning_rate, self.current);
         let chunks = frames.geometry().chunks();
@@ -649,7 +669,7 @@ impl<T: Transport> Server<T> {
                 false => self.status.folded += 1,
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);
-            let index = usize::from(share.gradient.worker.0);
+            let index = share.gradient.worker.index();
             // Another worker may have the index by now.
             let is_same =
                 self.shard.peers[index].as_ref().is_some_and(|peer| peer.generation == source.generation);
@@ -672,9 +692,9 @@ impl<T: Transport> Server<T> {
         self.release_peers();
         // Their slots, once what they held can be read.
         for share in &self.work.shares {
-            let worker = share.gradient.worker.0;
-            if let Some(state) = &self.workers[usize::from(worker)] {
-                self.shard.frames.set_consumed(worker, state.consumed);
+            let worker = share.gradient.worker;
+            if let (Some(state), Some(peer)) = (&self.workers[worker.index()], worker.peer()) {
+                self.shard.frames.set_consumed(peer, state.consumed);
             }
         }
         std::mem::swap(&mut self.newest, &mut self.work.shares);

@@ -274,33 +274,33 @@ impl ServerScheme for AbsServer {
 struct VersionOrder {
     /// The position of each worker, by its id.
     positions: Vec<Option<Position>>,
-    first: Option<u16>,
-    last: Option<u16>,
+    first: Option<WorkerId>,
+    last: Option<WorkerId>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Position {
     base: Version,
-    before: Option<u16>,
-    after: Option<u16>,
+    before: Option<WorkerId>,
+    after: Option<WorkerId>,
 }
 
 impl VersionOrder {
     fn join(&mut self, worker: WorkerId, base: Version) {
         self.remove(worker);
-        let index = usize::from(worker.0);
+        let index = worker.index();
         if self.positions.len() <= index {
             self.positions.resize(index + 1, None);
         }
         self.positions[index] = Some(Position { base, before: self.last, after: None });
-        match self.last.replace(worker.0) {
-            Some(last) => self.set(last, |position| position.after = Some(worker.0)),
-            None => self.first = Some(worker.0),
+        match self.last.replace(worker) {
+            Some(last) => self.set(last, |position| position.after = Some(worker)),
+            None => self.first = Some(worker),
         }
     }
 
     fn remove(&mut self, worker: WorkerId) {
-        let Some(position) = self.positions.get_mut(usize::from(worker.0)).and_then(Option::take) else {
+        let Some(position) = self.positions.get_mut(worker.index()).and_then(Option::take) else {
             return;
         };
         match position.before {
@@ -313,15 +313,15 @@ impl VersionOrder {
         }
     }
 
-    fn set(&mut self, worker: u16, change: impl FnOnce(&mut Position)) {
-        if let Some(position) = &mut self.positions[usize::from(worker)] {
+    fn set(&mut self, worker: WorkerId, change: impl FnOnce(&mut Position)) {
+        if let Some(position) = &mut self.positions[worker.index()] {
             change(position);
         }
     }
 
     fn first(&self) -> Option<(WorkerId, Version)> {
         let first = self.first?;
-        Some((WorkerId(first), self.positions[usize::from(first)]?.base))
+        Some((first, self.positions[first.index()]?.base))
     }
 }
 
@@ -350,7 +350,7 @@ mod tests {
 
     fn with(workers: usize, rules: Rules) -> AbsServer {
         let mut server = AbsServer::new(workers, Clock::new(0), Version::new(0), rules);
-        for worker in 0..workers as u16 {
+        for worker in 0..workers as u32 {
             let event =
                 ServerEvent::Joined { worker: WorkerId(worker), clock: Clock::new(0), returns: false };
             server.handle_event(Instant::ORIGIN, event);
@@ -390,7 +390,7 @@ mod tests {
     fn the_mean_of_all_gradients_of_an_interval_decides_and_k_may_fall() {
         let wait_for = WaitFor::LossOverTime { k: 2, millis: 1000 };
         let mut server = with(8, Rules { wait_for, staleness: None, shrink: Shrink::Fixed });
-        let mut at = |millis: u64, loss: f64, gradients: u16| {
+        let mut at = |millis: u64, loss: f64, gradients: u32| {
             let gradient = |worker| GradientId { worker: WorkerId(worker), clock: Clock::new(0) };
             server.taken = (0..gradients).map(gradient).collect();
             server.adapt(Instant::from_nanos(millis * 1_000_000), Some(loss));

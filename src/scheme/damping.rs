@@ -53,7 +53,7 @@ struct Damped {
 
 impl Damped {
     fn bases(&mut self, gradient: GradientId) -> Option<&mut VecDeque<(Clock, Version)>> {
-        self.bases.get_mut(usize::from(gradient.worker.0))
+        self.bases.get_mut(gradient.worker.index())
     }
 
     fn base(&mut self, gradient: GradientId) -> Option<(usize, Version)> {
@@ -77,12 +77,12 @@ impl ServerScheme for Damped {
     fn handle_event(&mut self, now: Instant, event: ServerEvent) {
         match event {
             ServerEvent::Joined { worker, .. } | ServerEvent::Left { worker } => {
-                if let Some(bases) = self.bases.get_mut(usize::from(worker.0)) {
+                if let Some(bases) = self.bases.get_mut(worker.index()) {
                     bases.clear();
                 }
             }
             ServerEvent::Arrived { gradient, base, .. } => {
-                let index = usize::from(gradient.worker.0);
+                let index = gradient.worker.index();
                 if self.bases.len() <= index {
                     self.bases.resize_with(index + 1, VecDeque::new);
                 }

@@ -205,7 +205,7 @@ mod tests {
         let drawn = |seed: u64, staleness: u64| {
             let server = DelayServer::new(1, Clock::new(0), Version::new(0), staleness, seed);
             let gradient = |index: u64| GradientId {
-                worker: WorkerId((index % 10) as u16),
+                worker: WorkerId((index % 10) as u32),
                 clock: Clock::new(index / 10),
             };
             (0..20_000).map(|index| server.delay(gradient(index))).collect::<Vec<_>>()

@@ -42,7 +42,7 @@ impl GateMembers {
 
     /// Takes a worker in; false if it is in already.
     pub(super) fn join(&mut self, worker: WorkerId, clock: Clock, returns: bool) -> bool {
-        let index = usize::from(worker.0);
+        let index = worker.index();
         if self.rows.len() <= index {
             self.rows.resize(index + 1, None);
         }
@@ -76,7 +76,7 @@ impl GateMembers {
 
     /// Takes a worker out and says where it stood; `None` if it was not in.
     pub(super) fn leave(&mut self, worker: WorkerId) -> Option<GateMember> {
-        let member = self.rows.get_mut(usize::from(worker.0))?.take()?;
+        let member = self.rows.get_mut(worker.index())?.take()?;
         self.present -= 1;
         Some(member)
     }
@@ -84,7 +84,7 @@ impl GateMembers {
     /// Notes the arrival of a gradient and says where its worker stood before it; `None` if the worker is not in or
     /// this is not its next gradient.
     pub(super) fn arrive(&mut self, worker: WorkerId, clock: Clock) -> Option<GateMember> {
-        let member = self.rows.get_mut(usize::from(worker.0))?.as_mut()?;
+        let member = self.rows.get_mut(worker.index())?.as_mut()?;
         if member.next != clock {
             return None;
         }
@@ -94,7 +94,7 @@ impl GateMembers {
     }
 
     pub(super) fn contains(&self, worker: WorkerId) -> bool {
-        self.rows.get(usize::from(worker.0)).is_some_and(Option::is_some)
+        self.rows.get(worker.index()).is_some_and(Option::is_some)
     }
 
     /// Takes all members into a table, at the clocks at which they began.
@@ -109,7 +109,7 @@ impl GateMembers {
 
     /// Lists the members, in order of their ids.
     pub(super) fn iter(&self) -> impl Iterator<Item = (WorkerId, GateMember)> + '_ {
-        self.rows.iter().zip(0u16..).filter_map(|(row, id)| Some((WorkerId(id), (*row)?)))
+        self.rows.iter().zip(0u32..).filter_map(|(row, id)| Some((WorkerId(id), (*row)?)))
     }
 }
 

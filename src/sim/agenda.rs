@@ -1,7 +1,6 @@
 //! The events to come, in order.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::model::ModelSnapshot;
@@ -67,22 +66,30 @@ pub(super) struct Held {
     pub(super) consumed: u64,
 }
 
-/// All events to come, and the present time.
+/// All events to come, and the present time: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, 1990).
 ///
-/// What happens at the present instant, which is most of it where the network takes no time, waits in a queue of its
-/// own. The heap holds small keys, and the events lie beside it: with many workers the cost of a step is that of the
-/// memory that it moves.
-#[derive(Debug, Default)]
+/// Time never moves back, so that a later event need not be in order before its time has nearly come: it lies in the
+/// list of the highest bit in which its time differs from the present one. When the lists before it are used up, the
+/// time moves on to the first of a list, and the others of it fall into the lists before. Lists are read and written
+/// in order, which costs the same with many workers as with few. Events of one instant come in the order in which they
+/// were noted.
+#[derive(Debug)]
 pub(super) struct Agenda {
     now: u64,
-    order: u64,
-    /// Events at the present instant, in the order they were noted. What the heap holds for this instant was noted
-    /// before the instant came, and so before these.
+    count: u64,
+    /// Events at the present instant.
     at_once: VecDeque<AgendaEvent>,
-    /// Time, order and slot of each later event.
-    heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
-    later: Vec<Option<AgendaEvent>>,
-    free: Vec<u32>,
+    /// Later events with their times, by bit.
+    later: [Vec<(u64, AgendaEvent)>; 64],
+    /// The bits of the lists that hold something.
+    filled: u64,
+}
+
+impl Default for Agenda {
+    fn default() -> Agenda {
+        let later = std::array::from_fn(|_| Vec::new());
+        Agenda { now: 0, count: 0, at_once: VecDeque::new(), later, filled: 0 }
+    }
 }
 
 impl Agenda {
@@ -91,49 +98,95 @@ impl Agenda {
     }
 
     pub(super) fn put(&mut self, at: u64, event: AgendaEvent) {
-        self.order += 1;
+        self.count += 1;
+        self.sort_in(at, event);
+    }
+
+    fn sort_in(&mut self, at: u64, event: AgendaEvent) {
         if at <= self.now {
             self.at_once.push_back(event);
             return;
         }
-        let slot = self.free.pop().unwrap_or(self.later.len() as u32);
-        match self.later.get_mut(slot as usize) {
-            Some(empty) => *empty = Some(event),
-            None => self.later.push(Some(event)),
-        }
-        self.heap.push(Reverse((at, self.order, slot)));
+        let bit = (at ^ self.now).ilog2();
+        self.later[bit as usize].push((at, event));
+        self.filled |= 1 << bit;
     }
 
     /// Takes the next event, unless it comes after `end`, and moves time on to it.
     pub(super) fn next(&mut self, end: u64) -> Option<AgendaEvent> {
-        let first = self.heap.peek().map(|Reverse((at, ..))| *at);
-        if first != Some(self.now)
-            && self.now <= end
-            && let Some(event) = self.at_once.pop_front()
-        {
-            return Some(event);
+        if self.at_once.is_empty() && self.filled != 0 {
+            let bit = self.filled.trailing_zeros();
+            let first = self.later[bit as usize].iter().map(|(at, _)| *at).min()?;
+            if first > end {
+                return None;
+            }
+            self.now = first;
+            self.filled &= !(1 << bit);
+            let mut list = std::mem::take(&mut self.later[bit as usize]);
+            list.drain(..).for_each(|(at, event)| self.sort_in(at, event));
+            self.later[bit as usize] = list;
         }
-        if first? > end {
-            return None;
-        }
-        let Reverse((at, _, slot)) = self.heap.pop()?;
-        self.now = at;
-        self.free.push(slot);
-        self.later.get_mut(slot as usize)?.take()
+        if self.now > end { None } else { self.at_once.pop_front() }
     }
 
     /// True if nothing will ever happen again.
     pub(super) fn is_empty(&self) -> bool {
-        self.heap.is_empty() && self.at_once.is_empty()
+        self.filled == 0 && self.at_once.is_empty()
     }
 
-    /// Moves time on to `end`, with no event before it.
+    /// Moves time on to `end`, when no event before it is left: the run is over.
     pub(super) fn skip_to(&mut self, end: u64) {
         self.now = self.now.max(end);
     }
 
     /// Returns the number of events that were put in.
     pub(super) fn count(&self) -> u64 {
-        self.order
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn index(event: &AgendaEvent) -> usize {
+        let AgendaEvent::Change { index } = event else { panic!("{event:?}") };
+        *index
+    }
+
+    proptest::proptest! {
+        /// Against a list that is sorted for each event, with ties in the order in which they were noted.
+        #[test]
+        fn events_come_in_the_order_of_time_and_of_an_instant_as_they_were_noted(
+            steps in proptest::collection::vec((0u64..4, 0u32..64, proptest::prelude::any::<u64>()), 1..300),
+        ) {
+            let (mut agenda, mut naive) = (Agenda::default(), Vec::new());
+            for (noted, (take, bits, random)) in steps.into_iter().enumerate() {
+                if take == 0 {
+                    naive.sort_by_key(|(at, noted)| (*at, *noted));
+                    let expected = (!naive.is_empty()).then(|| naive.remove(0));
+                    let taken = agenda.next(u64::MAX).map(|event| (agenda.now(), index(&event)));
+                    proptest::prop_assert_eq!(taken, expected);
+                } else {
+                    // Few bits make many ties.
+                    let at = agenda.now().saturating_add(random >> bits);
+                    agenda.put(at, AgendaEvent::Change { index: noted });
+                    naive.push((at, noted));
+                }
+            }
+            proptest::prop_assert_eq!(agenda.is_empty(), naive.is_empty());
+        }
+    }
+
+    #[test]
+    fn no_event_after_the_end_is_taken_and_time_stays_before_it() {
+        let mut agenda = Agenda::default();
+        agenda.put(5, AgendaEvent::WakeServer);
+        agenda.put(9, AgendaEvent::WakeServer);
+        assert!(agenda.next(4).is_none());
+        assert_eq!(agenda.now(), 0);
+        assert!(agenda.next(5).is_some());
+        assert!(agenda.next(8).is_none());
+        assert_eq!((agenda.now(), agenda.is_empty(), agenda.count()), (5, false, 2));
     }
 }

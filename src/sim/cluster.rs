@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::engine::SimEngine;
 use super::{ClusterReport, Distribution, Faults, Network, Problem, SimError};
 use crate::clock::{Clock, Version, WorkerId};
-use crate::kernel::Optimizer;
+use crate::kernel::{Optimizer, Schedule};
 use crate::scheme::{AnyScheme, Damping, Groups, SchemeConfig, ServerScheme, Start, WorkerScheme, damped};
 
 /// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
@@ -14,7 +14,7 @@ pub struct Cluster {
     pub scheme: AnyScheme,
     /// The effect of a gradient's staleness on its weight; without a server it has none.
     pub damping: Damping,
-    /// The number of workers, up to 65,535; with a problem, a scheme may fold up to
+    /// The number of workers, up to [`MAX_WORKERS`](super::MAX_WORKERS); with a problem, a scheme may fold up to
     /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) gradients at once.
     pub workers: usize,
     /// Everything random follows from it.
@@ -41,6 +41,8 @@ pub struct Cluster {
     pub optimizer: Optimizer,
     /// The step size of the optimiser.
     pub learning_rate: f32,
+    /// How the step size falls, by the version that an update is made on; without a server, by the worker's steps.
+    pub schedule: Schedule,
     /// Seconds between two points of the loss curve, each taken at the first version after; `None`: the mean time of a
     /// computation, or its median where the mean is infinite.
     pub evaluate_every: Option<f64>,
@@ -97,6 +99,7 @@ impl Cluster {
             problem: None,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate: 0.1,
+            schedule: Schedule::Constant,
             evaluate_every: None,
         }
     }
@@ -153,8 +156,8 @@ impl Cluster {
             true => Ok(()),
             false => Err(SimError::Setting { setting, value: value.to_string(), remedy }),
         };
-        let workers = 1..=usize::from(u16::MAX);
-        holds(workers.contains(&self.workers), "workers", &self.workers, "use 1 to 65535")?;
+        let workers = 1..=super::MAX_WORKERS;
+        holds(workers.contains(&self.workers), "workers", &self.workers, "use 1 to 1000000")?;
         holds(
             self.compute.mean() > 0.0,
             "compute",
@@ -212,6 +215,32 @@ impl Cluster {
         let has_server = self.scheme.built_in().is_none_or(|scheme| scheme.has_server());
         let rate = self.learning_rate;
         holds(rate.is_finite() && rate > 0.0, "learning_rate", &rate, "it is finite and above 0")?;
+        holds(
+            matches!(self.optimizer, Optimizer::Sgd { .. })
+                || self.scheme.built_in().is_none_or(|scheme| !scheme.requires_sgd()),
+            "optimizer",
+            &format!("{} with {}", self.optimizer.name(), self.scheme),
+            "the scheme takes each update for a step of plain SGD: use sgd",
+        )?;
+        let (schedule, falls) = (self.schedule.to_string(), self.schedule != Schedule::Constant);
+        holds(
+            self.schedule.check().is_ok(),
+            "schedule",
+            &schedule,
+            "see slackline::Schedule for what it may be",
+        )?;
+        holds(
+            !(falls && self.read_my_writes),
+            "schedule",
+            &format!("{schedule} with read_my_writes"),
+            "a worker does not know the step size that its gradient will be folded in with: leave out one of the two",
+        )?;
+        holds(
+            !falls || self.scheme.built_in().is_none_or(|scheme| scheme.local_steps() <= 1),
+            "schedule",
+            &format!("{schedule} with local steps"),
+            "those are made with the first step size: leave out one of the two",
+        )?;
         holds(
             !self.read_my_writes || matches!(self.optimizer, Optimizer::Sgd { .. }),
             "read_my_writes",

@@ -64,7 +64,7 @@ impl<'a> SimEngine<'a> {
         let needs = scheme.needs();
         let model = || {
             let initial = problem.as_ref()?.initial(seed);
-            Some(Model::new(&initial, cluster.optimizer, cluster.learning_rate))
+            Some(Model::new(&initial, &cluster))
         };
         let peers = groups.map(|members| {
             Peers::new(members, std::iter::repeat_with(model).take(workers).flatten().collect(), workers)
@@ -85,7 +85,7 @@ impl<'a> SimEngine<'a> {
                     sampler(downtime, DOWNTIME),
                 ];
                 let factor = cluster.factors.get(index).copied().unwrap_or(1.0);
-                SimWorker::new(make(WorkerId(index as u16)), samplers, factor)
+                SimWorker::new(make(WorkerId(index as u32)), samplers, factor)
             })
             .collect();
         let judge = Judge::new(&cluster);
@@ -204,7 +204,7 @@ impl<'a> SimEngine<'a> {
         let clock = self.admit(id, self.workers[id].incarnation);
         let worker = &mut self.workers[id];
         worker.begin(now, clock);
-        self.record.published.join_at(WorkerId(id as u16), Clock::new(clock));
+        self.record.published.join_at(WorkerId(id as u32), Clock::new(clock));
         if let Some(distribution) = &self.cluster.faults.lifetime {
             // As with computing, an incarnation that took no time might be repeated for ever at one instant.
             let at = now.saturating_add(nanos(worker.lifetime.draw(distribution)).max(1));
@@ -221,7 +221,7 @@ impl<'a> SimEngine<'a> {
         }
         // A worker that comes again has surely gone.
         self.notice(id, self.server.accounts[id].incarnation)?;
-        self.workers[id].scheme = (self.make)(WorkerId(id as u16));
+        self.workers[id].scheme = (self.make)(WorkerId(id as u32));
         self.enter(id);
         self.gather_all()?;
         self.drive_server()?;

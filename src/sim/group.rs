@@ -71,12 +71,12 @@ impl<'a> Peers<'a> {
             self.models[id] = model;
         }
         self.rounds[id] = furthest.map_or(self.rounds[id], |other| self.rounds[other]);
-        self.averaged.join_at(WorkerId(id as u16), Clock::new(self.rounds[id]));
+        self.averaged.join_at(WorkerId(id as u32), Clock::new(self.rounds[id]));
         self.rounds[id]
     }
 
     pub(super) fn leave(&mut self, id: usize) {
-        self.averaged.leave(WorkerId(id as u16));
+        self.averaged.leave(WorkerId(id as u32));
     }
 
     pub(super) fn model(&mut self, id: usize) -> Option<&mut Model> {
@@ -208,7 +208,7 @@ impl SimEngine<'_> {
         let parts = parts.unwrap_or_default();
         for (id, incarnation) in &ready {
             peers.rounds[*id] = round + 1;
-            peers.averaged.advance(WorkerId(*id as u16), Clock::new(round + 1));
+            peers.averaged.advance(WorkerId(*id as u32), Clock::new(round + 1));
             let has_part = parts.binary_search(&(*id, *incarnation)).is_ok();
             if let (true, Some(mean), Some(model)) = (has_part, &mean, peers.models.get_mut(*id)) {
                 model.put(std::rc::Rc::clone(mean));

@@ -104,14 +104,14 @@ impl Judge {
         if let Some(transit) = &mut self.transit {
             transit.joined(worker, version);
         }
-        self.consumed.join_at(WorkerId(worker as u16), Clock::new(clock));
+        self.consumed.join_at(WorkerId(worker as u32), Clock::new(clock));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
         if let Some(transit) = &mut self.transit {
             transit.left(worker);
         }
-        self.consumed.leave(WorkerId(worker as u16));
+        self.consumed.leave(WorkerId(worker as u32));
     }
 
     /// A worker of some clock computes on a copy.
@@ -231,7 +231,7 @@ impl Judge {
 
     /// The server has consumed all gradients of a worker of clocks before this one.
     pub(super) fn consumed(&mut self, worker: usize, clock: u64) {
-        self.consumed.advance(WorkerId(worker as u16), Clock::new(clock));
+        self.consumed.advance(WorkerId(worker as u32), Clock::new(clock));
     }
 
     /// The server says so of its smallest clock.

@@ -68,6 +68,9 @@ pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape
 pub use random::Random;
 pub use report::{ClusterReport, Counts, OfWorker, Point, WaitedFor};
 
+/// The most workers that a [`Cluster`] can have. Each takes some 1.5 KiB of memory.
+pub const MAX_WORKERS: usize = 1_000_000;
+
 /// Purposes of random streams.
 const COMPUTE: u64 = 1;
 const LATENCY: u64 = 2;

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, decode, encode};
+use super::Cluster;
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, Schedule, decode, encode};
 use crate::mem::VolatileSlice;
 use crate::table::Encoding;
 
@@ -23,6 +24,7 @@ pub(super) type Payload = Rc<[u8]>;
 pub(super) struct Model {
     optimizer: Optimizer,
     learning_rate: f32,
+    schedule: Schedule,
     parameters: Vec<u8>,
     states: Vec<Vec<u8>>,
     /// Memory that the next fold writes to: the parameters and each state.
@@ -54,11 +56,14 @@ pub(super) fn mean(parts: &[Vec<f32>]) -> Vec<f32> {
 }
 
 impl Model {
-    pub(super) fn new(initial: &[f32], optimizer: Optimizer, learning_rate: f32) -> Model {
+    /// Begins with `initial`, under the rule of this cluster.
+    pub(super) fn new(initial: &[f32], cluster: &Cluster) -> Model {
+        let Cluster { optimizer, learning_rate, schedule, .. } = *cluster;
         let zeros = || vec![0; initial.len() * 4];
         Model {
             optimizer,
             learning_rate,
+            schedule,
             parameters: payload(initial).to_vec(),
             states: (0..optimizer.states()).map(|_| zeros()).collect(),
             next: (0..=optimizer.states()).map(|_| zeros()).collect(),
@@ -85,6 +90,7 @@ impl Model {
             .iter()
             .map(|(payload, weight)| Gradient { elements: VolatileSlice::from_ref(payload), weight: *weight })
             .collect();
+        let learning_rate = self.schedule.rate(self.learning_rate, version.saturating_sub(1));
         let mut passes = std::iter::once(&self.parameters)
             .chain(&self.states)
             .zip(&mut self.next)
@@ -95,7 +101,7 @@ impl Model {
             gradients: &gradients,
             encoding: Encoding::F32,
             optimizer: self.optimizer,
-            learning_rate: self.learning_rate,
+            learning_rate,
             step: version,
             parameters,
             states: &states,

@@ -118,7 +118,7 @@ impl SimEngine<'_> {
             let accounts = &self.server.accounts;
             let blank = self.problem.as_ref().map(|problem| {
                 let zeros = vec![0.0; problem.parameters()];
-                Model::new(&zeros, self.cluster.optimizer, self.cluster.learning_rate)
+                Model::new(&zeros, &self.cluster)
             });
             clock = peers.enter(worker, |other| accounts[other].is_in, blank);
         }
@@ -137,7 +137,7 @@ impl SimEngine<'_> {
         self.judge.joined(worker, clock, self.server.version);
         self.wires.connect(worker);
         self.tell_server(ServerEvent::Joined {
-            worker: WorkerId(worker as u16),
+            worker: WorkerId(worker as u32),
             clock: Clock::new(clock),
             returns,
         });
@@ -154,12 +154,12 @@ impl SimEngine<'_> {
         account.gradients.clear();
         self.server.members -= 1;
         self.judge.left(worker);
-        self.record.published.leave(WorkerId(worker as u16));
+        self.record.published.leave(WorkerId(worker as u32));
         if let Some(peers) = &mut self.peers {
             peers.leave(worker);
         }
         self.gather_all()?;
-        self.tell_server(ServerEvent::Left { worker: WorkerId(worker as u16) });
+        self.tell_server(ServerEvent::Left { worker: WorkerId(worker as u32) });
         self.drive_server()?;
         self.tell_membership(worker)
     }
@@ -197,7 +197,7 @@ impl SimEngine<'_> {
                     return Ok(());
                 }
                 account.arrived = clock + 1;
-                let gradient = GradientId { worker: WorkerId(worker as u16), clock: Clock::new(clock) };
+                let gradient = GradientId { worker: WorkerId(worker as u32), clock: Clock::new(clock) };
                 let found = account.gradients.iter().find(|gradient| gradient.clock == clock);
                 let Some(Outstanding { base, loss, magnitude, .. }) = found.cloned() else { return Ok(()) };
                 self.record.report.counts.uploads += 1;
@@ -223,7 +223,7 @@ impl SimEngine<'_> {
                 if let Some(transit) = &mut self.judge.transit {
                     transit.saw(worker, version);
                 }
-                let worker = WorkerId(worker as u16);
+                let worker = WorkerId(worker as u32);
                 self.tell_server(ServerEvent::Seen { worker, version: Version::new(version) });
                 self.drive_server()
             }
@@ -286,7 +286,7 @@ impl SimEngine<'_> {
                     self.record.note(5, u64::from(gradient.worker.0), gradient.clock.get());
                 }
                 ServerAction::Interrupt { worker } => {
-                    let (worker, version) = (usize::from(worker.0), self.server.version);
+                    let (worker, version) = (worker.index(), self.server.version);
                     if self.server.accounts.get(worker).is_some_and(|account| account.is_in) {
                         self.send_down(worker, 0, Down::Interrupt { version });
                     }
@@ -351,7 +351,9 @@ impl SimEngine<'_> {
         let version = self.server.version + 1;
         let mut statistics = Statistics {
             loss: (measured > 0).then(|| losses / f64::from(measured)),
-            learning_rate: Some(f64::from(self.cluster.learning_rate)),
+            learning_rate: Some(f64::from(
+                self.cluster.schedule.rate(self.cluster.learning_rate, version - 1),
+            )),
             ..Statistics::default()
         };
         if let Some(model) = &mut self.server.model {
@@ -415,7 +417,7 @@ impl SimEngine<'_> {
 
     /// Takes a gradient out of its worker's slot.
     fn consume(&mut self, gradient: GradientId) -> Result<Outstanding, SimError> {
-        let worker = usize::from(gradient.worker.0);
+        let worker = gradient.worker.index();
         let account = self.server.accounts.get_mut(worker).filter(|account| account.is_in);
         let taken = account.and_then(|account| {
             let named =

@@ -37,15 +37,15 @@ impl Transit {
     pub(super) fn joined(&mut self, worker: usize, version: u64) {
         self.own[worker].clear();
         self.last[worker] = 0.0;
-        self.seen.join_at(WorkerId(worker as u16), Clock::new(version));
+        self.seen.join_at(WorkerId(worker as u32), Clock::new(version));
     }
 
     pub(super) fn left(&mut self, worker: usize) {
-        self.seen.leave(WorkerId(worker as u16));
+        self.seen.leave(WorkerId(worker as u32));
     }
 
     pub(super) fn saw(&mut self, worker: usize, version: u64) {
-        self.seen.advance(WorkerId(worker as u16), Clock::new(version));
+        self.seen.advance(WorkerId(worker as u32), Clock::new(version));
     }
 
     pub(super) fn published(&mut self, worker: usize, clock: u64, magnitude: Option<f32>, weight: f64) {

@@ -308,7 +308,7 @@ impl SimEngine<'_> {
         worker.published += 1;
         let clock = Clock::new(worker.clock);
         self.record.report.gradients += 1;
-        self.record.published.advance(WorkerId(id as u16), clock);
+        self.record.published.advance(WorkerId(id as u32), clock);
         self.tell_worker(id, WorkerEvent::Published { magnitude })
     }
 

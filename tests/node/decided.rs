@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use slackline::{
-    Address, ElementType, Error, Optimizer, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport,
-    Worker, WorkerOptions, now, scheme::SchemeConfig,
+    Address, ElementType, Error, Optimizer, Schedule, Server, ServerOptions, ServerStatus, Shm, Table, Tcp,
+    Transport, Worker, WorkerOptions, now, scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,6 +22,8 @@ fn server<T: Transport>(transport: T, address: &Address, scheme: SchemeConfig, s
         shard: (shard as u16, SHARDS as u16),
         // What a gradient has left in the parameters tells in which version it came: each makes it a little smaller.
         optimizer: Optimizer::Sgd { weight_decay: 0.01 },
+        // And by its step size, which is the decider's.
+        schedule: Schedule::InverseRoot { updates: 1 },
         ..ServerOptions::new(scheme, WORKERS, 1.0)
     };
     Server::new(transport, address, table, &[0.0; ELEMENTS], options).unwrap()
@@ -147,6 +149,45 @@ const COUNTING: [&str; 8] = [
 fn a_version_has_the_same_gradients_in_each_of_several_shards() {
     for scheme in COUNTING {
         all_shards_are_made_of_the_same_gradients(Shm::new, Address::random, scheme);
+    }
+}
+
+/// By a scheme under which each shard decides for itself, and by one under which all follow the first.
+#[test]
+fn a_schedule_gives_each_version_its_own_step_size() {
+    for scheme in ["bsp", "dbw(k=1, delivery=pull)"] {
+        let scheme: SchemeConfig = scheme.parse().unwrap();
+        let one_of_two = |shard: u16| {
+            let table = Table::flat(32, ElementType::F32).unwrap();
+            let schedule = Schedule::Steps { every: 2, factor: 0.5 };
+            let options = ServerOptions { shard: (shard, 2), schedule, ..ServerOptions::new(scheme, 1, 1.0) };
+            Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options).unwrap()
+        };
+        let servers = [one_of_two(0), one_of_two(1)];
+        let addresses = servers.each_ref().map(Server::address);
+        std::thread::scope(|scope| {
+            let serving = servers.map(|mut server| {
+                let addresses = &addresses;
+                scope.spawn(move || {
+                    if server.follows() {
+                        server.follow(&addresses[0], TIMEOUT).unwrap();
+                    }
+                    assert!(server.drive(|server| server.status().version.get() == 5, TIMEOUT).unwrap());
+                    server
+                })
+            });
+            let mut worker =
+                Worker::connect(Shm::new(), &addresses, WorkerOptions::new(scheme), TIMEOUT).unwrap();
+            for _ in 0..5 {
+                let mut step = worker.step(TIMEOUT).unwrap();
+                step.gradient().unwrap().fill(-1.0);
+                step.publish(None, TIMEOUT).unwrap();
+            }
+            // None ends before all are there.
+            for server in serving.map(|serving| serving.join().unwrap()) {
+                assert_eq!(server.parameters().unwrap(), [1.0 + 1.0 + 0.5 + 0.5 + 0.25; 16], "{scheme}");
+            }
+        });
     }
 }
 

@@ -120,7 +120,7 @@ fn damping_divides_by_the_versions_between() {
     assert_eq!(Damping::None.factor(9), 1.0);
 }
 
-fn computed(worker: u16, clock: u64, base: u64, magnitude: f32) -> ServerEvent {
+fn computed(worker: u32, clock: u64, base: u64, magnitude: f32) -> ServerEvent {
     let (gradient, base) = (super::gradient(worker, clock), Version::new(base));
     ServerEvent::Arrived { gradient, base, loss: None, magnitude: Some(magnitude) }
 }

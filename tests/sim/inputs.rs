@@ -2,6 +2,7 @@
 
 use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
+use slackline::{Optimizer, Schedule};
 
 use super::{near, run};
 
@@ -72,8 +73,8 @@ type Spoilt = (fn(&mut Cluster), &'static str);
 #[test]
 fn settings_that_cannot_be_are_refused_with_a_remedy() {
     let spoilt: &[Spoilt] = &[
-        (|c| c.workers = 0, "workers cannot be 0: use 1 to 65535"),
-        (|c| c.workers = 65_536, "workers cannot be 65536"),
+        (|c| c.workers = 0, "workers cannot be 0: use 1 to 1000000"),
+        (|c| c.workers = 1_000_001, "workers cannot be 1000001"),
         (|c| c.compute = Distribution::Constant { seconds: 0.0 }, "time would never pass"),
         (|c| c.compute = Distribution::Exponential { mean: -1.0 }, "exp takes no such parameters"),
         (|c| c.factors = vec![0.0], "above 0"),
@@ -101,6 +102,26 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
             |c| (c.read_my_writes, c.scheme) = (true, scheme("delay").into()),
             "use bsp, asp, ssp, essp, bap or vap",
         ),
+        (
+            |c| (c.read_my_writes, c.schedule) = (true, Schedule::InverseRoot { updates: 1 }),
+            "schedule cannot be inverse-root(1) with read_my_writes",
+        ),
+        (
+            |c| {
+                c.scheme = scheme("abs(k=2, local-steps=3)").into();
+                c.schedule = Schedule::Cosine { updates: 9 };
+            },
+            "schedule cannot be cosine(9) with local steps",
+        ),
+        (
+            |c| {
+                c.scheme = scheme("dbw(choice=published)").into();
+                c.optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
+                c.until = Until::Versions(9);
+            },
+            "optimizer cannot be momentum with dbw(choice=published)",
+        ),
+        (|c| c.schedule = Schedule::Cosine { updates: 0 }, "schedule cannot be cosine(0)"),
         (
             |c| (c.damping, c.scheme) = (Damping::Inverse, scheme("ds-sync").into()),
             "damping cannot be used with ds-sync",

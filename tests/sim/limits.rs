@@ -1,6 +1,7 @@
 //! Schemes at their limits, where they agree bit for bit.
 
-use slackline::scheme::SchemeConfig;
+use slackline::Schedule;
+use slackline::scheme::{Choice, Delivery, SchemeConfig};
 use slackline::sim::{
     Cluster, ClusterReport, Distribution, Factorisation, Logistic, Problem, Quadratic, Shape, Until,
 };
@@ -29,7 +30,17 @@ fn learning(scheme: SchemeConfig, workers: usize, problem: Box<dyn Problem>, rou
 }
 
 /// Mini-batch SGD by one loop: the gradients of all workers at the same parameters, added in order.
-fn serial(mut problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32> {
+fn serial(problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32> {
+    serial_at(|_| RATE, problem, workers, rounds)
+}
+
+/// The same, with a step size for each round.
+fn serial_at(
+    rate: impl Fn(u64) -> f32,
+    mut problem: Box<dyn Problem>,
+    workers: usize,
+    rounds: u64,
+) -> Vec<f32> {
     let mut parameters = problem.initial(3);
     let weight = 1.0 / workers as f32;
     for round in 0..rounds {
@@ -43,9 +54,39 @@ fn serial(mut problem: Box<dyn Problem>, workers: usize, rounds: u64) -> Vec<f32
                 sum.iter_mut().zip(&gradient).for_each(|(sum, gradient)| *sum += weight * gradient);
             }
         }
-        parameters.iter_mut().zip(&sum).for_each(|(parameter, sum)| *parameter -= RATE * sum);
+        parameters.iter_mut().zip(&sum).for_each(|(parameter, sum)| *parameter -= rate(round) * sum);
     }
     parameters
+}
+
+#[test]
+fn a_schedule_is_that_of_a_serial_loop_to_the_bit() {
+    let half_of_it = |round: u64| RATE / (1u64 << (round / 7)) as f32;
+    let expected = [serial_at(half_of_it, quadratic(), 3, 60)];
+    for scheme in
+        [SchemeConfig::Bsp, SchemeConfig::Dbw { delivery: Delivery::Pull, choice: Choice::Static { k: 3 } }]
+    {
+        let mut cluster = learning(scheme, 3, quadratic(), 60);
+        cluster.schedule = Schedule::Steps { every: 7, factor: 0.5 };
+        assert_eq!(run(cluster).parameters, expected, "{scheme}");
+    }
+}
+
+/// Without a server every worker has steps of its own to count.
+#[test]
+fn nothing_moves_after_the_end_of_a_cosine_without_a_server_either() {
+    let after = |rounds| {
+        let mut cluster = learning(of("ds-sync(2)"), 4, quadratic(), rounds);
+        cluster.schedule = Schedule::Cosine { updates: 6 };
+        run(cluster).parameters.concat()
+    };
+    let (during, at_the_end, later) = (after(4), after(8), after(12));
+    let far = |one: &[f32], other: &[f32]| {
+        one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
+    };
+    // What still moves is the rounding of means that are formed again.
+    assert!(far(&at_the_end, &later) < 1e-6, "{}", far(&at_the_end, &later));
+    assert!(far(&during, &at_the_end) > 1e-3, "{}", far(&during, &at_the_end));
 }
 
 #[test]
@@ -222,4 +263,17 @@ fn groups_go_on_without_those_who_crash() {
         let report = averaged(cluster, &digits);
         assert!(report.versions >= 40 && report.counts.crashes > 0, "seed {seed}");
     }
+}
+
+/// A name of 16 bits would make one of two workers that are 65,536 apart.
+#[test]
+fn more_workers_than_the_peers_of_a_real_server_each_make_their_own_clocks() {
+    let workers = 66_000;
+    let mut cluster = Cluster::new(SchemeConfig::Ssp { staleness: 1 }, workers, 1);
+    cluster.compute = Distribution::Exponential { mean: 1.0 };
+    cluster.until = Until::Clocks(2);
+    let report = run(cluster);
+    assert_eq!(report.of_workers.len(), workers);
+    assert!(report.of_workers.iter().all(|worker| worker.clocks >= 2));
+    assert_eq!(report.gradients, report.of_workers.iter().map(|worker| worker.clocks).sum::<u64>());
 }

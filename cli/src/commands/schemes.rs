@@ -46,7 +46,7 @@ The first k gradients are an update:
               local-steps, interval as for k-sync and adasync
   dbw       as k-sync, with a k that estimates of gain and time choose
               k            gradients in each update; means choice=static
-              choice       dynamic, static or blind           [default: dynamic, static with k]
+              choice       dynamic, published, static or blind [default: dynamic, static with k]
               delivery     slower workers interrupt, wait or pull            [default: interrupt]
               window       updates that estimates average over, at least     [default: 10, blind: 5]
               loss-growth  more workers once the loss grows by this factor           [default: 1]

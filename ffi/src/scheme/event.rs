@@ -95,16 +95,16 @@ impl slackline_scheme_event {
         let number = |number: Option<f64>| number.unwrap_or(f64::NAN);
         Some(match event {
             ServerEvent::Joined { worker, clock, returns } => slackline_scheme_event {
-                worker: worker.0.into(),
+                worker: worker.0,
                 clock: clock.get(),
                 returns: returns.into(),
                 ..new(slackline_event::Joined)
             },
             ServerEvent::Left { worker } => {
-                slackline_scheme_event { worker: worker.0.into(), ..new(slackline_event::Left) }
+                slackline_scheme_event { worker: worker.0, ..new(slackline_event::Left) }
             }
             ServerEvent::Arrived { gradient, base, loss, magnitude } => slackline_scheme_event {
-                worker: gradient.worker.0.into(),
+                worker: gradient.worker.0,
                 clock: gradient.clock.get(),
                 version: base.get(),
                 loss: number(loss.map(f64::from)),
@@ -112,7 +112,7 @@ impl slackline_scheme_event {
                 ..new(slackline_event::Arrived)
             },
             ServerEvent::Seen { worker, version } => slackline_scheme_event {
-                worker: worker.0.into(),
+                worker: worker.0,
                 version: version.get(),
                 ..new(slackline_event::Seen)
             },

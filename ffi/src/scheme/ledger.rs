@@ -131,7 +131,7 @@ impl Ledger {
 
     /// The worker of this number, which is in.
     pub(super) fn member(&self, worker: u32) -> Result<WorkerId, String> {
-        let id = u16::try_from(worker).ok().map(WorkerId).filter(|id| self.members.contains_key(id));
+        let id = Some(WorkerId(worker)).filter(|id| self.members.contains_key(id));
         id.ok_or_else(|| format!("it names worker {worker}, which is not in"))
     }
 
@@ -198,11 +198,11 @@ mod tests {
         Ledger::new(Start { workers, clock: Clock::new(5), newest: Version::new(0) })
     }
 
-    fn joined(worker: u16, clock: u64) -> ServerEvent {
+    fn joined(worker: u32, clock: u64) -> ServerEvent {
         ServerEvent::Joined { worker: WorkerId(worker), clock: Clock::new(clock), returns: false }
     }
 
-    fn arrived(worker: u16, clock: u64) -> ServerEvent {
+    fn arrived(worker: u32, clock: u64) -> ServerEvent {
         let gradient = GradientId { worker: WorkerId(worker), clock: Clock::new(clock) };
         ServerEvent::Arrived { gradient, base: Version::new(0), loss: None, magnitude: None }
     }

@@ -42,9 +42,16 @@ pub enum DataError {
     )]
     TooManyValues { file: PathBuf, rows: usize, columns: usize, limit: usize },
 
-    /// It is gzip-compressed, as MNIST is when downloaded.
-    #[error("{}: compressed with gzip; {}", file.display(), self.remedy().unwrap_or_default())]
-    Compressed { file: PathBuf },
+    /// It begins as gzip does, and does not go on so.
+    #[error("{}: cannot be unpacked: {source}; {}", file.display(), self.remedy().unwrap_or_default())]
+    Packed { file: PathBuf, source: std::io::Error },
+
+    /// It lies where CIFAR-10's files lie and is none of them.
+    #[error(
+        "{}: not whole records of CIFAR-10, 3073 bytes of which the first is below 10; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
+    NotCifar { file: PathBuf },
 
     /// The bytes are of no known kind.
     #[error(
@@ -160,12 +167,12 @@ impl Diagnostic for DataError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(match self {
             DataError::Missing { .. } => "check the path".into(),
-            DataError::NotAFile { .. } => "name a CSV, LIBSVM or IDX file".into(),
+            DataError::NotAFile { .. } => "name a CSV, LIBSVM, IDX or CIFAR-10 file".into(),
             DataError::Unreadable { .. } => "check its permissions and the disk it is on".into(),
             DataError::Empty { .. } => "expected one example a line, or an IDX images file".into(),
             DataError::FileTooLarge { .. } => "use a part of it".into(),
             DataError::TooManyValues { .. } => "use fewer examples or columns".into(),
-            DataError::NotText { .. } => "expected CSV, LIBSVM or IDX".into(),
+            DataError::NotText { .. } => "expected CSV, LIBSVM, IDX or CIFAR-10".into(),
             DataError::UnknownText { .. } => "separate the values by commas, with the label last".into(),
             DataError::BadNumber { .. } => "every value must be one".into(),
             DataError::NotFinite { .. } => "remove the line or replace the value".into(),
@@ -192,7 +199,7 @@ impl Diagnostic for DataError {
                 .into(),
             DataError::LabelCount { .. } => "use the two files of one pair".into(),
             DataError::TestColumns { .. } => "use the test files of the same data set".into(),
-            DataError::Compressed { file } => format!("unpack it first: gunzip {}", file.display()).into(),
+            DataError::Packed { .. } | DataError::NotCifar { .. } => "fetch it again".into(),
         })
     }
 }

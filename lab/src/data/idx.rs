@@ -126,32 +126,27 @@ fn labels_file(path: &Path) -> Result<PathBuf, DataError> {
         .ok_or_else(|| DataError::ImagesName { file: path.to_owned() })?;
     let tried =
         SEPARATORS.map(|separator| format!("{}{separator}idx1-ubyte", stem.replace("images", "labels")));
-    let candidates = tried.each_ref().map(|name| path.with_file_name(name));
-    if let Some(found) = candidates.iter().find(|candidate| candidate.exists()) {
-        return Ok(found.clone());
-    }
-    // The usual reason: one of the two downloads was unpacked and the other was not.
-    let compressed =
-        tried.iter().map(|name| path.with_file_name(format!("{name}.gz"))).find(|file| file.exists());
-    Err(match compressed {
-        Some(file) => DataError::Compressed { file },
-        None => DataError::LabelsMissing { file: path.to_owned(), tried: tried.to_vec() },
-    })
+    let found = beside(path, &tried);
+    found.ok_or_else(|| DataError::LabelsMissing { file: path.to_owned(), tried: tried.to_vec() })
+}
+
+/// The first of these files beside `path` that there is; of each the unpacked one before the packed one.
+fn beside(path: &Path, names: &[String]) -> Option<PathBuf> {
+    let both = names.iter().flat_map(|name| [name.clone(), format!("{name}.gz")]);
+    both.map(|name| path.with_file_name(name)).find(|candidate| candidate.exists())
 }
 
 /// The images file of the test part beside that of the training part, if there is one.
 fn test_images(path: &Path) -> Option<PathBuf> {
     let stem = stem(path).filter(|stem| stem.contains("train"))?;
-    TEST_NAMES
-        .iter()
-        .flat_map(|name| {
-            SEPARATORS.map(|separator| format!("{}{separator}idx3-ubyte", stem.replace("train", name)))
-        })
-        .map(|name| path.with_file_name(name))
-        .find(|candidate| candidate.exists())
+    let names = TEST_NAMES.iter().flat_map(|name| {
+        SEPARATORS.map(|separator| format!("{}{separator}idx3-ubyte", stem.replace("train", name)))
+    });
+    beside(path, &names.collect::<Vec<_>>())
 }
 
-/// The file's name before its `-idx3-ubyte`.
+/// The file's name before its `-idx3-ubyte`, packed or not.
 fn stem(path: &Path) -> Option<&str> {
-    path.file_name()?.to_str()?.strip_suffix("idx3-ubyte")?.strip_suffix(SEPARATORS)
+    let name = path.file_name()?.to_str()?;
+    name.strip_suffix(".gz").unwrap_or(name).strip_suffix("idx3-ubyte")?.strip_suffix(SEPARATORS)
 }

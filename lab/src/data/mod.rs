@@ -1,11 +1,12 @@
 //! Labelled examples, embedded or from a file, split into a train and a test part.
 //!
-//! [`digits`] needs no file. [`load`] reads three formats and tells them apart by their bytes, never
-//! by their names:
+//! [`digits`] needs no file. [`load`] reads four formats and tells them apart by their bytes, never
+//! by their names; each may be packed with gzip:
 //!
 //! | Format | Recognised by | Features become |
 //! |--------|---------------|-----------------|
 //! | IDX    | its magic number; the labels lie in a second file beside it | value / 255 |
+//! | CIFAR-10's binary files | records of 3,073 bytes that begin with a label below 10 | value / 255 |
 //! | CSV    | a comma in its first line; the label is last | value / the file's largest absolute value |
 //! | LIBSVM | an `index:value` in its first line; the label is first | likewise |
 //!
@@ -15,6 +16,7 @@
 //! Labels are whole numbers, not negative, and are mapped to 0, 1, 2, ... in ascending order;
 //! [`Split::class_labels`] keeps the mapping.
 
+mod cifar;
 mod csv;
 mod error;
 #[cfg(any(test, fuzzing))]
@@ -28,15 +30,16 @@ mod text;
 #[cfg(test)]
 mod tests;
 
+use flate2::read::MultiGzDecoder;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 pub use error::DataError;
 
-/// No file above this size is read: a training set this large does not fit the program's plan of
+/// No file above this size is read, packed or unpacked: a training set this large does not fit the program's plan of
 /// holding every example in memory as `f32`.
-const FILE_BYTES_MAX: u64 = 4 << 30;
+const FILE_BYTES_MAX: u64 = if cfg!(fuzzing) { 1 << 20 } else { 4 << 30 };
 
 /// Most feature values one data set may hold: 1 GiB of `f32`, six times the MNIST training set. It
 /// is there for LIBSVM, where a short line can claim a very wide table. (A fuzzer would find only that.)
@@ -92,12 +95,13 @@ pub fn digits() -> Split {
         .expect("the embedded digits are a well-formed CSV file")
 }
 
-/// Reads a data set from a CSV, LIBSVM or IDX file and splits it.
+/// Reads a data set from a CSV, LIBSVM, IDX or CIFAR-10 file, packed with gzip or not, and splits it.
 ///
 /// For IDX, name the images file; the labels file is found beside it by the usual naming
-/// (`train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or with a dot before `idx`). Where the
-/// matching `t10k` (or `test`) pair lies there too, it is the test part. In every other case one fifth
-/// of the examples, drawn by a constant seed, is.
+/// (`train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, or with a dot before `idx`, each with or
+/// without `.gz`). Where the matching `t10k` (or `test`) pair lies there too, it is the test part.
+/// Likewise a `data_batch_1.bin` of CIFAR-10 stands for all five, with `test_batch.bin`. In every other
+/// case one fifth of the examples, drawn by a constant seed, is the test part.
 ///
 /// # Errors
 ///
@@ -106,7 +110,13 @@ pub fn digits() -> Split {
 pub fn load(path: impl AsRef<Path>) -> Result<Split, DataError> {
     let path = path.as_ref();
     let bytes = read(path)?;
-    if idx::recognise(&bytes) { idx::load(path, &bytes) } else { parse_text(path, &bytes) }
+    if idx::recognise(&bytes) {
+        idx::load(path, &bytes)
+    } else if cifar::recognise(&bytes) {
+        cifar::load(path, &bytes)
+    } else {
+        parse_text(path, &bytes)
+    }
 }
 
 /// Parses a CSV or LIBSVM file that is already in memory; `file` is its name in errors.
@@ -129,7 +139,7 @@ struct RawExamples {
     columns: usize,
 }
 
-/// Reads a whole regular file, whose size is checked first.
+/// Reads a whole regular file, whose size is checked first, and unpacks it if it is packed.
 fn read(path: &Path) -> Result<Vec<u8>, DataError> {
     let file = || path.to_owned();
     let unreadable = |source: std::io::Error| match source.kind() {
@@ -149,11 +159,24 @@ fn read(path: &Path) -> Result<Vec<u8>, DataError> {
     File::open(path)
         .and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
         .map_err(unreadable)?;
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        bytes = unpacked(path, &bytes)?;
+    }
     if bytes.is_empty() {
         return Err(DataError::Empty { file: file() });
     }
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Err(DataError::Compressed { file: file() });
+    Ok(bytes)
+}
+
+/// The content of a gzip file, of at most the size that a file may have.
+fn unpacked(file: &Path, packed: &[u8]) -> Result<Vec<u8>, DataError> {
+    let mut bytes = Vec::new();
+    // One byte more than is allowed tells that there are too many.
+    let read = MultiGzDecoder::new(packed).take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|source| DataError::Packed { file: file.to_owned(), source })?;
+    let (found, limit) = (bytes.len() as u64, FILE_BYTES_MAX);
+    if found > limit {
+        return Err(DataError::FileTooLarge { file: file.to_owned(), bytes: found, limit });
     }
     Ok(bytes)
 }

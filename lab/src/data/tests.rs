@@ -125,6 +125,91 @@ fn idx_pairs_are_found_under_both_names_and_t10k_is_the_test_part() {
     assert_eq!((split.train.rows(), split.test.rows()), (1, 1));
 }
 
+/// `printf '' | gzip -n`.
+const GZIP_OF_NOTHING: &[u8] =
+    b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00";
+
+/// `printf '1,2,0\n3,4,1\n' | gzip -n`.
+const GZIP_OF_CSV: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x33\xd4\x31\xd2\x31\
+    \xe0\x32\xd6\x31\xd1\x31\xe4\x02\x00\x4d\x07\xe8\xbf\x0c\x00\x00\x00";
+
+/// The bytes of `gzip`, and of two of them one after the other, which count as one.
+#[test]
+fn what_gzip_has_packed_is_read_as_it_is() {
+    let (_folder, packed) = folder(&[("f", GZIP_OF_CSV)]);
+    let (_other, plain) = folder(&[("f", b"1,2,0\n3,4,1\n")]);
+    assert_eq!(load(packed).unwrap(), load(plain).unwrap());
+    let (_folder, packed) = folder(&[("f", &[GZIP_OF_CSV, GZIP_OF_CSV].concat())]);
+    let (_other, plain) = folder(&[("f", b"1,2,0\n3,4,1\n1,2,0\n3,4,1\n")]);
+    assert_eq!(load(packed).unwrap(), load(plain).unwrap());
+    let cut = refusal(&[("f", &GZIP_OF_CSV[..GZIP_OF_CSV.len() - 3])]);
+    assert!(cut.starts_with("f: cannot be unpacked: "), "{cut}");
+}
+
+/// As Debian has Fashion-MNIST: all four files packed. One that is unpacked beside it comes first.
+#[test]
+fn packed_idx_files_are_found_beside_each_other() {
+    let pack = |bytes: &[u8]| {
+        let mut packed = flate2::read::GzEncoder::new(bytes, flate2::Compression::fast());
+        let mut all = Vec::new();
+        std::io::Read::read_to_end(&mut packed, &mut all).unwrap();
+        all
+    };
+    let images = pack(&idx(&[2, 1, 2], &[0, 255, 51, 0]));
+    let (labels, wrong) = (idx(&[2], &[4, 9]), pack(&idx(&[2], &[4, 4])));
+    let (test_images, test_labels) = (pack(&idx(&[1, 1, 2], &[255, 255])), pack(&idx(&[1], &[9])));
+    let (_folder, path) = folder(&[
+        ("train-images-idx3-ubyte.gz", &images),
+        ("train-labels-idx1-ubyte", &labels),
+        ("train-labels-idx1-ubyte.gz", &wrong),
+        ("t10k-images-idx3-ubyte.gz", &test_images),
+        ("t10k-labels-idx1-ubyte.gz", &test_labels),
+    ]);
+    let split = load(path).unwrap();
+    assert_eq!(split.train.features, [0.0, 1.0, 0.2, 0.0]);
+    assert_eq!((split.train.labels, split.test.labels), (vec![0, 1], vec![1]));
+}
+
+/// Records of CIFAR-10: a label, and 3,072 pixels that are all `pixel`.
+fn records(examples: &[(u8, u8)]) -> Vec<u8> {
+    let record = |(label, pixel): &(u8, u8)| [vec![*label], vec![*pixel; 3072]].concat();
+    examples.iter().flat_map(record).collect()
+}
+
+#[test]
+fn the_batches_of_cifar_are_one_set_in_their_order() {
+    let (first, second) = (records(&[(3, 0), (7, 255)]), records(&[(0, 51)]));
+    let (third, test) = (records(&[(9, 255)]), records(&[(7, 51), (3, 0)]));
+    let (_folder, path) = folder(&[
+        ("data_batch_2.bin", &second),
+        ("data_batch_1.bin", &first),
+        ("data_batch_5.bin", &third),
+        ("test_batch.bin", &test),
+    ]);
+    let split = load(path).unwrap();
+    assert_eq!((split.train.columns, split.class_labels.clone()), (3072, vec![0, 3, 7, 9]));
+    assert_eq!((split.train.labels.clone(), split.test.labels.clone()), (vec![1, 2, 0, 3], vec![2, 1]));
+    let of = |data: &super::Dataset, row| (data.row(row)[0], data.row(row)[3071]);
+    assert_eq!(
+        [0, 1, 2, 3].map(|row| of(&split.train, row)),
+        [(0.0, 0.0), (1.0, 1.0), (0.2, 0.2), (1.0, 1.0)]
+    );
+    assert_eq!(of(&split.test, 0), (0.2, 0.2));
+    // A file of another name is a set of its own.
+    let (_folder, path) = folder(&[("some.bin", &records(&[(1, 0), (2, 9), (1, 3), (2, 1), (1, 1)]))]);
+    let split = load(path).unwrap();
+    assert_eq!((split.train.rows(), split.test.rows()), (4, 1));
+}
+
+#[test]
+fn what_is_no_batch_of_cifar_is_refused_beside_one() {
+    let (first, other) = (records(&[(3, 0), (7, 255)]), records(&[(10, 0)]));
+    let message = refusal(&[("data_batch_1.bin", &first), ("data_batch_2.bin", &other)]);
+    assert!(message.starts_with("data_batch_2.bin: not whole records of CIFAR-10"), "{message}");
+    let message = refusal(&[("data_batch_1.bin", &first[..3000])]);
+    assert!(message.starts_with("data_batch_1.bin:1: not text"), "{message}");
+}
+
 #[test]
 fn idx_refusals_name_the_file_and_the_cause() {
     let images = idx(&[2, 1, 2], &[0, 255, 51, 0]);
@@ -135,10 +220,9 @@ fn idx_refusals_name_the_file_and_the_cause() {
         "train-images-idx3-ubyte: no labels file beside it (looked for train-labels-idx1-ubyte, \
          train-labels.idx1-ubyte); put it there under one of these names"
     );
-    assert_eq!(
-        refusal(&[images, ("train-labels-idx1-ubyte.gz", &[0x1f, 0x8b])]),
-        "train-labels-idx1-ubyte.gz: compressed with gzip; unpack it first: gunzip train-labels-idx1-ubyte.gz"
-    );
+    let packed = refusal(&[images, ("train-labels-idx1-ubyte.gz", &[0x1f, 0x8b])]);
+    assert!(packed.starts_with("train-labels-idx1-ubyte.gz: cannot be unpacked: "), "{packed}");
+    assert!(packed.ends_with("; fetch it again"), "{packed}");
     assert_eq!(
         refusal(&[images, (labels, &idx(&[3], &[1, 2, 3]))]),
         "train-labels-idx1-ubyte: 3 labels for the 2 images of train-images-idx3-ubyte; \
@@ -202,7 +286,8 @@ fn text_refusals_name_the_line_the_cause_and_the_remedy() {
         (b"0 # 1:1\n1\n", "f:1: no features"),
         (b"1,2,0\n\x89PNG", "f:2: not text, and not an IDX images file either"),
         (b"\xff\xfe1\0,\0", "f:1: not text"),
-        (b"\x1f\x8b\x08\0", "f: compressed with gzip; unpack it first: gunzip f"),
+        (b"\x1f\x8b\x08\0", "f: cannot be unpacked: "),
+        (GZIP_OF_NOTHING, "f: holds no examples"),
     ];
     for (bytes, expected) in cases {
         let message = refusal(&[("f", bytes)]);

@@ -32,17 +32,17 @@ pub(super) const RECIPE: Recipe = Recipe {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DbwGrids {
-    grids: Vec<DbwGrid>,
+pub(super) struct DbwGrids {
+    pub(super) grids: Vec<DbwGrid>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DbwGrid {
-    name: String,
+pub(super) struct DbwGrid {
+    pub(super) name: String,
     narrowed: f64,
-    target: f64,
-    within: f64,
+    pub(super) target: f64,
+    pub(super) within: f64,
     /// Step sizes and batches.
     pairs: Vec<(f32, usize)>,
     times: Vec<Times>,
@@ -50,8 +50,8 @@ struct DbwGrid {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Times {
-    name: String,
+pub(super) struct Times {
+    pub(super) name: String,
     compute: String,
     /// The second at which half the workers become slower.
     #[serde(default)]
@@ -62,16 +62,16 @@ struct Times {
 }
 
 /// Everything but how k is chosen.
-struct Setting<'a> {
-    grid: &'a DbwGrid,
-    times: &'a Times,
+pub(super) struct Setting<'a> {
+    pub(super) grid: &'a DbwGrid,
+    pub(super) times: &'a Times,
     compute: Distribution,
-    rate: f32,
-    batch: usize,
+    pub(super) rate: f32,
+    pub(super) batch: usize,
 }
 
 impl Setting<'_> {
-    fn cluster(&self, scheme: SchemeConfig, seed: u64) -> Cluster {
+    pub(super) fn cluster(&self, scheme: SchemeConfig, seed: u64) -> Cluster {
         let mut cluster = Cluster::new(scheme, N, seed);
         cluster.compute = self.compute.clone();
         let slowed = self.times.slowed_at.map(|at| Change { at, workers: 0..N / 2, factor: SLOW_BY });
@@ -156,7 +156,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     Ok(findings)
 }
 
-fn settings(grids: &[DbwGrid]) -> Result<Vec<Setting<'_>>, Error> {
+pub(super) fn settings(grids: &[DbwGrid]) -> Result<Vec<Setting<'_>>, Error> {
     let mut all = Vec::new();
     for grid in grids {
         for times in &grid.times {

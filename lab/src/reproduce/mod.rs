@@ -10,12 +10,14 @@ mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
+mod dbw_published;
 mod ds_sync;
 mod essp;
 mod k_async;
 mod losing;
 mod page;
 mod race;
+mod regret;
 mod settings;
 mod tuned;
 mod twin;
@@ -114,9 +116,11 @@ pub const RECIPES: &[Recipe] = &[
     bap::STRAGGLER,
     dbw_argmax::RECIPE,
     dbw::RECIPE,
+    dbw_published::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
     essp::RECIPE,
+    regret::RECIPE,
     ds_sync::MEAN,
     ds_sync::RECIPE,
     dai::RECIPE,

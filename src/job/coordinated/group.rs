@@ -61,6 +61,7 @@ impl CoordinatedMember {
         self.say(Message::Publishes(flatten(publisher.address())));
         self.say(Message::Joined(paths.clone()));
         let trainer = GroupTrainer::new(member, order.scheme, group.optimizer, order.learning_rate)?;
+        let trainer = trainer.scheduled(group.schedule);
         Ok(GroupWork { member: self.clone(), order, trainer, publisher, paths })
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
-use crate::kernel::Optimizer;
+use crate::kernel::{Optimizer, Schedule};
 use crate::node::NonFinite;
 use crate::scheme;
 use crate::table::{Encoding, Table};
@@ -61,6 +61,8 @@ pub struct ServerOrder {
     pub optimizer: Optimizer,
     /// Step size.
     pub learning_rate: f32,
+    /// How the step size falls.
+    pub schedule: Schedule,
     /// Threads that fold.
     pub threads: usize,
     /// It sleeps while it waits, instead of looking again and again.
@@ -149,6 +151,8 @@ pub struct GroupOrder {
     pub table: Table,
     /// Its optimiser.
     pub optimizer: Optimizer,
+    /// How the step size falls.
+    pub schedule: Schedule,
     /// The longest silence of another worker.
     pub lease: Duration,
     /// The name of the job among those of its workers: a number that no other job has.

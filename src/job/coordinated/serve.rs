@@ -150,6 +150,7 @@ impl CoordinatedMember {
         let file = order.checkpoint.as_ref().map(|checkpoint| (checkpoint, checkpoint.file(shard, shards)));
         let options = ServerOptions {
             optimizer: order.optimizer,
+            schedule: order.schedule,
             threads: order.threads,
             damping: order.damping,
             shard: order.shard_numbers(),

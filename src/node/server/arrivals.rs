@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Server, WorkerState};
-use crate::clock::{Clock, WorkerId};
+use crate::clock::Clock;
 use crate::node::shard::{DisconnectReason, Gone, ShardEvent};
 use crate::param::{PeerInbox, SlotHeader, WorkerProgress};
 use crate::scheme::{GradientId, ServerEvent, Share};
@@ -27,7 +27,7 @@ impl<T: Transport> Server<T> {
                         self.push_to(peer);
                     }
                     let returns = !self.is_first_of(identity);
-                    let event = ServerEvent::Joined { worker: WorkerId(peer), clock, returns };
+                    let event = ServerEvent::Joined { worker: peer.into(), clock, returns };
                     self.scheme.handle_event(now, event);
                 }
                 ShardEvent::Joined { peer, worker: false, .. } => self.say_who_is_in(peer),
@@ -41,7 +41,7 @@ impl<T: Transport> Server<T> {
                     }
                     if let Some(state) = state {
                         // A fold that counts already is finished.
-                        let is_own = |share: &&Share| share.gradient.worker == WorkerId(peer);
+                        let is_own = |share: &&Share| share.gradient.worker == peer.into();
                         let folding = match self.work.bound {
                             true => self.work.shares.iter().filter(is_own).count() as u64,
                             false => 0,
@@ -49,7 +49,7 @@ impl<T: Transport> Server<T> {
                         let open = state.unconsumed(published).min(slots);
                         self.status.voided += open.saturating_sub(folding);
                     }
-                    if self.work.shares.iter().any(|share| share.gradient.worker == WorkerId(peer)) {
+                    if self.work.shares.iter().any(|share| share.gradient.worker == peer.into()) {
                         // A fold that counts already is finished: its gradients were announced whole, and the
                         // inboxes hold their memory. One in hope is thrown away.
                         if self.work.bound {
@@ -59,7 +59,7 @@ impl<T: Transport> Server<T> {
                             self.abandon();
                         }
                     }
-                    self.scheme.handle_event(now, ServerEvent::Left { worker: WorkerId(peer) });
+                    self.scheme.handle_event(now, ServerEvent::Left { worker: peer.into() });
                 }
                 ShardEvent::Left { .. } => {}
             }
@@ -97,7 +97,7 @@ impl<T: Transport> Server<T> {
                         if let Some(state) = &mut self.workers[index] {
                             state.arrived = clock.next();
                         }
-                        let gradient = GradientId { worker: WorkerId(index as u16), clock };
+                        let gradient = GradientId { worker: (index as u16).into(), clock };
                         // What is no magnitude is told as the largest one: no bound is kept by it.
                         let magnitude = header.magnitude.map(|m| if m >= 0.0 { m } else { f32::INFINITY });
                         let (base, loss) = (header.base, header.loss);
@@ -159,7 +159,7 @@ impl<T: Transport> Server<T> {
             return true;
         }
         state.held = Some(version);
-        self.scheme.handle_event(now, ServerEvent::Seen { worker: WorkerId(index as u16), version });
+        self.scheme.handle_event(now, ServerEvent::Seen { worker: (index as u16).into(), version });
         true
     }
 }

@@ -27,11 +27,11 @@ impl<T: Transport> Server<T> {
             return Ok(false);
         };
         for gradient in &found {
-            let (worker, clock) = (gradient.worker.0, gradient.clock.get());
-            tracing::warn!(worker, clock, "left out a gradient that is not finite");
-            if self.non_finite == NonFinite::Refuse {
+            let (worker, clock) = (gradient.worker, gradient.clock.get());
+            tracing::warn!(worker = worker.0, clock, "left out a gradient that is not finite");
+            if let (NonFinite::Refuse, Some(peer)) = (self.non_finite, worker.peer()) {
                 let why = format!("its gradient of clock {clock} holds a NaN or an infinity");
-                self.shard.dismiss(worker, DisconnectReason::Misbehaved(why), &mut self.events);
+                self.shard.dismiss(peer, DisconnectReason::Misbehaved(why), &mut self.events);
             }
         }
         self.work.left_out.extend(found);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use super::{FoldSource, Server, WorkerState};
-use crate::clock::{Clock, WorkerId};
+use crate::clock::Clock;
 use crate::mem::Access;
 use crate::node::Error;
 use crate::node::link::Link;
@@ -249,7 +249,7 @@ impl<T: Transport> Server<T> {
         let (_, began, arrived, peer) = departed.chain(found).find(|(own, ..)| *own == session)?;
         let clock = Clock::new(began.get().saturating_add(ordinal));
         if clock < arrived {
-            return Some(GradientId { worker: WorkerId(peer), clock });
+            return Some(GradientId { worker: peer.into(), clock });
         }
         let reason = "it announced a gradient to shard 0 before it announced it here".to_owned();
         self.shard.dismiss(peer, DisconnectReason::Misbehaved(reason), &mut self.events);
@@ -314,7 +314,7 @@ impl<T: Transport> Server<T> {
     /// Lets newcomers have the indices of workers that have left, once nothing of theirs is to be folded any more.
     pub(super) fn release_peers(&mut self) {
         let is_folding = |peer: u16| {
-            self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker.0 == peer)
+            self.work.bound && self.work.shares.iter().any(|share| share.gradient.worker == peer.into())
         };
         self.shard.withheld.retain(|(peer, _)| is_folding(*peer));
         let kept = self.following.iter().flat_map(|following| &following.departed);
@@ -374,7 +374,7 @@ impl<T: Transport> Server<T> {
     }
 
     pub(super) fn say_dropped(&mut self, gradient: GradientId) {
-        if let Some(Some(peer)) = self.shard.peers.get(usize::from(gradient.worker.0)) {
+        if let Some(Some(peer)) = self.shard.peers.get(gradient.worker.index()) {
             let ordinal = gradient.clock.get().saturating_sub(peer.began.get());
             let session = peer.session;
             self.say(Decision::Drop { session, ordinal });
@@ -390,7 +390,7 @@ impl<T: Transport> Server<T> {
     /// The planned fold counts from here on, with the step size of now unless it runs already.
     pub(super) fn bind(&mut self) {
         if !self.aggregator.is_running() {
-            self.work.learning_rate = self.learning_rate;
+            self.work.learning_rate = self.next_rate();
         }
         self.work.bound = true;
         let Some(decider) = &mut self.shard.decider else { return };

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Clock, Version};
-use crate::kernel::Optimizer;
+use crate::kernel::{Optimizer, Schedule};
 use crate::node::{CheckpointOptions, ShardOptions};
 use crate::scheme;
 #[cfg(doc)]
@@ -22,6 +22,8 @@ pub struct ServerOptions {
     pub optimizer: Optimizer,
     /// Step size. A server that follows another one's decisions makes its steps with that one's.
     pub learning_rate: f32,
+    /// How the step size falls, by the version that an update is made on.
+    pub schedule: Schedule,
     /// Threads that fold, the caller's own among them.
     pub threads: usize,
     /// The number of this shard of the table, and the number of shards. Under a scheme that counts versions the
@@ -60,6 +62,7 @@ impl ServerOptions {
             workers,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate,
+            schedule: Schedule::Constant,
             threads: 1,
             shard: (0, 1),
             memory: ShardOptions::default(),

@@ -173,6 +173,7 @@ impl SchemeConfig {
                 self.check_count("window", window)
             }
             SchemeConfig::Dbw { choice: Choice::Blind { window }, .. } => self.check_count("window", window),
+            SchemeConfig::Dbw { choice: Choice::Published, .. } => Ok(()),
             SchemeConfig::Abs { wait_for, local_steps, .. } => {
                 self.check_count("local-steps", local_steps)?;
                 if let WaitFor::LossOverTime { millis: 0, .. } = wait_for {
@@ -259,7 +260,13 @@ impl SchemeConfig {
     /// they came.
     #[doc(hidden)]
     pub const fn measures_moments(&self) -> bool {
-        matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. }, .. })
+        matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. } | Choice::Published, .. })
+    }
+
+    /// True if it promises what it does of plain SGD alone, so that a server refuses other optimisers.
+    #[doc(hidden)]
+    pub const fn requires_sgd(&self) -> bool {
+        matches!(self, SchemeConfig::Dbw { choice: Choice::Published, .. })
     }
 
     /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.

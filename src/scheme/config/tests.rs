@@ -41,6 +41,7 @@ fn choice() -> impl Strategy<Value = Choice> {
         (1..u16::MAX, 1e-3_f32..1e3)
             .prop_map(|(window, loss_growth)| Choice::Dynamic { window, loss_growth }),
         (1..u16::MAX).prop_map(|k| Choice::Static { k }),
+        Just(Choice::Published),
         (1..u16::MAX).prop_map(|window| Choice::Blind { window }),
     ]
 }
@@ -147,6 +148,7 @@ fn every_setting_is_read_from_and_written_as_the_same_text() {
     let dynamic = Choice::Dynamic { window: 10, loss_growth: 1.0 };
     is("dbw", dbw(Delivery::Interrupt, dynamic));
     is("dbw(delivery=wait, k=3)", dbw(Delivery::Wait, Choice::Static { k: 3 }));
+    is("dbw(choice=published)", dbw(Delivery::Interrupt, Choice::Published));
     is("dbw(choice=blind, window=9)", dbw(Delivery::Interrupt, Choice::Blind { window: 9 }));
     let (wait_for, staleness) = (WaitFor::LossRatio(4), Some(2));
     is(
@@ -170,7 +172,7 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(refused("dbw(k=3, choice=blind)").ends_with("use it with choice=static only"));
     assert!(refused("dbw(k=3, window=2)").ends_with("choice=blind only"));
     assert!(refused("dbw(choice=blind, loss-growth=2)").ends_with("choice=dynamic only"));
-    assert!(refused("dbw(choice=often)").ends_with("use dynamic, static or blind"));
+    assert!(refused("dbw(choice=often)").ends_with("use dynamic, published, static or blind"));
     for text in [
         "dbw(0)",
         "abs(k=0)",

@@ -79,7 +79,8 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
         "static" => &["k"],
         "dynamic" => &["window", "loss-growth"],
         "blind" => &["window"],
-        _ => return Err(given.bad("choice", "dynamic, static or blind")),
+        "published" => &[],
+        _ => return Err(given.bad("choice", "dynamic, published, static or blind")),
     };
     for setting in ["k", "window", "loss-growth"].into_iter().filter(|setting| !takes.contains(setting)) {
         if given.text(setting).is_some() {
@@ -95,6 +96,7 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     }
     let choice = match chosen {
         "static" => Choice::Static { k: given.count("k", 1)? },
+        "published" => Choice::Published,
         "blind" => Choice::Blind { window: given.count("window", DBW_BLIND_WINDOW)? },
         _ => {
             let fits = |growth: &f32| *growth > 0.0 && growth.is_finite();
@@ -321,6 +323,7 @@ impl fmt::Display for SchemeConfig {
                 list.add_some("delivery", word_of(&DELIVERIES, delivery))?;
                 match choice {
                     Choice::Static { k } => list.add("k", k)?,
+                    Choice::Published => list.add("choice", "published")?,
                     Choice::Dynamic { window, loss_growth } => {
                         list.add_some("loss-growth", Some(loss_growth).filter(|it| *it != DBW_LOSS_GROWTH))?;
                         list.add_some("window", Some(window).filter(|it| *it != DBW_WINDOW))?;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::gain::{Estimates, Gain};
+use super::published::PublishedRule;
 use super::time::Times;
 use crate::scheme::Statistics;
 
@@ -27,6 +28,10 @@ pub enum Choice {
         /// losses, with 1.01, and waits for one more.
         loss_growth: f32,
     },
+    /// As published, as far as that is known, for plain SGD alone: estimates are means over 5 updates; the first
+    /// version waits for all, and so does one where no `k` promises a gain; a loss of more than 1.01 times the one
+    /// before asks for one more than last time. Times are estimated as for `Dynamic`.
+    Published,
     /// The same number for every version: static backup workers.
     Static {
         /// The number of gradients.
@@ -75,6 +80,7 @@ const ONES: std::ops::RangeInclusive<u16> = 5..=80;
 pub(super) struct Chooser {
     choice: Choice,
     estimates: Estimates,
+    published: PublishedRule,
     times: Times,
     /// Updates that all workers have still to be waited for.
     first: u16,
@@ -92,12 +98,13 @@ impl Chooser {
         let (window, first) = match choice {
             Choice::Dynamic { window, .. } => (window, 0),
             Choice::Blind { window } => (1, window),
-            Choice::Static { .. } => (1, 0),
+            Choice::Static { .. } | Choice::Published => (1, 0),
         };
         let estimates = Estimates::new(usize::from(window));
         Chooser {
             choice,
             estimates,
+            published: PublishedRule::default(),
             times: Times::new(by_busy),
             first,
             ones: 0,
@@ -127,6 +134,11 @@ impl Chooser {
     pub(super) fn next(&mut self, workers: usize, k: usize, measured: &Statistics) -> usize {
         match self.choice {
             Choice::Static { k } => usize::from(k),
+            Choice::Published => {
+                self.published.add(k, measured);
+                self.times.estimate(k, workers, &mut self.row);
+                self.published.choose(k, &self.row)
+            }
             Choice::Blind { .. } if self.first > 0 => {
                 self.first -= 1;
                 workers

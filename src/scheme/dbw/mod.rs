@@ -6,10 +6,12 @@
 //! gradients is worth ([`Gain`]) and from how long the `k`-th takes: [`best_k`] has the most gain per second.
 //!
 //! The bound on the gain and the choice are the paper's. The estimators are the natural unbiased ones, reconstructed;
-//! how they are averaged and read, and what a loss that grows does, is our own: see [`Choice::Dynamic`].
+//! how they are averaged and read, and what a loss that grows does, is our own: see
+//! [`Choice::Dynamic`]. [`Choice::Published`] has the paper's, as far as they are known.
 
 mod choice;
 mod gain;
+mod published;
 mod time;
 
 pub use choice::{Choice, best_k, most_gradients_k};
@@ -95,7 +97,7 @@ impl DbwServer {
             Choice::Static { k } => usize::from(k),
             // The fewest that tell a variance.
             Choice::Dynamic { .. } => 2,
-            Choice::Blind { .. } => usize::MAX,
+            Choice::Blind { .. } | Choice::Published => usize::MAX,
         };
         DbwServer {
             delivery,
@@ -134,7 +136,7 @@ impl DbwServer {
     }
 
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
-        self.answered[usize::from(gradient.worker.0)] = Some(base);
+        self.answered[gradient.worker.index()] = Some(base);
         let age = self.newest.get().saturating_sub(base.get());
         let index =
             usize::try_from(age).ok().and_then(|age| self.rounds.len().checked_sub(age.saturating_add(1)));
@@ -172,7 +174,7 @@ impl DbwServer {
     /// on that one, or on an earlier one.
     fn next_to_interrupt(&mut self) -> Option<ServerAction> {
         while let Some(answered) = self.answered.get(self.to_interrupt) {
-            let worker = WorkerId(self.to_interrupt as u16);
+            let worker = WorkerId(self.to_interrupt as u32);
             self.to_interrupt += 1;
             let has_answered =
                 answered.is_some_and(|answered| answered.get().saturating_add(1) >= self.newest.get());
@@ -191,7 +193,7 @@ impl ServerScheme for DbwServer {
                 if !self.members.join(worker, clock, returns) {
                     return;
                 }
-                let index = usize::from(worker.0);
+                let index = worker.index();
                 if self.answered.len() <= index {
                     self.answered.resize(index + 1, None);
                 }

@@ -8,7 +8,7 @@ use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
 use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
-use crate::clock::{Clock, Version};
+use crate::clock::{Clock, Version, WorkerId};
 use crate::mem::VolatileSlice;
 use crate::node::{Error, ServerStatus, View};
 use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
@@ -53,7 +53,7 @@ struct JudgedServer {
     /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
     names: BTreeMap<(usize, u64), u64>,
     /// Gradients that were consumed without being folded, by peer and clock.
-    dropped: BTreeSet<(u16, u64)>,
+    dropped: BTreeSet<(WorkerId, u64)>,
     /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
     moved: Vec<(f64, u64)>,
     /// Its server is gone: what it had is lost, and no process is behind it any more.
@@ -100,7 +100,7 @@ impl Computed {
     /// Whether this incarnation calls it what the share says.
     pub(super) fn is_named(&self, epoch: u64, share: &Share) -> bool {
         let GradientId { worker, clock } = share.gradient;
-        self.clock == clock.get() && self.base(epoch).is_some_and(|base| base.peer == worker.0)
+        self.clock == clock.get() && self.base(epoch).is_some_and(|base| worker == base.peer.into())
     }
 
     fn of_incarnation(&self, epoch: u64) -> bool {
@@ -129,7 +129,7 @@ pub(super) struct Seen {
 impl Seen {
     /// True if a share may be this worker's.
     pub(super) fn has_had(&self, epoch: u64, share: &Share) -> bool {
-        self.indices.contains(&(epoch, share.gradient.worker.0))
+        share.gradient.worker.peer().is_some_and(|peer| self.indices.contains(&(epoch, peer)))
     }
 }
 
@@ -381,7 +381,7 @@ impl FabricJudge {
     /// The server of an incarnation has consumed a gradient that it does not fold.
     pub(super) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
         for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
-            incarnation.dropped.insert((gradient.worker.0, gradient.clock.get()));
+            incarnation.dropped.insert((gradient.worker, gradient.clock.get()));
         }
     }
 
@@ -454,7 +454,7 @@ impl FabricJudge {
             // Where no worker waits for another, shards may count a worker's gradients differently.
             let clock = computed.clock;
             let is_it = |name: &GradientId| {
-                name.worker.0 == base.peer && (name.clock.get() == clock || !self.names_agree)
+                name.worker == base.peer.into() && (name.clock.get() == clock || !self.names_agree)
             };
             let index = names.iter().position(is_it);
             let index =
@@ -712,7 +712,7 @@ impl FabricJudge {
             let is_missing = |number: &&usize| {
                 let computed = &seen.gradients[**number];
                 computed.base(incarnation.epoch).is_some_and(|base| {
-                    let is_dropped = incarnation.dropped.contains(&(base.peer, computed.clock));
+                    let is_dropped = incarnation.dropped.contains(&(base.peer.into(), computed.clock));
                     !is_dropped && !incarnation.applied.contains_key(&(worker, **number))
                 })
             };

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use slackline::Schedule;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::fabric::Class;
-use slackline::sim::{Change, Crash, Distribution, NetworkPartition};
+use slackline::sim::{Change, Crash, Distribution, MAX_WORKERS, NetworkPartition};
 
 use super::parse::{Factor, change, crash, cut, random_time, scaled};
 use crate::failure::Failure;
@@ -163,6 +164,12 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Problem", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
+    /// How the step size falls: constant, steps(EVERY, FACTOR), inverse-root(UPDATES) or cosine(UPDATES)
+    ///
+    /// Updates are versions; without a server, the steps of each worker.
+    #[arg(long, help_heading = "Problem", value_name = "SCHEDULE", default_value_t = Schedule::Constant)]
+    pub(super) schedule: Schedule,
+
     /// Decides everything that is random
     #[arg(long, help_heading = "Problem", value_name = "NUMBER", default_value_t = 1)]
     pub(super) seed: u64,
@@ -209,17 +216,16 @@ impl SimArgs {
     /// The scheme of this text, fit for the workers there are.
     pub(super) fn config_of(&self, text: &str) -> Result<SchemeConfig, Failure> {
         // Before memory is reserved for each.
-        if !(1..=usize::from(u16::MAX)).contains(&self.workers) {
-            return Err(
-                Failure::usage(format!("--workers cannot be {}", self.workers)).help("use 1 to 65535")
-            );
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
+            return Err(Failure::usage(format!("--workers cannot be {}", self.workers))
+                .help(format!("use 1 to {MAX_WORKERS}")));
         }
         self.settings.config_for(text, self.workers)
     }
 }
 
 /// Options of a job that is simulated as told; what brings its own jobs takes none of them.
-const JOB: [&str; 28] = [
+const JOB: [&str; 29] = [
     "read_my_writes",
     "damping",
     "workers",
@@ -243,6 +249,7 @@ const JOB: [&str; 28] = [
     "hidden",
     "optimizer",
     "learning_rate",
+    "schedule",
     "clocks",
     "versions",
     "seconds",

@@ -46,6 +46,7 @@ pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Res
     cluster.problem = problem(args)?;
     cluster.optimizer = args.optimizer.optimizer();
     cluster.learning_rate = args.learning_rate.unwrap_or(learning_rate(args.optimizer, args.problem));
+    cluster.schedule = args.schedule;
     cluster.check().map_err(|error| failure(&error))?;
     Ok(cluster)
 }

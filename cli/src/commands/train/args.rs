@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use slackline::{
-    NonFinite,
+    NonFinite, Schedule,
     scheme::{SchemeConfig, SchemeConfigError},
 };
 use slackline_lab::model::ModelKind;
@@ -133,7 +133,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
     pub(super) hidden: Option<usize>,
 
-    /// CSV, LIBSVM or IDX file to train on [default: the built-in digits]
+    /// CSV, LIBSVM, IDX or CIFAR-10 file to train on, packed with gzip or not [default: the built-in digits]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
 
@@ -160,6 +160,12 @@ pub(crate) struct TrainArgs {
     /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
+
+    /// How the step size falls: constant, steps(EVERY, FACTOR), inverse-root(UPDATES) or cosine(UPDATES)
+    ///
+    /// Updates are versions, one of which holds a gradient of every worker under bsp, and one gradient under ssp.
+    #[arg(long, help_heading = "Training", value_name = "SCHEDULE", default_value_t = Schedule::Constant)]
+    pub(super) schedule: Schedule,
 
     /// Treatment of gradients that hold a NaN or an infinity; they are counted in any case
     #[arg(long, help_heading = "Training", value_enum, default_value_t = NonFiniteName::Allow)]
@@ -219,7 +225,7 @@ const EXAMPLES: &str = "Examples:
   slackline train --scheme bsp --workers 4 --straggler 0=4
       how long lock step waits for a worker that is four times slower; compare ssp and essp
   slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
-      MNIST, unpacked, with the labels and the t10k files beside it
+      MNIST, packed with gzip or not, with the labels and the t10k files beside it
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       train the saved model further
   slackline train --json - | jq .final_accuracy

@@ -7,6 +7,7 @@ use slackline::{
 
 use super::args::{Idle, TrainArgs};
 use crate::failure::Failure;
+use crate::scheme_args;
 
 /// Whether this scheme does what the rest of the options ask for.
 pub(super) fn check(
@@ -31,6 +32,7 @@ pub(super) fn check(
         let help = "leave it out, or use bsp, asp, ssp, essp, bap or vap";
         return refuse(format!("--read-my-writes: under {name} {why}"), help);
     }
+    scheme_args::check_steps(&scheme, args.optimizer, args.schedule, args.read_my_writes)?;
     let damped = Damping::from(args.settings.damping) != Damping::None;
     if args.read_my_writes && damped {
         let why = "with --damping the server folds in less of a gradient than its worker has taken off";

@@ -8,8 +8,8 @@ use slackline::internals::job::coordinated::{
     CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Table, TransportKind,
-    scheme, sim::Distribution,
+    Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Schedule, Table,
+    TransportKind, scheme, sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
 use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
@@ -78,6 +78,7 @@ pub(super) struct Plan {
     pub(super) optimizer: Optimizer,
     pub(super) optimizer_name: &'static str,
     pub(super) learning_rate: f32,
+    pub(super) schedule: Schedule,
     pub(super) encoding: Encoding,
     pub(super) moments: bool,
     pub(super) non_finite: NonFiniteName,
@@ -187,6 +188,7 @@ impl Plan {
             optimizer,
             optimizer_name,
             learning_rate,
+            schedule: args.schedule,
             encoding,
             moments: args.moments,
             non_finite: args.non_finite,
@@ -235,6 +237,7 @@ impl Plan {
             peers: PEERS,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
+            schedule: self.schedule,
             threads: self.threads,
             sleeps: self.sleeps,
             checksums: self.checksums,
@@ -249,6 +252,7 @@ impl Plan {
             listen,
             table: self.table.clone(),
             optimizer: self.optimizer,
+            schedule: self.schedule,
             lease: self.lease,
             run,
         });
