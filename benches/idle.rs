@@ -1,8 +1,8 @@
-//! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle, polling
-//! and sleeping, and the time from a worker's announcement to its gradient in the next version.
+//! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle,
+//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version.
 //!
-//! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart from
-//! that of its peers.
+//! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
+//! from that of its peers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -105,8 +105,8 @@ impl Owner {
     fn time(&self) -> Duration {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the owner lives");
-        // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of a
-        // second.
+        // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of
+        // a second.
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
         Duration::from_millis(10 * ticks)

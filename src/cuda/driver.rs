@@ -30,7 +30,8 @@ pub(crate) struct Allocation {
 }
 
 /// Calls of the driver. A context must be current where a stream, an event or memory is named. All handles are those
-/// that this driver has given, or that the caller has promised to be such ([`GpuStream::of_caller`](super::GpuStream::of_caller)).
+/// that this driver has given, or that the caller has promised to be such
+/// ([`GpuStream::of_caller`](super::GpuStream::of_caller)).
 pub(crate) trait Driver: Send + Sync {
     /// Version of the driver: 1000 times the major number, and 10 times the minor one.
     fn version(&self) -> Result<i32, Code>;

@@ -111,7 +111,10 @@ pub enum GpuError {
     )]
     Forked,
     /// A copy is not done yet.
-    #[error("the GPU did not copy within {:?}: its stream has other work before the copy; {}", whole_ms(*.waited), remedy_of(self))]
+    #[error(
+        "the GPU did not copy within {:?}: its stream has other work before the copy; {}",
+        whole_ms(*.waited), remedy_of(self)
+    )]
     NotCopied {
         /// The time that was waited.
         waited: Duration,

@@ -36,15 +36,15 @@ enum GpuBacking {
 impl GpuMemory {
     /// The caller's memory where it lies: `bytes` from `pointer` on, a tensor say. Neither needs any alignment. `owner`
     /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way; it
-    /// is whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a freed block out again at once, as PyTorch's does,
-    /// would otherwise give it out while it is copied.
+    /// is whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a
+    /// freed block out again at once, as PyTorch's does, would otherwise give it out while it is copied.
     ///
     /// # Errors
     /// The range is not memory of this GPU, is managed memory, or was not allocated as a whole.
     ///
     /// # Safety
-    /// The range stays allocated until `owner` is dropped. The caller orders its own work with the copies: by the streams
-    /// that it names, and by waiting for copies from this memory before it changes the memory.
+    /// The range stays allocated until `owner` is dropped. The caller orders its own work with the copies: by the
+    /// streams that it names, and by waiting for copies from this memory before it changes the memory.
     pub unsafe fn of_caller(
         gpu: &Gpu,
         pointer: u64,
@@ -170,7 +170,8 @@ fn expect_memory_of(primary: &PrimaryContext, pointer: DevicePointer, bytes: usi
         if found != ordinal {
             return Err(GpuError::OtherDevice { pointer, ordinal, found });
         }
-        // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver reports one piece at a time.
+        // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver reports one piece
+        // at a time.
         let mut available = 0;
         while available < bytes {
             let at = pointer + available as u64;

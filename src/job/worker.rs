@@ -281,8 +281,8 @@ impl JobStep<'_> {
     }
 
     /// Has the GPU copy `from` into the gradient, from the byte `offset` on, behind the work that `stream` has now.
-    /// [`publish`](Self::publish) waits for the copy, and this call does not: the memory that is copied from must stay as
-    /// it is until `publish` has returned.
+    /// [`publish`](Self::publish) waits for the copy, and this call does not: the memory that is copied from must stay
+    /// as it is until `publish` has returned.
     ///
     /// # Errors
     /// As [`Step::copy_gradient_from_gpu`](crate::Step::copy_gradient_from_gpu).

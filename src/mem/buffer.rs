@@ -53,8 +53,8 @@ impl Buffer {
         // (`CallerMemory`), and lives as long as the region that
         // `self` holds. [2] nothing writes: peers have no right to it, it has no descriptor to map again, and this
         // is the only clone of the region, so no slice and hence no request exists. [3] none can appear while the
-        // result is borrowed, because `slice` and `share` take `&mut self` and nothing else hands a clone of the region out: `region`
-        // has one caller, which reads.
+        // result is borrowed, because `slice` and `share` take `&mut self` and nothing else hands a clone of the region
+        // out: `region` has one caller, which reads.
         Some(unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) })
     }
 

@@ -101,8 +101,8 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// Publishes the gradient, waiting at most `timeout` for free slots. `loss` is told to the server. When it returns,
     /// every server has the gradient whole. After an [`Error::Deadline`] it is still on its way, and the next
-    /// [`Worker::step`] finishes it. A step whose gradient a GPU has not copied by then is abandoned, which another error
-    /// says.
+    /// [`Worker::step`] finishes it. A step whose gradient a GPU has not copied by then is abandoned, which another
+    /// error says.
     pub fn publish(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         complete(self.publish_async(loss, timeout))
     }

@@ -18,8 +18,8 @@ const MAGIC: [u8; 8] = *b"slkl-shm";
 const VERSION_BYTES: usize = 4;
 
 /// The descriptors that come along with an offer: one for each segment, in this order, and then that of the listener's
-/// doorbell, if there is one. A segment is its file from the begin on, under a key that is random and of this connection
-/// only. Grants name segments by their keys.
+/// doorbell, if there is one. A segment is its file from the begin on, under a key that is random and of this
+/// connection only. Grants name segments by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Segments {
     pub(super) segments: Vec<Grant>,

@@ -61,8 +61,8 @@ impl Waker {
         lock(&self.pairs).retain(|known| !Arc::ptr_eq(known, pair));
     }
 
-    /// Sleeps until a request that is to be noticed is done, or one of `others` can be read, but no longer than `timeout`.
-    /// What was done since the last call ends it at once.
+    /// Sleeps until a request that is to be noticed is done, or one of `others` can be read, but no longer than
+    /// `timeout`. What was done since the last call ends it at once.
     pub(super) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
         if self.answer() {
             return;
