@@ -30,6 +30,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     target("checkpoint", node::checkpoint_fuzz::fuzz_file, node::checkpoint_fuzz::file_samples),
     target("checkpoint_forged", node::checkpoint_fuzz::fuzz_forged, node::checkpoint_fuzz::forged_samples),
     target("greeting", channel::fuzz::fuzz_greeting, channel::fuzz::greeting_samples),
+    target("param_delta", param::fuzz_delta, param::delta_samples),
     target("param_group_hello", param::fuzz_group_hello, param::group_hello_samples),
     target("param_hello", param::fuzz_hello, param::hello_samples),
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),

@@ -151,10 +151,11 @@ pub use kernel::{AdamParameters, Optimizer};
 pub use mem::CallerMemory;
 #[cfg(not(loom))]
 pub use node::{
-    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, Draft, Error, Eviction,
-    Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite,
-    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server, ServerOptions,
-    ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions, WorkerStatistics, now,
+    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, Draft,
+    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram,
+    Idle, NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay,
+    Server, ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
+    WorkerStatistics, now,
 };
 pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,

@@ -1,6 +1,8 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
 mod weights {
+    pub(super) mod counting;
+    pub(super) mod deltas;
     pub(super) mod relay;
 }
 
@@ -15,6 +17,12 @@ use slackline::{
     Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
+use weights::counting;
+use weights::deltas::{
+    a_reader_by_differences_has_the_bytes_of_the_whole,
+    differences_are_not_applied_to_the_version_of_another_publisher,
+    no_mixture_is_read_while_differences_are_overwritten,
+};
 use weights::relay::{
     a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
     a_relay_whose_owner_is_lost_goes_on_with_the_next, a_relay_without_any_owner_goes_on_serving_what_it_has,
@@ -81,7 +89,10 @@ over_each_transport!(
     what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
     a_relay_whose_owner_is_lost_goes_on_with_the_next,
     a_relay_without_any_owner_goes_on_serving_what_it_has,
-    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
+    a_reader_by_differences_has_the_bytes_of_the_whole,
+    differences_are_not_applied_to_the_version_of_another_publisher,
+    no_mixture_is_read_while_differences_are_overwritten
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {

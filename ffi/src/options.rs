@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use slackline::internals::param::PullOptions;
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Encoding, Idle, NonFinite,
-    Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions, Table,
-    Version, WorkerOptions,
+    AdamParameters, Address, Checkpoint, CheckpointOptions, DeltaOptions, ElementType, Encoding, Idle,
+    NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, ServerOptions, ShardOptions,
+    Table, Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -297,6 +297,12 @@ pub struct slackline_publisher_options {
     /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
     /// that one's last version.
     pub begin_at: u64,
+    /// Differences between successive versions that are kept for readers which hold an older version: those of the
+    /// newest so many, at most 255; by default 0. Readers use them by themselves.
+    pub deltas: u64,
+    /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
+    /// sixteenth of the table.
+    pub delta_bytes: u64,
 }
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -399,6 +405,8 @@ impl Default for slackline_publisher_options {
             idle: slackline_idle::Poll as u64,
             background: 0,
             begin_at: 0,
+            deltas: 0,
+            delta_bytes: 0,
         }
     }
 }
@@ -536,7 +544,11 @@ impl slackline_publisher_options {
             checksums: self.checksums != 0,
             idle: idle(self.idle)?,
         };
-        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at) })
+        let too_many = || Failure::bad_argument(format!("deltas is {}: keep at most 255", self.deltas));
+        let history = u8::try_from(self.deltas).map_err(|_| too_many())?;
+        let most_bytes = (self.delta_bytes > 0).then_some(self.delta_bytes);
+        let deltas = (history > 0).then_some(DeltaOptions { history, most_bytes });
+        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas })
     }
 }
 
@@ -723,6 +735,9 @@ mod tests {
         let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
         assert_eq!(worker, WorkerOptions { waits_for_server: true, ..WorkerOptions::default() });
         assert_eq!(slackline_publisher_options::default().translate().unwrap(), PublisherOptions::default());
+        let keeping = slackline_publisher_options { deltas: 4, delta_bytes: 100, ..Default::default() };
+        let deltas = Some(DeltaOptions { history: 4, most_bytes: Some(100) });
+        assert_eq!(keeping.translate().unwrap(), PublisherOptions { deltas, ..PublisherOptions::default() });
         let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
         assert_eq!(slackline_reader_options::default().translate(), reader);
     }
@@ -732,6 +747,7 @@ mod tests {
         assert!(element(26).is_err() && encoding(3).is_err());
         assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
         assert!(slackline_server_options { non_finite: 3, ..Default::default() }.non_finite().is_err());
+        assert!(slackline_publisher_options { deltas: 256, ..Default::default() }.translate().is_err());
         assert!(idle(2).is_err() && read_mode(2).is_err() && resume_of(3).is_err());
         assert!(named(DAMPINGS, 2, "setting of damping").is_err());
         let drop = slackline_server_options { non_finite: 1, ..Default::default() };

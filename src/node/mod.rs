@@ -41,7 +41,7 @@ pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
-pub use publisher::{BackgroundPublisher, Draft, Publisher, PublisherOptions, ReaderStatus};
+pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};
 pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};

@@ -1,5 +1,6 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
+mod deltas;
 mod refresh;
 mod snapshot;
 
@@ -18,8 +19,10 @@ use crate::param::{
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use crate::transport::{Address, Transport};
+use deltas::DeltaBase;
+pub(super) use deltas::RelayStep;
 use refresh::Refresh;
 use snapshot::{Asked, CopiedTable, Spares};
 pub use snapshot::{Snapshot, Wanted};
@@ -75,11 +78,16 @@ pub struct Reader<T: Transport> {
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
     held: Option<(Pulled, FrameLabel)>,
+    /// The version that the copy has, also while it is not lent, if nobody else can have changed it.
+    content: Option<(Version, FrameLabel)>,
+    is_callers: bool,
     /// The memory that the next snapshot is copied into, and that of snapshots that are no more.
     filling: Option<Buffer>,
     /// The version that is in there, once it is whole, and how it was asked for.
     filled: Option<(Fresh, Asked)>,
     spares: Spares,
+    /// The newest snapshot that was taken: what differences are applied to a copy of.
+    base: Option<DeltaBase>,
     /// The table of snapshots, made when it is first asked for.
     copied: Option<Arc<CopiedTable>>,
     /// The reader's name in its certificates: a random number.
@@ -149,9 +157,12 @@ impl<T: Transport> Reader<T> {
             selection: None,
             copy: None,
             held: None,
+            content: None,
+            is_callers: false,
             filling: None,
             filled: None,
             spares: Spares::default(),
+            base: None,
             copied: None,
             identity: random_word(),
             snapshots: 0,
@@ -206,6 +217,7 @@ impl<T: Transport> Reader<T> {
         }
         self.abandon_refresh();
         (self.copy, self.held, self.filling, self.filled, self.copied) = (None, None, None, None, None);
+        (self.content, self.is_callers, self.base) = (None, false, None);
         self.spares = Spares::default();
         self.link.pull.select(selection.as_ref().map(Selection::plan));
         self.selection = selection;
@@ -260,7 +272,7 @@ impl<T: Transport> Reader<T> {
     pub fn use_memory(&mut self, memory: CallerMemory) -> Result<(), Error> {
         let memory = of_caller(&self.transport, memory, self.copy_bytes() as u64)?;
         self.abandon_refresh();
-        (self.copy, self.held) = (Some(memory), None);
+        (self.copy, self.held, self.content, self.is_callers) = (Some(memory), None, None, true);
         Ok(())
     }
 
@@ -313,27 +325,6 @@ impl<T: Transport> Reader<T> {
         let pulled = pulled.await?;
         let (operation, seen) = ("waiting for a version", self.link.pull.seen());
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
-    }
-
-    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without
-    /// waiting.
-    pub(super) fn relay(
-        &mut self,
-        into: &LocalSlice,
-        least: Version,
-        has_begun: &mut bool,
-        now: Instant,
-    ) -> Result<RelayTurn, Error> {
-        let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
-        let (pulled, progress) = self.pull_once(into, Bound::version(least), options, has_begun)?;
-        let pull = &self.link.pull;
-        let (landed, retries) = (pull.landed(), pull.retries());
-        let copied = pulled.map(|pulled| (pulled.version, pull.label()));
-        match copied {
-            Some((version, _)) => self.link.tell_held(version)?,
-            None => self.link.look_around(now)?,
-        }
-        Ok(RelayTurn { copied, landed, retries, progress })
     }
 
     /// Gives up the copy that [`relay`](Self::relay) makes.

@@ -16,8 +16,8 @@ use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Eviction, FrameGeometry, Frames, Latest, PeerHello, PeerInbox,
-    PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
+    ControlLayout, DECISIONS_BYTES, Decisions, DeltaGeometry, Deltas, Eviction, FrameGeometry, Frames,
+    Latest, PeerHello, PeerInbox, PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
 };
 use crate::scheme;
 use crate::table::{Encoding, Table};
@@ -137,6 +137,8 @@ pub(super) struct ShardConfig {
     /// The scheme, if workers are taken.
     pub(super) scheme: Option<Kept>,
     pub(super) options: ShardOptions,
+    /// The differences that are kept for readers.
+    pub(super) deltas: Option<DeltaGeometry>,
 }
 
 /// The part of a scheme that the handshake needs.
@@ -253,6 +255,10 @@ impl<T: Transport> Shard<T> {
         let payload = transport.allocate(bytes, Access::REMOTE_READ)?;
         let mut frames = Frames::new(control, payload, layout, geometry, random_word());
         frames.set_checksums(options.checksums);
+        if let Some(deltas) = config.deltas {
+            let region = transport.allocate(deltas.bytes() as usize, Access::REMOTE_READ)?;
+            frames.set_deltas(Deltas::new(region, deltas));
+        }
         let mut listener = transport.listen(address)?;
         let is_notified = config.options.idle == Idle::Sleep && listener.be_notified()?;
         if config.options.idle == Idle::Sleep && !is_notified {
@@ -464,8 +470,9 @@ impl<T: Transport> Shard<T> {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
+                let last = decisions.or_else(|| self.frames.deltas().map(Deltas::region));
                 let registering = self.runtime.simulator().map(|simulator| now + simulator.registering());
-                self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots, registering);
+                self.joining.begin(&self.transport, incoming, hello, (shared, last), slots, registering);
             }
         }
     }
@@ -685,6 +692,7 @@ impl<T: Transport> Shard<T> {
             lease_ns: u64::try_from(self.config.options.lease.as_nanos()).unwrap_or(u64::MAX),
             scheme: self.config.scheme.as_ref().map(|kept| kept.text.clone()),
             decided: None,
+            deltas: self.frames.deltas().map(|deltas| *deltas.geometry()),
         }
     }
 

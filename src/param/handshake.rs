@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
+use super::delta::DeltaGeometry;
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
@@ -122,7 +123,7 @@ pub struct PeerHello {
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
-/// worker, its slots, or for a follower, the decisions; none for an inquirer.
+/// worker, its slots, or for a follower, the decisions, or for a reader, the differences if there are any; none for an inquirer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// This incarnation of the owner.
@@ -151,6 +152,8 @@ pub struct Welcome {
     pub scheme: Option<String>,
     /// The position in the decisions at which a follower begins.
     pub decided: Option<DecidedFrom>,
+    /// Layout of the differences that a publisher keeps for readers.
+    pub deltas: Option<DeltaGeometry>,
 }
 
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
@@ -249,13 +252,17 @@ impl Welcome {
         let wants_slots = matches!(role, PeerRole::Worker { .. });
         let follows = matches!(role, PeerRole::Follower { .. });
         check(
-            grants.len() == 3 + usize::from(wants_slots || follows),
+            grants.len() == 3 + usize::from(wants_slots || follows || welcome.deltas.is_some()),
             "another number of grants than there should be",
         )?;
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
         check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
         let count = welcome.slots.map_or(0, |slots| slots.slots);
         check(grants[2].len >= super::PeerInbox::page_bytes(count) as u64, "a peer's page too short")?;
+        if let Some(deltas) = &welcome.deltas {
+            check(*role == PeerRole::Reader && deltas.is_sound(), "differences that cannot be")?;
+            check(grants[3].len >= deltas.bytes(), "differences too short")?;
+        }
         if follows {
             let from =
                 welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
@@ -355,6 +362,10 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
         assert!(welcome.layout.peer_line(welcome.peer) < welcome.layout.frame_header(0));
         assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
     }
+    if let Some(deltas) = welcome.deltas.filter(|_| role != PeerRole::Inquirer) {
+        let slots = (deltas.table_bytes() as u64, u64::from(deltas.slots), deltas.slot_bytes);
+        assert!(u128::from(slots.0) + u128::from(slots.1) * u128::from(slots.2) <= u128::from(grants[3].len));
+    }
     if matches!(role, PeerRole::Follower { .. }) {
         assert!(grants[3].len >= DECISIONS_BYTES as u64 && welcome.decided.is_some());
     }
@@ -406,10 +417,11 @@ fn welcome_sample() -> Welcome {
         lease_ns: 1,
         scheme: Some("bsp".into()),
         decided: None,
+        deltas: None,
     }
 }
 
-/// Welcomes that are taken, by a reader, an inquirer, two workers and a follower.
+/// Welcomes that are taken, by two readers, an inquirer, two workers and a follower.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let welcome = welcome_sample();
@@ -422,7 +434,10 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let decided = Some(DecidedFrom { next: 5, version: Version::new(4), goes_on: false });
     let followed = Welcome { decided, ..welcome.clone() };
     let followed = put_together(5, &[4096, 3 * 4096, 4096, DECISIONS_BYTES as u64], &followed.encode());
-    vec![read_by(0), read_by(1), worked_by(2, Encoding::F32), worked_by(3, Encoding::Bf16), followed]
+    let deltas = Some(DeltaGeometry { slots: 2, slot_bytes: 30, unit: 4 });
+    let kept = Welcome { scheme: None, deltas, ..welcome.clone() };
+    let kept = put_together(0, &[4096, 3 * 4096, 4096, 3 * 4096], &kept.encode());
+    vec![kept, read_by(0), read_by(1), worked_by(2, Encoding::F32), worked_by(3, Encoding::Bf16), followed]
 }
 
 #[cfg(test)]

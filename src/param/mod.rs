@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod decisions;
+mod delta;
 mod frames;
 mod group;
 mod handshake;
@@ -24,6 +25,10 @@ mod push;
 pub use decisions::{
     DECISIONS_BYTES, DecidedFrom, Decision, DecisionReader, Decisions, FollowError, Followed,
 };
+pub(crate) use delta::DELTA_TAG;
+pub use delta::{DeltaGeometry, DeltaPull, DeltaSource, DeltaTurn, Deltas, PendingDelta, WrittenDelta};
+#[cfg(any(test, fuzzing))]
+pub(crate) use delta::{delta_samples, fuzz_delta};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
     GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,

@@ -12,6 +12,7 @@ mod source;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(super) use self::copy::MAX_READ_BYTES;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
 use super::frames;
@@ -325,6 +326,11 @@ impl Pull {
         self.floor = self.floor.max(pulled.version);
         self.pulled = Pulled { retries: self.retries, ..pulled };
         self.state = PullStep::Done;
+    }
+
+    /// Hands out nothing older than `version` from now on, which was copied whole in another way.
+    pub(crate) fn raise_floor(&mut self, version: Version) {
+        self.floor = self.floor.max(version);
     }
 
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.

@@ -10,6 +10,7 @@ use super::super::{Error, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
 use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::param::PendingDelta;
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -242,8 +243,17 @@ impl<T: Transport> Draft<T> {
     /// # Errors
     /// The publisher is gone.
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
+        self.write_delta();
         self.is_open = false;
-        self.shared.publisher().publish_commit_tagged(tag)
+        self.shared.publisher().commit_draft(tag).map(|(version, _)| version)
+    }
+
+    fn write_delta(&self) {
+        let delta = self.shared.publisher().begin_delta();
+        // Readers come and go meanwhile.
+        if let Some(delta) = delta.map(PendingDelta::encode) {
+            self.shared.publisher().set_delta(delta);
+        }
     }
 
     /// As [`commit`](Self::commit), and returns the record of the version, a line of a trace, by which others can check
@@ -255,6 +265,7 @@ impl<T: Transport> Draft<T> {
         let table = self.shared.publisher().table().clone();
         // Readers come and go meanwhile.
         let digests = digests(table.tensors().iter(), self.memory());
+        self.write_delta();
         self.is_open = false;
         self.shared.publisher().commit_recorded(tag, digests)
     }

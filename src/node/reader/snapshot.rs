@@ -103,7 +103,9 @@ impl Spares {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
-    fn give(&self, buffer: Buffer) {
+    /// Takes memory back once nobody else has it.
+    pub(super) fn give(&self, buffer: Arc<Buffer>) {
+        let Some(buffer) = Arc::into_inner(buffer) else { return };
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if spares.len() < MOST_SPARES {
             spares.push(buffer);
@@ -117,8 +119,8 @@ impl Spares {
 /// is a move of this value. The memory of a snapshot that is dropped is used for a later one.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// There until it is dropped.
-    buffer: Option<Buffer>,
+    /// There until it is dropped. The reader applies differences to a copy of it, and changes it never.
+    buffer: Option<Arc<Buffer>>,
     copied: Arc<CopiedTable>,
     fresh: Fresh,
     asked: Asked,
@@ -164,7 +166,7 @@ impl Snapshot {
 
     /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
     pub fn bytes(&self) -> &[u8] {
-        let bytes = self.buffer.as_ref().and_then(Buffer::bytes).unwrap_or_default();
+        let bytes = self.buffer.as_ref().and_then(|buffer| buffer.bytes()).unwrap_or_default();
         let Range { start, end } = self.copied.range;
         &bytes[..((end - start) as usize).min(bytes.len())]
     }
@@ -233,6 +235,8 @@ impl<T: Transport> Reader<T> {
             Some(copied) => copied.clone(),
             None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
         };
+        let buffer = Arc::new(buffer);
+        self.keep_base(&fresh, &buffer);
         Ok(Snapshot { buffer: Some(buffer), copied, fresh, asked, spares: self.spares.clone() })
     }
 

@@ -16,7 +16,7 @@ const CHUNKED_BYTES: u64 = 4 << 20;
 const PIECES_AT_ONCE: usize = 16;
 
 /// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
-pub(super) const MAX_READ_BYTES: u64 = 1 << 30;
+pub(in crate::param) const MAX_READ_BYTES: u64 = 1 << 30;
 
 impl Pull {
     pub(super) fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
