@@ -2,6 +2,7 @@
 
 mod deltas;
 mod refresh;
+mod resume;
 mod snapshot;
 
 use std::sync::Arc;
@@ -15,13 +16,14 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome,
+    Consistency, FrameGeometry, FrameLabel, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 use deltas::DeltaBase;
+use resume::Destination;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
 use snapshot::{Asked, CopiedTable, Spares};
@@ -86,6 +88,9 @@ pub struct Reader<T: Transport> {
     /// The version that is in there, once it is whole, and how it was asked for.
     filled: Option<(Fresh, Asked)>,
     spares: Spares,
+    /// What an abandoned copy has left, and where; and what the copy that is about to begin goes on with.
+    partial: Option<(Destination, PartialCopy)>,
+    resuming: Option<PartialCopy>,
     /// The newest snapshot that was taken: what differences are applied to a copy of.
     base: Option<DeltaBase>,
     /// The table of snapshots, made when it is first asked for.
@@ -163,6 +168,8 @@ impl<T: Transport> Reader<T> {
             filled: None,
             spares: Spares::default(),
             base: None,
+            partial: None,
+            resuming: None,
             copied: None,
             identity: random_word(),
             snapshots: 0,
@@ -217,7 +224,7 @@ impl<T: Transport> Reader<T> {
         }
         self.abandon_refresh();
         (self.copy, self.held, self.filling, self.filled, self.copied) = (None, None, None, None, None);
-        (self.content, self.is_callers, self.base) = (None, false, None);
+        (self.content, self.is_callers, self.base, self.partial) = (None, false, None, None);
         self.spares = Spares::default();
         self.link.pull.select(selection.as_ref().map(Selection::plan));
         self.selection = selection;
@@ -273,6 +280,7 @@ impl<T: Transport> Reader<T> {
         let memory = of_caller(&self.transport, memory, self.copy_bytes() as u64)?;
         self.abandon_refresh();
         (self.copy, self.held, self.content, self.is_callers) = (Some(memory), None, None, true);
+        self.forget_partial(Destination::Copy);
         Ok(())
     }
 
@@ -327,8 +335,9 @@ impl<T: Transport> Reader<T> {
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
     }
 
-    /// Gives up the copy that [`relay`](Self::relay) makes.
+    /// Gives up the copy that [`relay`](Self::relay) makes. The next one goes on with it if it finds the same version.
     pub(super) fn give_up_relay(&mut self) {
+        self.keep_partial(Destination::Relay);
         self.link.cancel_pull();
     }
 
@@ -350,6 +359,9 @@ impl<T: Transport> Reader<T> {
             let shard = self.link.welcome.shard;
             let begun = self.link.pull.start(bound, into.clone(), options);
             begun.map_err(|source| Error::Pull { shard, source })?;
+            if let Some(partial) = self.resuming.take() {
+                self.link.pull.resume(partial);
+            }
             *has_begun = true;
         }
         let progress = self.link.advance()?;

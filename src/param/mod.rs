@@ -48,5 +48,5 @@ pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
 pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
-pub(crate) use pull::{PULL_TAG, RETRIES_BEFORE_PIN};
+pub(crate) use pull::{PULL_TAG, PartialCopy, RETRIES_BEFORE_PIN};
 pub use push::{Push, PushError};

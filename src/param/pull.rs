@@ -7,12 +7,14 @@
 mod choose;
 mod copy;
 mod follow;
+mod resume;
 mod source;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) use self::copy::MAX_READ_BYTES;
+pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
 use super::frames;
@@ -105,6 +107,12 @@ pub struct Pull {
     copied: u64,
     /// The bytes that are there of it, from its begin on.
     landed: u64,
+    /// The begin of this or of an earlier copy that is proved, and whether this one has gone on from there.
+    partial: Option<PartialCopy>,
+    is_resumed: bool,
+    /// A batch of the copy has been posted, and the bytes that the look posted with the last one proves.
+    has_batch: bool,
+    look_proves: Option<u64>,
     /// The attempt that is followed.
     follow: Follow,
     /// The frame in which an older version is looked for.
@@ -183,6 +191,10 @@ impl Pull {
             frame: 0,
             copied: 0,
             landed: 0,
+            partial: None,
+            is_resumed: false,
+            has_batch: false,
+            look_proves: None,
             follow: Follow::default(),
             searched: 0,
             pulled: Pulled::default(),
@@ -239,6 +251,7 @@ impl Pull {
             return Err(PullError::Destination { bytes: into.len(), shard_bytes: expected });
         }
         self.into = Some(into);
+        self.partial = None;
         self.options = options;
         self.amend(bound);
         self.retries = 0;
@@ -494,7 +507,8 @@ impl Pull {
         let before = self.before;
         let after = self.header(AFTER_LINE);
         let unchanged = before.same_payload(&after) || mutant!("second_header");
-        if !unchanged && self.options.consistency == Consistency::Whole {
+        let is_one = unchanged && self.is_of_partial();
+        if !is_one && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
         // Of the later header only the sequence counts: its other words may be those of the frame's next version.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Fresh, Reader, RelayTurn};
+use super::{Destination, Fresh, Reader, RelayTurn};
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, Streaming, VolatileSlice};
 use crate::node::Error;
@@ -102,6 +102,7 @@ impl<T: Transport> Reader<T> {
 
     /// The memory that differences are applied to, which holds the version that they begin from.
     fn memory_of_deltas(&mut self, is_snapshot: bool, is_filled: bool) -> Result<LocalSlice, Error> {
+        self.forget_partial(Destination::of(is_snapshot));
         let bytes = self.copy_bytes();
         let memory = if is_snapshot { &mut self.filling } else { &mut self.copy };
         let into = memory.as_mut().ok_or(Error::InFlight { what: "copy" })?.slice(0, bytes)?;
@@ -133,13 +134,17 @@ impl<T: Transport> Reader<T> {
         }
         if let RelayStep::Deltas(is_filled) = *step {
             let progress = self.link.advance()?;
+            let mut turn = RelayTurn { copied: None, landed: None, retries: 0, progress };
+            let next = self.turn_of_deltas();
+            if !matches!(next, DeltaTurn::Pending | DeltaTurn::Whole) {
+                self.forget_partial(Destination::Relay);
+            }
             let fill = || {
                 if !is_filled {
                     into.as_volatile().copy_from(base.2.as_volatile(), Streaming::ByLength);
                 }
             };
-            let mut turn = RelayTurn { copied: None, landed: None, retries: 0, progress };
-            match self.turn_of_deltas() {
+            match next {
                 DeltaTurn::Pending => self.link.look_around(now)?,
                 DeltaTurn::Whole => (*step, turn.progress) = (RelayStep::Copy(false), true),
                 DeltaTurn::Apply => {
@@ -159,6 +164,9 @@ impl<T: Transport> Reader<T> {
             return Ok(turn);
         }
         let mut has_begun = *step == RelayStep::Copy(true);
+        if !has_begun && self.resuming.is_none() {
+            self.resume(Destination::Relay);
+        }
         let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
         let (pulled, progress) = self.pull_once(into, Bound::version(least), options, &mut has_begun)?;
         *step = RelayStep::Copy(has_begun);

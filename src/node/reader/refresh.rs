@@ -4,7 +4,7 @@ use super::super::Error;
 use super::super::runtime::complete;
 use super::super::wait::{WaitTurn, wait};
 use super::super::worker::private;
-use super::{Asked, Fresh, Reader, Wanted};
+use super::{Asked, Destination, Fresh, Reader, Wanted};
 use crate::clock::Version;
 use crate::param::{DeltaTurn, FrameLabel, PullOptions, Pulled};
 use crate::scheme::Bound;
@@ -127,9 +127,13 @@ impl<T: Transport> Reader<T> {
 
     /// Ends the refresh that has begun, if there is one.
     pub(super) fn abandon_refresh(&mut self) {
-        if self.refresh.take().is_some() {
+        if let Some(refresh) = self.refresh.take() {
+            if let RefreshStep::Copying { .. } = refresh.step {
+                self.keep_partial(Destination::of(refresh.snapshot.is_some()));
+            }
             self.link.cancel_pull();
         }
+        self.resuming = None;
     }
 
     /// Waits for the end of the refresh.
@@ -219,6 +223,11 @@ impl<T: Transport> Reader<T> {
                     // A dead owner's memory would satisfy this reader for ever.
                     self.link.look_around(now)?;
                     self.release();
+                    // The requests of a pull that was abandoned own the memory.
+                    self.link.advance()?;
+                    if self.link.pull.is_in_flight() {
+                        break WaitTurn::Idle;
+                    }
                     self.make_room(refresh.snapshot.is_some())?;
                     if self.begin_deltas(refresh.snapshot.is_some(), bound, refresh.wanted.exact())? {
                         RefreshStep::Deltas { bound, is_filled: refresh.snapshot.is_none() }
@@ -291,6 +300,7 @@ impl<T: Transport> Reader<T> {
             // The copy that was held is being overwritten.
             (self.held, self.content) = (None, None);
         }
+        self.resume(Destination::of(is_snapshot));
         RefreshStep::Copying { bound, has_begun: false }
     }
 
