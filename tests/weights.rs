@@ -4,6 +4,7 @@ mod weights {
     pub(super) mod counting;
     pub(super) mod deltas;
     pub(super) mod relay;
+    mod resume;
 }
 
 use std::ops::Range;

@@ -16,16 +16,17 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome,
+    Consistency, FrameGeometry, FrameLabel, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions, Pulled,
+    Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 use deltas::DeltaBase;
-use resume::Destination;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
+use resume::Destination;
 use snapshot::{Asked, CopiedTable, Spares};
 pub use snapshot::{Snapshot, Wanted};
 

@@ -17,16 +17,32 @@ const LINE: u64 = 64;
 
 /// Over another transport. Clones count together.
 #[derive(Clone, Debug)]
-pub(crate) struct Counting<T>(T, Arc<AtomicU64>);
+pub(crate) struct Counting<T>(T, Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    read: AtomicU64,
+    /// The bytes after which one connection breaks, or 0.
+    most: AtomicU64,
+}
 
 impl<T> Counting<T> {
     pub(crate) fn new(transport: T) -> Counting<T> {
         Counting(transport, Arc::default())
     }
 
+    /// Has the connection break that reads more than so many bytes, and no other.
+    pub(crate) fn break_after(&self, bytes: u64) {
+        self.1.most.store(bytes, Relaxed);
+    }
+
+    pub(crate) fn has_broken(&self) -> bool {
+        self.1.most.load(Relaxed) == 0
+    }
+
     /// The bytes that were asked for since this was called last.
     pub(crate) fn take_read(&self) -> u64 {
-        self.1.swap(0, Relaxed)
+        self.1.read.swap(0, Relaxed)
     }
 }
 
@@ -108,12 +124,17 @@ impl<C: Connecting> Connecting for Counting<C> {
 
 impl<E: Endpoint> Endpoint for Counting<E> {
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        let most = self.1.most.load(Relaxed);
+        if most > 0 && self.1.read.load(Relaxed) > most {
+            self.1.most.store(0, Relaxed);
+            return Err(Disconnected { reason: "the test has broken it" }.into());
+        }
         self.0.post(batch)?;
         let reads = batch.iter().filter_map(|request| match &request.operation {
             Operation::Read { remote, .. } if remote.len > LINE => Some(remote.len),
             _ => None,
         });
-        self.1.fetch_add(reads.sum(), Relaxed);
+        self.1.read.fetch_add(reads.sum(), Relaxed);
         Ok(())
     }
 
