@@ -1,6 +1,7 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
 mod weights {
+    pub(super) mod admission;
     pub(super) mod counting;
     pub(super) mod deltas;
     pub(super) mod relay;
@@ -18,6 +19,7 @@ use slackline::{
     Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
+use weights::admission::a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again;
 use weights::counting;
 use weights::deltas::{
     a_reader_by_differences_has_the_bytes_of_the_whole,
@@ -93,7 +95,8 @@ over_each_transport!(
     a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
     a_reader_by_differences_has_the_bytes_of_the_whole,
     differences_are_not_applied_to_the_version_of_another_publisher,
-    no_mixture_is_read_while_differences_are_overwritten
+    no_mixture_is_read_while_differences_are_overwritten,
+    a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {

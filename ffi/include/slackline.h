@@ -1186,6 +1186,16 @@ typedef struct slackline_publisher_options {
      * that one's last version.
      */
     uint64_t begin_at;
+    /**
+     * Differences between successive versions that are kept for readers which hold an older version: those of the
+     * newest so many, at most 255; by default 0. Readers use them by themselves.
+     */
+    uint64_t deltas;
+    /**
+     * Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
+     * sixteenth of the table.
+     */
+    uint64_t delta_bytes;
 } slackline_publisher_options;
 
 /**

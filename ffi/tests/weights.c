@@ -219,6 +219,44 @@ static void a_relay_passes_versions_on(void)
     slackline_publisher_destroy(publisher);
 }
 
+/* Of each version one word is another than before. */
+static void a_copy_is_brought_on_by_differences(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+    struct slackline_reader *reader;
+    static uint32_t words[ELEMENTS];
+    const char *address;
+    const void *bytes;
+    uint64_t version;
+    size_t len;
+
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    CHECK(options.deltas == 0 && options.delta_bytes == 0);
+    options.background = 1;
+    options.deltas = 256;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    options.deltas = 2;
+    options.delta_bytes = 64;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    for (version = 1; version < 20; version++) {
+        words[version * 31 % ELEMENTS] = 0x7fc00000u + (uint32_t)version; /* NaNs, if they were values */
+        OK(slackline_publisher_publish(publisher, words, sizeof words, TIMEOUT_MS, NULL));
+        if (version % 4 == 0)
+            continue;
+        OK(slackline_reader_refresh_to(reader, version, TIMEOUT_MS, NULL));
+        OK(slackline_reader_bytes(reader, &bytes, &len, NULL));
+        CHECK(len == sizeof words && memcmp(bytes, words, len) == 0);
+    }
+    slackline_reader_destroy(reader);
+    slackline_publisher_destroy(publisher);
+}
+
 static void null_is_answered_everywhere(void)
 {
     struct slackline_snapshot *snapshot;
@@ -248,6 +286,7 @@ int main(void)
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();
+    a_copy_is_brought_on_by_differences();
     null_is_answered_everywhere();
     puts("all checks passed");
     return 0;

@@ -128,7 +128,8 @@ async fn connect_link<T: Transport>(
     timeout: Duration,
 ) -> Result<Link<T::Endpoint>, Error> {
     let deadline = runtime.now() + timeout;
-    let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
+    let may_pass =
+        |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let connect = async || {
         let left = deadline - runtime.now();
         Link::connect(transport, address, (PeerRole::Reader, false), None, left).await
@@ -137,7 +138,12 @@ async fn connect_link<T: Transport>(
 }
 
 impl<T: Transport> Reader<T> {
-    /// Connects to a publisher or a server within `timeout`.
+    /// Connects to a publisher or a server within `timeout`. If it has as many peers as it takes
+    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits in line for one to leave.
+    ///
+    /// # Errors
+    /// No owner is there, or it refuses this reader. One that had no room within `timeout` says when to ask again
+    /// ([`Error::retry_after`]).
     pub fn connect(
         transport: T,
         address: &Address,

@@ -183,6 +183,9 @@ const GREET_EVERY: Duration = Duration::from_millis(1);
 /// listened to as often, or more often where the lease is short.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
+/// The time after which a peer that was refused for now may ask again.
+const SOON: Duration = Duration::from_millis(10);
+
 pub(super) struct Shard<T: Transport> {
     transport: Arc<T>,
     pub(super) runtime: Runtime,
@@ -605,11 +608,11 @@ impl<T: Transport> Shard<T> {
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => {
-                let allowed = self.peers.len();
-                Refusal::from(format!("there are as many peers as `peers` allows ({allowed}); raise it"))
-            }
-            _ => Refusal::temporary("the last gradient of a worker that has left is being folded; try again"),
+            0 => self.full(&hello.role),
+            _ => Refusal::temporary(
+                SOON,
+                "the last gradient of a worker that has left is being folded; try again",
+            ),
         })?;
         if let Some(push) = &hello.push
             && push.geometry != *self.frames.geometry()
@@ -659,6 +662,20 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         Ok((peer, slots))
+    }
+
+    /// There is no room for another peer. A reader waits in line for another to leave; a worker too many is a mistake
+    /// in the job's settings.
+    fn full(&self, role: &PeerRole) -> Refusal {
+        let allowed = self.peers.len();
+        let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
+        match role {
+            PeerRole::Reader => {
+                let after = (self.config.options.lease / 4).clamp(SOON, Duration::from_secs(1));
+                Refusal::temporary(after, reason + ", or read from a relay")
+            }
+            _ => reason.into(),
+        }
     }
 
     /// The shards of the servers that follow this one.
@@ -713,17 +730,21 @@ impl<T: Transport> Shard<T> {
 
 /// A worker that was started again hears it until the end of its old connection is noticed, and tries again.
 fn identity_taken(identity: u64) -> Refusal {
-    Refusal::temporary(format!(
-        "a worker of this identity is connected: give each worker a rank of its own; one that was started again is \
+    Refusal::temporary(
+        SOON,
+        format!(
+            "a worker of this identity is connected: give each worker a rank of its own; one that was started again is \
          taken in as soon as the end of its old connection is noticed, within the lease (it is {identity:#x})"
-    ))
+        ),
+    )
 }
 
 /// A follower that connects again hears it until the end of its old connection is noticed, and tries again.
 fn shard_taken(shard: u16) -> Refusal {
-    Refusal::temporary(format!(
-        "another server of this shard follows already: give each shard one server (it is {shard})"
-    ))
+    Refusal::temporary(
+        SOON,
+        format!("another server of this shard follows already: give each shard one server (it is {shard})"),
+    )
 }
 
 /// A random number, which no other incarnation of any server has for its epoch and no other worker for its name.

@@ -6,6 +6,7 @@ use std::io;
 use super::{Address, NotBuilt, Refusal};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
+use crate::time::Duration;
 
 /// Memory could not be registered.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +117,8 @@ pub enum ConnectError {
     Refused {
         /// The address.
         address: Address,
-        /// True if the reason passes by itself, so that the peer may let this process in later.
-        is_temporary: bool,
+        /// The time after which this process may ask again, if the reason passes by itself.
+        retry_after: Option<Duration>,
         /// The reason that the peer gave.
         reason: String,
     },
@@ -164,8 +165,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// The refusal of the peer at this address.
-    pub(crate) fn refused(address: Address, Refusal { is_temporary, reason }: Refusal) -> ConnectError {
-        ConnectError::Refused { address, is_temporary, reason }
+    pub(crate) fn refused(address: Address, Refusal { retry_after, reason }: Refusal) -> ConnectError {
+        ConnectError::Refused { address, retry_after, reason }
     }
 }
 
@@ -203,7 +204,7 @@ impl Diagnostic for ConnectError {
     fn is_retryable(&self) -> bool {
         match self {
             ConnectError::System { .. } | ConnectError::Closed { .. } => true,
-            ConnectError::Refused { is_temporary, .. } => *is_temporary,
+            ConnectError::Refused { retry_after, .. } => retry_after.is_some(),
             _ => false,
         }
     }

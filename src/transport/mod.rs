@@ -233,23 +233,23 @@ pub trait Incoming: Send {
 /// An answer that a peer is not let in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Refusal {
-    /// True if the reason passes by itself, so that the peer may be let in later.
-    pub is_temporary: bool,
+    /// The time after which the peer may ask again, if the reason passes by itself.
+    pub retry_after: Option<Duration>,
     /// The reason, in a sentence for the user of the peer.
     pub reason: String,
 }
 
 impl Refusal {
-    /// A refusal whose reason passes by itself.
-    pub fn temporary(reason: impl Into<String>) -> Refusal {
-        Refusal { is_temporary: true, reason: reason.into() }
+    /// A refusal whose reason passes by itself, probably within so long.
+    pub fn temporary(retry_after: Duration, reason: impl Into<String>) -> Refusal {
+        Refusal { retry_after: Some(retry_after), reason: reason.into() }
     }
 }
 
 /// A refusal for good.
 impl From<String> for Refusal {
     fn from(reason: String) -> Refusal {
-        Refusal { is_temporary: false, reason }
+        Refusal { retry_after: None, reason }
     }
 }
 
