@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use slackline::Diagnostic as _;
 use slackline::{
     Address, Error, PublisherOptions, Reader, ReaderOptions, ShardOptions, Transport, VersionTag, Wanted,
 };
@@ -16,9 +17,8 @@ pub(crate) fn a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again<T: T
     let publisher =
         publisher(transport.clone(), at, PublisherOptions { memory, ..PublisherOptions::default() });
     publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
-    let connect = |timeout| {
-        Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), timeout)
-    };
+    let connect =
+        |timeout| Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), timeout);
     let (first, mut second) = (connect(TIMEOUT).unwrap(), connect(TIMEOUT).unwrap());
     let refused = connect(SOON).err().unwrap();
     let after = refused.retry_after().unwrap_or_else(|| panic!("{refused}"));
