@@ -30,6 +30,7 @@ mod options;
 mod publisher;
 mod reader;
 mod scheme;
+mod secret;
 mod server;
 mod simulate;
 mod sized;
@@ -55,6 +56,7 @@ pub use options::{
 pub use publisher::*;
 pub use reader::*;
 pub use scheme::*;
+pub use secret::*;
 pub use server::*;
 pub use simulate::*;
 pub use status::{

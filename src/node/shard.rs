@@ -454,6 +454,10 @@ impl<T: Transport> Shard<T> {
             Ok(hello) => hello,
             Err(error) => return self.refuse(incoming, error.to_string()),
         };
+        if incoming.reads_only() && !matches!(hello.role, PeerRole::Reader | PeerRole::Inquirer) {
+            let reason = "its secret opens reading only: give it the secret of the job";
+            return self.refuse(incoming, reason);
+        }
         if hello.role == PeerRole::Inquirer {
             if self.answering.len() >= MAX_PENDING_HANDSHAKES {
                 // The one that was answered first has had the most time to read its answer. Were the new one refused,

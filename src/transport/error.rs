@@ -112,6 +112,12 @@ pub enum ConnectError {
         /// The address.
         address: Address,
     },
+    /// A reader's secret opens reading only: what served with it would be no publisher to any reader.
+    #[error("cannot listen at {address}: the secret opens reading only; {}", remedy_of(self))]
+    ReadingSecret {
+        /// The address.
+        address: Address,
+    },
     /// The peer turned us away.
     #[error("the peer at {address} refused: {reason}")]
     Refused {
@@ -176,7 +182,7 @@ impl Diagnostic for ConnectError {
             ConnectError::WrongAddress { operation, .. }
             | ConnectError::NotBuilt { operation, .. }
             | ConnectError::System { operation, .. } => operation,
-            ConnectError::NeedsSecret { .. } => "listen",
+            ConnectError::NeedsSecret { .. } | ConnectError::ReadingSecret { .. } => "listen",
             _ => "connect",
         }
     }
@@ -187,6 +193,7 @@ impl Diagnostic for ConnectError {
             ConnectError::WrongAddress { takes, .. } => format!("it takes {takes}").into(),
             ConnectError::NotBuilt { source, .. } => return source.remedy(),
             ConnectError::AnotherUser { .. } => "start both as the same user".into(),
+            ConnectError::ReadingSecret { .. } => "give this process the secret of the job".into(),
             ConnectError::NeedsSecret { .. } => {
                 "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)".into()
             }

@@ -217,6 +217,12 @@ pub trait Incoming: Send {
     /// Returns what the peer said and granted. Untrusted.
     fn received(&self) -> &Received;
 
+    /// True if the peer has proved to know a reader's secret, and not the job's: it is let in to read and for nothing
+    /// else.
+    fn reads_only(&self) -> bool {
+        false
+    }
+
     /// Registers `grants` for the peer and makes this side of the connection, ahead of [`accept`](Self::accept), which
     /// then grants exactly these. A device takes seconds to register memory of many gigabytes: an owner that serves
     /// others calls this in a thread of its own. What fails here fails `accept`.
