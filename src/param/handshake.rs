@@ -260,7 +260,8 @@ impl Welcome {
         let count = welcome.slots.map_or(0, |slots| slots.slots);
         check(grants[2].len >= super::PeerInbox::page_bytes(count) as u64, "a peer's page too short")?;
         if let Some(deltas) = &welcome.deltas {
-            check(*role == PeerRole::Reader && deltas.is_sound(), "differences that cannot be")?;
+            let is_sound = deltas.is_sound() && deltas.slot_bytes <= welcome.geometry.payload_bytes;
+            check(*role == PeerRole::Reader && is_sound, "differences that cannot be")?;
             check(grants[3].len >= deltas.bytes(), "differences too short")?;
         }
         if follows {

@@ -51,9 +51,9 @@ impl Pull {
             true => {
                 (CHUNKED_BYTES / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
             }
-            // Where memory is mapped, no connection of its own can break.
-            false if self.pin.is_none() => MAX_READ_BYTES,
-            false => RESUMED_BYTES,
+            // A reader whose owner's memory is not mapped may have to go on at another one.
+            false if self.pin.is_some() && self.options.label => RESUMED_BYTES,
+            false => MAX_READ_BYTES,
         };
         let range = self.copied..total.min(self.copied + most);
         let (begin, end) = (range.start, range.end);
