@@ -76,6 +76,11 @@
 #define SLACKLINE_NO_VERSION 18446744073709551615ull
 
 /**
+ * Bytes of a reader's secret, with the zero at its end.
+ */
+#define SLACKLINE_READING_SECRET_BYTES 149
+
+/**
  * The number of counts in `struct slackline_staleness`.
  */
 #define SLACKLINE_STALENESS_COUNTS 256
@@ -2506,6 +2511,17 @@ void slackline_reader_destroy(struct slackline_reader *reader);
  * the call that ran it, and from all that follow.
  */
 slackline_status slackline_scheme_register(const struct slackline_scheme *scheme);
+
+/**
+ * Writes the secret for processes that only read, which is made of the job's, to `reading`: text of
+ * `SLACKLINE_READING_SECRET_BYTES` with its zero, which must fit `room`. Readers use it as their `secret`. It opens
+ * publishers and servers over TCP and RDMA for readers alone, and does not tell the job's secret. That one is in
+ * `secret` or `secret_file`, or in the environment if both are NULL.
+ */
+slackline_status slackline_reading_secret(const char *secret,
+                                          const char *secret_file,
+                                          char *reading,
+                                          size_t room);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
