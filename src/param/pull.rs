@@ -558,6 +558,8 @@ impl Pull {
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };
+        // It is no part any more, and its memory may be another's soon.
+        self.partial = None;
         self.state = PullStep::Done;
         Ok(true)
     }
