@@ -257,6 +257,39 @@ static void a_copy_is_brought_on_by_differences(void)
     slackline_publisher_destroy(publisher);
 }
 
+static void a_readers_secret_opens_reading_and_nothing_else(void)
+{
+    static const char job[] = "a secret of the job in C";
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_publisher *publisher, *none;
+    struct slackline_tensor tensors[2];
+    struct slackline_reader *reader;
+    char secret[SLACKLINE_READING_SECRET_BYTES];
+    const char *address;
+
+    OK(slackline_reading_secret(job, NULL, secret, sizeof secret));
+    CHECK(strlen(secret) == sizeof secret - 1);
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret(job, NULL, secret, sizeof secret - 1));
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret("short", NULL, secret, sizeof secret));
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    options.secret = job;
+    OK(slackline_publisher_create("127.0.0.1:0", tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    reading.secret = secret;
+    OK(slackline_reader_connect(address, &reading, TIMEOUT_MS, &reader));
+    OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+    slackline_reader_destroy(reader);
+    options.secret = secret;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create("127.0.0.1:0", tensors, 2, &options, &none));
+    slackline_publisher_destroy(publisher);
+}
+
 static void null_is_answered_everywhere(void)
 {
     struct slackline_snapshot *snapshot;
@@ -265,6 +298,7 @@ static void null_is_answered_everywhere(void)
     uint64_t number;
     size_t count;
 
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret("a secret of the job in C", NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_publisher_set_tag(NULL, NULL));
     EXPECT(BAD_ARGUMENT, slackline_publisher_readers(NULL, NULL, 0, &count));
     EXPECT(BAD_ARGUMENT, slackline_publisher_wait(NULL, 0, 0, 0));
@@ -287,6 +321,7 @@ int main(void)
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();
     a_copy_is_brought_on_by_differences();
+    a_readers_secret_opens_reading_and_nothing_else();
     null_is_answered_everywhere();
     puts("all checks passed");
     return 0;
