@@ -55,7 +55,7 @@ impl Weights {
 
     fn change(&mut self, one_in: u64) {
         for value in self.bytes.as_chunks_mut::<2>().0 {
-            if next(&mut self.random) % one_in == 0 {
+            if next(&mut self.random).is_multiple_of(one_in) {
                 *value = match next(&mut self.random) % 4 {
                     0 => [[0, 0], [0, 0x80]][(next(&mut self.random) % 2) as usize],
                     1 => [next(&mut self.random) as u8 | 1, 0x7f | (next(&mut self.random) as u8 & 0x80)],
