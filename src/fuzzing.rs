@@ -36,6 +36,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),
     target("rendezvous", rendezvous::fuzz_messages, rendezvous::message_samples),
     target("sealed", channel::fuzz::fuzz_sealed, channel::fuzz::sealed_samples),
+    target("table_name", transport::fuzz_name, transport::name_samples),
     target("tcp_headers", tcp::fuzz_headers, tcp::header_samples),
     target("trace", trace::fuzz::fuzz_trace, trace::fuzz::trace_samples),
     target("wireup", fuzz_wireup, wireup_samples),

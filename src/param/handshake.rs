@@ -15,6 +15,7 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{Encoding, Table};
+use crate::transport::NAMED;
 
 /// The name of one incarnation of a server, which is the time from its start to its end: a random number.
 pub type Epoch = u64;
@@ -26,6 +27,9 @@ pub enum HandshakeError {
     /// The message is not one of ours.
     #[error("its message is not slackline's")]
     Foreign,
+    /// The peer asks for a table by its name, and there is one without a name.
+    #[error("it asks for a table by its name, and here is one without a name: {}", remedy_of(self))]
+    ByName,
     /// The peer has another version of this library.
     #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: {}", remedy_of(self))]
     Version {
@@ -48,6 +52,7 @@ impl Diagnostic for HandshakeError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             HandshakeError::Version { .. } => Some("run the same slackline on both sides".into()),
+            HandshakeError::ByName => Some("connect without a name".into()),
             HandshakeError::Foreign | HandshakeError::Damaged { .. } => None,
         }
     }
@@ -166,6 +171,9 @@ pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
 
 pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> {
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(HandshakeError::Foreign)?;
+    if magic == NAMED {
+        return Err(HandshakeError::ByName);
+    }
     if u64::from_le_bytes(*magic) != MAGIC {
         return Err(HandshakeError::Foreign);
     }

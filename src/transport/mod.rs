@@ -40,6 +40,7 @@ mod kind;
 mod local;
 #[cfg(not(loom))]
 pub mod mixed;
+mod named;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
@@ -60,6 +61,10 @@ pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use kind::{NotBuilt, TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
+pub(crate) use named::NAMED;
+pub use named::{Named, NamedIncoming, NamedListener, Tables};
+#[cfg(any(test, fuzzing))]
+pub(crate) use named::{fuzz_name, name_samples};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's

@@ -52,9 +52,9 @@ fn a_readers_secret_opens_reading_and_nothing_else() {
         };
         let mut reader = connect(&peer, TIMEOUT).unwrap();
         assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(1));
-        let stranger = Secret::random().unwrap().reading();
-        let stranger = if of_job.encrypts() { stranger.encrypting() } else { stranger };
-        let refused = connect(&Tcp::with_secret(stranger), TIMEOUT).err().unwrap();
+        let other = Secret::random().unwrap().reading();
+        let other = if of_job.encrypts() { other.encrypting() } else { other };
+        let refused = connect(&Tcp::with_secret(other), TIMEOUT).err().unwrap();
         assert!(refused.to_string().contains("the same secret"), "{refused}");
 
         // It serves nothing, neither as a publisher nor as a relay.

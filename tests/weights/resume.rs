@@ -46,7 +46,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_reader_goes_on_where_it_lost_its_owner_if_the_next_one_has_the_same_version() {
+fn a_reader_goes_on_where_it_stopped_if_the_next_owner_has_the_version() {
     let (transport, first) = (Counting::new(Tcp::new()), publisher(0));
     let second = relay(Tcp::new(), &[first.address()]);
     let bytes = words(1, 1);
