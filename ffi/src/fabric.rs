@@ -5,12 +5,15 @@ use std::path::Path;
 
 use slackline::internals::job::transports::rdma_options;
 use slackline::{
-    Address, AddressError, Mixed, OpenError, Secret, SecretError, Shm, Tcp, Verbs, VerbsOptions,
+    Address, AddressError, Mixed, Named, OpenError, Secret, SecretError, Shm, Tcp, Verbs, VerbsOptions,
 };
 
 use crate::error::{Failure, slackline_status as Status};
 
 pub(crate) type Fabric = Mixed;
+
+/// That of publishers and readers, whose table has a name, or an empty one where there are no names.
+pub(crate) type NamedFabric = Named<Mixed>;
 
 /// The source of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,6 +37,7 @@ mod sized;
 mod status;
 mod step;
 mod table;
+mod tables;
 mod weights;
 mod worker;
 
@@ -66,6 +67,7 @@ pub use status::{
 };
 pub use step::*;
 pub use table::slackline_tensor_range;
+pub use tables::*;
 pub use weights::*;
 pub use worker::*;
 

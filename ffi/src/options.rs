@@ -303,6 +303,9 @@ pub struct slackline_publisher_options {
     /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
     /// sixteenth of the table.
     pub delta_bytes: u64,
+    /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it. By
+    /// default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+    pub table: *const c_char,
 }
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -319,6 +322,8 @@ pub struct slackline_reader_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
+    pub table: *const c_char,
 }
 
 impl Measured for slackline_server_options {
@@ -407,6 +412,7 @@ impl Default for slackline_publisher_options {
             begin_at: 0,
             deltas: 0,
             delta_bytes: 0,
+            table: null(),
         }
     }
 }
@@ -418,6 +424,7 @@ impl Default for slackline_reader_options {
             checksums: 0,
             secret: null(),
             secret_file: null(),
+            table: null(),
         }
     }
 }
@@ -607,6 +614,19 @@ pub(crate) unsafe fn secret<'a>(
             "options->secret and options->secret_file are both set: set one of them",
         )),
     }
+}
+
+/// The name of a table; empty for NULL.
+///
+/// # Safety
+///
+/// As for [`text`], where it is not NULL.
+pub(crate) unsafe fn table_name<'a>(name: *const c_char) -> Result<&'a str, Failure> {
+    if name.is_null() {
+        return Ok("");
+    }
+    // SAFETY: not NULL; it ends in a zero by the caller's promise.
+    unsafe { text(name, "the name of the table") }
 }
 
 /// A path, which need not be UTF-8.

@@ -290,6 +290,47 @@ static void a_readers_secret_opens_reading_and_nothing_else(void)
     slackline_publisher_destroy(publisher);
 }
 
+static void tables_are_found_by_their_names(void)
+{
+    static const char *const names[2] = {"base", "adapter-7"};
+    struct slackline_publisher *publishers[2], *none;
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_snapshot *snapshot;
+    struct slackline_tensor tensors[2];
+    struct slackline_tables *tables;
+    struct slackline_reader *reader;
+    const char *address;
+    int index;
+
+    OK(slackline_tables_listen(NULL, NULL, NULL, &tables));
+    OK(slackline_tables_address(tables, &address));
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    for (index = 0; index < 2; index++) {
+        options.table = names[index];
+        OK(slackline_tables_publisher(tables, tensors, 2, &options, &publishers[index]));
+        publish(publishers[index], 5 + index, 1);
+    }
+    EXPECT(SYSTEM, slackline_tables_publisher(tables, tensors, 2, &options, &none));
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    EXPECT(REFUSED, slackline_reader_connect(address, &reading, 20, &reader));
+    for (index = 0; index < 2; index++) {
+        reading.table = names[index];
+        OK(slackline_reader_connect(address, &reading, TIMEOUT_MS, &reader));
+        OK(slackline_reader_snapshot(reader, 1, SLACKLINE_ANY_STALENESS, 0, TIMEOUT_MS, &snapshot));
+        has_words(snapshot, "weight", 5 + index, 0, WEIGHTS);
+        slackline_snapshot_destroy(snapshot);
+        slackline_reader_destroy(reader);
+        slackline_publisher_destroy(publishers[index]);
+    }
+    slackline_tables_destroy(tables);
+    slackline_tables_destroy(NULL);
+}
+
 static void null_is_answered_everywhere(void)
 {
     struct slackline_snapshot *snapshot;
@@ -322,6 +363,7 @@ int main(void)
     a_relay_passes_versions_on();
     a_copy_is_brought_on_by_differences();
     a_readers_secret_opens_reading_and_nothing_else();
+    tables_are_found_by_their_names();
     null_is_answered_everywhere();
     puts("all checks passed");
     return 0;

@@ -1,8 +1,8 @@
 //! Differences between two versions of the same bytes, lossless: which units changed, and what they are now.
 //!
 //! A difference is a row of runs. Each is a number, `unchanged units before it << 1 | is_long`, where it is long the
-//! number of its units less two, and then its new units. Numbers are LEB128, seven bits in a byte. Units are compared as
-//! bits: a NaN keeps its payload, and 0.0 is not -0.0. A last unit that the payload cuts off is as long as it is.
+//! number of its units less two, and then its new units. Numbers are LEB128, seven bits in a byte. Units are compared
+//! as bits: a NaN keeps its payload, and 0.0 is not -0.0. A last unit that the payload cuts off is as long as it is.
 
 use crate::mem::{Streaming, VolatileSlice};
 

@@ -18,7 +18,8 @@ use crate::clock::Version;
 use crate::kernel::encode_delta;
 use crate::mem::{LocalSlice, MemoryRegion, PAGE_SIZE, VolatileSlice, fence};
 
-/// The layout of the region of differences: a header and a label for each slot, then the slots, each beginning on a page.
+/// The layout of the region of differences: a header and a label for each slot, then the slots, each beginning on a
+/// page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeltaGeometry {
     /// Number of slots: differences that are kept.

@@ -128,7 +128,8 @@ pub struct PeerHello {
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
-/// worker, its slots, or for a follower, the decisions, or for a reader, the differences if there are any; none for an inquirer.
+/// worker, its slots, or for a follower, the decisions, or for a reader, the differences if there are any; none for an
+/// inquirer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// This incarnation of the owner.

@@ -50,8 +50,8 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 
     /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
-    /// registered for it, and behind it for a follower the decisions, for a reader the differences. A simulator says when that is done: all its nodes run in
-    /// one thread, and its time stands still while they compute.
+    /// registered for it, and behind it the decisions for a follower, or the differences for a reader. A simulator says
+    /// when that is done: all its nodes run in one thread, and its time stands still while they compute.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
