@@ -791,6 +791,14 @@ typedef struct slackline_server slackline_server;
 typedef struct slackline_snapshot slackline_snapshot;
 
 /**
+ * One address at which several publishers serve a table each, by name: the adapters of a model, say.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_tables slackline_tables;
+
+/**
  * Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
  * publish. A thread of its own tells the servers that it lives, however long it computes.
  *
@@ -1201,6 +1209,11 @@ typedef struct slackline_publisher_options {
      * sixteenth of the table.
      */
     uint64_t delta_bytes;
+    /**
+     * The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
+     * By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+     */
+    const char *table;
 } slackline_publisher_options;
 
 /**
@@ -1251,6 +1264,10 @@ typedef struct slackline_reader_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
+     */
+    const char *table;
 } slackline_reader_options;
 
 /**
@@ -2716,6 +2733,35 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor,
                                         uint64_t *begin,
                                         uint64_t *end);
+
+/**
+ * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
+ * publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_tables_listen(const char *address,
+                                         const char *secret,
+                                         const char *secret_file,
+                                         struct slackline_tables **tables);
+
+/**
+ * Lends the address at which all tables are reached. It is valid until the tables are destroyed.
+ */
+slackline_status slackline_tables_address(const struct slackline_tables *tables, const char **address);
+
+/**
+ * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
+ * `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+ */
+slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
+                                            const struct slackline_tensor *tensors,
+                                            size_t tensor_count,
+                                            const struct slackline_publisher_options *options,
+                                            struct slackline_publisher **publisher);
+
+/**
+ * Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
+ */
+void slackline_tables_destroy(struct slackline_tables *tables);
 
 /**
  * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.

@@ -303,8 +303,8 @@ pub struct slackline_publisher_options {
     /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
     /// sixteenth of the table.
     pub delta_bytes: u64,
-    /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it. By
-    /// default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+    /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
+    /// By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
     pub table: *const c_char,
 }
 

@@ -7,9 +7,9 @@ use crate::table::Table;
 /// Settings of the differences that a publisher keeps for readers which hold an older version.
 ///
 /// With each version the publisher writes which values have changed since the one before, and what they are now, bit
-/// for bit. That costs it one more pass over two versions, and memory of `history` times `most_bytes`. A reader that holds
-/// one of the last `history` versions reads the differences up to the version that it wants, if they are shorter than
-/// that version, and applies them to its own copy.
+/// for bit. That costs it one more pass over two versions, and memory of `history` times `most_bytes`. A reader that
+/// holds one of the last `history` versions reads the differences up to the version that it wants, if they are shorter
+/// than that version, and applies them to its own copy.
 ///
 /// ```
 /// use slackline::{Address, DeltaOptions, ElementType, Publisher, PublisherOptions, Shm, Table};
