@@ -72,7 +72,7 @@ pub(crate) fn each_of_many_tables_has_versions_and_readers_of_its_own<T: Transpo
     });
     drop(adapters);
     let again = serve("adapter-2", 1).unwrap();
-    readers[1].reconnect(tables.address(), TIMEOUT).err().expect("another table");
+    assert!(readers[1].reconnect(tables.address(), TIMEOUT).is_err(), "it is another table");
     connect(&transport, tables.address(), "adapter-2", TIMEOUT).unwrap();
     assert_eq!(again.joined(), 2);
 }
