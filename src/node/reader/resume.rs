@@ -26,7 +26,9 @@ impl<T: Transport> Reader<T> {
     pub(super) fn keep_partial(&mut self, of: Destination) {
         let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.partial());
         self.forget_partial(of);
-        if let Some(partial) = begun {
+        // Memory of the caller's may be written now that no copy is under way.
+        let is_kept = !(of == Destination::Copy && self.is_callers);
+        if let Some(partial) = begun.filter(|_| is_kept) {
             self.partial = Some((of, partial));
         }
     }
