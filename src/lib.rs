@@ -158,10 +158,11 @@ pub use mem::CallerMemory;
 pub use node::Publishing;
 #[cfg(not(loom))]
 pub use node::{
-    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, Draft, Error, Eviction,
-    Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram, Idle, NonFinite,
-    Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server, ServerOptions,
-    ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions, WorkerStatistics, now,
+    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, Draft,
+    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram,
+    Idle, NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay,
+    Server, ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
+    WorkerStatistics, now,
 };
 pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
@@ -173,7 +174,7 @@ pub use trace::{Certificate, Publication};
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
 pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
-pub use transport::{Address, AddressError, ConnectError, Transport, TransportKind};
+pub use transport::{Address, AddressError, ConnectError, Named, Tables, Transport, TransportKind};
 #[cfg(not(loom))]
 pub use transport::{mixed::Mixed, shm::Shm};
 

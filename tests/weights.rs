@@ -1,7 +1,12 @@
 //! The weights plane: a publisher in the background, and the snapshots, slices and statuses of its readers.
 
 mod weights {
+    pub(super) mod admission;
+    pub(super) mod counting;
+    pub(super) mod deltas;
     pub(super) mod relay;
+    mod resume;
+    pub(super) mod tables;
 }
 
 use std::ops::Range;
@@ -15,11 +20,21 @@ use slackline::{
     Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
+use weights::admission::a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again;
+use weights::counting;
+use weights::deltas::{
+    a_reader_by_differences_has_the_bytes_of_the_whole,
+    differences_are_not_applied_to_the_version_of_another_publisher,
+    no_mixture_is_read_while_differences_are_overwritten,
+};
 use weights::relay::{
     a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
     a_relay_whose_owner_is_lost_goes_on_with_the_next, a_relay_without_any_owner_goes_on_serving_what_it_has,
     a_version_is_the_same_behind_a_chain_of_relays,
     what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
+};
+use weights::tables::{
+    a_relay_passes_one_of_many_tables_on, each_of_many_tables_has_versions_and_readers_of_its_own,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,7 +96,13 @@ over_each_transport!(
     what_a_relay_passes_on_is_whole_while_its_publisher_never_pauses,
     a_relay_whose_owner_is_lost_goes_on_with_the_next,
     a_relay_without_any_owner_goes_on_serving_what_it_has,
-    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
+    a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher,
+    a_reader_by_differences_has_the_bytes_of_the_whole,
+    differences_are_not_applied_to_the_version_of_another_publisher,
+    no_mixture_is_read_while_differences_are_overwritten,
+    a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again,
+    each_of_many_tables_has_versions_and_readers_of_its_own,
+    a_relay_passes_one_of_many_tables_on
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {

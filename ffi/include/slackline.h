@@ -76,6 +76,11 @@
 #define SLACKLINE_NO_VERSION 18446744073709551615ull
 
 /**
+ * Bytes of a reader's secret, with the zero at its end.
+ */
+#define SLACKLINE_READING_SECRET_BYTES 149
+
+/**
  * The number of counts in `struct slackline_staleness`.
  */
 #define SLACKLINE_STALENESS_COUNTS 256
@@ -786,6 +791,14 @@ typedef struct slackline_server slackline_server;
 typedef struct slackline_snapshot slackline_snapshot;
 
 /**
+ * One address at which several publishers serve a table each, by name: the adapters of a model, say.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_tables slackline_tables;
+
+/**
  * Reads parameters and publishes gradients. One clock is: begin, compute on the parameters, write the gradient,
  * publish. A thread of its own tells the servers that it lives, however long it computes.
  *
@@ -1186,6 +1199,21 @@ typedef struct slackline_publisher_options {
      * that one's last version.
      */
     uint64_t begin_at;
+    /**
+     * Differences between successive versions that are kept for readers which hold an older version: those of the
+     * newest so many, at most 255; by default 0. Readers use them by themselves.
+     */
+    uint64_t deltas;
+    /**
+     * Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
+     * sixteenth of the table.
+     */
+    uint64_t delta_bytes;
+    /**
+     * The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
+     * By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+     */
+    const char *table;
 } slackline_publisher_options;
 
 /**
@@ -1236,6 +1264,10 @@ typedef struct slackline_reader_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
+     */
+    const char *table;
 } slackline_reader_options;
 
 /**
@@ -2498,6 +2530,17 @@ void slackline_reader_destroy(struct slackline_reader *reader);
 slackline_status slackline_scheme_register(const struct slackline_scheme *scheme);
 
 /**
+ * Writes the secret for processes that only read, which is made of the job's, to `reading`: text of
+ * `SLACKLINE_READING_SECRET_BYTES` with its zero, which must fit `room`. Readers use it as their `secret`. It opens
+ * publishers and servers over TCP and RDMA for readers alone, and does not tell the job's secret. That one is in
+ * `secret` or `secret_file`, or in the environment if both are NULL.
+ */
+slackline_status slackline_reading_secret(const char *secret,
+                                          const char *secret_file,
+                                          char *reading,
+                                          size_t room);
+
+/**
  * Sets all options but `size`, which the caller has set, to their defaults.
  */
 slackline_status slackline_server_options_init(struct slackline_server_options *options);
@@ -2690,6 +2733,35 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor,
                                         uint64_t *begin,
                                         uint64_t *end);
+
+/**
+ * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
+ * publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_tables_listen(const char *address,
+                                         const char *secret,
+                                         const char *secret_file,
+                                         struct slackline_tables **tables);
+
+/**
+ * Lends the address at which all tables are reached. It is valid until the tables are destroyed.
+ */
+slackline_status slackline_tables_address(const struct slackline_tables *tables, const char **address);
+
+/**
+ * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
+ * `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+ */
+slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
+                                            const struct slackline_tensor *tensors,
+                                            size_t tensor_count,
+                                            const struct slackline_publisher_options *options,
+                                            struct slackline_publisher **publisher);
+
+/**
+ * Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
+ */
+void slackline_tables_destroy(struct slackline_tables *tables);
 
 /**
  * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.

@@ -261,7 +261,9 @@ fn checkpoint_status(error: &CheckpointError) -> Status {
 
 fn connect_status(error: &ConnectError) -> Status {
     match error {
-        ConnectError::WrongAddress { .. } | ConnectError::NeedsSecret { .. } => Status::BadArgument,
+        ConnectError::WrongAddress { .. }
+        | ConnectError::NeedsSecret { .. }
+        | ConnectError::ReadingSecret { .. } => Status::BadArgument,
         ConnectError::System { .. } => Status::System,
         ConnectError::AnotherUser { .. } | ConnectError::Refused { .. } => Status::Refused,
         ConnectError::Protocol { .. } => Status::Protocol,
@@ -275,7 +277,9 @@ fn connect_status(error: &ConnectError) -> Status {
 
 fn channel_status(error: &ChannelError) -> Status {
     match error {
-        ChannelError::Secret | ChannelError::NeedsSecret { .. } => Status::Refused,
+        ChannelError::Secret | ChannelError::ReadingOnly | ChannelError::NeedsSecret { .. } => {
+            Status::Refused
+        }
         ChannelError::Closed { .. } => Status::ServerLost,
         ChannelError::System { .. } | ChannelError::NoRandom(_) => Status::System,
         ChannelError::Foreign

@@ -5,12 +5,15 @@ use std::path::Path;
 
 use slackline::internals::job::transports::rdma_options;
 use slackline::{
-    Address, AddressError, Mixed, OpenError, Secret, SecretError, Shm, Tcp, Verbs, VerbsOptions,
+    Address, AddressError, Mixed, Named, OpenError, Secret, SecretError, Shm, Tcp, Verbs, VerbsOptions,
 };
 
 use crate::error::{Failure, slackline_status as Status};
 
 pub(crate) type Fabric = Mixed;
+
+/// That of publishers and readers, whose table has a name, or an empty one where there are no names.
+pub(crate) type NamedFabric = Named<Mixed>;
 
 /// The source of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,14 +23,20 @@ pub(crate) enum Source<'a> {
     File(&'a Path),
 }
 
+impl Source<'_> {
+    pub(crate) fn read(self) -> Result<Option<Secret>, Failure> {
+        Ok(match self {
+            Source::Environment => Secret::from_environment()?,
+            Source::Text(text) => Secret::demanding(Some(Secret::from_text(text, "the options")?), false)?,
+            Source::File(path) => Secret::demanding(Some(Secret::from_file(path)?), false)?,
+        })
+    }
+}
+
 /// Opens what is needed to listen at or to reach `addresses`. RDMA is looked for only if one of them is of that kind:
 /// it takes a device, and memory that is pinned.
 pub(crate) fn fabric(secret: Source<'_>, addresses: &[Address]) -> Result<Fabric, Failure> {
-    let secret = match secret {
-        Source::Environment => Secret::from_environment()?,
-        Source::Text(text) => Secret::demanding(Some(Secret::from_text(text, "the options")?), false)?,
-        Source::File(path) => Secret::demanding(Some(Secret::from_file(path)?), false)?,
-    };
+    let secret = secret.read()?;
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
     let Some(peer) = addresses.iter().find_map(rdma) else { return Ok(mixed) };
     let options = rdma_options().map_err(Failure::bad_argument)?;

@@ -30,12 +30,14 @@ mod options;
 mod publisher;
 mod reader;
 mod scheme;
+mod secret;
 mod server;
 mod simulate;
 mod sized;
 mod status;
 mod step;
 mod table;
+mod tables;
 mod weights;
 mod worker;
 
@@ -55,6 +57,7 @@ pub use options::{
 pub use publisher::*;
 pub use reader::*;
 pub use scheme::*;
+pub use secret::*;
 pub use server::*;
 pub use simulate::*;
 pub use status::{
@@ -64,6 +67,7 @@ pub use status::{
 };
 pub use step::*;
 pub use table::slackline_tensor_range;
+pub use tables::*;
 pub use weights::*;
 pub use worker::*;
 

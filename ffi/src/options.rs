@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use slackline::internals::param::PullOptions;
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, ElementType, Encoding, Idle, NonFinite,
-    Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions, ShardOptions,
-    Table, Version, WorkerOptions,
+    AdamParameters, Address, Checkpoint, CheckpointOptions, DeltaOptions, ElementType, Encoding, Idle,
+    NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions,
+    ShardOptions, Table, Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -297,6 +297,15 @@ pub struct slackline_publisher_options {
     /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
     /// that one's last version.
     pub begin_at: u64,
+    /// Differences between successive versions that are kept for readers which hold an older version: those of the
+    /// newest so many, at most 255; by default 0. Readers use them by themselves.
+    pub deltas: u64,
+    /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
+    /// sixteenth of the table.
+    pub delta_bytes: u64,
+    /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
+    /// By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+    pub table: *const c_char,
 }
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -313,6 +322,8 @@ pub struct slackline_reader_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
+    pub table: *const c_char,
 }
 
 impl Measured for slackline_server_options {
@@ -399,6 +410,9 @@ impl Default for slackline_publisher_options {
             idle: slackline_idle::Poll as u64,
             background: 0,
             begin_at: 0,
+            deltas: 0,
+            delta_bytes: 0,
+            table: null(),
         }
     }
 }
@@ -410,6 +424,7 @@ impl Default for slackline_reader_options {
             checksums: 0,
             secret: null(),
             secret_file: null(),
+            table: null(),
         }
     }
 }
@@ -537,7 +552,11 @@ impl slackline_publisher_options {
             checksums: self.checksums != 0,
             idle: idle(self.idle)?,
         };
-        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at) })
+        let too_many = || Failure::bad_argument(format!("deltas is {}: keep at most 255", self.deltas));
+        let history = u8::try_from(self.deltas).map_err(|_| too_many())?;
+        let most_bytes = (self.delta_bytes > 0).then_some(self.delta_bytes);
+        let deltas = (history > 0).then_some(DeltaOptions { history, most_bytes });
+        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas })
     }
 }
 
@@ -596,6 +615,19 @@ pub(crate) unsafe fn secret<'a>(
             "options->secret and options->secret_file are both set: set one of them",
         )),
     }
+}
+
+/// The name of a table; empty for NULL.
+///
+/// # Safety
+///
+/// As for [`text`], where it is not NULL.
+pub(crate) unsafe fn table_name<'a>(name: *const c_char) -> Result<&'a str, Failure> {
+    if name.is_null() {
+        return Ok("");
+    }
+    // SAFETY: not NULL; it ends in a zero by the caller's promise.
+    unsafe { text(name, "the name of the table") }
 }
 
 /// A path, which need not be UTF-8.
@@ -724,6 +756,9 @@ mod tests {
         let worker = unsafe { slackline_worker_options::default().translate() }.unwrap();
         assert_eq!(worker, WorkerOptions { waits_for_server: true, ..WorkerOptions::default() });
         assert_eq!(slackline_publisher_options::default().translate().unwrap(), PublisherOptions::default());
+        let keeping = slackline_publisher_options { deltas: 4, delta_bytes: 100, ..Default::default() };
+        let deltas = Some(DeltaOptions { history: 4, most_bytes: Some(100) });
+        assert_eq!(keeping.translate().unwrap(), PublisherOptions { deltas, ..PublisherOptions::default() });
         let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
         assert_eq!(slackline_reader_options::default().translate(), reader);
     }
@@ -733,6 +768,7 @@ mod tests {
         assert!(element(26).is_err() && encoding(3).is_err());
         assert!(slackline_server_options { optimizer: 4, ..Default::default() }.optimizer().is_err());
         assert!(slackline_server_options { non_finite: 3, ..Default::default() }.non_finite().is_err());
+        assert!(slackline_publisher_options { deltas: 256, ..Default::default() }.translate().is_err());
         assert!(idle(2).is_err() && read_mode(2).is_err() && resume_of(3).is_err());
         assert!(named(DAMPINGS, 2, "setting of damping").is_err());
         let drop = slackline_server_options { non_finite: 1, ..Default::default() };

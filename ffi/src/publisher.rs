@@ -4,10 +4,13 @@ use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
 use slackline::internals::node::Backoff;
-use slackline::{BackgroundPublisher, Draft, Error, Publisher, ReaderStatus, Version, VersionTag, now};
+use slackline::{
+    Address, BackgroundPublisher, Draft, Error, Named, Publisher, ReaderStatus, Table, Version, VersionTag,
+    now,
+};
 
 use crate::error::{Failure, slackline_status};
-use crate::fabric::{Fabric, fabric};
+use crate::fabric::{NamedFabric, fabric};
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
@@ -31,8 +34,8 @@ pub(crate) struct Publishing {
 
 /// A publisher whose readers its calls look after, or a thread.
 enum Looked {
-    ByCalls(Box<Publisher<Fabric>>),
-    ByThread(BackgroundPublisher<Fabric>, Option<Draft<Fabric>>),
+    ByCalls(Box<Publisher<NamedFabric>>),
+    ByThread(BackgroundPublisher<NamedFabric>, Option<Draft<NamedFabric>>),
 }
 
 impl Looked {
@@ -114,6 +117,21 @@ impl Looked {
 }
 
 impl Publishing {
+    pub(crate) fn begin(
+        fabric: NamedFabric,
+        address: &Address,
+        table: Table,
+        options: &slackline_publisher_options,
+    ) -> Result<Publishing, Failure> {
+        let publisher = Publisher::new(fabric, address, table, options.translate()?)?;
+        let address = CString::new(publisher.address().to_string()).unwrap_or_default();
+        let publisher = match options.background {
+            0 => Looked::ByCalls(Box::new(publisher)),
+            _ => Looked::ByThread(publisher.into_background()?, None),
+        };
+        Ok(Publishing { publisher, tag: VersionTag::default(), address })
+    }
+
     pub(crate) fn readers(&self) -> Vec<ReaderStatus> {
         self.publisher.readers()
     }
@@ -167,14 +185,10 @@ pub unsafe extern "C" fn slackline_publisher_create(
         };
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
-        let fabric = fabric(secret, std::slice::from_ref(&address))?;
-        let publisher = Publisher::new(fabric, &address, table, options.translate()?)?;
-        let address = CString::new(publisher.address().to_string()).unwrap_or_default();
-        let publisher = match options.background {
-            0 => Looked::ByCalls(Box::new(publisher)),
-            _ => Looked::ByThread(publisher.into_background()?, None),
-        };
-        Ok(Publishing { publisher, tag: VersionTag::default(), address })
+        // SAFETY: the contract.
+        let name = unsafe { options::table_name(options.table)? };
+        let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
+        Publishing::begin(fabric, &address, table, &options)
     };
     // SAFETY: the contract.
     unsafe { create(publisher, begin) }

@@ -3,10 +3,10 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use slackline::{Fresh, Reader, Version, scheme::Bound};
+use slackline::{Fresh, Named, Reader, Version, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
-use crate::fabric::{Fabric, fabric};
+use crate::fabric::{NamedFabric, fabric};
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice_mut, with};
 use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
@@ -23,13 +23,13 @@ pub struct slackline_reader(Handle<Reading>);
 
 /// A reader, and its owner's table as C reads it.
 pub(crate) struct Reading {
-    pub(crate) reader: Reader<Fabric>,
+    pub(crate) reader: Reader<NamedFabric>,
     tensors: Tensors,
 }
 
 impl Reading {
     /// The reader, for a call that would overwrite or release what is pinned.
-    pub(crate) fn unpinned(&mut self) -> Result<&mut Reader<Fabric>, Failure> {
+    pub(crate) fn unpinned(&mut self) -> Result<&mut Reader<NamedFabric>, Failure> {
         match self.reader.held() {
             None => Ok(&mut self.reader),
             Some(_) => Err(Failure::new(
@@ -66,7 +66,9 @@ pub unsafe extern "C" fn slackline_reader_connect(
             unsafe { (options::address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
-        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        // SAFETY: the contract.
+        let name = unsafe { options::table_name(options.table)? };
+        let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
         let timeout = Duration::from_millis(timeout_ms);
         let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
         let tensors = Tensors::of(reader.table())?;
@@ -136,7 +138,7 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
 unsafe fn refresh(
     reader: *mut slackline_reader,
     fresh: *mut slackline_fresh,
-    operation: impl FnOnce(&mut Reader<Fabric>) -> Result<Fresh, Failure>,
+    operation: impl FnOnce(&mut Reader<NamedFabric>) -> Result<Fresh, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract.
     let out = unsafe { SizedOut::wanted(fresh, "fresh")? };
@@ -269,7 +271,7 @@ pub unsafe extern "C" fn slackline_reader_pin(
         // SAFETY: the contract.
         let out = unsafe { OutArray::new(bytes, len, "bytes")? };
         let timeout = Duration::from_millis(timeout_ms);
-        let pin = |reader: &mut Reader<Fabric>| {
+        let pin = |reader: &mut Reader<NamedFabric>| {
             reader.hold(Bound::version(Version::new(version)), timeout)?;
             let held = reader.held().zip(reader.held_fresh());
             let (memory, fresh) =

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
-use slackline::{Address, Relay, Selection, Snapshot, Version, VersionTag, Wanted};
+use slackline::{Address, Named, Relay, Selection, Snapshot, Version, VersionTag, Wanted};
 
 use crate::error::{Failure, slackline_status, status_of};
 use crate::fabric::fabric;
@@ -362,7 +362,9 @@ pub unsafe extern "C" fn slackline_relay_start(
         // SAFETY: the contract.
         let secret = unsafe { options::secret(options.secret, options.secret_file)? };
         let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
-        let fabric = fabric(secret, &all)?;
+        // SAFETY: the contract.
+        let name = unsafe { options::table_name(options.table)? };
+        let fabric = Named::new(fabric(secret, &all)?, name);
         let timeout = Duration::from_millis(timeout_ms);
         let relay = Relay::start(fabric, &upstream, &address, options.translate()?, timeout)?;
         let address = CString::new(relay.address().to_string()).unwrap_or_default();

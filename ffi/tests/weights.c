@@ -219,6 +219,118 @@ static void a_relay_passes_versions_on(void)
     slackline_publisher_destroy(publisher);
 }
 
+/* Of each version one word is another than before. */
+static void a_copy_is_brought_on_by_differences(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+    struct slackline_reader *reader;
+    static uint32_t words[ELEMENTS];
+    const char *address;
+    const void *bytes;
+    uint64_t version;
+    size_t len;
+
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    CHECK(options.deltas == 0 && options.delta_bytes == 0);
+    options.background = 1;
+    options.deltas = 256;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    options.deltas = 2;
+    options.delta_bytes = 64;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    for (version = 1; version < 20; version++) {
+        words[version * 31 % ELEMENTS] = 0x7fc00000u + (uint32_t)version; /* NaNs, if they were values */
+        OK(slackline_publisher_publish(publisher, words, sizeof words, TIMEOUT_MS, NULL));
+        if (version % 4 == 0)
+            continue;
+        OK(slackline_reader_refresh_to(reader, version, TIMEOUT_MS, NULL));
+        OK(slackline_reader_bytes(reader, &bytes, &len));
+        CHECK(len == sizeof words && memcmp(bytes, words, len) == 0);
+    }
+    slackline_reader_destroy(reader);
+    slackline_publisher_destroy(publisher);
+}
+
+static void a_readers_secret_opens_reading_and_nothing_else(void)
+{
+    static const char job[] = "a secret of the job in C";
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_publisher *publisher, *none;
+    struct slackline_tensor tensors[2];
+    struct slackline_reader *reader;
+    char secret[SLACKLINE_READING_SECRET_BYTES];
+    const char *address;
+
+    OK(slackline_reading_secret(job, NULL, secret, sizeof secret));
+    CHECK(strlen(secret) == sizeof secret - 1);
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret(job, NULL, secret, sizeof secret - 1));
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret("short", NULL, secret, sizeof secret));
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    options.secret = job;
+    OK(slackline_publisher_create("127.0.0.1:0", tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    reading.secret = secret;
+    OK(slackline_reader_connect(address, &reading, TIMEOUT_MS, &reader));
+    OK(slackline_reader_refresh(reader, 0, TIMEOUT_MS, NULL));
+    slackline_reader_destroy(reader);
+    options.secret = secret;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_create("127.0.0.1:0", tensors, 2, &options, &none));
+    slackline_publisher_destroy(publisher);
+}
+
+static void tables_are_found_by_their_names(void)
+{
+    static const char *const names[2] = {"base", "adapter-7"};
+    struct slackline_publisher *publishers[2], *none;
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_snapshot *snapshot;
+    struct slackline_tensor tensors[2];
+    struct slackline_tables *tables;
+    struct slackline_reader *reader;
+    const char *address;
+    int index;
+
+    OK(slackline_tables_listen(NULL, NULL, NULL, &tables));
+    OK(slackline_tables_address(tables, &address));
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    for (index = 0; index < 2; index++) {
+        options.table = names[index];
+        OK(slackline_tables_publisher(tables, tensors, 2, &options, &publishers[index]));
+        publish(publishers[index], 5 + index, 1);
+    }
+    EXPECT(SYSTEM, slackline_tables_publisher(tables, tensors, 2, &options, &none));
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    EXPECT(REFUSED, slackline_reader_connect(address, &reading, 20, &reader));
+    for (index = 0; index < 2; index++) {
+        reading.table = names[index];
+        OK(slackline_reader_connect(address, &reading, TIMEOUT_MS, &reader));
+        OK(slackline_reader_snapshot(reader, 1, SLACKLINE_ANY_STALENESS, 0, TIMEOUT_MS, &snapshot));
+        has_words(snapshot, "weight", 5 + index, 0, WEIGHTS);
+        slackline_snapshot_destroy(snapshot);
+        slackline_reader_destroy(reader);
+        slackline_publisher_destroy(publishers[index]);
+    }
+    slackline_tables_destroy(tables);
+    slackline_tables_destroy(NULL);
+}
+
 static void null_is_answered_everywhere(void)
 {
     struct slackline_snapshot *snapshot;
@@ -227,6 +339,7 @@ static void null_is_answered_everywhere(void)
     uint64_t number;
     size_t count;
 
+    EXPECT(BAD_ARGUMENT, slackline_reading_secret("a secret of the job in C", NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_publisher_set_tag(NULL, NULL));
     EXPECT(BAD_ARGUMENT, slackline_publisher_readers(NULL, NULL, 0, &count));
     EXPECT(BAD_ARGUMENT, slackline_publisher_wait(NULL, 0, 0, 0));
@@ -248,6 +361,9 @@ int main(void)
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();
+    a_copy_is_brought_on_by_differences();
+    a_readers_secret_opens_reading_and_nothing_else();
+    tables_are_found_by_their_names();
     null_is_answered_everywhere();
     puts("all checks passed");
     return 0;

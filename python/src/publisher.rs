@@ -58,7 +58,8 @@ impl PyPublisher {
         let address = fabric::listen_address(address, transport)?;
         let memory =
             ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let options = PublisherOptions { memory, begin_at: Version::new(begin_at) };
+        let options =
+            PublisherOptions { memory, begin_at: Version::new(begin_at), ..PublisherOptions::default() };
         let publisher = py.detach(|| -> Result<_, Failure> {
             let fabric = fabric::fabric(secret, &address)?;
             Ok(Publisher::new(fabric, &address, table, options)?.into_background()?)

@@ -56,6 +56,9 @@ pub enum ChannelError {
     /// The other side does not know the secret that this side knows.
     #[error("the two sides do not know the same secret: {}", remedy_of(self))]
     Secret,
+    /// A process that knows a reader's secret alone wanted something else than to read.
+    #[error("the secret opens reading only: {}", remedy_of(self))]
+    ReadingOnly,
     /// There is no secret, and the other side is not on this host.
     #[error(
         "{address} is not a loopback address, and without a secret only loopback is let in: {}",
@@ -96,6 +99,7 @@ impl Diagnostic for ChannelError {
                     .into()
             }
             ChannelError::Secret => "give all processes of the job the same secret file".into(),
+            ChannelError::ReadingOnly => "give this process the secret of the job".into(),
             ChannelError::NeedsSecret { .. } => {
                 "give all processes of the job one secret (a file of mode 0600)".into()
             }

@@ -21,6 +21,8 @@ const UNAUTHENTICATED: u8 = 1;
 const OPEN: u8 = 2;
 /// They mean different things by the connection.
 const MIXED_UP: u8 = 4;
+/// The client has a reader's secret, made of the one that it would have.
+const READER: u8 = 8;
 
 struct Script<'a>(&'a [u8]);
 
@@ -71,7 +73,9 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
     let theirs = if setting & UNAUTHENTICATED == 0 { ours.clone() } else { secret("another of nobody's") };
     let purpose = if setting & MIXED_UP == 0 { Purpose::Transport } else { Purpose::Rendezvous };
     let who = [Identity { role: 1, rank: Some(7), epoch: 11 }, Identity { role: 2, rank: None, epoch: 13 }];
-    let client = Greeting::client(ours.as_ref(), Purpose::Transport, who[0]);
+    let reads = setting & READER != 0 && ours.is_some();
+    let of_client = if reads { ours.as_ref().map(Secret::reading) } else { ours.clone() };
+    let client = Greeting::client(of_client.as_ref(), Purpose::Transport, who[0]);
     let (client, hello) = client.expect("there are random numbers");
     let server = Greeting::server(theirs.as_ref(), purpose, who[1]);
     let may_open = ours == theirs && purpose == Purpose::Transport;
@@ -92,7 +96,7 @@ pub(crate) fn fuzz_greeting(bytes: &[u8]) {
             Ok(GreetingStep::Done(answer, with)) => {
                 // The client opens first. Whether the server does is up to what it hears then.
                 assert!(honest && may_open, "opened to one that is not the peer");
-                assert_eq!(with.peer, who[1 - to]);
+                assert_eq!((with.peer, with.reads_only), (who[1 - to], reads && to == 1));
                 agreed[to] = Some(with);
                 let Some(answer) = answer else { break };
                 (message, from) = (answer, to);
@@ -130,7 +134,8 @@ pub(crate) fn greeting_samples() -> Vec<Vec<u8>> {
     let changed_welcome = vec![0, PASS, CHANGE, 1, 40, 1];
     let changed_confirmation = vec![0, PASS, PASS, CHANGE, 1, 20, 1];
     let replaced_hello = [&[0, REPLACE][..], b"slk-hail", &[1, 0, 0, 0, 2, 0, 0, 0]].concat();
-    let settings = [0, UNAUTHENTICATED, OPEN, MIXED_UP].map(|setting| vec![setting]);
+    let settings =
+        [0, UNAUTHENTICATED, OPEN, MIXED_UP, READER, READER | UNAUTHENTICATED].map(|setting| vec![setting]);
     let others = [changed_welcome, changed_confirmation, replaced_hello, vec![0, REFLECT]];
     settings.into_iter().chain(others).collect()
 }

@@ -2,11 +2,18 @@
 
 use snow::{Builder, HandshakeState};
 
+use super::secret::HandshakeKeys;
 use super::session::{Session, TAG_BYTES};
 use super::{CHANNEL_VERSION, ChannelError, Identity, Purpose, Secret};
 
 /// The Noise protocol. Its name is hashed into each handshake.
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
+
+/// That of a reader: the owner proves that it knows a private key which no reader knows. Its messages are as long.
+const NOISE_OF_READERS: &str = "Noise_NKpsk0_25519_ChaChaPoly_SHA256";
+
+/// In the purpose of a hello and of its welcome: the client knows a reader's secret.
+const READS: u32 = 1 << 16;
 
 /// Length of the prefix of a hello, a welcome and a refusal. It is the same in every version: tag, version and
 /// purpose.
@@ -39,7 +46,9 @@ pub(super) enum GreetingRefusal {
 
 /// A handshake under way.
 pub(super) struct Greeting {
-    key: [u8; 32],
+    secret: Option<Secret>,
+    /// The client knows a reader's secret.
+    reads: bool,
     purpose: Purpose,
     identity: Identity,
     stage: GreetingStage,
@@ -69,6 +78,8 @@ pub(super) enum GreetingStep {
 pub(super) struct Agreed {
     pub(super) peer: Identity,
     pub(super) session: Session,
+    /// Server: the client knows a reader's secret alone.
+    pub(super) reads_only: bool,
 }
 
 /// A handshake that failed, and the message that tells the other side of it.
@@ -86,6 +97,10 @@ impl Greeting {
         identity: Identity,
     ) -> Result<(Greeting, Vec<u8>), ChannelError> {
         let mut greeting = Greeting::server(secret, purpose, identity);
+        greeting.reads = secret.is_some_and(Secret::is_reading);
+        if greeting.reads && !purpose.admits_readers() {
+            return Err(ChannelError::ReadingOnly);
+        }
         let mut noise = greeting.noise(true)?;
         let mut hello = greeting.prefix(HELLO).to_vec();
         hello.resize(OPENING_BYTES, 0);
@@ -96,24 +111,38 @@ impl Greeting {
 
     /// Begins as the server.
     pub(super) fn server(secret: Option<&Secret>, purpose: Purpose, identity: Identity) -> Greeting {
-        // Without a secret both sides use a key that every process knows. It authenticates no peer. Instead both
-        // must be on loopback.
-        let key = secret.map_or([0; 32], |secret| *secret.key());
-        Greeting { key, purpose, identity, stage: GreetingStage::Waiting }
+        Greeting { secret: secret.cloned(), reads: false, purpose, identity, stage: GreetingStage::Waiting }
     }
 
     /// Noise with the job's secret as its pre-shared key and the hello's prefix as its prologue.
     fn noise(&self, is_client: bool) -> Result<HandshakeState, ChannelError> {
         let prologue = self.prefix(HELLO);
-        let builder = NOISE.parse().map(Builder::new).and_then(|builder| builder.psk(0, &self.key));
-        let builder = builder.and_then(|builder| builder.prologue(&prologue)).map_err(cannot_begin)?;
+        let keys = match &self.secret {
+            Some(secret) => secret.keys(self.reads, is_client).ok_or(ChannelError::ReadingOnly)?,
+            // Without a secret both sides use a key that every process knows. It authenticates no peer. Instead both
+            // must be on loopback.
+            None => HandshakeKeys { shared: [0; 32], of_owner: None },
+        };
+        let name = if keys.of_owner.is_some() { NOISE_OF_READERS } else { NOISE };
+        let builder = name.parse().map(Builder::new).and_then(|builder| builder.psk(0, &keys.shared));
+        let builder = builder.and_then(|builder| builder.prologue(&prologue));
+        let builder = builder.and_then(|builder| match &keys.of_owner {
+            None => Ok(builder),
+            Some(public) if is_client => builder.remote_public_key(public),
+            Some(private) => builder.local_private_key(private),
+        });
+        let builder = builder.map_err(cannot_begin)?;
         let noise = if is_client { builder.build_initiator() } else { builder.build_responder() };
         noise.map_err(cannot_begin)
     }
 
     /// The begin of a message of this side.
     fn prefix(&self, tag: &[u8; 8]) -> [u8; PREFIX_BYTES] {
-        prefix(tag, self.purpose as u32)
+        prefix(tag, self.purpose_word())
+    }
+
+    fn purpose_word(&self) -> u32 {
+        self.purpose as u32 | if self.reads { READS } else { 0 }
     }
 
     /// The length of the next message of the other side, as far as its first bytes tell.
@@ -131,7 +160,7 @@ impl Greeting {
     pub(super) fn receive(&mut self, message: &[u8]) -> Result<GreetingStep, Failed> {
         match std::mem::replace(&mut self.stage, GreetingStage::Over) {
             GreetingStage::Waiting => self.welcome(message),
-            GreetingStage::Welcomed(session) => confirmed(session, message),
+            GreetingStage::Welcomed(session) => confirmed(session, self.reads, message),
             GreetingStage::HelloSent(noise) => self.confirm(*noise, message).map_err(silent),
             GreetingStage::Over => Err(silent(ChannelError::Closed { when: "after an error" })),
         }
@@ -139,10 +168,14 @@ impl Greeting {
 
     /// Server: answers a hello with a welcome or a refusal.
     fn welcome(&mut self, hello: &[u8]) -> Result<GreetingStep, Failed> {
+        let begin = hello.first_chunk::<PREFIX_BYTES>();
+        let reads = begin.is_some_and(|begin| word(begin, 12) == self.purpose as u32 | READS);
+        self.reads = reads && self.purpose.admits_readers() && self.secret.is_some();
         self.check_prefix(hello, HELLO).map_err(|error| {
             let reason = match error {
                 ChannelError::Version { .. } => GreetingRefusal::Version,
                 ChannelError::Purpose { .. } | ChannelError::Encryption { .. } => GreetingRefusal::Purpose,
+                ChannelError::Secret => GreetingRefusal::Secret,
                 _ => return silent(error),
             };
             Failed { error, answer: Some(refusal(reason, self.purpose)) }
@@ -174,7 +207,10 @@ impl Greeting {
         let mut session = Session::new(noise, self.purpose).map_err(cannot_begin)?;
         let mut confirmation = Vec::with_capacity(CONFIRMATION_BYTES);
         session.write(&encode(self.identity), &mut confirmation);
-        Ok(GreetingStep::Done(Some(confirmation), Agreed { peer: decode(&identity), session }))
+        Ok(GreetingStep::Done(
+            Some(confirmation),
+            Agreed { peer: decode(&identity), session, reads_only: false },
+        ))
     }
 
     fn check_prefix(&self, message: &[u8], tag: &[u8; 8]) -> Result<(), ChannelError> {
@@ -185,8 +221,12 @@ impl Greeting {
         if version != CHANNEL_VERSION {
             return Err(ChannelError::Version { theirs: version });
         }
-        if purpose != self.purpose as u32 {
-            return Err(self.cross_purposes(purpose));
+        if purpose == self.purpose as u32 | READS && !self.reads {
+            // A reader, where there is no secret or nothing to read.
+            return Err(ChannelError::Secret);
+        }
+        if purpose != self.purpose_word() {
+            return Err(self.cross_purposes(purpose & !READS));
         }
         Ok(())
     }
@@ -222,10 +262,12 @@ impl Greeting {
 }
 
 /// Server: a confirmation opens the channel.
-fn confirmed(mut session: Session, confirmation: &[u8]) -> Result<GreetingStep, Failed> {
+fn confirmed(mut session: Session, reads_only: bool, confirmation: &[u8]) -> Result<GreetingStep, Failed> {
     let mut identity = Vec::with_capacity(IDENTITY_BYTES);
     match session.read(confirmation, &mut identity).map(|()| identity.first_chunk()) {
-        Ok(Some(identity)) => Ok(GreetingStep::Done(None, Agreed { peer: decode(identity), session })),
+        Ok(Some(identity)) => {
+            Ok(GreetingStep::Done(None, Agreed { peer: decode(identity), session, reads_only }))
+        }
         _ => Err(silent(ChannelError::Secret)),
     }
 }
@@ -249,6 +291,11 @@ pub(super) fn refusal(reason: GreetingRefusal, purpose: Purpose) -> [u8; OPENING
 }
 
 impl Purpose {
+    /// Whether a reader's secret opens such a connection.
+    fn admits_readers(self) -> bool {
+        matches!(self, Purpose::Transport | Purpose::EncryptedTransport | Purpose::Verbs)
+    }
+
     fn name(self) -> &'static str {
         match self {
             Purpose::Rendezvous => "a meeting point",

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
+use snow::params::DHChoice;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
 
 use crate::diagnostic::{Diagnostic, remedy_of};
 
@@ -21,13 +23,44 @@ const BYTES_MAX: usize = 4096;
 const TEXT: &str = "SLACKLINE_SECRET";
 const ENCRYPT: &str = "SLACKLINE_TCP_ENCRYPT";
 
+/// How the text of a reader's secret begins. Two keys in hexadecimal digits follow.
+const READING: &str = "slackline-reading-1:";
+
 /// The secret that all processes of a job know, and no other process, and whether it is to protect their data, too.
 /// `Debug` does not show its value.
+///
+/// Processes that only read get a secret of their own, which is made from the job's:
+///
+/// ```
+/// use slackline::Secret;
+/// let secret = Secret::random()?;
+/// let readers = secret.reading(); // `readers.expose()` goes into the file that they get
+/// assert!(readers.is_reading() && !secret.is_reading());
+/// assert_eq!(Secret::from_text(readers.expose(), "a file")?, readers);
+/// # Ok::<(), slackline::SecretError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     text: Arc<str>,
-    key: [u8; 32],
+    opens: Opens,
     encrypts: bool,
+}
+
+/// What a secret is good for.
+#[derive(Clone, PartialEq, Eq)]
+enum Opens {
+    /// Everything.
+    All { key: [u8; 32] },
+    /// Reading of owners that know the private key of `owner`, which is made of the job's secret.
+    Reading { key: [u8; 32], owner: [u8; 32] },
+}
+
+/// The keys of one handshake.
+pub(super) struct HandshakeKeys {
+    /// The key that both sides know.
+    pub(super) shared: [u8; 32],
+    /// Between an owner and a reader: the owner's public key for the reader, its private key for the owner.
+    pub(super) of_owner: Option<[u8; 32]>,
 }
 
 /// A secret that cannot be used.
@@ -63,6 +96,12 @@ pub enum SecretError {
         origin: String,
         /// Its length.
         bytes: usize,
+    },
+    /// A reader's secret that was changed.
+    #[error("the reader's secret from {origin} is damaged; {}", remedy_of(self))]
+    Damaged {
+        /// The source of the secret, such as a file or an environment variable.
+        origin: String,
     },
     /// An environment variable that holds something else than text.
     #[error("the secret in {variable} is no UTF-8 text; {}", remedy_of(self))]
@@ -103,6 +142,7 @@ impl Diagnostic for SecretError {
                  chosen phrase can be tried out by a process that records a connection"
             )
             .into(),
+            SecretError::Damaged { .. } => "make it of the job's secret again (`Secret::reading`)".into(),
             SecretError::NotText { .. } => {
                 "use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE".into()
             }
@@ -123,8 +163,43 @@ impl Secret {
         if !(BYTES_MIN..=BYTES_MAX).contains(&text.len()) {
             return Err(SecretError::Unusable { origin: origin.to_owned(), bytes: text.len() });
         }
-        let key = Sha256::new().chain_update(b"slackline secret\0").chain_update(text).finalize().into();
-        Ok(Secret { text: text.into(), key, encrypts: false })
+        let opens = match text.strip_prefix(READING) {
+            None => Opens::All { key: hash(b"slackline secret\0", text.as_bytes()) },
+            Some(keys) => {
+                let keys =
+                    keys.split_at_checked(64).and_then(|(key, owner)| Some((digits(key)?, digits(owner)?)));
+                let (key, owner) = keys.ok_or_else(|| SecretError::Damaged { origin: origin.to_owned() })?;
+                Opens::Reading { key, owner }
+            }
+        };
+        Ok(Secret { text: text.into(), opens, encrypts: false })
+    }
+
+    /// The secret for processes that only read, made of the job's. It lets them connect to publishers and servers over
+    /// TCP and RDMA as readers, and as nothing else: they publish nothing, serve nothing, are no workers and no members
+    /// of a job, and cannot pass for a publisher to other readers. It does not tell the job's secret.
+    pub fn reading(&self) -> Secret {
+        let Opens::All { key } = &self.opens else { return self.clone() };
+        let (shared, private) = (reading_key(key), owner_key(key));
+        let text = format!("{READING}{}{}", hexadecimal(&shared), hexadecimal(&public_key(&private)));
+        let opens = Opens::Reading { key: shared, owner: public_key(&private) };
+        Secret { text: text.into(), opens, encrypts: self.encrypts }
+    }
+
+    /// True if it opens reading alone.
+    pub fn is_reading(&self) -> bool {
+        matches!(self.opens, Opens::Reading { .. })
+    }
+
+    /// The keys of a handshake in which a reader `reads`, or any other one; `None` if this secret does not open it.
+    pub(super) fn keys(&self, reads: bool, is_client: bool) -> Option<HandshakeKeys> {
+        let (shared, of_owner) = match (&self.opens, reads, is_client) {
+            (Opens::All { key }, false, _) => (*key, None),
+            (Opens::All { key }, true, false) => (reading_key(key), Some(owner_key(key))),
+            (Opens::Reading { key, owner }, true, true) => (*key, Some(*owner)),
+            _ => return None,
+        };
+        Some(HandshakeKeys { shared, of_owner })
     }
 
     /// The same secret, with the demand that data is encrypted and authenticated, too, and not the handshakes alone. A
@@ -192,19 +267,46 @@ impl Secret {
     pub fn random() -> Result<Secret, SecretError> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|error| SecretError::NoRandom(error.to_string()))?;
-        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Secret::from_text(&text, "the random source")
+        Secret::from_text(&hexadecimal(&bytes), "the random source")
     }
 
-    /// Returns the text. Hand it to your own child processes and to no other process.
-    #[doc(hidden)]
+    /// Returns the text. Hand the job's secret to its own processes and to no other one, and a reader's to readers.
     pub fn expose(&self) -> &str {
         &self.text
     }
+}
 
-    pub(super) fn key(&self) -> &[u8; 32] {
-        &self.key
-    }
+fn hash(begin: &[u8], rest: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(begin).chain_update(rest).finalize().into()
+}
+
+fn reading_key(key: &[u8; 32]) -> [u8; 32] {
+    hash(b"slackline reading\0", key)
+}
+
+/// The private key by which owners prove to readers that they know the job's secret.
+fn owner_key(key: &[u8; 32]) -> [u8; 32] {
+    hash(b"slackline owner\0", key)
+}
+
+fn public_key(private: &[u8; 32]) -> [u8; 32] {
+    let mut keys = DefaultResolver.resolve_dh(&DHChoice::Curve25519).expect("the library is built with it");
+    keys.set(private);
+    let mut public = [0; 32];
+    public.copy_from_slice(keys.pubkey());
+    public
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads a key of 64 hexadecimal digits.
+fn digits(text: &str) -> Option<[u8; 32]> {
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let bytes = pairs.iter().map(|[high, low]| Some((digit(*high)? << 4 | digit(*low)?) as u8));
+    bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
 }
 
 /// Reads a switch.
@@ -233,6 +335,34 @@ mod tests {
         assert_eq!(format!("{secret:?}"), "Secret(..)");
         assert_eq!(secret, Secret::from_text(" correct horse battery\n", "a test").unwrap());
         assert_ne!(Secret::random().unwrap(), Secret::random().unwrap());
+    }
+
+    #[test]
+    fn a_readers_secret_does_not_open_what_the_jobs_opens() {
+        let job = Secret::from_text("correct horse battery", "a test").unwrap().encrypting();
+        let reader = job.reading();
+        assert!(reader.encrypts() && reader.reading() == reader && reader != job);
+        assert_eq!(reader.text.len(), READING.len() + 128);
+        let [all, asks, owns] = [(false, true), (true, true), (true, false)]
+            .map(|(reads, is_client)| (job.keys(reads, is_client), reader.keys(reads, is_client)));
+        assert!(matches!((&all.0, &all.1, &asks.0, &owns.1), (Some(_), None, None, None)));
+        let (Some(theirs), Some(ours)) = (asks.1, owns.0) else { panic!("a reader and its owner have keys") };
+        assert_eq!(theirs.shared, ours.shared);
+        assert_eq!(theirs.of_owner.unwrap(), public_key(&ours.of_owner.unwrap()));
+        assert_ne!((all.0.unwrap().shared, theirs.of_owner), (theirs.shared, ours.of_owner));
+        let text = reader.expose();
+        for damaged in [&text[..text.len() - 1], &format!("{text}0"), &text.replacen(':', ":g", 1)] {
+            let error = Secret::from_text(damaged, "a test").unwrap_err();
+            assert!(matches!(error, SecretError::Damaged { .. }), "{error}");
+        }
+    }
+
+    /// Alice's keys in RFC 7748, section 6.1.
+    #[test]
+    fn public_keys_are_those_of_x25519() {
+        let private = digits("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a");
+        let public = digits("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a");
+        assert_eq!(private.map(|private| public_key(&private)), public);
     }
 
     #[test]

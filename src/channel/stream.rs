@@ -51,6 +51,7 @@ enum StreamState {
     Open {
         peer: Identity,
         session: Session,
+        reads_only: bool,
         /// The length of the message whose header was read.
         promised: Option<usize>,
     },
@@ -132,12 +133,12 @@ impl Channel {
                     self.inbox.clear();
                     match step {
                         Ok(GreetingStep::Answer(answer)) => self.outbox.extend(answer),
-                        Ok(GreetingStep::Done(answer, Agreed { peer, mut session })) => {
+                        Ok(GreetingStep::Done(answer, Agreed { peer, mut session, reads_only })) => {
                             self.outbox.extend(answer.iter().flatten());
                             for message in self.early.drain(..) {
                                 session.seal(&message, &mut self.outbox);
                             }
-                            self.state = StreamState::Open { peer, session, promised: None };
+                            self.state = StreamState::Open { peer, session, reads_only, promised: None };
                         }
                         Err(failed) => {
                             self.outbox.extend(failed.answer.iter().flatten());
@@ -266,6 +267,11 @@ impl Channel {
             StreamState::Open { peer, .. } => Some(peer),
             _ => None,
         }
+    }
+
+    /// True of a client that has proved to know a reader's secret, and not the job's.
+    pub(crate) fn reads_only(&self) -> bool {
+        matches!(self.state, StreamState::Open { reads_only: true, .. })
     }
 
     /// Bytes that wait to be sent.

@@ -48,6 +48,53 @@ fn meet(a: &mut Channel, b: &mut Channel) -> (Result<Vec<u8>, ChannelError>, boo
 }
 
 #[test]
+fn a_reader_is_known_as_one_and_opens_nothing_but_memory() {
+    let job = secret("a secret that both know");
+    let reading = job.reading();
+    let of = |secret: &Secret, purpose| ChannelTerms {
+        secret: Some(secret.clone()),
+        ..ChannelTerms::new(purpose)
+    };
+    for purpose in [Purpose::Transport, Purpose::EncryptedTransport, Purpose::Verbs] {
+        for (client, reads_only) in [(&reading, true), (&job, false)] {
+            let (mut a, mut b) = pair(&of(client, purpose), &of(&job, purpose));
+            a.send(b"hello").unwrap();
+            assert_eq!(meet(&mut a, &mut b).0.unwrap(), b"hello");
+            assert_eq!((a.reads_only(), b.reads_only()), (false, reads_only), "{purpose:?}");
+        }
+        // The secret of another job, and a listener that has no more than the reader has.
+        for server in [&secret("a secret of another job"), &reading] {
+            let (mut a, mut b) = pair(&of(&reading, purpose), &of(server, purpose));
+            a.send(b"hello").unwrap();
+            let error = meet(&mut a, &mut b).0.unwrap_err();
+            assert!(matches!(error, ChannelError::Secret | ChannelError::ReadingOnly), "{error}");
+        }
+    }
+    for purpose in [Purpose::Rendezvous, Purpose::Measurement] {
+        let refused = Greeting::client(Some(&reading), purpose, Identity::default()).err().unwrap();
+        assert!(matches!(refused, ChannelError::ReadingOnly), "{refused}");
+    }
+}
+
+/// Who knows the reader's secret has the key that both sides share. What a publisher answers with beside it is not in
+/// there.
+#[test]
+fn a_reader_cannot_pass_for_an_owner() {
+    let job = secret("a secret that both know");
+    let (reading, purpose) = (job.reading(), Purpose::Transport);
+    let (_, hello) = Greeting::client(Some(&reading), purpose, Identity::default()).unwrap();
+    let shared = reading.keys(true, true).unwrap().shared;
+    let reads = |private: &[u8; 32]| {
+        let noise = snow::Builder::new("Noise_NKpsk0_25519_ChaChaPoly_SHA256".parse().unwrap());
+        let noise = noise.psk(0, &shared).unwrap().prologue(&hello[..16]).unwrap();
+        let mut noise = noise.local_private_key(private).unwrap().build_responder().unwrap();
+        noise.read_message(&hello[16..], &mut []).is_ok()
+    };
+    assert!(reads(&job.keys(true, false).unwrap().of_owner.unwrap()));
+    assert!(!reads(&[7; 32]) && !reads(&shared));
+}
+
+#[test]
 fn both_sides_learn_identities_and_messages_of_every_size_arrive_in_order() {
     let shared = secret("a secret that both know");
     let client = Identity { role: 2, rank: Some(0), epoch: 0 };

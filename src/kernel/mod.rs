@@ -4,6 +4,7 @@
 mod check;
 mod checksum;
 mod convert;
+mod delta;
 mod lanes;
 mod magnitude;
 mod mean;
@@ -23,6 +24,7 @@ mod tests;
 pub use check::{FoldError, Operand};
 pub use checksum::crc64;
 pub use convert::{decode, encode};
+pub use delta::{DamagedDelta, apply_delta, encode_delta};
 pub use magnitude::largest_magnitude;
 pub use mean::mean;
 pub use moments::Moments;

@@ -315,7 +315,16 @@ impl Error {
 
     /// True if the peer refused for a reason that passes by itself.
     pub(super) fn is_refused_for_now(&self) -> bool {
-        matches!(self, Error::Connect(ConnectError::Refused { is_temporary: true, .. }))
+        self.retry_after().is_some()
+    }
+
+    /// The time after which to ask again, if the peer refused for a reason that passes by itself: a publisher that has
+    /// as many readers as it takes, for example.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Error::Connect(ConnectError::Refused { retry_after, .. }) => *retry_after,
+            _ => None,
+        }
     }
 
     /// True if no process listened at the address.
@@ -388,11 +397,13 @@ mod tests {
     #[test]
     fn what_may_pass_can_be_tried_again_and_mistakes_cannot() {
         let (address, reason) = (Address::random(), "full".to_owned());
-        let refused = |is_temporary| {
+        let refused = |retry_after| {
             let (address, reason) = (address.clone(), reason.clone());
-            Error::from(ConnectError::Refused { address, is_temporary, reason })
+            Error::from(ConnectError::Refused { address, retry_after, reason })
         };
-        assert!(refused(true).is_retryable() && !refused(false).is_retryable());
+        let later = Some(Duration::from_secs(1));
+        assert!(refused(later).is_retryable() && !refused(None).is_retryable());
+        assert_eq!((refused(later).retry_after(), Error::NotF32.retry_after()), (later, None));
         assert!(Error::Evicted { shard: 0, why: Eviction::Silent }.is_retryable());
         assert!(!Error::from(ConnectError::NeedsSecret { address }).is_retryable());
         assert!(!Error::NotF32.is_retryable());

@@ -9,9 +9,9 @@ use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole, PinError, PinnedFrame, Pins,
-    Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, RETRIES_BEFORE_PIN, Welcome,
-    WorkerProgress, own_page, own_words,
+    ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole,
+    PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant,
+    RETRIES_BEFORE_PIN, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -26,6 +26,9 @@ pub(super) struct Link<E: Endpoint> {
     pub(super) address: Address,
     pub(super) welcome: Welcome,
     pub(super) pull: Pull,
+    /// The differences that the owner keeps, and the state machine that reads them once there is a use for it.
+    delta_source: Option<DeltaSource>,
+    pub(super) deltas: Option<DeltaPull>,
     pub(super) publish: Option<Publish>,
     pub(super) pins: Option<Pins>,
     /// The memory that versions are pushed to, and the state machine that reads them there.
@@ -208,6 +211,7 @@ impl<E: Endpoint> Link<E> {
         let source =
             FrameSource::new(&welcome, grants).ok_or(OutOfBounds { offset: 0, len: 2, available: 0 })?;
         let mut pull = Pull::new(source, scratch)?;
+        let delta_source = DeltaSource::new(&welcome, grants)?;
         let publish_scratch = scratch.slice(Pull::SCRATCH_BYTES, Publish::SCRATCH_BYTES)?;
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
@@ -235,6 +239,8 @@ impl<E: Endpoint> Link<E> {
             address,
             welcome,
             pull,
+            delta_source,
+            deltas: None,
             publish,
             pins,
             pushed,
@@ -286,9 +292,26 @@ impl<E: Endpoint> Link<E> {
         pull.start(bound, into, options).map_err(|source| Error::Pull { shard, source })
     }
 
+    /// The state machine that reads the owner's differences, if it keeps any.
+    pub(super) fn deltas<T: Transport>(&mut self, transport: &T) -> Result<Option<&mut DeltaPull>, Error> {
+        if let (Some(source), None) = (&self.delta_source, &self.deltas) {
+            let memory = transport.allocate(source.memory_bytes(), Access::LOCAL)?;
+            self.deltas = Some(DeltaPull::new(*source, &memory)?);
+        }
+        Ok(self.deltas.as_mut())
+    }
+
+    /// Returns whether the owner keeps differences.
+    pub(super) fn has_deltas(&self) -> bool {
+        self.delta_source.is_some()
+    }
+
     /// Gives up a pull, and tells the owner so if it was pinned.
     pub(super) fn cancel_pull(&mut self) {
         self.pull.cancel();
+        if let Some(deltas) = &mut self.deltas {
+            deltas.cancel();
+        }
         if let Err(error) = self.advance() {
             tracing::debug!(%error, "a pull was given up, and its connection is gone");
         }
@@ -367,7 +390,8 @@ impl<E: Endpoint> Link<E> {
     fn gains(&self) -> u64 {
         let pushed = self.pushed.as_ref().map_or(0, |(_, pull)| pull.gains());
         let publish = self.publish.as_ref().map_or(0, Publish::gains);
-        self.pull.gains() + pushed + publish
+        let deltas = self.deltas.as_ref().map_or(0, DeltaPull::gains);
+        self.pull.gains() + deltas + pushed + publish
     }
 
     fn step(&mut self) -> Result<(), Error> {
@@ -383,7 +407,8 @@ impl<E: Endpoint> Link<E> {
             }
             progress |= self.advance_held()?;
             progress |= self.rescue()?;
-            match self.pull.advance(&mut self.endpoint) {
+            let deltas = self.deltas.as_mut().map_or(Ok(false), |deltas| deltas.advance(&mut self.endpoint));
+            match deltas.and_then(|read| Ok(read | self.pull.advance(&mut self.endpoint)?)) {
                 Ok(stepped) => progress |= stepped,
                 Err(PullError::Disconnected(gone)) => return Err(self.lost(gone)),
                 Err(PullError::Completion(error)) if is_loss(error) => return Err(self.lost_with_requests()),
@@ -409,6 +434,10 @@ impl<E: Endpoint> Link<E> {
                     self.pull.complete(completion);
                 } else if completion.id.0 & HELD_TAG != 0 {
                     self.held.outstanding = false;
+                } else if completion.id.0 & DELTA_TAG != 0 {
+                    if let Some(deltas) = &mut self.deltas {
+                        deltas.complete(completion);
+                    }
                 } else if completion.id.0 & PROBE_TAG != 0 {
                     self.probe.outstanding = self.probe.outstanding.saturating_sub(1);
                     if completion.result.is_ok() && self.probe.outstanding == 0 {

@@ -44,7 +44,7 @@ pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 #[cfg(feature = "cuda")]
 pub use publisher::Publishing;
-pub use publisher::{BackgroundPublisher, Draft, Publisher, PublisherOptions, ReaderStatus};
+pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};
 pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};

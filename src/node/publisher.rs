@@ -1,6 +1,7 @@
 //! The publisher: versions that their owner made itself, for readers.
 
 mod background;
+mod deltas;
 #[cfg(feature = "cuda")]
 mod gpu;
 
@@ -8,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 
 pub use self::background::{BackgroundPublisher, Draft};
+pub use self::deltas::DeltaOptions;
 #[cfg(feature = "cuda")]
 pub use self::gpu::Publishing;
 use super::Error;
@@ -17,7 +19,7 @@ use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
 use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
 use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
-use crate::param::{FrameHeader, FrameLabel, Latest, Pinned};
+use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, WrittenDelta};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
@@ -32,6 +34,8 @@ pub struct PublisherOptions {
     /// successor of a publisher that is lost begins at that one's last version, so that the numbers go on. Readers tell
     /// the two apart by the epoch.
     pub begin_at: Version,
+    /// The differences between versions that it keeps for readers; `None`, the default, for none.
+    pub deltas: Option<DeltaOptions>,
 }
 
 /// A reader, as its publisher sees it.
@@ -90,7 +94,9 @@ impl<T: Transport> Publisher<T> {
         if options.begin_at >= Latest::VERSION_MAX {
             return Err(Error::LastVersion { version: options.begin_at });
         }
-        let config = ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory };
+        let deltas = options.deltas.map(|deltas| deltas.geometry(&table)).transpose()?;
+        let config =
+            ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory, deltas };
         let mut shard = Shard::new(transport, address, config)?;
         let origin = shard.frames.epoch();
         shard.frames.set_label(shard.frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });
@@ -264,6 +270,13 @@ impl<T: Transport> Publisher<T> {
         Ok(self.begin_draft()?.map(|frame| self.shard.frames.payload(frame)))
     }
 
+    /// The version that is served, with its label and its memory.
+    pub(super) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
+        let frames = &self.shard.frames;
+        let Latest { version, frame } = frames.latest();
+        (version, frames.label(frame), frames.payload(frame))
+    }
+
     /// So many chunks of `version` are there. If it is another version than so far, or the copy `begins_again`, what
     /// followers have copied of it is void.
     pub(super) fn relay_landed(&mut self, version: Version, chunks: usize, begins_again: bool) {
@@ -283,11 +296,29 @@ impl<T: Transport> Publisher<T> {
         begins_again: bool,
     ) -> Result<(), Error> {
         self.relay_landed(version, 0, begins_again);
+        self.write_delta();
         let none = Error::OutOfTurn { operation: "pass a version on", reason: "no frame is being written" };
         let (frame, version) = self.draft.take().ok_or(none)?;
         self.shard.frames.set_label(frame, label);
         self.shard.frames.commit(frame, version, Clock::new(0));
         Ok(())
+    }
+
+    /// Begins the difference of the frame that is being written and that is filled, if differences are kept.
+    fn begin_delta(&mut self) -> Option<PendingDelta> {
+        let (frame, version) = self.draft?;
+        self.shard.frames.begin_delta(frame, version)
+    }
+
+    fn write_delta(&mut self) {
+        if let Some(delta) = self.begin_delta() {
+            self.set_delta(delta.encode());
+        }
+    }
+
+    /// The difference of the frame that is committed next.
+    fn set_delta(&mut self, delta: WrittenDelta) {
+        self.shard.frames.set_delta(delta);
     }
 
     /// The memory of the frame that is being written.
@@ -304,6 +335,7 @@ impl<T: Transport> Publisher<T> {
     /// As [`publish_commit`](Self::publish_commit), with a tag.
     #[doc(hidden)]
     pub fn publish_commit_tagged(&mut self, tag: VersionTag) -> Result<Version, Error> {
+        self.write_delta();
         self.commit_draft(tag).map(|(version, _)| version)
     }
 
@@ -313,6 +345,7 @@ impl<T: Transport> Publisher<T> {
         // Once it is published, the frame is another version's before long.
         let memory = self.draft_memory();
         let digests = memory.map(|memory| digests(self.table().tensors().iter(), memory.as_volatile()));
+        self.write_delta();
         self.commit_recorded(tag, digests.unwrap_or_default())
     }
 

@@ -1,6 +1,8 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
+mod deltas;
 mod refresh;
+mod resume;
 mod snapshot;
 
 use std::sync::Arc;
@@ -14,13 +16,17 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, PeerRole, PinnedFrame, Pins, PullOptions, Pulled, Welcome,
+    Consistency, FrameGeometry, FrameLabel, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions, Pulled,
+    Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use crate::transport::{Address, Transport};
+use deltas::DeltaBase;
+pub(super) use deltas::RelayStep;
 use refresh::Refresh;
+use resume::Destination;
 use snapshot::{Asked, CopiedTable, Spares};
 pub use snapshot::{Snapshot, Wanted};
 
@@ -75,11 +81,19 @@ pub struct Reader<T: Transport> {
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
     held: Option<(Pulled, FrameLabel)>,
+    /// The version that the copy has, also while it is not lent, if nobody else can have changed it.
+    content: Option<(Version, FrameLabel)>,
+    is_callers: bool,
     /// The memory that the next snapshot is copied into, and that of snapshots that are no more.
     filling: Option<Buffer>,
     /// The version that is in there, once it is whole, and how it was asked for.
     filled: Option<(Fresh, Asked)>,
     spares: Spares,
+    /// What an abandoned copy has left, and where; and what the copy that is about to begin goes on with.
+    partial: Option<(Destination, PartialCopy)>,
+    resuming: Option<PartialCopy>,
+    /// The newest snapshot that was taken: what differences are applied to a copy of.
+    base: Option<DeltaBase>,
     /// The table of snapshots, made when it is first asked for.
     copied: Option<Arc<CopiedTable>>,
     /// The reader's name in its certificates: a random number.
@@ -114,7 +128,8 @@ async fn connect_link<T: Transport>(
     timeout: Duration,
 ) -> Result<Link<T::Endpoint>, Error> {
     let deadline = runtime.now() + timeout;
-    let may_pass = |error: &Error| options.waits_for_server && error.is_no_listener();
+    let may_pass =
+        |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let connect = async || {
         let left = deadline - runtime.now();
         Link::connect(transport, address, (PeerRole::Reader, false), None, left).await
@@ -123,7 +138,12 @@ async fn connect_link<T: Transport>(
 }
 
 impl<T: Transport> Reader<T> {
-    /// Connects to a publisher or a server within `timeout`.
+    /// Connects to a publisher or a server within `timeout`. If it has as many peers as it takes
+    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits in line for one to leave.
+    ///
+    /// # Errors
+    /// No owner is there, or it refuses this reader. One that had no room within `timeout` says when to ask again
+    /// ([`Error::retry_after`]).
     pub fn connect(
         transport: T,
         address: &Address,
@@ -149,9 +169,14 @@ impl<T: Transport> Reader<T> {
             selection: None,
             copy: None,
             held: None,
+            content: None,
+            is_callers: false,
             filling: None,
             filled: None,
             spares: Spares::default(),
+            base: None,
+            partial: None,
+            resuming: None,
             copied: None,
             identity: random_word(),
             snapshots: 0,
@@ -206,6 +231,7 @@ impl<T: Transport> Reader<T> {
         }
         self.abandon_refresh();
         (self.copy, self.held, self.filling, self.filled, self.copied) = (None, None, None, None, None);
+        (self.content, self.is_callers, self.base, self.partial) = (None, false, None, None);
         self.spares = Spares::default();
         self.link.pull.select(selection.as_ref().map(Selection::plan));
         self.selection = selection;
@@ -260,7 +286,8 @@ impl<T: Transport> Reader<T> {
     pub fn use_memory(&mut self, memory: CallerMemory) -> Result<(), Error> {
         let memory = of_caller(&self.transport, memory, self.copy_bytes() as u64)?;
         self.abandon_refresh();
-        (self.copy, self.held) = (Some(memory), None);
+        (self.copy, self.held, self.content, self.is_callers) = (Some(memory), None, None, true);
+        self.forget_partial(Destination::Copy);
         Ok(())
     }
 
@@ -315,29 +342,9 @@ impl<T: Transport> Reader<T> {
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
     }
 
-    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without
-    /// waiting.
-    pub(super) fn relay(
-        &mut self,
-        into: &LocalSlice,
-        least: Version,
-        has_begun: &mut bool,
-        now: Instant,
-    ) -> Result<RelayTurn, Error> {
-        let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
-        let (pulled, progress) = self.pull_once(into, Bound::version(least), options, has_begun)?;
-        let pull = &self.link.pull;
-        let (landed, retries) = (pull.landed(), pull.retries());
-        let copied = pulled.map(|pulled| (pulled.version, pull.label()));
-        match copied {
-            Some((version, _)) => self.link.tell_held(version)?,
-            None => self.link.look_around(now)?,
-        }
-        Ok(RelayTurn { copied, landed, retries, progress })
-    }
-
-    /// Gives up the copy that [`relay`](Self::relay) makes.
+    /// Gives up the copy that [`relay`](Self::relay) makes. The next one goes on with it if it finds the same version.
     pub(super) fn give_up_relay(&mut self) {
+        self.keep_partial(Destination::Relay);
         self.link.cancel_pull();
     }
 
@@ -359,6 +366,9 @@ impl<T: Transport> Reader<T> {
             let shard = self.link.welcome.shard;
             let begun = self.link.pull.start(bound, into.clone(), options);
             begun.map_err(|source| Error::Pull { shard, source })?;
+            if let Some(partial) = self.resuming.take() {
+                self.link.pull.resume(partial);
+            }
             *has_begun = true;
         }
         let progress = self.link.advance()?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use super::reader::RelayStep;
 use super::wait::Backoff;
 use super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus, now};
 use crate::clock::Version;
@@ -104,6 +105,7 @@ impl Relay {
             origin: None,
             draft: None,
             retries: 0,
+            is_void: false,
         };
         let told = state.clone();
         let thread = std::thread::Builder::new().name("slackline-relay".into());
@@ -165,10 +167,12 @@ struct Passing<T: Transport> {
     unknown: Option<Version>,
     /// The publisher whose versions these are, once one has come.
     origin: Option<u64>,
-    /// The memory of the version that is being copied, and whether its copy has begun.
-    draft: Option<(LocalSlice, bool)>,
+    /// The memory of the version that is being copied, and the step that its copy has come to.
+    draft: Option<(LocalSlice, RelayStep)>,
     /// The number of times that this copy was begun again.
     retries: u64,
+    /// What followers have of the attempt so far is void: said with the first chunk of the next one.
+    is_void: bool,
 }
 
 impl<T: Transport> Passing<T> {
@@ -201,17 +205,17 @@ impl<T: Transport> Passing<T> {
         let now = now();
         let joined = self.publisher.poll(now);
         if self.draft.is_none() {
-            self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, false));
-            self.retries = 0;
+            self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, RelayStep::Begin));
+            (self.retries, self.is_void) = (0, false);
         }
-        let Some((memory, has_begun)) = &mut self.draft else { return Ok(joined) };
+        let Some((memory, step)) = &mut self.draft else { return Ok(joined) };
         let newest = self.publisher.version();
         let least = self.unknown.unwrap_or(newest.next());
-        let turn = self.reader.relay(memory, least, has_begun, now)?;
+        let turn = self.reader.relay(memory, least, self.publisher.served(), step, now)?;
         // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
-        let begins_again = std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
+        self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {
-            self.publisher.relay_landed(version, chunks, begins_again);
+            self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
         }
         let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
         // A relay that has nothing yet serves zeros that are no publisher's.
@@ -222,10 +226,10 @@ impl<T: Transport> Passing<T> {
         }
         self.unknown = if is_anyones { Some(version.next()) } else { None };
         if version > newest {
-            self.publisher.commit_relayed(version, label, begins_again)?;
+            self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
             self.draft = None;
         } else {
-            *has_begun = false;
+            *step = RelayStep::Begin;
         }
         Ok(true)
     }
@@ -236,11 +240,11 @@ impl<T: Transport> Passing<T> {
         self.next += 1;
         tracing::warn!(error = %lost, next = %address, "the owner upstream is lost");
         self.reader.give_up_relay();
-        if let Some((_, has_begun)) = &mut self.draft {
-            *has_begun = false;
+        if let Some((_, step)) = &mut self.draft {
+            *step = RelayStep::Begin;
         }
         // What followers have copied of an attempt that ended with the connection is void.
-        self.retries = u64::MAX;
+        (self.retries, self.is_void) = (0, true);
         let chunk_bytes = self.reader.geometry().chunk_bytes;
         match self.reader.reconnect(address, ASK_FOR) {
             Err(error @ Error::Shards { .. }) => return Err(error),

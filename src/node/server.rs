@@ -246,6 +246,7 @@ impl<T: Transport> Server<T> {
             shards,
             scheme: Some((&options.scheme).into()),
             options: options.memory,
+            deltas: None,
         };
         let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);

@@ -16,8 +16,8 @@ use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
-    ControlLayout, DECISIONS_BYTES, Decisions, Eviction, FrameGeometry, Frames, Latest, PeerHello, PeerInbox,
-    PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
+    ControlLayout, DECISIONS_BYTES, Decisions, DeltaGeometry, Deltas, Eviction, FrameGeometry, Frames,
+    Latest, PeerHello, PeerInbox, PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
 };
 use crate::scheme;
 use crate::table::{Encoding, Table};
@@ -137,6 +137,8 @@ pub(super) struct ShardConfig {
     /// The scheme, if workers are taken.
     pub(super) scheme: Option<Kept>,
     pub(super) options: ShardOptions,
+    /// The differences that are kept for readers.
+    pub(super) deltas: Option<DeltaGeometry>,
 }
 
 /// The part of a scheme that the handshake needs.
@@ -180,6 +182,9 @@ const GREET_EVERY: Duration = Duration::from_millis(1);
 /// Period at which a peer's connection is asked whether it still stands: asking may cost a system call. Hearts are
 /// listened to as often, or more often where the lease is short.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+/// The time after which a peer that was refused for now may ask again.
+const SOON: Duration = Duration::from_millis(10);
 
 pub(super) struct Shard<T: Transport> {
     transport: Arc<T>,
@@ -253,6 +258,10 @@ impl<T: Transport> Shard<T> {
         let payload = transport.allocate(bytes, Access::REMOTE_READ)?;
         let mut frames = Frames::new(control, payload, layout, geometry, random_word());
         frames.set_checksums(options.checksums);
+        if let Some(deltas) = config.deltas {
+            let region = transport.allocate(deltas.bytes() as usize, Access::REMOTE_READ)?;
+            frames.set_deltas(Deltas::new(region, deltas));
+        }
         let mut listener = transport.listen(address)?;
         let is_notified = config.options.idle == Idle::Sleep && listener.be_notified()?;
         if config.options.idle == Idle::Sleep && !is_notified {
@@ -445,6 +454,10 @@ impl<T: Transport> Shard<T> {
             Ok(hello) => hello,
             Err(error) => return self.refuse(incoming, error.to_string()),
         };
+        if incoming.reads_only() && !matches!(hello.role, PeerRole::Reader | PeerRole::Inquirer) {
+            let reason = "its secret opens reading only: give it the secret of the job";
+            return self.refuse(incoming, reason);
+        }
         if hello.role == PeerRole::Inquirer {
             if self.answering.len() >= MAX_PENDING_HANDSHAKES {
                 // The one that was answered first has had the most time to read its answer. Were the new one refused,
@@ -464,8 +477,9 @@ impl<T: Transport> Shard<T> {
                 let shared = [self.frames.control().whole(), self.frames.region().whole()];
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
+                let last = decisions.or_else(|| self.frames.deltas().map(Deltas::region));
                 let registering = self.runtime.simulator().map(|simulator| now + simulator.registering());
-                self.joining.begin(&self.transport, incoming, hello, (shared, decisions), slots, registering);
+                self.joining.begin(&self.transport, incoming, hello, (shared, last), slots, registering);
             }
         }
     }
@@ -598,11 +612,11 @@ impl<T: Transport> Shard<T> {
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => {
-                let allowed = self.peers.len();
-                Refusal::from(format!("there are as many peers as `peers` allows ({allowed}); raise it"))
-            }
-            _ => Refusal::temporary("the last gradient of a worker that has left is being folded; try again"),
+            0 => self.full(&hello.role),
+            _ => Refusal::temporary(
+                SOON,
+                "the last gradient of a worker that has left is being folded; try again",
+            ),
         })?;
         if let Some(push) = &hello.push
             && push.geometry != *self.frames.geometry()
@@ -654,6 +668,20 @@ impl<T: Transport> Shard<T> {
         Ok((peer, slots))
     }
 
+    /// There is no room for another peer. A reader waits in line for another to leave; a worker too many is a mistake
+    /// in the job's settings.
+    fn full(&self, role: &PeerRole) -> Refusal {
+        let allowed = self.peers.len();
+        let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
+        match role {
+            PeerRole::Reader => {
+                let after = (self.config.options.lease / 4).clamp(SOON, Duration::from_secs(1));
+                Refusal::temporary(after, reason + ", or read from a relay")
+            }
+            _ => reason.into(),
+        }
+    }
+
     /// The shards of the servers that follow this one.
     pub(super) fn followers(&self) -> impl Iterator<Item = u16> + '_ {
         self.peers.iter().flatten().filter_map(|peer| peer.follows)
@@ -685,6 +713,7 @@ impl<T: Transport> Shard<T> {
             lease_ns: u64::try_from(self.config.options.lease.as_nanos()).unwrap_or(u64::MAX),
             scheme: self.config.scheme.as_ref().map(|kept| kept.text.clone()),
             decided: None,
+            deltas: self.frames.deltas().map(|deltas| *deltas.geometry()),
         }
     }
 
@@ -705,17 +734,21 @@ impl<T: Transport> Shard<T> {
 
 /// A worker that was started again hears it until the end of its old connection is noticed, and tries again.
 fn identity_taken(identity: u64) -> Refusal {
-    Refusal::temporary(format!(
-        "a worker of this identity is connected: give each worker a rank of its own; one that was started again is \
+    Refusal::temporary(
+        SOON,
+        format!(
+            "a worker of this identity is connected: give each worker a rank of its own; one that was started again is \
          taken in as soon as the end of its old connection is noticed, within the lease (it is {identity:#x})"
-    ))
+        ),
+    )
 }
 
 /// A follower that connects again hears it until the end of its old connection is noticed, and tries again.
 fn shard_taken(shard: u16) -> Refusal {
-    Refusal::temporary(format!(
-        "another server of this shard follows already: give each shard one server (it is {shard})"
-    ))
+    Refusal::temporary(
+        SOON,
+        format!("another server of this shard follows already: give each shard one server (it is {shard})"),
+    )
 }
 
 /// A random number, which no other incarnation of any server has for its epoch and no other worker for its name.

@@ -149,11 +149,13 @@ pub(super) async fn retry<R>(
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        if !may_pass(&error) || deadline - runtime.now() <= pause {
+        // Who refuses for now says how long it may take: to ask before would only keep it busy.
+        let rest = pause.max(error.retry_after().unwrap_or_default());
+        if !may_pass(&error) || deadline - runtime.now() <= rest {
             return Err(error);
         }
         tracing::debug!(%error, "trying again to connect");
-        runtime.sleep(pause).await;
+        runtime.sleep(rest).await;
         pause = (pause * 2).min(most);
     }
 }

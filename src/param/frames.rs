@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
+use super::delta::{Deltas, PendingDelta, WrittenDelta};
 use super::layout::{
     ControlLayout, FrameGeometry, FrameHeader, FrameLabel, LAYOUT_VERSION, LINE, Latest, MAGIC, inbox,
     landed_word, peer_line,
@@ -44,6 +45,7 @@ pub struct Frames {
     epoch: u64,
     latest: Latest,
     checksums: bool,
+    deltas: Option<Deltas>,
 }
 
 impl Frames {
@@ -67,7 +69,8 @@ impl Frames {
             "regions too short"
         );
         let latest = Latest { version: Version::new(0), frame: 0 };
-        let frames = Frames { control, payload, layout, geometry, epoch, latest, checksums: false };
+        let (checksums, deltas) = (false, None);
+        let frames = Frames { control, payload, layout, geometry, epoch, latest, checksums, deltas };
         let constants = [
             MAGIC,
             LAYOUT_VERSION,
@@ -91,6 +94,30 @@ impl Frames {
     /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it.
     pub fn set_checksums(&mut self, on: bool) {
         self.checksums = on;
+    }
+
+    /// Keeps the differences between successive versions from now on.
+    pub fn set_deltas(&mut self, deltas: Deltas) {
+        self.deltas = Some(deltas);
+    }
+
+    /// Returns the differences, where they are kept.
+    pub fn deltas(&self) -> Option<&Deltas> {
+        self.deltas.as_ref()
+    }
+
+    /// Begins the difference from the latest version to the one that is whole in `frame`, which is then committed;
+    /// `None` where none are kept.
+    pub fn begin_delta(&mut self, frame: u8, version: Version) -> Option<PendingDelta> {
+        let (before, after) = (self.payload(self.latest.frame), self.payload(frame));
+        Some(self.deltas.as_mut()?.begin(before, after, version))
+    }
+
+    /// The difference of the version that is committed next.
+    pub fn set_delta(&mut self, delta: WrittenDelta) {
+        if let Some(deltas) = &mut self.deltas {
+            deltas.set_written(delta);
+        }
     }
 
     /// Makes frame 0 `version`, of a shard that goes on from another incarnation: before
@@ -249,6 +276,13 @@ impl Frames {
         let even = header.sequence + 1;
         let sequence_at = self.layout.frame_header(frame) + FrameHeader::SEQUENCE;
         memory.store(sequence_at, even, ordering!("even_release", Release));
+        let label = self.label(frame);
+        // Numbers of different publishers mean different versions.
+        let base = (self.latest.version, self.label(self.latest.frame).origin == label.origin);
+        if let Some(deltas) = &mut self.deltas {
+            deltas.commit(&header, base, label);
+        }
+        let memory = self.control.as_volatile();
         self.latest = Latest { version, frame };
         // The frame is whole before it is announced.
         memory.store(ControlLayout::LATEST, self.latest.to_word(), ordering!("latest_release", Release));
@@ -338,6 +372,12 @@ impl Frames {
         for (index, word) in label.to_words().into_iter().enumerate() {
             line.store(index * 8, word, Relaxed);
         }
+    }
+
+    /// Label of a frame, as this owner last wrote it.
+    pub fn label(&self, frame: u8) -> FrameLabel {
+        let line = self.control.as_volatile().subslice(self.layout.label(frame), LINE);
+        FrameLabel::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed)))
     }
 
     /// Returns the clock that [`set_included`](Self::set_included) has stored.

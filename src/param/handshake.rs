@@ -8,12 +8,14 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
+use super::delta::DeltaGeometry;
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
 use crate::scheme;
 use crate::table::{Encoding, Table};
+use crate::transport::NAMED;
 
 /// The name of one incarnation of a server, which is the time from its start to its end: a random number.
 pub type Epoch = u64;
@@ -25,6 +27,9 @@ pub enum HandshakeError {
     /// The message is not one of ours.
     #[error("its message is not slackline's")]
     Foreign,
+    /// The peer asks for a table by its name, and there is one without a name.
+    #[error("it asks for a table by its name, and here is one without a name: {}", remedy_of(self))]
+    ByName,
     /// The peer has another version of this library.
     #[error("it speaks layout version {theirs}, this process version {LAYOUT_VERSION}: {}", remedy_of(self))]
     Version {
@@ -47,6 +52,7 @@ impl Diagnostic for HandshakeError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             HandshakeError::Version { .. } => Some("run the same slackline on both sides".into()),
+            HandshakeError::ByName => Some("connect without a name".into()),
             HandshakeError::Foreign | HandshakeError::Damaged { .. } => None,
         }
     }
@@ -122,7 +128,8 @@ pub struct PeerHello {
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
-/// worker, its slots, or for a follower, the decisions; none for an inquirer.
+/// worker, its slots, or for a follower, the decisions, or for a reader, the differences if there are any; none for an
+/// inquirer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// This incarnation of the owner.
@@ -151,6 +158,8 @@ pub struct Welcome {
     pub scheme: Option<String>,
     /// The position in the decisions at which a follower begins.
     pub decided: Option<DecidedFrom>,
+    /// Layout of the differences that a publisher keeps for readers.
+    pub deltas: Option<DeltaGeometry>,
 }
 
 pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
@@ -163,6 +172,9 @@ pub(super) fn encode(body: &impl Serialize) -> Vec<u8> {
 
 pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, HandshakeError> {
     let (magic, rest) = bytes.split_first_chunk::<8>().ok_or(HandshakeError::Foreign)?;
+    if magic == NAMED {
+        return Err(HandshakeError::ByName);
+    }
     if u64::from_le_bytes(*magic) != MAGIC {
         return Err(HandshakeError::Foreign);
     }
@@ -249,13 +261,18 @@ impl Welcome {
         let wants_slots = matches!(role, PeerRole::Worker { .. });
         let follows = matches!(role, PeerRole::Follower { .. });
         check(
-            grants.len() == 3 + usize::from(wants_slots || follows),
+            grants.len() == 3 + usize::from(wants_slots || follows || welcome.deltas.is_some()),
             "another number of grants than there should be",
         )?;
         check(grants[0].len >= welcome.layout.bytes() as u64, "a control page too short")?;
         check(grants[1].len >= welcome.geometry.bytes(), "frames too short")?;
         let count = welcome.slots.map_or(0, |slots| slots.slots);
         check(grants[2].len >= super::PeerInbox::page_bytes(count) as u64, "a peer's page too short")?;
+        if let Some(deltas) = &welcome.deltas {
+            let is_sound = deltas.is_sound() && deltas.slot_bytes <= welcome.geometry.payload_bytes;
+            check(*role == PeerRole::Reader && is_sound, "differences that cannot be")?;
+            check(grants[3].len >= deltas.bytes(), "differences too short")?;
+        }
         if follows {
             let from =
                 welcome.decided.ok_or(HandshakeError::Damaged { reason: "no begin for a follower" })?;
@@ -355,6 +372,10 @@ pub(crate) fn fuzz_welcome(bytes: &[u8]) {
         assert!(welcome.layout.peer_line(welcome.peer) < welcome.layout.frame_header(0));
         assert_holds(&grants[1], geometry.frames.into(), geometry.payload_bytes, geometry.stride());
     }
+    if let Some(deltas) = welcome.deltas.filter(|_| role != PeerRole::Inquirer) {
+        let slots = (deltas.table_bytes() as u64, u64::from(deltas.slots), deltas.slot_bytes);
+        assert!(u128::from(slots.0) + u128::from(slots.1) * u128::from(slots.2) <= u128::from(grants[3].len));
+    }
     if matches!(role, PeerRole::Follower { .. }) {
         assert!(grants[3].len >= DECISIONS_BYTES as u64 && welcome.decided.is_some());
     }
@@ -406,10 +427,11 @@ fn welcome_sample() -> Welcome {
         lease_ns: 1,
         scheme: Some("bsp".into()),
         decided: None,
+        deltas: None,
     }
 }
 
-/// Welcomes that are taken, by a reader, an inquirer, two workers and a follower.
+/// Welcomes that are taken, by two readers, an inquirer, two workers and a follower.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let welcome = welcome_sample();
@@ -422,7 +444,10 @@ pub(crate) fn welcome_samples() -> Vec<Vec<u8>> {
     let decided = Some(DecidedFrom { next: 5, version: Version::new(4), goes_on: false });
     let followed = Welcome { decided, ..welcome.clone() };
     let followed = put_together(5, &[4096, 3 * 4096, 4096, DECISIONS_BYTES as u64], &followed.encode());
-    vec![read_by(0), read_by(1), worked_by(2, Encoding::F32), worked_by(3, Encoding::Bf16), followed]
+    let deltas = Some(DeltaGeometry { slots: 2, slot_bytes: 30, unit: 4 });
+    let kept = Welcome { scheme: None, deltas, ..welcome.clone() };
+    let kept = put_together(0, &[4096, 3 * 4096, 4096, 3 * 4096], &kept.encode());
+    vec![kept, read_by(0), read_by(1), worked_by(2, Encoding::F32), worked_by(3, Encoding::Bf16), followed]
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod decisions;
+mod delta;
 mod frames;
 mod group;
 mod handshake;
@@ -24,6 +25,10 @@ mod push;
 pub use decisions::{
     DECISIONS_BYTES, DecidedFrom, Decision, DecisionReader, Decisions, FollowError, Followed,
 };
+pub(crate) use delta::DELTA_TAG;
+pub use delta::{DeltaGeometry, DeltaPull, DeltaSource, DeltaTurn, Deltas, PendingDelta, WrittenDelta};
+#[cfg(any(test, fuzzing))]
+pub(crate) use delta::{delta_samples, fuzz_delta};
 pub use frames::{Frames, Pinned, Progress};
 pub use group::{
     GONE_ID, GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, LEAVE_ID, MAX_MEMBERS, PART_ID,
@@ -43,5 +48,5 @@ pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
 pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
-pub(crate) use pull::{PULL_TAG, RETRIES_BEFORE_PIN};
+pub(crate) use pull::{PULL_TAG, PartialCopy, RETRIES_BEFORE_PIN};
 pub use push::{Push, PushError};

@@ -7,11 +7,14 @@
 mod choose;
 mod copy;
 mod follow;
+mod resume;
 mod source;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(super) use self::copy::MAX_READ_BYTES;
+pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
 use super::frames;
@@ -104,6 +107,12 @@ pub struct Pull {
     copied: u64,
     /// The bytes that are there of it, from its begin on.
     landed: u64,
+    /// The begin of this or of an earlier copy that is proved, and whether this one has gone on from there.
+    partial: Option<PartialCopy>,
+    is_resumed: bool,
+    /// A batch of the copy has been posted, and the bytes that the look posted with the last one proves.
+    has_batch: bool,
+    look_proves: Option<u64>,
     /// The attempt that is followed.
     follow: Follow,
     /// The frame in which an older version is looked for.
@@ -182,6 +191,10 @@ impl Pull {
             frame: 0,
             copied: 0,
             landed: 0,
+            partial: None,
+            is_resumed: false,
+            has_batch: false,
+            look_proves: None,
             follow: Follow::default(),
             searched: 0,
             pulled: Pulled::default(),
@@ -238,6 +251,7 @@ impl Pull {
             return Err(PullError::Destination { bytes: into.len(), shard_bytes: expected });
         }
         self.into = Some(into);
+        self.partial = None;
         self.options = options;
         self.amend(bound);
         self.retries = 0;
@@ -325,6 +339,11 @@ impl Pull {
         self.floor = self.floor.max(pulled.version);
         self.pulled = Pulled { retries: self.retries, ..pulled };
         self.state = PullStep::Done;
+    }
+
+    /// Hands out nothing older than `version` from now on, which was copied whole in another way.
+    pub(crate) fn raise_floor(&mut self, version: Version) {
+        self.floor = self.floor.max(version);
     }
 
     /// The newest version and smallest clock seen so far, whether they satisfied the bound or not.
@@ -488,7 +507,8 @@ impl Pull {
         let before = self.before;
         let after = self.header(AFTER_LINE);
         let unchanged = before.same_payload(&after) || mutant!("second_header");
-        if !unchanged && self.options.consistency == Consistency::Whole {
+        let is_one = unchanged && self.is_of_partial();
+        if !is_one && self.options.consistency == Consistency::Whole {
             return Ok(self.retry());
         }
         // Of the later header only the sequence counts: its other words may be those of the frame's next version.
@@ -538,6 +558,8 @@ impl Pull {
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };
+        // It is no part any more, and its memory may be another's soon.
+        self.partial = None;
         self.state = PullStep::Done;
         Ok(true)
     }

@@ -6,6 +6,7 @@ use std::io;
 use super::{Address, NotBuilt, Refusal};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
+use crate::time::Duration;
 
 /// Memory could not be registered.
 #[derive(Debug, thiserror::Error)]
@@ -111,13 +112,19 @@ pub enum ConnectError {
         /// The address.
         address: Address,
     },
+    /// A reader's secret opens reading only: what served with it would be no publisher to any reader.
+    #[error("cannot listen at {address}: the secret opens reading only; {}", remedy_of(self))]
+    ReadingSecret {
+        /// The address.
+        address: Address,
+    },
     /// The peer turned us away.
     #[error("the peer at {address} refused: {reason}")]
     Refused {
         /// The address.
         address: Address,
-        /// True if the reason passes by itself, so that the peer may let this process in later.
-        is_temporary: bool,
+        /// The time after which this process may ask again, if the reason passes by itself.
+        retry_after: Option<Duration>,
         /// The reason that the peer gave.
         reason: String,
     },
@@ -164,8 +171,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// The refusal of the peer at this address.
-    pub(crate) fn refused(address: Address, Refusal { is_temporary, reason }: Refusal) -> ConnectError {
-        ConnectError::Refused { address, is_temporary, reason }
+    pub(crate) fn refused(address: Address, Refusal { retry_after, reason }: Refusal) -> ConnectError {
+        ConnectError::Refused { address, retry_after, reason }
     }
 }
 
@@ -175,7 +182,7 @@ impl Diagnostic for ConnectError {
             ConnectError::WrongAddress { operation, .. }
             | ConnectError::NotBuilt { operation, .. }
             | ConnectError::System { operation, .. } => operation,
-            ConnectError::NeedsSecret { .. } => "listen",
+            ConnectError::NeedsSecret { .. } | ConnectError::ReadingSecret { .. } => "listen",
             _ => "connect",
         }
     }
@@ -186,6 +193,7 @@ impl Diagnostic for ConnectError {
             ConnectError::WrongAddress { takes, .. } => format!("it takes {takes}").into(),
             ConnectError::NotBuilt { source, .. } => return source.remedy(),
             ConnectError::AnotherUser { .. } => "start both as the same user".into(),
+            ConnectError::ReadingSecret { .. } => "give this process the secret of the job".into(),
             ConnectError::NeedsSecret { .. } => {
                 "give all processes of the job one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)".into()
             }
@@ -203,7 +211,7 @@ impl Diagnostic for ConnectError {
     fn is_retryable(&self) -> bool {
         match self {
             ConnectError::System { .. } | ConnectError::Closed { .. } => true,
-            ConnectError::Refused { is_temporary, .. } => *is_temporary,
+            ConnectError::Refused { retry_after, .. } => retry_after.is_some(),
             _ => false,
         }
     }

@@ -266,6 +266,14 @@ impl Incoming for MixedIncoming {
         }
     }
 
+    fn reads_only(&self) -> bool {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.reads_only(),
+            MixedIncoming::Tcp(incoming) => incoming.reads_only(),
+            MixedIncoming::Verbs(incoming) => incoming.reads_only(),
+        }
+    }
+
     fn prepare(&mut self, grants: &[LocalSlice]) {
         match self {
             MixedIncoming::Shm(incoming) => incoming.prepare(grants),

@@ -41,6 +41,7 @@ mod kind;
 mod local;
 #[cfg(not(loom))]
 pub mod mixed;
+mod named;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
@@ -61,6 +62,10 @@ pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use kind::{NotBuilt, TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
+pub(crate) use named::NAMED;
+pub use named::{Named, NamedIncoming, NamedListener, Tables};
+#[cfg(any(test, fuzzing))]
+pub(crate) use named::{fuzz_name, name_samples};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
@@ -218,6 +223,12 @@ pub trait Incoming: Send {
     /// Returns what the peer said and granted. Untrusted.
     fn received(&self) -> &Received;
 
+    /// True if the peer has proved to know a reader's secret, and not the job's: it is let in to read and for nothing
+    /// else.
+    fn reads_only(&self) -> bool {
+        false
+    }
+
     /// Registers `grants` for the peer and makes this side of the connection, ahead of [`accept`](Self::accept), which
     /// then grants exactly these. A device takes seconds to register memory of many gigabytes: an owner that serves
     /// others calls this in a thread of its own. What fails here fails `accept`.
@@ -234,23 +245,23 @@ pub trait Incoming: Send {
 /// An answer that a peer is not let in.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Refusal {
-    /// True if the reason passes by itself, so that the peer may be let in later.
-    pub is_temporary: bool,
+    /// The time after which the peer may ask again, if the reason passes by itself.
+    pub retry_after: Option<Duration>,
     /// The reason, in a sentence for the user of the peer.
     pub reason: String,
 }
 
 impl Refusal {
-    /// A refusal whose reason passes by itself.
-    pub fn temporary(reason: impl Into<String>) -> Refusal {
-        Refusal { is_temporary: true, reason: reason.into() }
+    /// A refusal whose reason passes by itself, probably within so long.
+    pub fn temporary(retry_after: Duration, reason: impl Into<String>) -> Refusal {
+        Refusal { retry_after: Some(retry_after), reason: reason.into() }
     }
 }
 
 /// A refusal for good.
 impl From<String> for Refusal {
     fn from(reason: String) -> Refusal {
-        Refusal { is_temporary: false, reason }
+        Refusal { retry_after: None, reason }
     }
 }
 

@@ -239,6 +239,7 @@ fn a_control_page_that_contradicts_itself_holds_no_peer_past_the_deadline() {
         lease_ns: 1_000_000_000,
         scheme: None,
         decided: None,
+        deltas: None,
     };
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| {

@@ -36,6 +36,7 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             lease_ns: 1,
             scheme: None,
             decided: Some(DecidedFrom { next: 0, version: Version::new(0), goes_on: false }),
+            deltas: None,
         };
         let keyed = [(CONTROL, frames.control()), (FRAMES, frames.region()), (PAGE, &page), (SLOTS, &ring)];
         let grants = keyed.map(|(key, region)| remote(key, region));

@@ -151,6 +151,7 @@ fn inbox<E: Endpoint>(
         lease_ns: 1,
         scheme: None,
         decided: None,
+        deltas: None,
     };
     let grants = [remote(CONTROL, frames.control()), remote(FRAMES, frames.region()), remote(PAGE, &page)];
     let grants = [&grants[..], &[remote(SLOTS, &room)]].concat();

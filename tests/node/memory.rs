@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    Address, CallerMemory, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Shm,
-    Table, Tcp, Transport, Worker,
+    Address, CallerMemory, DeltaOptions, ElementType, Error, Publisher, PublisherOptions, Reader,
+    ReaderOptions, Shm, Table, Tcp, Transport, VersionTag, Worker,
 };
 
 use crate::only_worker::{ELEMENTS, TIMEOUT, with_worker};
@@ -102,6 +102,28 @@ fn a_worker_refuses_memory_that_does_not_fit_and_goes_on_with_its_own() {
         assert!(![&short, &good, &odd].iter().any(|tensor| tensor.is_lent()));
     });
     assert_eq!(parameters, [0.25; ELEMENTS]);
+}
+
+/// Its owner may write it between two refreshes: differences would be applied to what is no version.
+#[test]
+fn a_copy_in_memory_of_the_caller_is_never_brought_on_by_differences() {
+    let table = Table::flat(64, ElementType::Bf16).unwrap();
+    let options = PublisherOptions { deltas: Some(DeltaOptions::default()), ..PublisherOptions::default() };
+    let publisher = Publisher::new(Shm::new(), &Address::random(), table, options).unwrap();
+    let publisher = publisher.into_background().unwrap();
+    let mut reader =
+        Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    let tensor = Tensor::new(128);
+    reader.use_memory(tensor.lend()).unwrap();
+    for number in 1..=3 {
+        let mut bytes = [7; 128];
+        bytes[0] = number;
+        let version = publisher.publish(&bytes, VersionTag::default(), TIMEOUT).unwrap();
+        reader.refresh_to(version, TIMEOUT).unwrap();
+        assert_eq!(reader.bytes().unwrap(), bytes);
+        // SAFETY: no refresh is under way, and no slice of the memory is alive.
+        unsafe { tensor.pointer.add(100).write(0) };
+    }
 }
 
 #[test]

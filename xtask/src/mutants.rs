@@ -21,6 +21,7 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("decider_last", "which shard 0 has in it"),
     ("epoch", "was given version"),
     ("prepare", "an owner served no peer"),
+    ("delta_verify", "was given a mixture"),
     ("second_header", "does not match its checksum"),
     ("silence", "was evicted though it lives"),
     ("taken", "is in it as clock"),

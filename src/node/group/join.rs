@@ -12,7 +12,7 @@ use crate::node::wait::{WaitTurn, wait};
 use crate::node::worker::private;
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
 use crate::time::{Duration, Instant, Silence};
-use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Received, Transport};
+use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Transport};
 
 /// Shortest and longest pause between two attempts to connect.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
@@ -200,7 +200,7 @@ impl<T: Transport> GroupListener<T> {
 
     /// Takes a member in, has it wait for its rank, or refuses a peer that does not belong to the group.
     fn greet(&mut self, incoming: IncomingOf<T>, claims: &mut Claims<T>, now: Instant) -> Result<(), Error> {
-        let rank = match self.judge(incoming.received()) {
+        let rank = match self.judge(&incoming) {
             Ok(theirs) => usize::from(theirs.rank),
             Err(reason) => {
                 turn_away(incoming, &reason);
@@ -257,7 +257,11 @@ impl<T: Transport> GroupListener<T> {
     }
 
     /// Returns the hello of a peer that is waited for, or the reason why the peer is no such member.
-    fn judge(&self, received: &Received) -> Result<GroupHello, String> {
+    fn judge(&self, incoming: &IncomingOf<T>) -> Result<GroupHello, String> {
+        if incoming.reads_only() {
+            return Err("its secret opens reading only: give it the secret of the job".into());
+        }
+        let received = incoming.received();
         let theirs =
             GroupHello::decode(&received.message, &received.grants).map_err(|error| error.to_string())?;
         if let Some(difference) = self.terms.differs_from(&theirs) {

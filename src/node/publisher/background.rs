@@ -13,6 +13,7 @@ use super::super::{Error, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
 use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::param::PendingDelta;
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
@@ -72,6 +73,14 @@ impl<T: Transport> Shared<T> {
     pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
         // What a panic has left behind is frames that are whole, or marked as being written.
         self.publisher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write_delta(&self) {
+        let delta = self.publisher().begin_delta();
+        // Readers come and go meanwhile.
+        if let Some(delta) = delta.map(PendingDelta::encode) {
+            self.publisher().set_delta(delta);
+        }
     }
 
     #[cfg(feature = "cuda")]
@@ -315,8 +324,9 @@ impl<T: Transport> Draft<T> {
     /// The publisher is gone, or a GPU still copies into the draft.
     pub fn commit(mut self, tag: VersionTag) -> Result<Version, Error> {
         self.expect_copied()?;
+        self.shared.write_delta();
         self.is_open = false;
-        self.shared.publisher().publish_commit_tagged(tag)
+        self.shared.publisher().commit_draft(tag).map(|(version, _)| version)
     }
 
     /// As [`commit`](Self::commit), and returns the record of the version, a line of a trace, by which others can check
@@ -329,6 +339,7 @@ impl<T: Transport> Draft<T> {
         let table = self.shared.publisher().table().clone();
         // Readers come and go meanwhile.
         let digests = digests(table.tensors().iter(), self.memory());
+        self.shared.write_delta();
         self.is_open = false;
         self.shared.publisher().commit_recorded(tag, digests)
     }

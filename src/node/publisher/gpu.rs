@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::super::copies::Copies;
 use super::super::wait::Backoff;
 use super::super::{Error, now};
-use super::Publisher;
 use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuSlice, GpuStream};
@@ -58,10 +57,13 @@ impl Copying {
     }
 
     /// Publishes the draft, or gives it up.
-    fn end<T: Transport>(&mut self, publisher: &mut Publisher<T>) {
+    fn end<T: Transport>(&mut self, shared: &Shared<T>) {
         match self.tag.take() {
-            Some(tag) => self.outcome.set(publisher.publish_commit_tagged(tag)),
-            None => publisher.publish_abort(),
+            Some(tag) => {
+                shared.write_delta();
+                self.outcome.set(shared.publisher().commit_draft(tag).map(|(version, _)| version));
+            }
+            None => shared.publisher().publish_abort(),
         }
     }
 }
@@ -117,7 +119,7 @@ impl<T: Transport> Shared<T> {
             *self.copying() = Some(draft);
             return true;
         }
-        draft.end(&mut self.publisher());
+        draft.end(self);
         drop(draft);
         self.copying_is_open.store(false, Release);
         false

@@ -4,9 +4,9 @@ use super::super::Error;
 use super::super::runtime::complete;
 use super::super::wait::{WaitTurn, wait};
 use super::super::worker::private;
-use super::{Asked, Fresh, Reader, Wanted};
+use super::{Asked, Destination, Fresh, Reader, Wanted};
 use crate::clock::Version;
-use crate::param::{PullOptions, Pulled};
+use crate::param::{DeltaTurn, FrameLabel, PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::Transport;
@@ -31,6 +31,8 @@ enum RefreshStep {
     Asked { answers: u64 },
     /// A version within the bound is to be copied.
     Copy { bound: Bound },
+    /// The copy at hand is brought there by differences; `is_filled` once that is in the memory of the refresh.
+    Deltas { bound: Bound, is_filled: bool },
     /// It is being copied, once the requests of an earlier pull are over.
     Copying { bound: Bound, has_begun: bool },
 }
@@ -125,9 +127,13 @@ impl<T: Transport> Reader<T> {
 
     /// Ends the refresh that has begun, if there is one.
     pub(super) fn abandon_refresh(&mut self) {
-        if self.refresh.take().is_some() {
+        if let Some(refresh) = self.refresh.take() {
+            if let RefreshStep::Copying { .. } = refresh.step {
+                self.keep_partial(Destination::of(refresh.snapshot.is_some()));
+            }
             self.link.cancel_pull();
         }
+        self.resuming = None;
     }
 
     /// Waits for the end of the refresh.
@@ -150,6 +156,10 @@ impl<T: Transport> Reader<T> {
             Some(Refresh {
                 step: RefreshStep::Copy { bound } | RefreshStep::Copying { bound, .. }, ..
             }) => late("waiting for a version", bound, self.link.pull.seen()),
+            Some(Refresh { step: RefreshStep::Deltas { bound, .. }, .. }) => {
+                let seen = self.link.deltas.as_ref().map_or(seen, |deltas| Bound::version(deltas.seen()));
+                late("waiting for a version", bound, seen)
+            }
             Some(Refresh { too_stale: Some(version), wanted, .. }) => {
                 let needed = self.within(wanted);
                 late("keeping up with the publisher", needed, Bound::version(version))
@@ -213,20 +223,37 @@ impl<T: Transport> Reader<T> {
                     // A dead owner's memory would satisfy this reader for ever.
                     self.link.look_around(now)?;
                     self.release();
-                    let bytes = self.copy_bytes() as u64;
-                    if refresh.snapshot.is_some() {
-                        self.filling = match self.filling.take().or_else(|| self.spares.take()) {
-                            None => Some(private(&self.transport, bytes)?),
-                            some => some,
-                        };
+                    // The requests of a pull that was abandoned own the memory.
+                    self.link.advance()?;
+                    if self.link.pull.is_in_flight() {
+                        break WaitTurn::Idle;
+                    }
+                    self.make_room(refresh.snapshot.is_some())?;
+                    if self.begin_deltas(refresh.snapshot.is_some(), bound, refresh.wanted.exact())? {
+                        RefreshStep::Deltas { bound, is_filled: refresh.snapshot.is_none() }
                     } else {
-                        // The copy that was held is being overwritten.
-                        self.held = None;
-                        if self.copy.is_none() {
-                            self.copy = Some(private(&self.transport, bytes)?);
+                        self.begin_copy(refresh.snapshot.is_some(), bound)
+                    }
+                }
+                RefreshStep::Deltas { bound, is_filled } => {
+                    let progress = self.link.advance()?;
+                    let is_snapshot = refresh.snapshot.is_some();
+                    match self.turn_of_deltas() {
+                        DeltaTurn::Pending => {
+                            self.link.look_around(now)?;
+                            break WaitTurn::of(progress);
+                        }
+                        DeltaTurn::Whole => self.begin_copy(is_snapshot, bound),
+                        DeltaTurn::Apply => {
+                            self.apply_delta(is_snapshot, is_filled)?;
+                            RefreshStep::Deltas { bound, is_filled: true }
+                        }
+                        DeltaTurn::Reached(pulled, label) => {
+                            self.reach(is_snapshot, is_filled, pulled)?;
+                            refresh.step = RefreshStep::Deltas { bound, is_filled: true };
+                            break self.ends(&mut refresh, pulled, label)?;
                         }
                     }
-                    RefreshStep::Copying { bound, has_begun: false }
                 }
                 RefreshStep::Copying { bound, mut has_begun } => {
                     let bytes = self.copy_bytes();
@@ -238,21 +265,7 @@ impl<T: Transport> Reader<T> {
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
                         let label = self.link.pull.label();
-                        if refresh.snapshot.is_none() {
-                            self.held = Some((pulled, label));
-                        }
-                        if refresh.wanted.most_behind().is_none_or(|most| pulled.behind <= most) {
-                            self.link.tell_held(pulled.version)?;
-                            let fresh = Fresh::new(pulled, label, true);
-                            if let Some(asked) = refresh.snapshot {
-                                let ended_ns = self.runtime.time_of_day();
-                                self.filled = Some((fresh, Asked { ended_ns, ..asked }));
-                            }
-                            break WaitTurn::Done(fresh);
-                        }
-                        refresh =
-                            Refresh { step: RefreshStep::Ask, too_stale: Some(pulled.version), ..refresh };
-                        break WaitTurn::Progress;
+                        break self.ends(&mut refresh, pulled, label)?;
                     }
                     refresh.step = RefreshStep::Copying { bound, has_begun };
                     self.link.look_around(now)?;
@@ -265,5 +278,53 @@ impl<T: Transport> Reader<T> {
         };
         self.refresh = Some(refresh);
         Ok(turn)
+    }
+
+    /// Has the memory made that a copy goes to.
+    fn make_room(&mut self, is_snapshot: bool) -> Result<(), Error> {
+        let bytes = self.copy_bytes() as u64;
+        if is_snapshot && self.filling.is_none() {
+            self.filling = Some(match self.spares.take() {
+                Some(spare) => spare,
+                None => private(&self.transport, bytes)?,
+            });
+        }
+        if !is_snapshot && self.copy.is_none() {
+            self.copy = Some(private(&self.transport, bytes)?);
+        }
+        Ok(())
+    }
+
+    fn begin_copy(&mut self, is_snapshot: bool, bound: Bound) -> RefreshStep {
+        if !is_snapshot {
+            // The copy that was held is being overwritten.
+            (self.held, self.content) = (None, None);
+        }
+        self.resume(Destination::of(is_snapshot));
+        RefreshStep::Copying { bound, has_begun: false }
+    }
+
+    /// The copy of a refresh is there. If it is too far behind by now, it begins again.
+    fn ends(
+        &mut self,
+        refresh: &mut Refresh,
+        pulled: Pulled,
+        label: FrameLabel,
+    ) -> Result<WaitTurn<Fresh>, Error> {
+        if refresh.snapshot.is_none() {
+            self.held = Some((pulled, label));
+            self.content = Some((pulled.version, label)).filter(|_| !self.is_callers);
+        }
+        if refresh.wanted.most_behind().is_some_and(|most| pulled.behind > most) {
+            *refresh = Refresh { step: RefreshStep::Ask, too_stale: Some(pulled.version), ..*refresh };
+            return Ok(WaitTurn::Progress);
+        }
+        self.link.tell_held(pulled.version)?;
+        let fresh = Fresh::new(pulled, label, true);
+        if let Some(asked) = refresh.snapshot {
+            let ended_ns = self.runtime.time_of_day();
+            self.filled = Some((fresh, Asked { ended_ns, ..asked }));
+        }
+        Ok(WaitTurn::Done(fresh))
     }
 }

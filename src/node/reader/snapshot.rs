@@ -100,7 +100,7 @@ pub(super) struct CopiedTable {
 pub(super) struct Spares(Arc<Mutex<Vec<Arc<Buffer>>>>);
 
 /// Spares that are kept: more were alive at once, and are given back to the system.
-const MOST_SPARES: usize = 2;
+const MOST_SPARES: usize = 3;
 
 impl Spares {
     pub(super) fn take(&self) -> Option<Buffer> {
@@ -109,9 +109,12 @@ impl Spares {
         Arc::into_inner(spares.swap_remove(free))
     }
 
-    fn give(&self, memory: Arc<Buffer>) {
+    /// Takes memory back, to be used again once nobody else has it: neither the reader, which applies differences to a
+    /// copy of it, nor a GPU that copies from it.
+    pub(super) fn give(&self, memory: Arc<Buffer>) {
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if spares.len() < MOST_SPARES {
+        let is_known = spares.iter().any(|spare| Arc::ptr_eq(spare, &memory));
+        if !is_known && spares.len() < MOST_SPARES {
             spares.push(memory);
         }
     }
@@ -123,7 +126,8 @@ impl Spares {
 /// is a move of this value. The memory of a snapshot that is dropped is used for a later one.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// A GPU may still copy from it when the snapshot is no more.
+    /// The reader applies differences to a copy of it, and changes it never. A GPU may still copy from it when the
+    /// snapshot is no more.
     memory: Arc<Buffer>,
     copied: Arc<CopiedTable>,
     fresh: Fresh,
@@ -275,6 +279,7 @@ impl<T: Transport> Reader<T> {
             None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
         };
         let memory = Arc::new(buffer);
+        self.keep_base(&fresh, &memory);
         Ok(Snapshot { memory, copied, fresh, asked, spares: self.spares.clone() })
     }
 

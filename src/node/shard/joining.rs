@@ -50,14 +50,14 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 
     /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
-    /// registered for it, and for a follower, the decisions. A simulator says when that is done: all its nodes run in
-    /// one thread, and its time stands still while they compute.
+    /// registered for it, and behind it the decisions for a follower, or the differences for a reader. A simulator says
+    /// when that is done: all its nodes run in one thread, and its time stands still while they compute.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
         mut incoming: I,
         hello: PeerHello,
-        (shared, decisions): ([LocalSlice; 2], Option<LocalSlice>),
+        (shared, last): ([LocalSlice; 2], Option<LocalSlice>),
         slots: Option<SlotGeometry>,
         done: Option<Instant>,
     ) {
@@ -67,7 +67,7 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
             let mut grants = Vec::from(shared);
             if let Ok((page, payloads)) = &inbox {
                 grants.extend([page].into_iter().chain(payloads).map(MemoryRegion::whole));
-                grants.extend(decisions);
+                grants.extend(last);
                 if !mutant!("prepare") {
                     incoming.prepare(&grants);
                 }

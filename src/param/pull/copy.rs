@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::resume::RESUMED_BYTES;
 use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
@@ -16,16 +17,19 @@ const CHUNKED_BYTES: u64 = 4 << 20;
 const PIECES_AT_ONCE: usize = 16;
 
 /// Longest single READ of payload: keeps any transport's pipeline busy and any queue short.
-pub(super) const MAX_READ_BYTES: u64 = 1 << 30;
+pub(in crate::param) const MAX_READ_BYTES: u64 = 1 << 30;
 
 impl Pull {
     pub(super) fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
-        (self.before, self.frame, self.copied) = (before, frame, copied);
+        (self.before, self.frame, self.copied) = (before, frame, self.resumed(before.version, copied));
         self.is_look_due = self.looks_between().is_some();
     }
 
     pub(super) fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let total = self.source.geometry.payload_bytes;
+        if !self.prove_part() {
+            return Ok(self.retry());
+        }
         if self.is_look_due {
             // Between the looks at the header, as the payload: what proves that one whole proves the other.
             let look = self.looks_between().and_then(|looks| looks.get(usize::from(self.frame)));
@@ -47,13 +51,25 @@ impl Pull {
             true => {
                 (CHUNKED_BYTES / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
             }
+            // A reader whose owner's memory is not mapped may have to go on at another one.
+            false if self.pin.is_some() && self.options.label => RESUMED_BYTES,
             false => MAX_READ_BYTES,
         };
         let range = self.copied..total.min(self.copied + most);
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
-            let posted = endpoint.post(&[self.payload(self.frame, range)?]);
-            return self.read(posted, end, PullStep::Payload);
+            let payload = self.payload(self.frame, range)?;
+            let look = self.look_of_part();
+            let proves = look.as_ref().map(|_| begin);
+            let posted = match look {
+                Some(look) => endpoint.post(&[look, payload]),
+                None => endpoint.post(&[payload]),
+            };
+            let is_posted = self.read(posted, end, PullStep::Payload)?;
+            if is_posted {
+                (self.has_batch, self.look_proves) = (true, proves);
+            }
+            return Ok(is_posted);
         }
         // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
         // right behind a long copy, which waits for all its stores.

@@ -50,6 +50,8 @@ impl Pull {
         let posted = endpoint.post(&[request]);
         let posted = self.posted(posted, PullStep::FollowPayload)?;
         if posted {
+            // The destination is being written from its begin on.
+            self.partial = None;
             self.follow.chunks = landed;
         }
         Ok(posted)

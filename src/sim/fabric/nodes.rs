@@ -171,18 +171,25 @@ impl Incarnation {
         }
     }
 
-    /// Publishes versions, each of one value throughout, line by line.
+    /// Publishes versions, each of one value throughout, or, where differences are kept, of a value of its own here and
+    /// there; line by line.
     async fn publish(&self) -> Result<(), Error> {
         const PATIENCE: Duration = Duration::from_secs(1);
         let table = Table::flat(self.plan.elements, ElementType::F32)?;
         let bytes = table.bytes() as usize;
-        let options = PublisherOptions { memory: self.memory(), ..PublisherOptions::default() };
+        let memory = self.memory();
+        let options = PublisherOptions { memory, deltas: self.plan.deltas, ..PublisherOptions::default() };
         let mut publisher = Publisher::new(self.transport(), &address(0), table, options)?;
         self.judge.borrow_mut().born(0, publisher.epoch(), &vec![0.0; bytes / 4]);
         let last = 4 * self.plan.goal;
+        let mut values = vec![0.0f32; bytes / 4];
         for version in 1..=last {
             let value = (1000 * self.host as u64 + version) as f32;
-            let words: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), bytes / 4).flatten().collect();
+            let changes: Vec<bool> =
+                values.iter().map(|_| self.plan.deltas.is_none() || self.draw(0, 9) == 0).collect();
+            let values_now = values.iter_mut().zip(changes);
+            values_now.filter(|(_, changes)| *changes).for_each(|(one, _)| *one = value);
+            let words: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
             let memory = publisher.publish_begin_async(PATIENCE).await?;
             for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::class::Class;
 use super::net::{NetRules, TransportShape};
 use super::random::FabricRandom;
+use crate::node::DeltaOptions;
 use crate::scheme::{AnyScheme, Choice, Delivery, SchemeConfig, Shrink, Strength, WaitFor};
 
 const MICROSECOND: u64 = 1_000;
@@ -61,6 +62,8 @@ pub(super) struct Plan {
     pub(super) elements: u64,
     pub(super) frames: u8,
     pub(super) checksums: bool,
+    /// The differences that a publisher keeps.
+    pub(super) deltas: Option<DeltaOptions>,
     pub(super) lease: Duration,
     /// The number of workers that must have joined before anything is applied: in a server's first incarnation,
     /// and in its later ones.
@@ -89,6 +92,9 @@ const PLAN: u64 = 1;
 /// The purpose of the stream for what members and owners do wrong, so that one kind of fault more leaves the others
 /// as they were.
 const LIES: u64 = 3;
+
+/// The purpose of the stream for the differences between versions.
+const DELTAS: u64 = 4;
 
 /// Everything must be done so long after the last fault.
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
@@ -121,6 +127,7 @@ impl Plan {
             elements: 16 * servers as u64 * random.between(2, 6) + random.between(0, 15),
             frames: random.between(2, 4) as u8,
             checksums: random.permille(200),
+            deltas: publishes.then(|| draw_deltas(&mut FabricRandom::new(seed, DELTAS))).flatten(),
             lease: Duration::from_nanos(lease),
             quorum: [workers; 2],
             goal,
@@ -342,6 +349,13 @@ fn draw_scheme(random: &mut FabricRandom) -> SchemeConfig {
         abs(None),
         SchemeConfig::Delay { staleness, seed: u64::from(k) },
     ])
+}
+
+/// Few of them, some of which do not fit, so that readers come too late for one or find none.
+fn draw_deltas(random: &mut FabricRandom) -> Option<DeltaOptions> {
+    let history = random.between(1, 4) as u8;
+    let most_bytes = Some(random.pick(&[16, 64, 4096]));
+    random.permille(600).then_some(DeltaOptions { history, most_bytes })
 }
 
 /// Returns the fewest workers that a scheme takes.

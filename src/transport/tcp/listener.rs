@@ -8,7 +8,7 @@ use super::acceptor::{Acceptor, PendingConnection};
 use super::connection::Connection;
 use super::engine::{Command, Engine, Expected};
 use super::hello::{self, Hello, lanes};
-use crate::channel::{self, listen};
+use crate::channel::{self, Secret, listen};
 use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
 use crate::transport::doorbell::Doorbell;
@@ -36,6 +36,9 @@ impl TcpListener {
     ) -> Result<TcpListener, ConnectError> {
         if !terms.allow(address) {
             return Err(ConnectError::NeedsSecret { address: Address::Tcp(address) });
+        }
+        if terms.secret.as_ref().is_some_and(Secret::is_reading) {
+            return Err(ConnectError::ReadingSecret { address: Address::Tcp(address) });
         }
         let failed = |source: std::io::Error| ConnectError::cannot_listen(Address::Tcp(address), source);
         let socket = listen(address).map_err(failed)?;
@@ -124,6 +127,10 @@ impl Incoming for TcpIncoming {
 
     fn received(&self) -> &Received {
         &self.received
+    }
+
+    fn reads_only(&self) -> bool {
+        self.channel.reads_only()
     }
 
     fn accept(mut self, offer: Offer) -> Result<TcpEndpoint, ConnectError> {

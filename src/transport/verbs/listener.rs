@@ -15,7 +15,7 @@ use super::gid::GidChoice;
 use super::hello::{Hello, Pairs, PortAddress, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use super::waker::Waker;
-use crate::channel::{Channel, listen};
+use crate::channel::{Channel, Secret, listen};
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
@@ -40,6 +40,9 @@ impl VerbsListener {
         shared.check_own("listen", &Address::Verbs(address))?;
         if !shared.terms().allow(address) {
             return Err(ConnectError::NeedsSecret { address: Address::Verbs(address) });
+        }
+        if shared.terms().secret.as_ref().is_some_and(Secret::is_reading) {
+            return Err(ConnectError::ReadingSecret { address: Address::Verbs(address) });
         }
         let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
         let socket = listen(address).map_err(failed)?;
@@ -219,6 +222,10 @@ impl Incoming for VerbsIncoming {
 
     fn received(&self) -> &Received {
         &self.received
+    }
+
+    fn reads_only(&self) -> bool {
+        self.link.reads_only()
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {

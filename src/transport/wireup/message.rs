@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{Access, RemoteKey, RemoteSlice};
+use crate::time::Duration;
 use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 
 /// Version of everything that any transport sends, in the wire-up and after it.
@@ -19,6 +20,9 @@ pub(crate) const LIMIT: usize = 4 + BODY_MAX + MAX_MESSAGE_BYTES;
 
 /// Longest reason of a refusal, in bytes. It fits the buffer of a fresh socket, so that it can be sent at once.
 const MAX_REASON_BYTES: usize = 4096;
+
+/// Longest time for which a refusal may ask a peer to wait.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A range that the peer may use: `bytes` from `offset` of a region on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,9 +168,10 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
                 return Err(WireError::Rule("its refusal is too long"));
             }
             // It is shown to a user, and comes from another process.
-            Hello::Refuse(Refusal { is_temporary, reason }) => {
+            Hello::Refuse(Refusal { retry_after, reason }) => {
+                let retry_after = retry_after.map(|after| after.min(MAX_RETRY_AFTER));
                 let reason = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-                Hello::Refuse(Refusal { is_temporary, reason })
+                Hello::Refuse(Refusal { retry_after, reason })
             }
             Hello::Note(note) => Hello::Note(note),
         };
@@ -237,7 +242,7 @@ mod tests {
         for (hello, message) in [
             (Message::Offer(terms()), &b"hi"[..]),
             (Message::Accept(terms()), b""),
-            (Message::refuse(Refusal::temporary("no room")), b""),
+            (Message::refuse(Refusal::temporary(Duration::from_millis(50), "no room")), b""),
             (Message::Note(5), b""),
         ] {
             assert_eq!(Message::decode(&hello.encode(message)), Ok((hello, message.to_vec())));
@@ -280,6 +285,9 @@ mod tests {
         assert_eq!(reason.len(), MAX_REASON_BYTES);
         let (hello, _) = Message::decode(&Message::refuse("\u{1b}[2Jno".into()).encode(&[])).unwrap();
         assert_eq!(hello, Message::Refuse(" [2Jno".into()));
+        let (hello, _) =
+            Message::decode(&Message::refuse(Refusal::temporary(Duration::MAX, "")).encode(&[])).unwrap();
+        assert_eq!(hello, Message::Refuse(Refusal::temporary(MAX_RETRY_AFTER, "")));
         let long = Message::Refuse("x".repeat(MAX_REASON_BYTES + 1).into());
         assert_eq!(error_of(&long), "its refusal is too long");
     }

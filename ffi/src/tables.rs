@@ -1,0 +1,97 @@
+//! Several tables behind one address: see [`slackline::Tables`].
+
+use std::ffi::{CString, c_char};
+
+use slackline::{Mixed, Tables};
+
+use crate::error::slackline_status;
+use crate::fabric::fabric;
+use crate::handle::{Handle, Out, call, create, destroy, opaque, with};
+use crate::options::{self, slackline_publisher_options, slackline_tensor};
+use crate::publisher::{Publishing, slackline_publisher};
+use crate::sized::sized_or_default;
+
+/// One address at which several publishers serve a table each, by name: the adapters of a model, say.
+///
+/// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+/// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+pub struct slackline_tables(Handle<Sharing>);
+
+/// The tables and their address as C reads it.
+pub(crate) struct Sharing {
+    tables: Tables<Mixed>,
+    address: CString,
+}
+
+opaque!(slackline_tables: Sharing);
+
+/// Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
+/// publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_tables_listen(
+    address: *const c_char,
+    secret: *const c_char,
+    secret_file: *const c_char,
+    tables: *mut *mut slackline_tables,
+) -> slackline_status {
+    let listen = || {
+        // SAFETY: the contract.
+        let (address, secret) =
+            unsafe { (options::listen_address(address)?, options::secret(secret, secret_file)?) };
+        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        let tables = Tables::listen(fabric, &address).map_err(slackline::Error::from)?;
+        let address = CString::new(tables.address().to_string()).unwrap_or_default();
+        Ok(Sharing { tables, address })
+    };
+    // SAFETY: the contract.
+    unsafe { create(tables, listen) }
+}
+
+/// Lends the address at which all tables are reached. It is valid until the tables are destroyed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_tables_address(
+    tables: *const slackline_tables,
+    address: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::new(address, "address")? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(tables, |sharing| Ok(sharing.address.as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
+/// `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_tables_publisher(
+    tables: *const slackline_tables,
+    tensors: *const slackline_tensor,
+    tensor_count: usize,
+    options: *const slackline_publisher_options,
+    publisher: *mut *mut slackline_publisher,
+) -> slackline_status {
+    let begin = || {
+        // SAFETY: the contract.
+        let (table, options) =
+            unsafe { (options::table(tensors, tensor_count)?, sized_or_default(options, "options")?) };
+        // SAFETY: the contract.
+        let name = unsafe { options::table_name(options.table)? };
+        let begin = |sharing: &mut Sharing| {
+            let tables = &sharing.tables;
+            Publishing::begin(tables.named(name), tables.address(), table, &options)
+        };
+        // SAFETY: the contract.
+        unsafe { with(tables, begin) }
+    };
+    // SAFETY: the contract.
+    unsafe { create(publisher, begin) }
+}
+
+/// Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_tables_destroy(tables: *mut slackline_tables) {
+    // SAFETY: the contract.
+    unsafe { destroy(tables) };
+}

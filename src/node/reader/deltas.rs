@@ -1,0 +1,182 @@
+//! Copies that are brought from one version to a newer one by their differences, and never by writing memory that was
+//! handed out.
+
+use std::sync::Arc;
+
+use super::{Destination, Fresh, Reader, RelayTurn};
+use crate::clock::Version;
+use crate::mem::{Buffer, LocalSlice, Streaming, VolatileSlice};
+use crate::node::Error;
+use crate::param::{Consistency, DeltaTurn, FrameLabel, PullError, PullOptions, Pulled};
+use crate::scheme::Bound;
+use crate::time::Instant;
+use crate::transport::Transport;
+
+/// A version that was handed out, and stays as it is for as long as this or its snapshot lives.
+pub(super) struct DeltaBase {
+    version: Version,
+    label: FrameLabel,
+    buffer: Arc<Buffer>,
+}
+
+/// The step that the copy of a relay has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::node) enum RelayStep {
+    Begin,
+    /// By differences; true once the memory holds the version that they begin from.
+    Deltas(bool),
+    /// Whole; true once the pull has begun.
+    Copy(bool),
+}
+
+impl<T: Transport> Reader<T> {
+    /// Keeps a snapshot to begin from. Where the owner's memory is mapped, a whole copy costs no more than one of it.
+    pub(super) fn keep_base(&mut self, fresh: &Fresh, buffer: &Arc<Buffer>) {
+        let Fresh { version, tag, published_ns, origin, .. } = *fresh;
+        let label = FrameLabel { tag, published_ns, origin };
+        let is_of_use = self.reads_deltas() && self.link.pins.is_none();
+        let base = is_of_use.then(|| DeltaBase { version, label, buffer: buffer.clone() });
+        if let Some(before) = std::mem::replace(&mut self.base, base) {
+            self.spares.give(before.buffer);
+        }
+    }
+
+    /// Whether this reader's copies are whole versions of an owner that keeps differences.
+    fn reads_deltas(&self) -> bool {
+        let is_whole = self.options.pull.consistency == Consistency::Whole && self.selection.is_none();
+        is_whole && self.link.has_deltas()
+    }
+
+    /// Begins to read the differences from the copy at hand, or from the newest snapshot. False if there is none of a
+    /// version that they may begin from.
+    pub(super) fn begin_deltas(
+        &mut self,
+        is_snapshot: bool,
+        bound: Bound,
+        exactly: Option<Version>,
+    ) -> Result<bool, Error> {
+        let base = match is_snapshot {
+            true => self.base.as_ref().map(|base| (base.version, base.label)),
+            false => self.content,
+        };
+        let Some((version, label)) = base.filter(|_| self.reads_deltas()) else { return Ok(false) };
+        let Some(deltas) = self.link.deltas(&self.transport)? else { return Ok(false) };
+        deltas.start(version, label, bound.version, exactly);
+        Ok(true)
+    }
+
+    pub(super) fn turn_of_deltas(&self) -> DeltaTurn {
+        self.link.deltas.as_ref().map_or(DeltaTurn::Whole, |deltas| deltas.turn())
+    }
+
+    /// Applies the difference that is there.
+    pub(super) fn apply_delta(&mut self, is_snapshot: bool, is_filled: bool) -> Result<(), Error> {
+        let into = self.memory_of_deltas(is_snapshot, is_filled)?;
+        let Some(deltas) = &mut self.link.deltas else { return Ok(()) };
+        let applied = deltas.apply(into.as_volatile());
+        if !is_snapshot {
+            (self.held, self.content) = (None, applied.then(|| deltas.held()));
+        }
+        Ok(())
+    }
+
+    /// The copy is the version that was to be reached.
+    pub(super) fn reach(&mut self, is_snapshot: bool, is_filled: bool, pulled: Pulled) -> Result<(), Error> {
+        let into = self.memory_of_deltas(is_snapshot, is_filled)?;
+        let checked = self.check_reached(&into, pulled);
+        if checked.is_err() && !is_snapshot {
+            (self.held, self.content) = (None, None);
+        }
+        checked
+    }
+
+    fn check_reached(&mut self, copy: &LocalSlice, Pulled { version, .. }: Pulled) -> Result<(), Error> {
+        let shard = self.link.welcome.shard;
+        let is_checked = self.options.pull.checksum;
+        if is_checked && self.link.deltas.as_ref().is_some_and(|deltas| !deltas.matches(copy)) {
+            return Err(Error::Pull { shard, source: PullError::Checksum { version } });
+        }
+        self.link.pull.raise_floor(version);
+        Ok(())
+    }
+
+    /// The memory that differences are applied to, which holds the version that they begin from.
+    fn memory_of_deltas(&mut self, is_snapshot: bool, is_filled: bool) -> Result<LocalSlice, Error> {
+        self.forget_partial(Destination::of(is_snapshot));
+        let bytes = self.copy_bytes();
+        let memory = if is_snapshot { &mut self.filling } else { &mut self.copy };
+        let into = memory.as_mut().ok_or(Error::InFlight { what: "copy" })?.slice(0, bytes)?;
+        if let Some(base) = self.base.as_ref().filter(|_| !is_filled) {
+            let from = base.buffer.bytes().ok_or(Error::InFlight { what: "snapshot" })?;
+            into.as_volatile().copy_from(VolatileSlice::from_ref(&from[..bytes]), Streaming::ByLength);
+        }
+        Ok(into)
+    }
+
+    /// Moves the copy of a version that is at least `least` on, into memory of a relay's, as far as it goes without
+    /// waiting. `base` is the version that the relay serves, from which differences may begin.
+    pub(in crate::node) fn relay(
+        &mut self,
+        into: &LocalSlice,
+        least: Version,
+        base: (Version, FrameLabel, LocalSlice),
+        step: &mut RelayStep,
+        now: Instant,
+    ) -> Result<RelayTurn, Error> {
+        if *step == RelayStep::Begin {
+            let (version, label, _) = base;
+            let deltas = self.link.deltas(&self.transport)?.filter(|_| label.origin != 0);
+            *step = RelayStep::Copy(false);
+            if let Some(deltas) = deltas {
+                deltas.start(version, label, least, None);
+                *step = RelayStep::Deltas(false);
+            }
+        }
+        if let RelayStep::Deltas(is_filled) = *step {
+            let progress = self.link.advance()?;
+            let mut turn = RelayTurn { copied: None, landed: None, retries: 0, progress };
+            let next = self.turn_of_deltas();
+            if !matches!(next, DeltaTurn::Pending | DeltaTurn::Whole) {
+                self.forget_partial(Destination::Relay);
+            }
+            let fill = || {
+                if !is_filled {
+                    into.as_volatile().copy_from(base.2.as_volatile(), Streaming::ByLength);
+                }
+            };
+            match next {
+                DeltaTurn::Pending => self.link.look_around(now)?,
+                DeltaTurn::Whole => (*step, turn.progress) = (RelayStep::Copy(false), true),
+                DeltaTurn::Apply => {
+                    fill();
+                    if let Some(deltas) = &mut self.link.deltas {
+                        deltas.apply(into.as_volatile());
+                    }
+                    (*step, turn.progress) = (RelayStep::Deltas(true), true);
+                }
+                DeltaTurn::Reached(pulled, label) => {
+                    fill();
+                    self.check_reached(into, pulled)?;
+                    self.link.tell_held(pulled.version)?;
+                    turn.copied = Some((pulled.version, label));
+                }
+            }
+            return Ok(turn);
+        }
+        let mut has_begun = *step == RelayStep::Copy(true);
+        if !has_begun && self.resuming.is_none() {
+            self.resume(Destination::Relay);
+        }
+        let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
+        let (pulled, progress) = self.pull_once(into, Bound::version(least), options, &mut has_begun)?;
+        *step = RelayStep::Copy(has_begun);
+        let pull = &self.link.pull;
+        let (landed, retries) = (pull.landed(), pull.retries());
+        let copied = pulled.map(|pulled| (pulled.version, pull.label()));
+        match copied {
+            Some((version, _)) => self.link.tell_held(version)?,
+            None => self.link.look_around(now)?,
+        }
+        Ok(RelayTurn { copied, landed, retries, progress })
+    }
+}

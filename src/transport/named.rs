@@ -1,0 +1,346 @@
+//! Several owners behind one address, each with a table of its own that peers ask for by name: the adapters of a model,
+//! say.
+//!
+//! The name travels before the message of the layer above, in the handshake alone; the connection that comes of it is
+//! the other transport's own.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{
+    Address, Capabilities, ConnectError, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
+    Refusal, RegisterError, Simulator, Transport,
+};
+use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
+use crate::time::{Duration, Instant};
+
+/// Begins a message before which a name stands: its length, a byte, and the name follow.
+pub(crate) const NAMED: &[u8; 8] = b"slk-name";
+
+/// Longest name in bytes.
+const NAME_MAX: usize = 255;
+
+/// The time after which a peer may ask again for a table that is not there, or whose owner is busy.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+
+type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
+
+/// One address behind which several publishers serve a table each, by name. Each has versions, readers and settings of
+/// its own; what they share is the listener.
+///
+/// ```
+/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+/// use slackline::{Named, Tables, VersionTag, Wanted};
+/// use std::time::Duration;
+///
+/// let timeout = Duration::from_secs(10);
+/// let tables = Tables::listen(Shm::new(), &Address::random())?;
+/// let table = Table::flat(8, ElementType::F32)?;
+/// let publish = |name| {
+///     let named = tables.named(name);
+///     Publisher::new(named, tables.address(), table.clone(), PublisherOptions::default())?.into_background()
+/// };
+/// let (base, adapter) = (publish("base")?, publish("adapter-7")?);
+/// base.publish(&[1; 32], VersionTag::default(), timeout)?;
+/// adapter.publish(&[7; 32], VersionTag::default(), timeout)?;
+///
+/// let transport = Named::new(Shm::new(), "adapter-7");
+/// let mut reader = Reader::connect(transport, tables.address(), ReaderOptions::default(), timeout)?;
+/// assert_eq!(reader.snapshot(Wanted::newest(), timeout)?.bytes(), [7; 32]);
+/// # Ok::<(), slackline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Tables<T: Transport> {
+    transport: T,
+    address: Address,
+    hub: Arc<Mutex<SharedListener<T>>>,
+}
+
+impl<T: Transport + Clone> Tables<T> {
+    /// Begins to listen at `address`.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn listen(transport: T, address: &Address) -> Result<Tables<T>, ConnectError> {
+        let listener = transport.listen(address)?;
+        let address = listener.address();
+        let hub = Arc::new(Mutex::new(SharedListener { listener, tables: BTreeMap::new() }));
+        Ok(Tables { transport, address, hub })
+    }
+
+    /// The address at which all tables are reached.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The names of the tables that are served now.
+    pub fn names(&self) -> Vec<String> {
+        lock(&self.hub).tables.keys().map(|name| name.to_string()).collect()
+    }
+
+    /// The transport for a [`Publisher`](crate::Publisher) or a [`Relay`](crate::Relay) that serves the table of this
+    /// name, at whatever address it is told to listen at. No two serve one name at once.
+    pub fn named(&self, name: &str) -> Named<T> {
+        let hub = Some(Arc::clone(&self.hub));
+        Named { transport: self.transport.clone(), name: name.into(), hub }
+    }
+}
+
+/// A transport over which a peer asks for the table of a name, or serves it.
+#[derive(Debug)]
+pub struct Named<T: Transport> {
+    transport: T,
+    name: Arc<str>,
+    /// The listener that is shared; `None` for one of its own.
+    hub: Option<Arc<Mutex<SharedListener<T>>>>,
+}
+
+impl<T: Transport + Clone> Clone for Named<T> {
+    fn clone(&self) -> Self {
+        Named { transport: self.transport.clone(), name: self.name.clone(), hub: self.hub.clone() }
+    }
+}
+
+impl<T: Transport> Named<T> {
+    /// For a reader of the table of this name, or for a publisher or relay that serves it at an address of its own. An
+    /// empty name stands for the table of an owner that has one without a name.
+    pub fn new(transport: T, name: &str) -> Named<T> {
+        Named { transport, name: name.into(), hub: None }
+    }
+}
+
+impl<T: Transport> Transport for Named<T> {
+    type Endpoint = T::Endpoint;
+    type Listener = NamedListener<T>;
+    type Connecting = T::Connecting;
+
+    fn capabilities(&self) -> Capabilities {
+        self.transport.capabilities()
+    }
+
+    fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.transport.register(memory, access)
+    }
+
+    fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+        self.transport.allocate(bytes, access)
+    }
+
+    fn listen(&self, address: &Address) -> Result<NamedListener<T>, ConnectError> {
+        check(&self.name, "listen", address)?;
+        let hub = match &self.hub {
+            Some(hub) => Arc::clone(hub),
+            None => {
+                let listener = self.transport.listen(address)?;
+                Arc::new(Mutex::new(SharedListener { listener, tables: BTreeMap::new() }))
+            }
+        };
+        let mut sharing = lock(&hub);
+        if sharing.tables.contains_key(&self.name) {
+            let taken = format!("a table called `{}` is served there already", self.name);
+            let source = io::Error::new(io::ErrorKind::AddrInUse, taken);
+            let (operation, address) = ("listen", sharing.listener.address());
+            let remedy = "give each table a name of its own";
+            return Err(ConnectError::System { operation, address, source, remedy });
+        }
+        sharing.tables.insert(self.name.clone(), VecDeque::new());
+        drop(sharing);
+        Ok(NamedListener { hub, name: self.name.clone(), is_shared: self.hub.is_some() })
+    }
+
+    fn access_violations(&self) -> u64 {
+        self.transport.access_violations()
+    }
+
+    fn connect(&self, address: &Address, offer: Offer) -> Result<T::Connecting, ConnectError> {
+        check(&self.name, "connect", address)?;
+        if self.name.is_empty() {
+            return self.transport.connect(address, offer);
+        }
+        let message = [&NAMED[..], &[self.name.len() as u8], self.name.as_bytes(), &offer.message].concat();
+        self.transport.connect(address, Offer { message, ..offer })
+    }
+
+    fn simulator(&self) -> Option<Arc<dyn Simulator>> {
+        self.transport.simulator()
+    }
+}
+
+/// The listener that several owners share, and the peers that have come for each of their tables.
+struct SharedListener<T: Transport> {
+    listener: T::Listener,
+    tables: BTreeMap<Arc<str>, VecDeque<NamedIncoming<T>>>,
+}
+
+impl<T: Transport> std::fmt::Debug for SharedListener<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedListener").field("tables", &self.tables.keys()).finish_non_exhaustive()
+    }
+}
+
+fn lock<T: Transport>(hub: &Mutex<SharedListener<T>>) -> MutexGuard<'_, SharedListener<T>> {
+    hub.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T: Transport> SharedListener<T> {
+    /// Sorts the peers that have come by the tables that they ask for.
+    fn sort(&mut self, now: Instant) {
+        while let Some(incoming) = self.listener.poll(now) {
+            let received = incoming.received();
+            let (name, message) = match split(&received.message) {
+                Ok(split) => split,
+                Err(reason) => {
+                    incoming.refuse(reason.into());
+                    continue;
+                }
+            };
+            match self.tables.get_mut(name) {
+                Some(waiting) if waiting.len() < MAX_PENDING_HANDSHAKES => {
+                    let received = Received { message: message.to_vec(), grants: received.grants.clone() };
+                    waiting.push_back(NamedIncoming { incoming, received });
+                }
+                Some(_) => {
+                    incoming.refuse(Refusal::temporary(RETRY_AFTER, "too many peers wait for this table"))
+                }
+                None => {
+                    let there: Vec<&str> = self.tables.keys().map(|name| &**name).collect();
+                    let reason = match name {
+                        "" => "tables are served here by name".to_owned(),
+                        name => format!("there is no table called `{name}` here"),
+                    };
+                    let reason = format!("{reason}; ask for one of these: {}", there.join(", "));
+                    incoming.refuse(Refusal::temporary(RETRY_AFTER, reason));
+                }
+            }
+        }
+    }
+}
+
+/// The side of one owner of a listener that may be shared.
+pub struct NamedListener<T: Transport> {
+    hub: Arc<Mutex<SharedListener<T>>>,
+    name: Arc<str>,
+    is_shared: bool,
+}
+
+impl<T: Transport> Listener for NamedListener<T> {
+    type Endpoint = T::Endpoint;
+    type Incoming = NamedIncoming<T>;
+
+    fn address(&self) -> Address {
+        lock(&self.hub).listener.address()
+    }
+
+    fn poll(&mut self, now: Instant) -> Option<NamedIncoming<T>> {
+        let mut hub = lock(&self.hub);
+        hub.sort(now);
+        hub.tables.get_mut(&self.name)?.pop_front()
+    }
+
+    fn be_notified(&mut self) -> Result<bool, ConnectError> {
+        // What is done for one of those that share it would wake any of them.
+        if self.is_shared { Ok(false) } else { lock(&self.hub).listener.be_notified() }
+    }
+
+    fn has_caught_up(&mut self) -> bool {
+        lock(&self.hub).listener.has_caught_up()
+    }
+
+    fn wait(&mut self, timeout: Duration) {
+        if !self.is_shared {
+            lock(&self.hub).listener.wait(timeout);
+        }
+    }
+}
+
+impl<T: Transport> Drop for NamedListener<T> {
+    fn drop(&mut self) {
+        lock(&self.hub).tables.remove(&self.name);
+    }
+}
+
+/// A peer that has asked for one owner's table.
+pub struct NamedIncoming<T: Transport> {
+    incoming: IncomingOf<T>,
+    /// Without the name.
+    received: Received,
+}
+
+impl<T: Transport> Incoming for NamedIncoming<T> {
+    type Endpoint = T::Endpoint;
+
+    fn received(&self) -> &Received {
+        &self.received
+    }
+
+    fn reads_only(&self) -> bool {
+        self.incoming.reads_only()
+    }
+
+    fn prepare(&mut self, grants: &[LocalSlice]) {
+        self.incoming.prepare(grants);
+    }
+
+    fn accept(self, offer: Offer) -> Result<T::Endpoint, ConnectError> {
+        self.incoming.accept(offer)
+    }
+
+    fn refuse(self, refusal: Refusal) {
+        self.incoming.refuse(refusal);
+    }
+}
+
+/// A name that can be sent and shown.
+fn is_name(name: &str) -> bool {
+    name.len() <= NAME_MAX && !name.chars().any(char::is_control)
+}
+
+fn check(name: &str, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+    if is_name(name) {
+        return Ok(());
+    }
+    let source = io::Error::new(io::ErrorKind::InvalidInput, "the name of a table cannot be sent");
+    let remedy = "use at most 255 bytes, and no control characters";
+    Err(ConnectError::System { operation, address: address.clone(), source, remedy })
+}
+
+/// The name before a message, or an empty one, and the message.
+fn split(bytes: &[u8]) -> Result<(&str, &[u8]), &'static str> {
+    let Some(named) = bytes.strip_prefix(NAMED) else { return Ok(("", bytes)) };
+    let name = named.split_first().and_then(|(len, rest)| rest.split_at_checked(usize::from(*len)));
+    let (name, message) = name.ok_or("the name of its table is cut off")?;
+    let name = std::str::from_utf8(name).ok().filter(|name| is_name(name) && !name.is_empty());
+    Ok((name.ok_or("the name of its table is none")?, message))
+}
+
+/// Splits whatever `bytes` are, and checks what came out.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_name(bytes: &[u8]) {
+    let Ok((name, message)) = split(bytes) else { return };
+    assert!(is_name(name) && bytes.ends_with(message));
+    assert!(name.is_empty() == (message.len() == bytes.len()));
+}
+
+/// Names with a message that are taken.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn name_samples() -> Vec<Vec<u8>> {
+    vec![b"slk-name\x09adapter-7SLACKLIN".to_vec(), b"SLACKLIN".to_vec()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_before_messages_and_bad_ones_are_refused() {
+        assert_eq!(split(&name_samples()[0]), Ok(("adapter-7", &b"SLACKLIN"[..])));
+        assert_eq!(split(b"SLACKLIN"), Ok(("", &b"SLACKLIN"[..])));
+        for bad in
+            [&b"slk-name"[..], b"slk-name\x05four", b"slk-name\x00", b"slk-name\x01\n", b"slk-name\x01\xff"]
+        {
+            assert!(split(bad).is_err(), "{bad:?}");
+        }
+        name_samples().iter().for_each(|sample| fuzz_name(sample));
+    }
+}
