@@ -14,7 +14,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "wheel",
     arguments: "[--check | --integrations]",
     about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own; \
-            --integrations: the tests of its plug-ins, with their hosts (7 GB)",
+            --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
     run,
 };
 
@@ -108,7 +108,7 @@ fn check(site: &Site, wheel: &Path) -> Result<(), Failure> {
     within(&python, &pytest).retry().run(site)
 }
 
-/// Runs the tests of the plug-ins where the wheel and their hosts are installed.
+/// Runs the tests of `slackline.torch` and of the plug-ins where the wheel and their hosts are installed.
 fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     let python = environment(site, "python-integrations")?;
     install(site, &python, &[&[wheel.to_string_lossy().as_ref()], HOSTS].concat())?;
@@ -120,8 +120,10 @@ fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     let untyped =
         ["--allow-subclassing-any", "--disable-error-code", "import-untyped", "--disable-error-code"];
     let mypy = [&["-P", "-m", "mypy", "--strict"], &untyped[..], &["import-not-found"]].concat();
-    within(&python, &[&mypy[..], &["-p", "slackline.integrations"]].concat()).run(site)?;
-    within(&python, &[&mypy[..], &[&folder]].concat()).run(site)?;
+    within(&python, &[&mypy[..], &["-p", "slackline.integrations", "-p", "slackline.torch"]].concat())
+        .run(site)?;
+    let examples = site.root.join("python/examples");
+    within(&python, &[&mypy[..], &[&folder, &examples.to_string_lossy()]].concat()).run(site)?;
     let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &folder];
     within(&python, &pytest).run(site)
 }
