@@ -33,6 +33,13 @@ const HOSTS: &[&str] = &[
     "torchrl>=0.14,<0.15",
     "torchft>=0.2,<0.3",
     "ray[rllib]>=2.60,<2.61",
+    "gymnasium>=1.2,<2",
+    // The launchers, and what knows their schemas.
+    "mpi4py>=4.1,<5",
+    "mpich>=5,<6",
+    "pyyaml",
+    "kubernetes-validate",
+    "kubeflow-trainer-api",
     // What verl needs when its checkpoint engines are imported.
     "accelerate",
     "codetiming",
@@ -122,10 +129,14 @@ fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     let mypy = [&["-P", "-m", "mypy", "--strict"], &untyped[..], &["import-not-found"]].concat();
     within(&python, &[&mypy[..], &["-p", "slackline.integrations", "-p", "slackline.torch"]].concat())
         .run(site)?;
-    let examples = site.root.join("python/examples");
-    within(&python, &[&mypy[..], &[&folder, &examples.to_string_lossy()]].concat()).run(site)?;
+    let (examples, bench) = (site.root.join("python/examples"), site.root.join("python/bench"));
+    let programs = [folder.as_ref(), &examples.to_string_lossy(), &bench.to_string_lossy()];
+    within(&python, &[&mypy[..], &programs].concat()).run(site)?;
+    // Traces of what ran in Python are judged by the program, too.
+    Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).run(site)?;
+    let program = site.target.join("release/slackline");
     let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &folder];
-    within(&python, &pytest).run(site)
+    within(&python, &pytest).env("SLACKLINE_CLI", &program.to_string_lossy()).run(site)
 }
 
 /// The program of a new environment, which has no packages.
