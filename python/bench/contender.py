@@ -65,6 +65,9 @@ class Contender:
         """In a reader: this version or a newer one, once it is there."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """In a reader: lets go of what it has received last, where the publisher would wait for that."""
+
     def unmapped(self) -> int:
         """Bytes that are held and belong to no process."""
         return 0

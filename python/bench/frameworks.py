@@ -21,7 +21,8 @@ class Ray(Contender):
         import ray
 
         store = max(4 * self.size + (64 << 20), 200 << 20)
-        ray.init(num_cpus=1, object_store_memory=store, include_dashboard=False, namespace="peers", log_to_driver=False)
+        options = {"object_store_memory": store, "include_dashboard": False, "log_to_driver": False}
+        ray.init("local", num_cpus=1, namespace="peers", **options)
 
         class Newest:
             """Tells the readers the newest reference."""

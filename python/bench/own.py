@@ -65,8 +65,11 @@ class SlacklinePin(Slackline):
         super().connect(address, rank)
         self.pins = contextlib.ExitStack()
 
-    def receive(self, version: int) -> Array:
+    def release(self) -> None:
         self.pins.close()
+
+    def receive(self, version: int) -> Array:
+        self.release()
         array: Array = self.pins.enter_context(self.reader.pin(min_version=version, timeout=PATIENCE))["w"].numpy()
         return array
 

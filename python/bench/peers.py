@@ -37,7 +37,7 @@ VERSIONS = {1: 40, 64: 8, 1024: 3}
 END = 1 << 62
 """The number that ends a free run of collective calls."""
 FREE_SECONDS, KILLED_AFTER = 4.0, 1.5
-LIMIT, STARTING = 150.0, 100.0
+LIMIT, STARTING, AFTERWARDS = 100.0, 60.0, 5.0
 
 
 def read(contender: Contender, address: Any, rank: int, pipe: Connection) -> None:
@@ -63,7 +63,9 @@ def read(contender: Contender, address: Any, rank: int, pipe: Connection) -> Non
             pipe.send(taken)
         else:
             array = None
-            pipe.send(read_freely(contender, value))
+            found = read_freely(contender, value)
+            contender.release()
+            pipe.send(found)
 
 
 def read_freely(contender: Contender, seconds: float) -> dict[str, Any]:
@@ -165,11 +167,14 @@ class Cell:
                 with contextlib.suppress(EOFError):
                     answers.append(pipe.recv())
                 del waiting[pipe]
+        # What the readers say to a publisher that has failed.
+        for pipe in cast("list[Connection]", [pipe for pipe in waiting if pipe.poll(AFTERWARDS)]):
+            with contextlib.suppress(EOFError):
+                answers.append(pipe.recv())
         return {
             "versions": self.version,
             "publisher_error": error,
             "publisher_longest": longest,
-            "unanswered": len(waiting),
             "readers_found": answers,
         }
 
@@ -268,7 +273,7 @@ def run_cell(name: str, phase: str, mib: int, readers: int) -> dict[str, Any]:
         if lines:
             return cast("dict[str, Any]", json.loads(lines[-1]))
         errors.seek(0)
-        told = [line for line in errors.read().splitlines() if line.strip()]
+        told = [line for line in errors.read().splitlines() if any(map(str.isalpha, line))]
         return {"error": told[-1][:200] if told else f"exit code {child.returncode}"}
 
 

@@ -59,13 +59,13 @@ def _deaths(name: str, runs: list[Found]) -> list[str]:
         row.append(told)
     found = _of(runs, name, "kill", 64)
     if not found or "readers_found" not in found:
-        return [*row, *(["error" if found else ""] * 2)]
+        return [*row, *([found["error"] if found else ""] * 2)]
     longest = found["publisher_longest"]
     error = found["publisher_error"]
     row.append(f"fails: {error}" if error else f"goes on, longest wait {longest:.2f} s")
     answers = found["readers_found"]
     if not answers:
-        row.append("gets nothing more")
+        row.append("says nothing")
     elif answers[0]["error"]:
         row.append(f"fails: {answers[0]['error']}")
     else:

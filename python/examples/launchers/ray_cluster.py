@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import slackline
@@ -79,18 +80,17 @@ def run() -> slackline.Verdict:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        ray.init(sys.argv[1])
-    else:
-        from ray.cluster_utils import Cluster
-
+    cluster = None
+    if len(sys.argv) == 1:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         for _ in range(2):
             cluster.add_node(num_cpus=1, resources={"rollouts": 8})
-        ray.init(cluster.address)
+    ray.init(cluster.address if cluster else sys.argv[1])
     verdict = run()
     print(f"{verdict.verified} of {verdict.reads} reads verified")
     ray.shutdown()
+    if cluster:
+        cluster.shutdown()
 
 
 if __name__ == "__main__":
