@@ -36,6 +36,8 @@ class Contender:
     """One way to hand versions of an array over. `size` is in bytes."""
 
     packages: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import: the readers of a cell import them together."""
     is_collective = False
     """Publisher and readers have to make each call together."""
     held = 1.0

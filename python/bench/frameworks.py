@@ -14,6 +14,7 @@ from contender import PATIENCE, Array, Contender, Late, until
 
 class Ray(Contender):
     packages = ("ray",)
+    preload = ("ray",)
     held = 0.0
     serves = 5.0
 
@@ -21,7 +22,7 @@ class Ray(Contender):
         import ray
 
         store = max(4 * self.size + (64 << 20), 200 << 20)
-        options = {"object_store_memory": store, "include_dashboard": False, "log_to_driver": False}
+        options: dict[str, Any] = {"object_store_memory": store, "include_dashboard": False, "log_to_driver": False}
         ray.init("local", num_cpus=1, namespace="peers", **options)
 
         class Newest:
@@ -67,6 +68,7 @@ class Ray(Contender):
 
 class TorchRL(Contender):
     packages = ("torchrl", "torch")
+    preload = ("torchrl.weight_update",)
     held = 0.0
 
     def _module(self) -> Any:
@@ -110,6 +112,7 @@ class TorchRL(Contender):
 
 class TorchFT(Contender):
     packages = ("torchft", "torch")
+    preload = ("torchft.checkpointing.http_transport",)
     held = 2.0
 
     def _transport(self) -> Any:
@@ -156,6 +159,7 @@ class TorchFT(Contender):
 
 class Gloo(Contender):
     packages = ("torch",)
+    preload = ("torch.distributed",)
     is_collective = True
 
     def _join(self, port: int, rank: int) -> None:

@@ -19,12 +19,25 @@ def tables(record: Found) -> str:
         copy = record["memcpy_gb_s"][mib if mib in record["memcpy_gb_s"] else str(mib)]
         head = ["", *(f"GB/s to {count}" for count in readers)]
         head += [f"{what} ({count})" for what in ("held", "pause, ms") for count in (readers[0], readers[-1])]
+        of = [{**run, **_held(run, runs)} for run in of]
         rows = _rows(head, [_delivery(name, of, readers) for name in names])
         parts.append(f"{mib} MiB; one memcpy runs at {copy} GB/s:\n\n{rows}")
     head = ["", "torn of reads, 1 MiB", "torn of reads, 64 MiB"]
     head += ["a reader is killed: the publisher", "the other reader"]
     parts.append(_rows(head, [_deaths(name, runs) for name in names]))
     return "\n\n".join(parts)
+
+
+def _held(run: Found, runs: list[Found]) -> Found:
+    """The arrays that are held: by how much more memory there is than with the smallest ones, of which all is told."""
+    if "held_mib" not in run:
+        return {}
+    measured = [one for one in runs if "held_mib" in one]
+    alike = [one for one in measured if (one["name"], one["readers"]) == (run["name"], run["readers"])]
+    least = min(alike, key=lambda one: int(one["mib"]))
+    if least["mib"] == run["mib"]:
+        return {"held": f"{run['held_mib']:.0f} MiB"}
+    return {"held": f"{(run['held_mib'] - least['held_mib']) / (run['mib'] - least['mib']):.1f}"}
 
 
 def _rows(head: list[str], rows: list[list[str]]) -> str:
@@ -43,7 +56,7 @@ def _cell(found: Found | None, key: str, form: str) -> str:
 def _delivery(name: str, runs: list[Found], readers: list[int]) -> list[str]:
     of = {run["readers"]: run for run in runs if run["name"] == name}
     row = [name, *(_cell(of.get(count), "delivered_gb_s", "{:.2f}") for count in readers)]
-    for key, form in (("held_sizes", "{:.1f}"), ("pause_ms", "{:.3g}")):
+    for key, form in (("held", "{}"), ("pause_ms", "{:.3g}")):
         row += [_cell(of.get(count), key, form) for count in (readers[0], readers[-1])]
     return row
 

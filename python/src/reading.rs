@@ -108,12 +108,11 @@ impl Pulling {
                 Begun::Copying(asked) => asked,
             },
         };
-        let Reading { reader, .. } = reading;
-        if reader.continue_refresh(slice)?.is_none() {
+        if reading.reader.continue_refresh(slice)?.is_none() {
             return Ok(None);
         }
         reading.copying = None;
-        let snapshot = reader.take_snapshot()?;
+        let snapshot = reading.reader.take_snapshot()?;
         let facts = Facts::of(snapshot.fresh());
         // From here on there is no reference to these bytes: Python alone looks at them.
         let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());

@@ -11,11 +11,13 @@ import sys
 from typing import Any
 
 import numpy as np
-import ray
+import ray as typed_ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import slackline
+
+ray: Any = typed_ray  # its types do not know actors of classes that are passed to it
 
 SHAPE, VERSIONS, READERS = (256, 256), 10, 2
 
@@ -80,7 +82,7 @@ def run() -> slackline.Verdict:
 
 
 def main() -> None:
-    cluster = None
+    cluster: Any = None
     if len(sys.argv) == 1:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
         for _ in range(2):
