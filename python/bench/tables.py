@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 Found = dict[str, Any]
@@ -26,6 +27,12 @@ def tables(record: Found) -> str:
     head += ["a reader is killed: the publisher", "the other reader"]
     parts.append(_rows(head, [_deaths(name, runs) for name in names]))
     return "\n\n".join(parts)
+
+
+def _short(error: str) -> str:
+    """The beginning of an error, without the places in sources that stand in brackets."""
+    words = re.sub(r"\[[^\]]*\]:?\d* *", "", error)
+    return words if len(words) <= 70 else f"{words[:70].rpartition(' ')[0]} ..."
 
 
 def _held(run: Found, runs: list[Found]) -> Found:
@@ -72,15 +79,16 @@ def _deaths(name: str, runs: list[Found]) -> list[str]:
         row.append(told)
     found = _of(runs, name, "kill", 64)
     if not found or "readers_found" not in found:
-        return [*row, *([found["error"] if found else ""] * 2)]
+        told = _short(found["error"]) if found else ""
+        return [*row, told, told]
     longest = found["publisher_longest"]
     error = found["publisher_error"]
-    row.append(f"fails: {error}" if error else f"goes on, longest wait {longest:.2f} s")
+    row.append(f"fails: {_short(error)}" if error else f"goes on, longest wait {longest:.2f} s")
     answers = found["readers_found"]
     if not answers:
         row.append("says nothing")
     elif answers[0]["error"]:
-        row.append(f"fails: {answers[0]['error']}")
+        row.append(f"fails: {_short(answers[0]['error'])}")
     else:
         row.append(f"goes on, longest gap {answers[0]['longest_gap']:.2f} s")
     return row
