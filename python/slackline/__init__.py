@@ -43,7 +43,10 @@ from ._slackline import (
     Snapshot,
     Step,
     TensorSpec,
+    Verdict,
+    Violation,
     Worker,
+    check,
 )
 
 for _class in (Snapshot, Frame, Gradient):
@@ -76,5 +79,8 @@ __all__ = [
     "Step",
     "TensorSpec",
     "Unsupported",
+    "Verdict",
+    "Violation",
     "Worker",
+    "check",
 ]

@@ -1,6 +1,6 @@
 # What src/*.rs makes. The descriptions are in the docstrings there; `stubtest` holds the two together.
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final, overload
@@ -20,7 +20,10 @@ __all__ = [
     "Snapshot",
     "Step",
     "TensorSpec",
+    "Verdict",
+    "Violation",
     "Worker",
+    "check",
 ]
 
 _T = TypeVar("_T")
@@ -95,11 +98,14 @@ class Snapshot(_Tensors):
     def label(self) -> bytes: ...
     @property
     def published_ns(self) -> int: ...
+    def certificate(self) -> str: ...
 
 @final
 class Frame(_Tensors):
     @property
     def version(self) -> int | None: ...
+    @property
+    def publication(self) -> str | None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
@@ -125,7 +131,12 @@ class Publisher:
     def publish(
         self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
     ) -> int: ...
-    def frame(self, *, step: int = 0, label: bytes | None = None, timeout: float = 30.0) -> Frame: ...
+    def publish_recorded(
+        self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
+    ) -> str: ...
+    def frame(
+        self, *, step: int = 0, label: bytes | None = None, recorded: bool = False, timeout: float = 30.0
+    ) -> Frame: ...
     def wait(self, version: int, *, readers: int | None = None, timeout: float = 30.0) -> list[ReaderStatus]: ...
     @property
     def readers(self) -> list[ReaderStatus]: ...
@@ -216,6 +227,32 @@ class Reader:
     def __exit__(
         self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
     ) -> None: ...
+
+@final
+class Violation:
+    @property
+    def line(self) -> int: ...
+    @property
+    def against(self) -> int | None: ...
+    @property
+    def found(self) -> str: ...
+    @property  # the last one: from here on the name is this
+    def property(self) -> str: ...
+
+@final
+class Verdict:
+    @property
+    def publications(self) -> int: ...
+    @property
+    def reads(self) -> int: ...
+    @property
+    def verified(self) -> int: ...
+    @property
+    def unverified(self) -> int: ...
+    @property
+    def violations(self) -> list[Violation]: ...
+
+def check(lines: Iterable[str], *, clock_error: float = 0.0) -> Verdict: ...
 
 @final
 class ServerStatus:

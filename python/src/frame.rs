@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{BackgroundPublisher, Draft, Error, Mixed, VersionTag};
+use slackline::{BackgroundPublisher, Draft, Error, Mixed, Publication, VersionTag};
 
 use crate::errors::Failure;
 use crate::lease::Lease;
@@ -90,10 +90,19 @@ impl Drafting {
         memory.map_or((std::ptr::null_mut(), 0), |memory| (memory.as_ptr(), memory.len()))
     }
 
-    pub(crate) fn commit(&self, tag: VersionTag) -> Result<u64, Failure> {
+    fn take(&self) -> Result<Draft<Mixed>, Failure> {
         crate::fork::check(self.guard, PUBLISHING)?;
         let ended = || Failure::out_of_turn(PUBLISHING, "the frame has ended", "ask for another one");
-        Ok(self.lock().take().ok_or_else(ended)?.commit(tag)?.get())
+        self.lock().take().ok_or_else(ended)
+    }
+
+    pub(crate) fn commit(&self, tag: VersionTag) -> Result<u64, Failure> {
+        Ok(self.take()?.commit(tag)?.get())
+    }
+
+    /// The same with a record of it.
+    pub(crate) fn commit_recorded(&self, tag: VersionTag) -> Result<Publication, Failure> {
+        Ok(self.take()?.commit_recorded(tag)?)
     }
 
     fn give_up(&self) {
@@ -119,18 +128,38 @@ pub(crate) struct Frame {
     lease: Arc<Lease>,
     drafting: Arc<Drafting>,
     tag: VersionTag,
-    version: Mutex<Option<u64>>,
+    is_recorded: bool,
+    published: Mutex<Published>,
+}
+
+/// What a frame was published as.
+#[derive(Debug, Default)]
+struct Published {
+    version: Option<u64>,
+    publication: Option<Publication>,
 }
 
 impl Frame {
-    pub(crate) fn new(layout: Arc<Layout>, drafting: Drafting, tag: VersionTag) -> Frame {
+    pub(crate) fn new(layout: Arc<Layout>, drafting: Drafting, tag: VersionTag, is_recorded: bool) -> Frame {
         let drafting = Arc::new(drafting);
         let (pointer, bytes) = drafting.extent();
         let (owner, ending) = (Arc::clone(&drafting), Arc::clone(&drafting));
         let lease = Lease::new(pointer, bytes, owner);
         let lease = Arc::new(lease.for_a_while("the frame has ended", move || ending.give_up()));
         let tensors = Tensors { layout, storage: Storage::Whole(Arc::clone(&lease)), is_read_only: false };
-        Frame { tensors, lease, drafting, tag, version: Mutex::new(None) }
+        Frame { tensors, lease, drafting, tag, is_recorded, published: Mutex::default() }
+    }
+
+    fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self) -> Result<Published, Failure> {
+        if !self.is_recorded {
+            return Ok(Published { version: Some(self.drafting.commit(self.tag)?), publication: None });
+        }
+        let publication = self.drafting.commit_recorded(self.tag)?;
+        Ok(Published { version: Some(publication.version.get()), publication: Some(publication) })
     }
 }
 
@@ -139,7 +168,13 @@ impl Frame {
     /// The version that this frame was published as, once it was.
     #[getter]
     fn version(&self) -> Option<u64> {
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner)
+        self.published().version
+    }
+
+    /// The record of the version, a line of JSON without its end, once it was published, if a record was asked for.
+    #[getter]
+    fn publication(&self) -> Option<String> {
+        self.published().publication.as_ref().map(Publication::to_string)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -165,8 +200,8 @@ impl Frame {
                  published; delete them before the end of the block, or write by frame[name][...] = values"
             )));
         }
-        let version = py.detach(|| self.drafting.commit(self.tag))?;
-        *self.version.lock().unwrap_or_else(PoisonError::into_inner) = Some(version);
+        let published = py.detach(|| self.publish())?;
+        *self.published() = published;
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use crate::errors::Failure;
 use crate::lease::Lease;
 use crate::reader;
 use crate::reading::{Reading, Request, newest_from};
+use crate::record::Asked;
 use crate::snapshot::Facts;
 use crate::source::Foreign;
 use crate::table::Layout;
@@ -64,15 +65,16 @@ pub(crate) fn pull(
     request: Request,
     targets: &Targets,
     timeout: Duration,
-) -> PyResult<Facts> {
+) -> PyResult<(Facts, Asked)> {
     let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
     if !reading.is_mapped || !is_whole || request.exactly.is_some() {
-        let (facts, lease) = reader::pull(py, reading, request, timeout)?;
+        let (facts, lease, asked) = reader::pull(py, reading, request, timeout)?;
         // SAFETY: the lease is of a copy of the whole table, which no code writes.
         py.detach(|| unsafe { targets.fill_from(lease.at(0)) });
-        return Ok(facts);
+        return Ok((facts, asked.ended()));
     }
     let deadline = Instant::now() + timeout;
+    let asked = reading.begin(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let (facts, address, _bytes) = reader::hold(py, reading, request, left)?;
@@ -92,7 +94,8 @@ pub(crate) fn pull(
         let staleness = newest.saturating_sub(facts.version);
         if request.max_staleness.is_none_or(|most| staleness <= most) {
             reading.reader.tell_held(Version::new(facts.version)).map_err(Failure::from)?;
-            return Ok(Facts { staleness, ..facts });
+            reading.has_brought(&request, &facts);
+            return Ok((Facts { staleness, ..facts }, asked.ended()));
         }
         if left.is_zero() {
             return Err(request.late(timeout, newest).into());

@@ -113,7 +113,10 @@ impl PyJob {
         }
         let facts = Facts::of_server(status.version.get(), server.epoch(), 0);
         let storage = Storage::Whole(Arc::new(server::lend_values(&parameters)?));
-        Ok((Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts }, Status(status)))
+        Ok((
+            Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts, read: None },
+            Status(status),
+        ))
     }
 
     /// Connects this worker to the servers, once all of them are up.

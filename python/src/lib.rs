@@ -7,6 +7,7 @@
 //! Memory that a peer may write, and memory of other libraries, is never a Rust reference: it is pointers in
 //! [`lease`] and `VolatileSlice`s where it is copied.
 
+mod check;
 mod dlpack;
 mod dtype;
 mod errors;
@@ -21,6 +22,7 @@ mod pin;
 mod publisher;
 mod reader;
 mod reading;
+mod record;
 mod relay;
 mod server;
 mod snapshot;
@@ -33,6 +35,8 @@ mod worker;
 /// What `slackline` imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _slackline {
+    #[pymodule_export]
+    use crate::check::{Verdict, Violation, check};
     #[pymodule_export]
     use crate::frame::Frame;
     #[pymodule_export]

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "arrays are copied into the frame, which peers read")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -9,7 +10,7 @@ use slackline::{Error, Publisher, PublisherOptions, ReaderStatus, ShardOptions, 
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
-use crate::frame::{Frame, PUBLISHING, Publishing};
+use crate::frame::{Drafting, Frame, PUBLISHING, Publishing};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, timeout as seconds};
 
@@ -34,6 +35,23 @@ pub(crate) struct PyPublisher {
     layout: Arc<Layout>,
     address: String,
     epoch: u64,
+}
+
+impl PyPublisher {
+    /// The next version, with these tensors copied into it.
+    fn filled(&self, py: Python<'_>, tensors: &Bound<'_, PyAny>, timeout: Duration) -> PyResult<Drafting> {
+        let arrays = self.layout.arrays(tensors, PUBLISHING)?;
+        let drafting = self.publishing.draft(py, timeout)?;
+        py.detach(|| {
+            let (frame, _bytes) = drafting.extent();
+            for (array, spec) in arrays.iter().zip(&self.layout.specs) {
+                // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the tensor lies
+                // inside of it; an array of the caller's lies apart, as no array of a frame outlives its frame.
+                unsafe { array.copy_to(frame.add(spec.offset)) };
+            }
+        });
+        Ok(drafting)
+    }
 }
 
 #[pymethods]
@@ -86,31 +104,46 @@ impl PyPublisher {
         timeout: f64,
     ) -> PyResult<u64> {
         let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
-        let arrays = self.layout.arrays(tensors, PUBLISHING)?;
-        let drafting = self.publishing.draft(py, timeout)?;
-        let version = py.detach(|| {
-            let (frame, _bytes) = drafting.extent();
-            for (array, spec) in arrays.iter().zip(&self.layout.specs) {
-                // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the tensor lies
-                // inside of it; an array of the caller's lies apart, as no array of a frame outlives its frame.
-                unsafe { array.copy_to(frame.add(spec.offset)) };
-            }
-            drafting.commit(tag)
-        })?;
-        Ok(version)
+        let drafting = self.filled(py, tensors, timeout)?;
+        Ok(py.detach(|| drafting.commit(tag))?)
+    }
+
+    /// As `publish`, and returns the record of the version, a line of JSON without its end: by it and the readers'
+    /// certificates, `check` and the program `slackline check` judge what readers got. It takes the SHA-256 of all
+    /// tensors before the version is published.
+    #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0))]
+    fn publish_recorded(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyAny>,
+        step: u64,
+        label: Option<Vec<u8>>,
+        timeout: f64,
+    ) -> PyResult<String> {
+        let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
+        let drafting = self.filled(py, tensors, timeout)?;
+        Ok(py.detach(|| drafting.commit_recorded(tag))?.to_string())
     }
 
     /// Lends the memory of the next version: a mapping of names to writable arrays, and a context manager. Leaving the
     /// block publishes what was written; an exception drops it, and the version before stays the newest. The memory
-    /// holds some old version at first.
+    /// holds some old version at first. If it is `recorded`, the frame has a `publication` then, as of
+    /// `publish_recorded`.
     ///
     /// An array that looks at the frame and is still alive at the end of the block is a BufferError, and nothing is
     /// published: it could be written while readers read. Waits and raises as `publish` does.
-    #[pyo3(signature = (*, step=0, label=None, timeout=30.0))]
-    fn frame(&self, py: Python<'_>, step: u64, label: Option<Vec<u8>>, timeout: f64) -> PyResult<Frame> {
+    #[pyo3(signature = (*, step=0, label=None, recorded=false, timeout=30.0))]
+    fn frame(
+        &self,
+        py: Python<'_>,
+        step: u64,
+        label: Option<Vec<u8>>,
+        recorded: bool,
+        timeout: f64,
+    ) -> PyResult<Frame> {
         let tag = tag(step, label.as_deref().unwrap_or_default())?;
         let drafting = self.publishing.draft(py, seconds(timeout)?)?;
-        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag))
+        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded))
     }
 
     /// Waits until so many readers (without a number: all that are in when the call begins) hold `version` or a newer

@@ -16,12 +16,11 @@ use crate::fabric::{self, SecretSource};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
-use crate::reading::{Pulling, Reading, Request, Shared, newest_from};
+use crate::reading::{Pulled, Pulling, Reading, Request, Shared, newest_from};
+use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
-
-type Pulled = (Facts, Arc<Lease>);
 
 /// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
 type Staged = Receiver<Result<Pulled, Failure>>;
@@ -88,9 +87,13 @@ impl PyReader {
         })
     }
 
-    fn snapshot(&self, (facts, lease): Pulled) -> Snapshot {
-        let layout = Arc::clone(&self.layout);
-        Snapshot { tensors: Tensors { layout, storage: Storage::Whole(lease), is_read_only: true }, facts }
+    fn snapshot(&self, (facts, lease, asked): Pulled) -> Snapshot {
+        self.read(Arc::clone(&self.layout), Storage::Whole(lease), facts, asked)
+    }
+
+    fn read(&self, layout: Arc<Layout>, storage: Storage, facts: Facts, asked: Asked) -> Snapshot {
+        let read = Some(Read { asked, whole: Arc::clone(&self.whole) });
+        Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts, read }
     }
 
     fn staged(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
@@ -121,22 +124,23 @@ pub(crate) fn pull(
 /// Pulls in a thread of its own, for `prefetch`.
 fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled, Failure> {
     let deadline = Instant::now() + timeout;
-    let mut pulling = Pulling::new(request);
+    let mut pulling = Pulling::prefetch(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let pulled = {
             let mut reading = shared.reading.lock().unwrap_or_else(PoisonError::into_inner);
-            match &mut *reading {
-                Some(reading) if !shared.closes.load(Ordering::SeqCst) => {
-                    pulling.go_on(reading, left.min(Duration::from_millis(20)))
-                }
-                _ => {
-                    return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
-                }
+            let Some(reading) = reading.as_mut().filter(|_| !shared.closes.load(Ordering::SeqCst)) else {
+                return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
+            };
+            match shared.is_pinned.load(Ordering::SeqCst) {
+                // A copy would let go of the pin.
+                true => Ok(None),
+                false => pulling.go_on(reading, left.min(Duration::from_millis(20))),
             }
         };
         shared.settle();
-        if shared.waiting.load(Ordering::Relaxed) > 0 {
+        let is_pinned = shared.is_pinned.load(Ordering::SeqCst);
+        if is_pinned || shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::sleep(TURN);
         }
         match pulled? {
@@ -223,13 +227,9 @@ impl PyReader {
                 self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
             return Ok(self.snapshot(pulled));
         };
-        let facts = self
+        let (facts, asked) = self
             .unpinned(py, PULLING, timeout, |reading| into::pull(py, reading, request, &targets, timeout))?;
-        let storage = Storage::Each(targets.into_leases());
-        Ok(Snapshot {
-            tensors: Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true },
-            facts,
-        })
+        Ok(self.read(Arc::clone(&self.layout), Storage::Each(targets.into_leases()), facts, asked))
     }
 
     /// Pins one version in the publisher's memory: a context manager that gives a Snapshot of it, without a copy. The
@@ -248,17 +248,18 @@ impl PyReader {
     ) -> PyResult<Pin> {
         let timeout = seconds(timeout)?;
         let request = Request { max_staleness, at_least: min_version, exactly: None };
-        let (facts, address, bytes) = self.unpinned(py, PINNING, timeout, |reading| {
+        let (facts, address, bytes, asked) = self.unpinned(py, PINNING, timeout, |reading| {
+            let asked = reading.begin(request);
             let (facts, address, bytes) = hold(py, reading, request, timeout)?;
             self.shared.is_pinned.store(true, Ordering::SeqCst);
-            Ok((facts, address, bytes))
+            reading.has_brought(&request, &facts);
+            Ok((facts, address, bytes, asked.ended()))
         })?;
         let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
         let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
         let storage = Storage::Whole(Arc::clone(&lease));
-        let tensors = Tensors { layout: Arc::clone(&self.whole), storage, is_read_only: true };
-        Ok(Pin::new(Snapshot { tensors, facts }, lease))
+        Ok(Pin::new(self.read(Arc::clone(&self.whole), storage, facts, asked), lease))
     }
 
     /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments

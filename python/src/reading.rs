@@ -12,15 +12,26 @@ use slackline::{Error, Mixed, Reader, Version, Wanted};
 
 use crate::errors::Failure;
 use crate::lease::Lease;
+use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
 
 /// A reader with the newest version that it has copied.
 pub(crate) struct Reading {
     pub(crate) reader: Reader<Mixed>,
     newest: Option<(Facts, Arc<Lease>)>,
+    /// The newest version that a read has brought that did not ask for one by its number: no later one goes back.
+    brought: u64,
+    /// The read whose copy the reader is making. Another read gives that copy up.
+    copying: Option<Asked>,
+    /// Reads of calls, and those of prefetches, which go on beside them.
+    calls: Reads,
+    prefetches: Reads,
     /// True if the publisher's memory is mapped into this process.
     pub(crate) is_mapped: bool,
 }
+
+/// A version that was read, in memory of its own.
+pub(crate) type Pulled = (Facts, Arc<Lease>, Asked);
 
 /// What a pull asks for.
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +49,12 @@ impl Request {
         self.exactly.unwrap_or(self.at_least.max(newest.saturating_sub(self.max_staleness.unwrap_or(0))))
     }
 
-    /// True if this version will do when `newest` is the newest.
-    fn takes(&self, version: u64, newest: u64) -> bool {
-        version >= self.oldest(newest) && self.exactly.is_none_or(|exactly| version == exactly)
+    /// True if this version will do when `newest` is the newest and `brought` was brought before.
+    fn takes(&self, version: u64, newest: u64, brought: u64) -> bool {
+        match self.exactly {
+            Some(exactly) => version == exactly,
+            None => version >= self.oldest(newest).max(brought),
+        }
     }
 
     fn wanted(&self) -> Wanted {
@@ -64,12 +78,19 @@ pub(crate) struct Pulling {
     request: Request,
     /// The newest version that was seen.
     pub(crate) newest: u64,
-    has_begun: bool,
+    is_prefetch: bool,
+    /// The read whose copy was begun.
+    asked: Option<Asked>,
 }
 
 impl Pulling {
     pub(crate) fn new(request: Request) -> Pulling {
-        Pulling { request, newest: 0, has_begun: false }
+        Pulling { request, newest: 0, is_prefetch: false, asked: None }
+    }
+
+    /// One that goes on between the calls of other threads.
+    pub(crate) fn prefetch(request: Request) -> Pulling {
+        Pulling { is_prefetch: true, ..Pulling::new(request) }
     }
 
     /// Goes on for so long at most.
@@ -77,34 +98,61 @@ impl Pulling {
         &mut self,
         reading: &mut Reading,
         slice: Duration,
-    ) -> Result<Option<(Facts, Arc<Lease>)>, Failure> {
-        let reader = &mut reading.reader;
-        if !self.has_begun {
-            let at_least = self.request.exactly.unwrap_or(self.request.at_least);
-            let Some(newest) = newest_from(reader, at_least, slice)? else { return Ok(None) };
-            self.newest = newest;
-            if let Some((facts, lease)) = &reading.newest
-                && self.request.takes(facts.version, newest)
-            {
-                let staleness = newest.saturating_sub(facts.version);
-                return Ok(Some((Facts { staleness, ..*facts }, Arc::clone(lease))));
-            }
-            // If nothing else looks at it, its memory is for the next one.
-            reading.newest = None;
-            reader.begin_snapshot(self.request.wanted());
-            self.has_begun = true;
-        }
-        if reader.continue_refresh(slice)?.is_none() {
+    ) -> Result<Option<Pulled>, Failure> {
+        let goes_on = |asked: &Asked| reading.copying.as_ref().is_some_and(|copying| copying.is(asked));
+        let asked = match self.asked.filter(goes_on) {
+            Some(asked) => asked,
+            None => match self.begin(reading, slice)? {
+                Begun::Late => return Ok(None),
+                Begun::Kept(pulled) => return Ok(Some(pulled)),
+                Begun::Copying(asked) => asked,
+            },
+        };
+        if reading.reader.continue_refresh(slice)?.is_none() {
             return Ok(None);
         }
-        let snapshot = reader.take_snapshot()?;
+        reading.copying = None;
+        let snapshot = reading.reader.take_snapshot()?;
         let facts = Facts::of(snapshot.fresh());
         // From here on there is no reference to these bytes: Python alone looks at them.
         let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
-        let pulled = (facts, Arc::new(Lease::new(pointer, bytes, snapshot)));
-        reading.newest = Some(pulled.clone());
-        Ok(Some(pulled))
+        let lease = Arc::new(Lease::new(pointer, bytes, snapshot));
+        reading.newest = Some((facts, Arc::clone(&lease)));
+        reading.has_brought(&self.request, &facts);
+        Ok(Some((facts, lease, asked.ended())))
     }
+
+    /// Begins the read, or takes what was read before if that will do.
+    fn begin(&mut self, reading: &mut Reading, slice: Duration) -> Result<Begun, Failure> {
+        let reads = if self.is_prefetch { &mut reading.prefetches } else { &mut reading.calls };
+        let asked = reads.begin(self.request);
+        let at_least = self.request.exactly.unwrap_or(self.request.at_least);
+        let Some(newest) = newest_from(&mut reading.reader, at_least, slice)? else { return Ok(Begun::Late) };
+        self.newest = newest;
+        if let Some((facts, lease)) = &reading.newest
+            && self.request.takes(facts.version, newest, reading.brought)
+        {
+            let facts = Facts { staleness: newest.saturating_sub(facts.version), ..*facts };
+            let lease = Arc::clone(lease);
+            reading.has_brought(&self.request, &facts);
+            return Ok(Begun::Kept((facts, lease, asked.ended())));
+        }
+        // If nothing else looks at it, its memory is for the next one.
+        reading.newest = None;
+        reading.reader.begin_snapshot(self.request.wanted());
+        (reading.copying, self.asked) = (Some(asked), Some(asked));
+        Ok(Begun::Copying(asked))
+    }
+}
+
+/// How a read has begun.
+enum Begun {
+    /// The version was not there within the slice.
+    Late,
+    /// What was read before will do.
+    Kept(Pulled),
+    /// It is being copied.
+    Copying(Asked),
 }
 
 /// The newest version's number, once it is at least this one; `None` if it is not within the slice.
@@ -132,12 +180,29 @@ impl Reading {
         let asked = reader.hold(Bound::NONE, Duration::ZERO);
         let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
         reader.release();
-        Reading { reader, newest: None, is_mapped }
+        let (calls, prefetches) = (Reads::new(), Reads::new());
+        Reading { reader, newest: None, brought: 0, copying: None, calls, prefetches, is_mapped }
+    }
+
+    /// A read of a call's, which copies nothing into memory of the reader's, begins.
+    pub(crate) fn begin(&mut self, request: Request) -> Asked {
+        // A pin gives up the copy that is being made.
+        self.copying = None;
+        self.calls.begin(request)
+    }
+
+    /// A read has brought this version.
+    pub(crate) fn has_brought(&mut self, request: &Request, facts: &Facts) {
+        if request.exactly.is_none() {
+            self.brought = self.brought.max(facts.version);
+        }
     }
 
     /// Forgets what was read of an owner that is gone.
     pub(crate) fn forget(&mut self) {
-        self.newest = None;
+        (self.newest, self.brought, self.copying) = (None, 0, None);
+        // The successor may have older versions.
+        (self.calls, self.prefetches) = (Reads::new(), Reads::new());
     }
 }
 

@@ -222,7 +222,7 @@ impl PyServer {
         })?;
         let storage = Storage::Whole(Arc::new(lend_values(&values)?));
         let tensors = Tensors { layout: Arc::clone(&self.layout), storage, is_read_only: true };
-        Ok(Snapshot { tensors, facts: Facts::of_server(version, self.epoch, 0) })
+        Ok(Snapshot { tensors, facts: Facts::of_server(version, self.epoch, 0), read: None })
     }
 
     /// Waits until so many workers have left since the server began, at most `timeout` seconds: then DeadlineError.

@@ -1,5 +1,6 @@
 //! One version of a table, whole, as a mapping of names to arrays.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyKeyError;
@@ -8,7 +9,9 @@ use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
 
 use slackline::{Fresh, VersionTag};
 
+use crate::errors::Failure;
 use crate::lease::Lease;
+use crate::record::{self, Read};
 use crate::table::Layout;
 use crate::view::ArrayView;
 
@@ -28,14 +31,18 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    pub(crate) fn view(&self, py: Python<'_>, index: usize) -> PyResult<Py<ArrayView>> {
+    fn lent(&self, index: usize) -> Result<ArrayView, Failure> {
         let spec = Arc::clone(&self.layout.specs[index]);
         let (lease, offset) = match &self.storage {
             Storage::Whole(lease) => (lease, spec.offset),
             Storage::Each(leases) => (&leases[index], 0),
         };
         lease.check()?;
-        Py::new(py, ArrayView::new(Arc::clone(lease), offset, spec, self.is_read_only))
+        Ok(ArrayView::new(Arc::clone(lease), offset, spec, self.is_read_only))
+    }
+
+    pub(crate) fn view(&self, py: Python<'_>, index: usize) -> PyResult<Py<ArrayView>> {
+        Py::new(py, self.lent(index)?)
     }
 
     pub(crate) fn find(&self, py: Python<'_>, name: &str) -> PyResult<Py<ArrayView>> {
@@ -133,6 +140,8 @@ pub(crate) use mapping;
 pub(crate) struct Facts {
     pub(crate) version: u64,
     pub(crate) epoch: u64,
+    /// The incarnation of the publisher that made it; 0 from a server.
+    pub(crate) origin: u64,
     pub(crate) staleness: u64,
     pub(crate) tag: VersionTag,
     pub(crate) published_ns: u64,
@@ -140,13 +149,13 @@ pub(crate) struct Facts {
 
 impl Facts {
     pub(crate) fn of(fresh: &Fresh) -> Facts {
-        let Fresh { version, epoch, behind, tag, published_ns, .. } = *fresh;
-        Facts { version: version.get(), epoch, staleness: behind, tag, published_ns }
+        let Fresh { version, epoch, origin, behind, tag, published_ns, .. } = *fresh;
+        Facts { version: version.get(), epoch, origin, staleness: behind, tag, published_ns }
     }
 
     /// What a server knows of its parameters.
     pub(crate) fn of_server(version: u64, epoch: u64, staleness: u64) -> Facts {
-        Facts { version, epoch, staleness, tag: VersionTag::default(), published_ns: 0 }
+        Facts { version, epoch, origin: 0, staleness, tag: VersionTag::default(), published_ns: 0 }
     }
 }
 
@@ -158,6 +167,8 @@ impl Facts {
 pub(crate) struct Snapshot {
     pub(crate) tensors: Tensors,
     pub(crate) facts: Facts,
+    /// There if a reader has read it.
+    pub(crate) read: Option<Read>,
 }
 
 #[pymethods]
@@ -197,6 +208,21 @@ impl Snapshot {
     #[getter]
     fn published_ns(&self) -> u64 {
         self.facts.published_ns
+    }
+
+    /// The record of this read, a line of JSON without its end: by it and the publisher's records, `check` and the
+    /// program `slackline check` judge what was asked and given. It takes the SHA-256 of each tensor that was read
+    /// whole, as it is at this moment, without the interpreter.
+    ///
+    /// Raises OutOfTurn once the pin has ended, Unsupported for parameters of a worker or a server.
+    fn certificate(&self, py: Python<'_>) -> PyResult<String> {
+        let read = self.read.as_ref().ok_or_else(record::no_read)?;
+        let specs = &self.tensors.layout.specs;
+        let digests = py.detach(|| -> Result<BTreeMap<_, _>, Failure> {
+            let whole = specs.iter().enumerate().filter(|(_, spec)| read.is_whole(spec));
+            whole.map(|(index, spec)| Ok((spec.name.clone(), self.tensors.lent(index)?.digest()?))).collect()
+        })?;
+        Ok(read.certificate(&self.facts, digests).to_string())
     }
 
     fn __repr__(&self) -> String {

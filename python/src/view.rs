@@ -8,6 +8,9 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use sha2::{Digest, Sha256};
+
+use slackline::internals::mem::VolatileSlice;
 
 use crate::dlpack::{self, Export};
 use crate::errors::Failure;
@@ -29,6 +32,9 @@ pub(crate) struct ArrayView {
     spec: Arc<Spec>,
     is_read_only: bool,
 }
+
+/// Bytes that are copied out and digested at a time: they stay in a cache.
+const PART_BYTES: usize = 64 << 10;
 
 impl ArrayView {
     pub(crate) fn new(lease: Arc<Lease>, offset: usize, spec: Arc<Spec>, is_read_only: bool) -> ArrayView {
@@ -59,6 +65,22 @@ impl ArrayView {
         self.lease.end_export();
         let lease = Lease::new(memory.pointer(), self.spec.bytes(), memory);
         Ok(ArrayView { lease: Arc::new(lease), offset: 0, spec: Arc::clone(&self.spec), is_read_only: false })
+    }
+
+    /// The SHA-256 of its bytes.
+    pub(crate) fn digest(&self) -> Result<[u8; 32], Failure> {
+        self.lease.begin_export()?;
+        // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go. Code of Python
+        // may write it meanwhile: then it is the digest of some bytes.
+        let bytes = unsafe { VolatileSlice::new(self.lease.at(self.offset), self.spec.bytes(), false) };
+        let (mut part, mut hasher) = (vec![0; PART_BYTES], Sha256::new());
+        for start in (0..bytes.len()).step_by(PART_BYTES) {
+            let part = &mut part[..PART_BYTES.min(bytes.len() - start)];
+            bytes.subslice(start, part.len()).read(part);
+            hasher.update(&*part);
+        }
+        self.lease.end_export();
+        Ok(hasher.finalize().into())
     }
 }
 

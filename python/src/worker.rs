@@ -173,7 +173,7 @@ impl PyWorker {
         };
         let facts = Facts::of_server(view.version.get(), 0, view.staleness());
         Ok(Step {
-            parameters: Py::new(py, Snapshot { tensors: tensors(&parameters, true), facts })?,
+            parameters: Py::new(py, Snapshot { tensors: tensors(&parameters, true), facts, read: None })?,
             gradient: Py::new(py, Gradient { tensors: tensors(&gradient, false) })?,
             leases: [parameters, gradient],
             view,

@@ -16,6 +16,8 @@ def publish(weights: Mapping[str, memoryview]) -> int:
             frame["weight"][...] = 1
             assert_type(frame["weight"], slackline.ArrayView)
         assert_type(frame.version, int | None)
+        assert_type(frame.publication, str | None)
+        assert_type(publisher.publish_recorded(weights, step=1), str)
         return publisher.version
 
 
@@ -30,6 +32,10 @@ def read(address: str) -> float:
             assert_type(pinned, slackline.Snapshot)
             first: object = pinned[names[0]].numpy()
             del first
+        verdict = slackline.check([snapshot.certificate()], clock_error=0.001)
+        for violation in verdict.violations:
+            assert_type((violation.line, violation.against), tuple[int, int | None])
+            assert_type(violation.property, str)
         reader.prefetch()
         for name, view in reader.swap().items():
             assert_type(name, str)

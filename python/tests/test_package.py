@@ -48,7 +48,7 @@ def test_everything_public_has_a_docstring() -> None:
     for name in slackline.__all__:
         thing = getattr(slackline, name)
         assert thing.__doc__, name
-        for member, value in vars(thing).items():
+        for member, value in getattr(thing, "__dict__", {}).items():
             if not member.startswith("_") and callable(value):
                 assert value.__doc__, f"{name}.{member}"
 

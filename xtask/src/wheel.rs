@@ -14,7 +14,7 @@ pub(crate) const COMMAND: Command = Command {
     name: "wheel",
     arguments: "[--check | --integrations]",
     about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own; \
-            --integrations: the tests of its plug-ins, with their hosts (7 GB)",
+            --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
     run,
 };
 
@@ -33,6 +33,13 @@ const HOSTS: &[&str] = &[
     "torchrl>=0.14,<0.15",
     "torchft>=0.2,<0.3",
     "ray[rllib]>=2.60,<2.61",
+    "gymnasium>=1.2,<2",
+    // The launchers, and what knows their schemas.
+    "mpi4py>=4.1,<5",
+    "mpich>=5,<6",
+    "pyyaml",
+    "kubernetes-validate",
+    "kubeflow-trainer-api",
     // What verl needs when its checkpoint engines are imported.
     "accelerate",
     "codetiming",
@@ -108,7 +115,7 @@ fn check(site: &Site, wheel: &Path) -> Result<(), Failure> {
     within(&python, &pytest).retry().run(site)
 }
 
-/// Runs the tests of the plug-ins where the wheel and their hosts are installed.
+/// Runs the tests of `slackline.torch` and of the plug-ins where the wheel and their hosts are installed.
 fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     let python = environment(site, "python-integrations")?;
     install(site, &python, &[&[wheel.to_string_lossy().as_ref()], HOSTS].concat())?;
@@ -120,10 +127,16 @@ fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     let untyped =
         ["--allow-subclassing-any", "--disable-error-code", "import-untyped", "--disable-error-code"];
     let mypy = [&["-P", "-m", "mypy", "--strict"], &untyped[..], &["import-not-found"]].concat();
-    within(&python, &[&mypy[..], &["-p", "slackline.integrations"]].concat()).run(site)?;
-    within(&python, &[&mypy[..], &[&folder]].concat()).run(site)?;
+    within(&python, &[&mypy[..], &["-p", "slackline.integrations", "-p", "slackline.torch"]].concat())
+        .run(site)?;
+    let (examples, bench) = (site.root.join("python/examples"), site.root.join("python/bench"));
+    let programs = [folder.as_ref(), &examples.to_string_lossy(), &bench.to_string_lossy()];
+    within(&python, &[&mypy[..], &programs].concat()).run(site)?;
+    // Traces of what ran in Python are judged by the program, too.
+    Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).run(site)?;
+    let program = site.target.join("release/slackline");
     let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &folder];
-    within(&python, &pytest).run(site)
+    within(&python, &pytest).env("SLACKLINE_CLI", &program.to_string_lossy()).run(site)
 }
 
 /// The program of a new environment, which has no packages.
