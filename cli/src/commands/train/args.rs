@@ -133,7 +133,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
     pub(super) hidden: Option<usize>,
 
-    /// CSV, LIBSVM, IDX or CIFAR-10 file to train on, packed with gzip or not [default: the built-in digits]
+    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
 
