@@ -149,6 +149,9 @@ def test_reads_beside_a_publisher_that_never_pauses_and_a_prefetch_keep_every_pr
     thread = threading.Thread(target=publish)
     thread.start()
     try:
+        # The version at which a publisher begins has no record.
+        while not trace:
+            time.sleep(0.001)
         until, turn = time.monotonic() + 1.0, 0
         while time.monotonic() < until or turn < 20:
             turn += 1
