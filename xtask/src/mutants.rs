@@ -29,7 +29,7 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// The same for copies of GPUs, which unit tests over the scripted driver must find.
-const GPU_MUTANTS: &[(&str, &str, &str)] = &[
+pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "gpu_does_not_wait_for_caller",
         "over_shared_memory_the_gpu_sees_parameters_and_the_server_gradients",

@@ -172,7 +172,7 @@ const LAST: &[&str] =
     &["softroce", "loom", "mutants", "reproduce", "bindings", "fuzz", "softroce-apart", "aarch64", "asan"];
 
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
-const FEATURES: &[&str] = &["verbs", "tcp", "checkpoint", "sim"];
+const FEATURES: &[&str] = &["cuda", "verbs", "tcp", "checkpoint", "sim"];
 
 /// `--all-targets` leaves out the tests that plain `cargo test` leaves out: they are named, all in one call. Then the
 /// library as others build it: the rest of the workspace switches on features that it must also compile without.
