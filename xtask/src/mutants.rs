@@ -32,20 +32,24 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
 pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "gpu_does_not_wait_for_caller",
-        "over_shared_memory_the_gpu_sees_parameters_and_the_server_gradients",
-        "assertion `left == right` failed: step",
+        "cuda::tests::two_handles_of_one_gpu_have_tickets_of_their_own",
+        "the first copy is not made",
     ),
     (
         "gpu_memory_let_go_at_once",
-        "memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer",
+        "cuda::tests::memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer",
         "assertion failed: !copies.are_done().unwrap() && !is_freed",
     ),
     (
         "publish_before_copied",
-        "over_shared_memory_a_version_is_published_once_the_gpu_has_copied_it",
+        "node::publisher::gpu::scripted::tests::over_shared_memory_a_version_is_published_once_the_gpu_has_copied_it",
         "it is not copied yet",
     ),
-    ("pull_over_gpu_copy", "parameters_that_a_gpu_copies_are_not_replaced", "the GPU still copies"),
+    (
+        "pull_over_gpu_copy",
+        "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
+        "the GPU still copies",
+    ),
 ];
 
 /// The step. The library as it is passes the same seeds in the step `seeds`.
@@ -56,7 +60,7 @@ pub(crate) fn step() -> Step {
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
     };
     let gpu_command = |(mutant, test, broken): &(&str, &str, &str)| {
-        let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", test]);
+        let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", "--", "--exact", test]);
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
     Step {
