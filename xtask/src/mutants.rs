@@ -42,8 +42,8 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "publish_before_copied",
-        "node::publisher::gpu::scripted::tests::over_shared_memory_a_version_is_published_once_the_gpu_has_copied_it",
-        "it is not copied yet",
+        "node::publisher::gpu::scripted::tests::the_frame_of_a_dropped_draft_is_free_once_the_gpu_writes_it_no_more",
+        "called `Result::unwrap_err()` on an `Ok` value",
     ),
     (
         "pull_over_gpu_copy",
