@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Deserialize;
 
 use super::claims::{Against, Check, Verdict, count, table};
+use super::settings::from_toml;
 use super::{Error, Outcome};
 use crate::table::Table;
 
@@ -70,7 +71,7 @@ pub fn page(done: &[Outcome]) -> Result<String, Error> {
 
 /// The sentences that are borne out as a list; the others say so.
 fn advice(done: &[Outcome]) -> Result<String, Error> {
-    let Advice { line } = toml::from_str(ADVICE)?;
+    let Advice { line } = from_toml(ADVICE)?;
     let came_out = |name: &String| {
         let (wanted, name) = match name.strip_prefix("not ") {
             Some(name) => (Verdict::Differs, name),

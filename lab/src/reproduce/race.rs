@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Error;
+use super::settings::from_toml;
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
 
@@ -62,7 +63,7 @@ impl Race {
     ///
     /// If the file cannot be read.
     pub fn read() -> Result<Race, Error> {
-        Ok(toml::from_str(FILE)?)
+        Ok(from_toml(FILE)?)
     }
 
     /// All runs. Those of one seed follow each other, so that a machine that is busy for a while is so for all schemes.
