@@ -10,7 +10,7 @@ use slackline::{
 use crate::{TIMEOUT, bytes, publisher};
 
 /// Addresses for the nodes of a chain: new ones where names are free, a port of the system's choice over TCP.
-fn another(at: &Address) -> Address {
+pub(crate) fn another(at: &Address) -> Address {
     match at {
         Address::Tcp(_) => at.clone(),
         _ => Address::random(),
@@ -25,7 +25,7 @@ fn reader<T: Transport + Clone>(transport: &T, at: &Address) -> Reader<T> {
     Reader::connect(transport.clone(), at, ReaderOptions::default(), TIMEOUT).unwrap()
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = slackline::now() + TIMEOUT;
     while !is_so() {
         assert!(slackline::now() < deadline, "not within a minute: {what}");
