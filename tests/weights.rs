@@ -18,7 +18,7 @@ use slackline::internals::param::PullError;
 use slackline::internals::scheme::Bound;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
+    Selection, ShardOptions, Shm, Table, TableError, Transport, Version, VersionTag, Wanted,
 };
 
 use weights::admission::a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again;

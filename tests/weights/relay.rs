@@ -10,7 +10,7 @@ use slackline::{
 use crate::{TIMEOUT, bytes, publisher};
 
 /// Addresses for the nodes of a chain: new ones where names are free, a port of the system's choice over TCP.
-pub(crate) fn another(at: &Address) -> Address {
+fn another(at: &Address) -> Address {
     match at {
         Address::Tcp(_) => at.clone(),
         _ => Address::random(),

@@ -12,7 +12,7 @@ use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, Re
 use super::seat::Seat;
 use crate::clock::Version;
 use crate::mem::LocalSlice;
-use crate::param::{FrameGeometry, Joiner, Place, RelayNotice};
+use crate::param::{FrameGeometry, Joiner, Place, PullError, RelayNotice};
 use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Host, Transport};
@@ -238,7 +238,7 @@ impl<T: Transport> Passing<T> {
                     self.runtime.breathe().await;
                 }
                 Ok(false) => self.runtime.stand_back(&mut backoff).await,
-                Err(error) if error.is_loss() => {
+                Err(error) if is_loss(&error) => {
                     self.runtime.stand_back(&mut backoff).await;
                     self.reconnect(Some(&error)).await?;
                 }
@@ -343,6 +343,17 @@ impl<T: Transport> Passing<T> {
             Ok(()) => self.unknown = Some(Version::new(0)),
         }
         Ok(())
+    }
+}
+
+/// Whether the owner upstream is lost. Words of another incarnation in its memory say so before its connection does.
+fn is_loss(error: &Error) -> bool {
+    use PullError::{Completion, Disconnected, Epoch, Post};
+    let of_pull =
+        |source: &PullError| matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_));
+    match error {
+        Error::Pull { source, .. } => of_pull(source),
+        error => error.is_loss() || matches!(error, Error::Post { .. }),
     }
 }
 
