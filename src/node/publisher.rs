@@ -301,7 +301,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The version that is served, with its label and its memory.
-    pub(super) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
+    pub(crate) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
         let frames = &self.shard.frames;
         let Latest { version, frame } = frames.latest();
         (version, frames.label(frame), frames.payload(frame))

@@ -689,6 +689,16 @@ impl FabricJudge {
         incarnation.map_or_else(|| self.relays.newest(epoch), |one| one.newest() - u64::from(one.is_writing))
     }
 
+    /// A relay serves a version, which is this publisher's.
+    pub(super) fn relayed(&mut self, epoch: u64, version: u64, origin: u64, payload: VolatileSlice<'_>) {
+        let serves = self.relays.serves(epoch, version);
+        let check =
+            |is_new| if is_new { self.check_copy(origin, version, &bytes_of(payload)) } else { Ok(()) };
+        if let Err(what) = serves.and_then(check) {
+            self.fail(format!("a relay {what}"));
+        }
+    }
+
     /// Whether a publisher has begun more than once.
     pub(super) fn has_successor(&self) -> bool {
         self.incarnations.len() > 1

@@ -198,6 +198,15 @@ impl Incarnation {
             values_now.filter(|(_, changes)| *changes).for_each(|(one, _)| *one = value);
             let words: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
+            // Now and then it gives a version up, which has another content when it comes again.
+            if self.draw(0, 7) == 0 {
+                let memory = publisher.publish_begin_async(PATIENCE).await?;
+                for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
+                    memory.subslice(at, line.len()).write(&vec![0xff; line.len()]);
+                    self.pause(100, self.plan.distribution.latency.1).await;
+                }
+                publisher.publish_abort();
+            }
             let memory = publisher.publish_begin_async(PATIENCE).await?;
             for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
                 memory.subslice(at, line.len()).write(line);
@@ -424,10 +433,9 @@ impl Incarnation {
                 continue;
             };
             let tell = |publisher: &Publisher<SimTransport>| {
-                let mut judge = self.judge.borrow_mut();
-                if let Err(what) = judge.relays.serves(publisher.epoch(), publisher.version().get()) {
-                    judge.fail(what);
-                }
+                let (version, label, payload) = publisher.served();
+                let payload = payload.as_volatile();
+                self.judge.borrow_mut().relayed(publisher.epoch(), version.get(), label.origin, payload);
             };
             match passing.run(|| self.is_over(), tell).await {
                 Ok(()) => return Ok(()),

@@ -133,7 +133,7 @@ impl Plan {
             servers,
             workers,
             readers,
-            relays: if publishes { FabricRandom::new(seed, RELAYS).pick(&[0, 1, 2]) } else { 0 },
+            relays: if publishes { FabricRandom::new(seed, RELAYS).pick(&[0, 1, 2, 2]) } else { 0 },
             elements: 16 * servers as u64 * random.between(2, 6) + random.between(0, 15),
             frames: random.between(2, 4) as u8,
             checksums: random.permille(200),

@@ -20,14 +20,14 @@ impl JudgedRelays {
         self.0.get(&epoch).map_or(0, |relay| relay.newest)
     }
 
-    /// One serves this version.
-    pub(super) fn serves(&mut self, epoch: u64, version: u64) -> Result<(), String> {
+    /// One serves this version. True if it is a new one.
+    pub(super) fn serves(&mut self, epoch: u64, version: u64) -> Result<bool, String> {
         let relay = self.0.entry(epoch).or_default();
         let before = std::mem::replace(&mut relay.newest, version);
         if version < before {
-            return Err(format!("a relay went back from version {before} to {version}"));
+            return Err(format!("went back from version {before} to {version}"));
         }
-        Ok(())
+        Ok(version > before)
     }
 
     /// A reader got these bytes of one, which are of this publisher, or nobody's (0): a relay that has none yet has
