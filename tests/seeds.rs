@@ -27,9 +27,8 @@ fn ten_thousand_seeds_keep_every_promise() {
             let seconds = begun.elapsed().as_secs_f64();
             let fabric::FabricSummary { runs, events, versions, views, errors, .. } = summary;
             // `cargo xtask seeds` reads it.
-            println!(
-                "SEEDS {{\"runs\":{runs},\"events\":{events},\"versions\":{versions},\"views\":{views},\"errors\":{errors}}}"
-            );
+            print!("SEEDS {{\"runs\":{runs},\"events\":{events},\"versions\":{versions},");
+            println!("\"views\":{views},\"errors\":{errors}}}");
             println!("{seconds:.1} s, {:.0} events per second", summary.events as f64 / seconds);
             assert_eq!(summary.runs, seeds.end - seeds.start);
             assert!(summary.views > summary.runs && summary.errors > 0, "nothing happened: {summary:?}");

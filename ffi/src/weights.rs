@@ -368,10 +368,10 @@ pub unsafe extern "C" fn slackline_relay_start(
     unsafe { create(relay, start) }
 }
 
-/// Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for a place, and
-/// serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says from
-/// whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again. `options` is as
-/// for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
+/// Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for it, and
+/// serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says
+/// from whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again.
+/// `options` is as for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_relay_join(
     publisher: *const c_char,

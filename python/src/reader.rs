@@ -32,8 +32,8 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
 /// pulled. `secret` is bytes or the path of a file; without it the environment's is taken.
 ///
-/// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a relay
-/// on the same host if there is one. `reconnect` then asks it again.
+/// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
+/// relay on the same host if there is one. `reconnect` then asks it again.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///

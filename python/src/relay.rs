@@ -20,9 +20,9 @@ use crate::wait::{in_thread, timeout as seconds};
 /// what the relay has is served meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
 /// Publisher. Waits at most `timeout` seconds for the first owner.
 ///
-/// With `tree`, `upstream` is the address of a Publisher, which says from whom this relay reads, and sends readers with
-/// `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's successor, under
-/// another epoch. Its address must be one at which others reach it.
+/// With `tree`, `upstream` is the address of a Publisher, which says from whom this relay reads, and sends readers
+/// with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
+/// successor, under another epoch. Its address must be one at which others reach it.
 ///
 /// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one.
 #[pyclass(frozen, module = "slackline", name = "Relay")]

@@ -10,8 +10,8 @@ use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
-    PeerRole, PinError, PinnedFrame, Pins, Place, Publish, PublishError, Pull, PullError, PullOptions,
-    Pulled, PushGrant, RETRIES_BEFORE_PIN, Welcome, WorkerProgress, own_page, own_words,
+    PeerRole, PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
+    PushGrant, RETRIES_BEFORE_PIN, TreePosition, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -147,18 +147,18 @@ impl<E: Endpoint> Link<E> {
     }
 
     /// Asks a publisher from whom to read.
-    pub(super) async fn ask_place<T: Transport<Endpoint = E>>(
+    pub(super) async fn ask_position<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         joiner: Joiner,
         timeout: Duration,
-    ) -> Result<Place, Error> {
+    ) -> Result<TreePosition, Error> {
         let runtime = Runtime::of(transport);
         let hello = PeerHello { role: PeerRole::Joiner(joiner), push: None, resume: None };
         let offer = Offer { message: hello.encode(), grants: Vec::new() };
         let deadline = runtime.now() + timeout;
         let (_, received) = Self::exchange(&runtime, transport, address, offer, deadline, timeout).await?;
-        Place::decode(&received.message)
+        TreePosition::decode(&received.message)
             .map_err(|source| Error::Handshake { address: address.clone(), source })
     }
 

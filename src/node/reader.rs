@@ -17,8 +17,8 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PlacedOwner,
-    PullOptions, Pulled, Welcome,
+    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
+    Pulled, TreeOwner, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -159,12 +159,12 @@ async fn connect_in_tree<T: Transport>(
     deadline: Instant,
 ) -> Result<Link<T::Endpoint>, Error> {
     let joiner = Joiner { host: Host::own(), lost: lost.take(), relay: None };
-    let place =
-        Link::<T::Endpoint>::ask_place(transport, publisher, joiner, deadline - runtime.now()).await?;
-    let mut owners = place.owners.iter();
+    let position =
+        Link::<T::Endpoint>::ask_position(transport, publisher, joiner, deadline - runtime.now()).await?;
+    let mut owners = position.owners.iter();
     loop {
         // There is at least one.
-        let Some(PlacedOwner { number, address }) = owners.next() else {
+        let Some(TreeOwner { number, address }) = owners.next() else {
             return Err(Error::Shards { reason: "the publisher names no owner to read from".into() });
         };
         let address = address.as_ref().unwrap_or(publisher);

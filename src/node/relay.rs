@@ -1,7 +1,7 @@
 //! The relay: a reader that serves what it reads.
 
+mod announcer;
 mod passing;
-mod seat;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -74,9 +74,9 @@ impl Relay {
     }
 
     /// Joins the tree that the publisher at `publisher` arranges of its relays, and begins to serve at `address`. The
-    /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner that is
-    /// nearest to it and has a branch left ([`PublisherOptions::branches`]). The relay announces itself three times in a
-    /// lease of the publisher's, and moves when it is told to, or when its owner is lost. Readers find it by
+    /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner nearest to
+    /// the publisher that has a branch left ([`PublisherOptions::branches`]). The relay announces itself three times
+    /// in a lease of the publisher's, and moves when it is told to, or when its owner is lost. Readers find it by
     /// [`ReaderOptions::in_tree`](crate::ReaderOptions::in_tree).
     ///
     /// `address` is told to others: it must be one at which they reach it. If the publisher has a successor at its

@@ -476,9 +476,9 @@ impl<T: Transport> Shard<T> {
                 let (fresh, own) = (self.runtime.time_of_day(), self.listener.address());
                 let Some(tree) = &mut self.tree else {
                     return self
-                        .refuse(incoming, "this owner arranges no tree: ask the publisher for a place");
+                        .refuse(incoming, "this owner arranges no tree: ask the publisher for a position");
                 };
-                let message = tree.place(joiner, now, fresh, &own).encode();
+                let message = tree.position(joiner, now, fresh, &own).encode();
                 return self.answer(incoming, message, now);
             }
             _ => {}

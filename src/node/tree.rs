@@ -3,15 +3,15 @@
 //! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one. So a tree
 //! mends itself, and a publisher that begins anew knows its tree once all have announced themselves again.
 //!
-//! A relay gets a number when it first announces itself, larger than those before, and keeps it for life. It is only
-//! ever told to read from relays with *smaller* numbers, or from the publisher. Whatever a relay still believes of an
-//! older answer, no circle can come of it. And there is always a place for it: the relays before it let each at least
-//! one other read from it, and are one fewer than the places that they and the publisher have.
+//! A relay gets a number when it first announces itself, larger than those before, and keeps it until it ends. It is
+//! only ever told to read from relays with *smaller* numbers, or from the publisher. Whatever a relay still believes of
+//! an older answer, no circle can come of it. And there is always an owner for it: the relays before it let each at
+//! least one other read from it, and are one fewer than the branches that they and the publisher have.
 
 use std::collections::BTreeMap;
 
 use crate::clock::Version;
-use crate::param::{Joiner, Place, PlacedOwner, RelayNotice};
+use crate::param::{Joiner, RelayNotice, TreeOwner, TreePosition};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Host};
 
@@ -34,11 +34,11 @@ pub(super) struct Tree {
     branches: u16,
     lease: Duration,
     /// By number.
-    relays: BTreeMap<u64, Member>,
+    relays: BTreeMap<u64, TreeRelay>,
 }
 
 #[derive(Debug)]
-struct Member {
+struct TreeRelay {
     host: Host,
     notice: RelayNotice,
     heard: Instant,
@@ -52,33 +52,40 @@ impl Tree {
         Tree { began, host, branches: branches.max(1), lease, relays: BTreeMap::new() }
     }
 
-    /// The place of a process that asks for one; `fresh` is the number for a new relay, if it is larger than all others
-    /// (the time of day).
-    pub(super) fn place(&mut self, joiner: &Joiner, now: Instant, fresh: u64, own: &Address) -> Place {
+    /// The position of a process that asks for one; `fresh` is the number for a new relay, if it is larger than all
+    /// others (the time of day).
+    pub(super) fn position(
+        &mut self,
+        joiner: &Joiner,
+        now: Instant,
+        fresh: u64,
+        own: &Address,
+    ) -> TreePosition {
         self.relays.retain(|_, member| now.saturating_since(member.heard) < self.lease);
         let again_ns = u64::try_from((self.lease / PART_OF_LEASE).as_nanos()).unwrap_or(u64::MAX);
         let (number, chosen) = match &joiner.relay {
-            Some(notice) => self.seat(joiner, notice, now, fresh),
-            None => (Place::PUBLISHER, self.choose_for_reader(joiner)),
+            Some(notice) => self.admit(joiner, notice, now, fresh),
+            None => (TreePosition::PUBLISHER, self.choose_for_reader(joiner)),
         };
-        let mut owners: Vec<PlacedOwner> = Vec::new();
+        let mut owners: Vec<TreeOwner> = Vec::new();
         for owner in chosen {
             for address in self.addresses(owner, &joiner.host, own) {
-                owners.push(PlacedOwner { number: owner, address });
+                owners.push(TreeOwner { number: owner, address });
             }
         }
-        owners.truncate(Place::OWNERS_MAX);
+        owners.truncate(TreePosition::OWNERS_MAX);
         let (origin, begin_at) = (self.began.0, self.began.1.get());
-        Place { number, again_ns, origin, begin_at, owners }
+        TreePosition { number, again_ns, origin, begin_at, owners }
     }
 
     /// Takes an announcement in, and says from whom that relay is to read.
-    fn seat(&mut self, joiner: &Joiner, notice: &RelayNotice, now: Instant, fresh: u64) -> (u64, Vec<u64>) {
+    fn admit(&mut self, joiner: &Joiner, notice: &RelayNotice, now: Instant, fresh: u64) -> (u64, Vec<u64>) {
         // A relay that was started again at the address of one before has replaced it.
-        let is_same = |member: &Member| member.host == joiner.host && member.notice.address == notice.address;
+        let is_same =
+            |member: &TreeRelay| member.host == joiner.host && member.notice.address == notice.address;
         self.relays.retain(|number, member| Some(*number) == notice.number || !is_same(member));
-        let last = self.relays.last_key_value().map_or(Place::PUBLISHER, |(number, _)| *number);
-        let number = notice.number.filter(|number| *number != Place::PUBLISHER);
+        let last = self.relays.last_key_value().map_or(TreePosition::PUBLISHER, |(number, _)| *number);
+        let number = notice.number.filter(|number| *number != TreePosition::PUBLISHER);
         let number = number.unwrap_or_else(|| fresh.max(last.saturating_add(1)));
         let current = notice.reads_from.filter(|owner| {
             joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, number)
@@ -90,7 +97,7 @@ impl Tree {
         }
         chosen.truncate(CHOICES);
         if chosen.is_empty() {
-            chosen.push(Place::PUBLISHER);
+            chosen.push(TreePosition::PUBLISHER);
         }
         // It counts there from now on, so that many who come at once are spread.
         let notice = RelayNotice { reads_from: chosen.first().copied(), ..notice.clone() };
@@ -98,7 +105,7 @@ impl Tree {
             let oldest = self.relays.iter().min_by_key(|(_, member)| member.heard).map(|(number, _)| *number);
             oldest.and_then(|number| self.relays.remove(&number));
         }
-        self.relays.insert(number, Member { host: joiner.host.clone(), notice, heard: now, sent: 0 });
+        self.relays.insert(number, TreeRelay { host: joiner.host.clone(), notice, heard: now, sent: 0 });
         (number, chosen)
     }
 
@@ -106,7 +113,7 @@ impl Tree {
     /// publisher.
     fn choose_for_relay(&self, joiner: &Joiner, number: u64) -> Vec<u64> {
         let before = self.relays.range(..number).map(|(number, _)| *number);
-        let all = [Place::PUBLISHER].into_iter().chain(before);
+        let all = [TreePosition::PUBLISHER].into_iter().chain(before);
         let mut owners: Vec<u64> = all
             .filter(|owner| joiner.lost != Some(*owner) && self.has_branch(*owner, number))
             .filter(|owner| self.is_reached(*owner, &joiner.host))
@@ -115,10 +122,10 @@ impl Tree {
         owners
     }
 
-    /// The owners from which a reader is to read: a relay on its own host, then the publisher if that is there, then the
-    /// relays with most room, then the publisher wherever it is.
+    /// The owners from which a reader is to read: a relay on its own host, then the publisher if that is there, then
+    /// the relays with most room, then the publisher wherever it is.
     fn choose_for_reader(&mut self, joiner: &Joiner) -> Vec<u64> {
-        let room = |number: &u64| self.relays.get(number).map_or(0, Member::room);
+        let room = |number: &u64| self.relays.get(number).map_or(0, TreeRelay::room);
         let is_fit = |number: &u64| joiner.lost != Some(*number) && room(number) > 0;
         let mut owners: Vec<u64> = self.relays.keys().copied().filter(is_fit).collect();
         owners.retain(|owner| self.is_reached(*owner, &joiner.host));
@@ -127,7 +134,7 @@ impl Tree {
         owners.truncate(CHOICES);
         let near = owners.iter().take_while(|owner| self.is_on(**owner, &joiner.host)).count();
         let at = if self.host.shares_memory_with(&joiner.host) { near } else { owners.len() };
-        owners.insert(at, Place::PUBLISHER);
+        owners.insert(at, TreePosition::PUBLISHER);
         if let Some(member) = owners.first().and_then(|first| self.relays.get_mut(first)) {
             member.sent = member.sent.saturating_add(1);
         }
@@ -135,14 +142,14 @@ impl Tree {
     }
 
     fn is_before(&self, owner: u64, number: u64) -> bool {
-        owner == Place::PUBLISHER || (owner < number && self.relays.contains_key(&owner))
+        owner == TreePosition::PUBLISHER || (owner < number && self.relays.contains_key(&owner))
     }
 
     /// Whether `owner` has a branch for the relay of this number, once those that came before it have theirs.
     fn has_branch(&self, owner: u64, number: u64) -> bool {
         let has = match self.relays.get(&owner) {
             None => self.branches,
-            // Less would leave those behind it without a place.
+            // Less would leave those behind it without a position.
             Some(member) => member.notice.branches.max(1),
         };
         let before = self.relays.range(..number);
@@ -162,7 +169,7 @@ impl Tree {
     /// The number of relays between the publisher and what reads from `owner`; many for one that has no owner itself.
     fn depth(&self, owner: u64) -> usize {
         let (mut owner, mut depth) = (owner, 0);
-        while owner != Place::PUBLISHER {
+        while owner != TreePosition::PUBLISHER {
             // Each reads from a smaller number than its own.
             let above = self.relays.get(&owner).and_then(|member| member.notice.reads_from);
             let Some(above) = above.filter(|above| *above < owner) else { return usize::MAX };
@@ -177,7 +184,7 @@ impl Tree {
         let address = self.relays.get(&owner).map_or(own, |member| &member.notice.address);
         let (near, far): (Vec<_>, Vec<_>) = each(address).partition(|one| is_local(one));
         let near = near.into_iter().filter(|_| is_near);
-        if owner == Place::PUBLISHER {
+        if owner == TreePosition::PUBLISHER {
             // It may listen at all addresses of its host, and the asker knows one that works.
             return near.cloned().map(Some).chain([None]).collect();
         }
@@ -185,7 +192,7 @@ impl Tree {
     }
 }
 
-impl Member {
+impl TreeRelay {
     fn room(&self) -> u16 {
         self.notice.room.saturating_sub(self.sent)
     }
@@ -246,17 +253,17 @@ mod tests {
         }
 
         /// Announces itself, and goes to the first owner that it is told unless its own is in the answer.
-        fn announce(&mut self, tree: &mut Tree, seconds: f64) -> Place {
+        fn announce(&mut self, tree: &mut Tree, seconds: f64) -> TreePosition {
             let now = Instant::ORIGIN + Duration::from_secs_f64(seconds);
-            let place = tree.place(&self.joiner, now, now.as_nanos(), &own());
+            let position = tree.position(&self.joiner, now, now.as_nanos(), &own());
             let current = self.reads_from();
-            let stays = place.owners.iter().any(|owner| Some(owner.number) == current);
-            let first = place.owners[0].number;
+            let stays = position.owners.iter().any(|owner| Some(owner.number) == current);
+            let first = position.owners[0].number;
             let notice = self.notice();
-            notice.number = Some(place.number);
+            notice.number = Some(position.number);
             notice.reads_from = if stays { current } else { Some(first) };
             self.joiner.lost = None;
-            place
+            position
         }
     }
 
@@ -282,14 +289,14 @@ mod tests {
         let (mut near, mut far) = (Scripted::new(1, "near", 2), Scripted::new(2, "far", 2));
         near.announce(&mut tree, 1.0);
         far.announce(&mut tree, 1.0);
-        let mut ask = |host| tree.place(&reader(host), Instant::ORIGIN, 1, &own()).owners;
+        let mut ask = |host| tree.position(&reader(host), Instant::ORIGIN, 1, &own()).owners;
         let owners = ask("near");
         assert_eq!(
             owners[0],
-            PlacedOwner { number: near.number(), address: Some(Address::Abstract("r1".into())) }
+            TreeOwner { number: near.number(), address: Some(Address::Abstract("r1".into())) }
         );
         assert_eq!(owners[1].number, near.number(), "and over TCP, if that is all that the reader has");
-        assert_eq!(owners.last(), Some(&PlacedOwner { number: Place::PUBLISHER, address: None }));
+        assert_eq!(owners.last(), Some(&TreeOwner { number: TreePosition::PUBLISHER, address: None }));
         // Elsewhere no address of shared memory is of use.
         let elsewhere = ask("elsewhere");
         assert!(elsewhere.iter().flat_map(|owner| &owner.address).all(|address| !is_local(address)));
@@ -308,12 +315,16 @@ mod tests {
         }
         let mut sent = BTreeMap::<u64, usize>::new();
         for _ in 0..16 {
-            let place = tree.place(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
-            *sent.entry(place.owners[0].number).or_default() += 1;
+            let position = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
+            *sent.entry(position.owners[0].number).or_default() += 1;
         }
         assert_eq!(sent, BTreeMap::from([(relays[0].number(), 8), (relays[1].number(), 8)]));
-        let place = tree.place(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
-        assert_eq!(place.owners, [PlacedOwner { number: Place::PUBLISHER, address: None }], "all are full");
+        let position = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
+        assert_eq!(
+            position.owners,
+            [TreeOwner { number: TreePosition::PUBLISHER, address: None }],
+            "all are full"
+        );
     }
 
     #[test]
@@ -330,10 +341,10 @@ mod tests {
         third.announce(&mut tree, 3.0);
         third.joiner.lost = Some(second.number());
         third.announce(&mut tree, 4.5);
-        assert_eq!(third.reads_from(), Some(Place::PUBLISHER));
+        assert_eq!(third.reads_from(), Some(TreePosition::PUBLISHER));
         second.joiner.lost = Some(first.number());
         second.announce(&mut tree, 4.6);
-        assert_eq!(second.reads_from(), Some(Place::PUBLISHER), "it has nowhere else to go");
+        assert_eq!(second.reads_from(), Some(TreePosition::PUBLISHER), "it has nowhere else to go");
         third.announce(&mut tree, 4.7);
         assert_eq!(third.reads_from(), Some(second.number()), "the publisher lets one read");
     }
@@ -428,7 +439,7 @@ mod tests {
             for relay in &relays {
                 let owner = relay.reads_from().unwrap();
                 prop_assert!(
-                    owner == Place::PUBLISHER || relays.iter().any(|other| other.number() == owner),
+                    owner == TreePosition::PUBLISHER || relays.iter().any(|other| other.number() == owner),
                     "{} reads from the dead", relay.number()
                 );
                 *children.entry(owner).or_default() += 1;
@@ -438,7 +449,7 @@ mod tests {
                 let has = relay.joiner.relay.as_ref().unwrap().branches.max(1);
                 prop_assert!(children.get(&relay.number()).is_none_or(|children| *children <= has));
             }
-            prop_assert!(children.get(&Place::PUBLISHER).is_none_or(|children| *children <= branches));
+            prop_assert!(children.get(&TreePosition::PUBLISHER).is_none_or(|children| *children <= branches));
         }
     }
 }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
 use super::delta::DeltaGeometry;
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
-use super::place::Joiner;
+use super::position::Joiner;
 #[cfg(any(test, fuzzing))]
-use super::place::joiner_sample;
+use super::position::joiner_sample;
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
@@ -89,7 +89,7 @@ pub enum PeerRole {
     Reader,
     /// Only asks what there is, and leaves.
     Inquirer,
-    /// Only asks a publisher from whom to read, and leaves: it is answered with a [`Place`](super::Place).
+    /// Only asks a publisher from whom to read, and leaves: it is answered with a [`TreePosition`](super::TreePosition).
     Joiner(Joiner),
 }
 

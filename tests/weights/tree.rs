@@ -172,7 +172,7 @@ fn a_reader_that_asks_over_tcp_reads_from_its_hosts_relay_in_memory() {
 }
 
 #[test]
-fn a_relay_that_others_cannot_reach_is_refused_a_place() {
+fn a_relay_that_others_cannot_reach_is_refused_a_position() {
     let root: Address = "127.0.0.1:9".parse().unwrap();
     for at in ["0.0.0.0:0", "[::]:7000", "@x,0.0.0.0:7"] {
         let joined =

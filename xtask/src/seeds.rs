@@ -31,13 +31,13 @@ const TOLD: &str = "SEEDS ";
 const COUNTS: &[&str] = &["runs", "events", "versions", "views", "errors"];
 
 #[derive(Debug, PartialEq)]
-struct Plan {
+struct SeedsCall {
     count: u64,
     record: Option<PathBuf>,
 }
 
-fn plan(arguments: &[String]) -> Result<Plan, Failure> {
-    let mut plan = Plan { count: COUNT, record: None };
+fn plan(arguments: &[String]) -> Result<SeedsCall, Failure> {
+    let mut plan = SeedsCall { count: COUNT, record: None };
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         let mut value = || {
@@ -190,9 +190,9 @@ mod tests {
     #[test]
     fn the_call_is_understood_or_refused() {
         let plan = |words: &[&str]| plan(&words.iter().map(|word| word.to_string()).collect::<Vec<_>>());
-        assert_eq!(plan(&[]).unwrap(), Plan { count: COUNT, record: None });
+        assert_eq!(plan(&[]).unwrap(), SeedsCall { count: COUNT, record: None });
         let given = plan(&["--count", "20000", "--record", "x.json"]).unwrap();
-        assert_eq!(given, Plan { count: 20_000, record: Some("x.json".into()) });
+        assert_eq!(given, SeedsCall { count: 20_000, record: Some("x.json".into()) });
         for bad in [&["--count"][..], &["--count", "0"], &["--count", "x"], &["7"]] {
             assert!(matches!(plan(bad), Err(Failure::Usage(_))), "{bad:?}");
         }

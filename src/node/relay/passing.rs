@@ -9,10 +9,10 @@ use super::super::reader::RelayStep;
 use super::super::runtime::Runtime;
 use super::super::wait::Backoff;
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
-use super::seat::Seat;
+use super::announcer::Announcer;
 use crate::clock::Version;
 use crate::mem::LocalSlice;
-use crate::param::{FrameGeometry, Joiner, Place, PullError, RelayNotice};
+use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
 use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Host, Transport};
@@ -37,7 +37,7 @@ enum Upstream {
     /// These, by turns: the addresses, and the one that is asked next.
     Listed(Vec<Address>, usize),
     /// Those that the publisher says.
-    Tree(Seat),
+    Tree(Announcer),
 }
 
 /// What the thread of a relay tells, and is told.
@@ -100,7 +100,7 @@ pub(crate) struct Passing<T: Transport> {
 }
 
 impl<T: Transport + Clone> InTree<T> {
-    /// Asks the publisher for a place, begins to serve, and connects to the owner that it names.
+    /// Asks the publisher for a position, begins to serve, and connects to the owner that it names.
     pub(super) async fn begin(&self, timeout: Duration) -> Result<Passing<T>, Error> {
         let InTree { transport, publisher: root, address, options } = self;
         let runtime = Runtime::of(transport);
@@ -109,10 +109,10 @@ impl<T: Transport + Clone> InTree<T> {
         let welcome = Link::<T::Endpoint>::ask(transport, root, timeout).await?;
         let host = Host::own();
         let joiner = Joiner { host, lost: None, relay: None };
-        let place = Link::<T::Endpoint>::ask_place(transport, root, joiner.clone(), left()).await?;
+        let position = Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
         let whole = (welcome.table.clone(), welcome.geometry);
-        let begin_at = Version::new(place.begin_at);
-        let publisher = serve(transport, whole, address, options.clone(), (begin_at, place.origin))?;
+        let begin_at = Version::new(position.begin_at);
+        let publisher = serve(transport, whole, address, options.clone(), (begin_at, position.origin))?;
         let notice = RelayNotice {
             number: None,
             address: publisher.address(),
@@ -121,11 +121,12 @@ impl<T: Transport + Clone> InTree<T> {
             reads_from: None,
         };
         let joiner = Joiner { relay: Some(notice), ..joiner };
-        let place: Place = Link::<T::Endpoint>::ask_place(transport, root, joiner.clone(), left()).await?;
-        let origin = Some(place.origin);
-        let mut seat = Seat::take(transport.clone(), root.clone(), joiner, place)?;
+        let position: TreePosition =
+            Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
+        let origin = Some(position.origin);
+        let mut announcer = Announcer::start(transport.clone(), root.clone(), joiner, position)?;
         let reader = loop {
-            let Some((number, address)) = seat.next() else {
+            let Some((number, address)) = announcer.next() else {
                 if left().is_zero() {
                     let reason = "no owner that the publisher names for it has let it in".into();
                     return Err(Error::Shards { reason });
@@ -137,17 +138,17 @@ impl<T: Transport + Clone> InTree<T> {
             let options = ReaderOptions::default();
             match Reader::connect_async(transport.clone(), &address, options, asked).await {
                 Ok(reader) => {
-                    seat.sits_at(number);
+                    announcer.reads_from(number);
                     break reader;
                 }
                 Err(error) if left().is_zero() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, %address, "an owner does not let this relay in");
-                    seat.has_lost(number);
+                    announcer.has_lost(number);
                 }
             }
         };
-        Ok(Passing { origin, ..Passing::new(reader, publisher, Upstream::Tree(seat)) })
+        Ok(Passing { origin, ..Passing::new(reader, publisher, Upstream::Tree(announcer)) })
     }
 }
 
@@ -230,7 +231,7 @@ impl<T: Transport> Passing<T> {
             if matches!(turn, Ok(true)) || now - told >= TELL_EVERY {
                 told = now;
                 tell(&self.publisher);
-                self.look_at_seat().await?;
+                self.look_at_position().await?;
             }
             match turn {
                 Ok(true) => {
@@ -248,15 +249,15 @@ impl<T: Transport> Passing<T> {
         Ok(())
     }
 
-    /// Tells its seat in the tree how much room there is, and moves if the publisher says so.
-    async fn look_at_seat(&mut self) -> Result<(), Error> {
-        let Upstream::Tree(seat) = &mut self.upstream else { return Ok(()) };
+    /// Has the publisher told how much room there is, and moves if it says so.
+    async fn look_at_position(&mut self) -> Result<(), Error> {
+        let Upstream::Tree(announcer) = &mut self.upstream else { return Ok(()) };
         // Readers are sent here once there is something to read.
-        seat.tell(if self.has_copied { self.publisher.room() } else { 0 });
-        if self.origin.is_some_and(|origin| origin != seat.origin()) {
+        announcer.tell(if self.has_copied { self.publisher.room() } else { 0 });
+        if self.origin.is_some_and(|origin| origin != announcer.origin()) {
             return Err(another_publisher());
         }
-        if seat.is_to_move() { self.reconnect(None).await } else { Ok(()) }
+        if announcer.is_to_move() { self.reconnect(None).await } else { Ok(()) }
     }
 
     /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
@@ -300,14 +301,14 @@ impl<T: Transport> Passing<T> {
         let (number, address) = match &mut self.upstream {
             Upstream::Listed(addresses, next) => {
                 *next += 1;
-                (Place::PUBLISHER, addresses[(*next - 1) % addresses.len()].clone())
+                (TreePosition::PUBLISHER, addresses[(*next - 1) % addresses.len()].clone())
             }
-            Upstream::Tree(seat) => {
+            Upstream::Tree(announcer) => {
                 if lost.is_some() {
-                    seat.has_lost_its_owner();
+                    announcer.has_lost_its_owner();
                 }
                 // There is none before the publisher has answered again.
-                let Some(next) = seat.next() else { return Ok(()) };
+                let Some(next) = announcer.next() else { return Ok(()) };
                 next
             }
         };
@@ -326,10 +327,10 @@ impl<T: Transport> Passing<T> {
         // Readers must not take this relay for dead meanwhile.
         let asked = ASK_FOR.min(self.lease / 3);
         let connected = self.reader.reconnect_async(&address, waits, asked).await;
-        if let Upstream::Tree(seat) = &mut self.upstream {
+        if let Upstream::Tree(announcer) = &mut self.upstream {
             match &connected {
-                Ok(()) => seat.sits_at(number),
-                Err(_) => seat.has_lost(number),
+                Ok(()) => announcer.reads_from(number),
+                Err(_) => announcer.has_lost(number),
             }
         }
         match connected {

@@ -1,4 +1,4 @@
-//! The words between a publisher that arranges a tree of relays and those that ask it for their place there.
+//! The words between a publisher that arranges a tree of relays and those that ask it for their position there.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub struct RelayNotice {
 
 /// The publisher's answer: the owners from which to read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct TreePosition {
     /// The number of a relay; 0 for a reader.
     pub number: u64,
     /// The time within which a relay announces itself again, in nanoseconds.
@@ -44,13 +44,13 @@ pub struct Place {
     /// The version at which it began, all zeros.
     pub begin_at: u64,
     /// The owners, in the order in which they are to be tried.
-    pub owners: Vec<PlacedOwner>,
+    pub owners: Vec<TreeOwner>,
 }
 
-/// One of the owners in a [`Place`].
+/// One of the owners in a [`TreePosition`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacedOwner {
-    /// The number of the relay, or [`Place::PUBLISHER`].
+pub struct TreeOwner {
+    /// The number of the relay, or [`TreePosition::PUBLISHER`].
     pub number: u64,
     /// Its address; `None` for the one at which the publisher was asked.
     pub address: Option<Address>,
@@ -71,11 +71,11 @@ impl Joiner {
         let address = self.relay.as_ref().map(|relay| &relay.address);
         check(address.is_none_or(is_sound), "an address that cannot be shown")?;
         let number = self.relay.as_ref().and_then(|relay| relay.number);
-        check(number.is_none_or(|number| number <= Place::NUMBER_MAX), "a number that no relay has")
+        check(number.is_none_or(|number| number <= TreePosition::NUMBER_MAX), "a number that no relay has")
     }
 }
 
-impl Place {
+impl TreePosition {
     /// The number that stands for the publisher itself.
     pub const PUBLISHER: u64 = 0;
 
@@ -91,17 +91,17 @@ impl Place {
     }
 
     /// Decodes the bytes of an owner.
-    pub fn decode(bytes: &[u8]) -> Result<Place, HandshakeError> {
-        let place: Place = decode(bytes)?;
+    pub fn decode(bytes: &[u8]) -> Result<TreePosition, HandshakeError> {
+        let position: TreePosition = decode(bytes)?;
         check(
-            (1..=Place::OWNERS_MAX).contains(&place.owners.len()),
-            "a place with too few or too many owners",
+            (1..=TreePosition::OWNERS_MAX).contains(&position.owners.len()),
+            "a position with too few or too many owners",
         )?;
-        let is_reached = place.begin_at <= super::Latest::VERSION_MAX.get();
+        let is_reached = position.begin_at <= super::Latest::VERSION_MAX.get();
         check(is_reached, "a version past the last one")?;
-        let mut addresses = place.owners.iter().filter_map(|owner| owner.address.as_ref());
+        let mut addresses = position.owners.iter().filter_map(|owner| owner.address.as_ref());
         check(addresses.all(is_sound), "an address that cannot be shown")?;
-        Ok(place)
+        Ok(position)
     }
 
     /// The time within which a relay announces itself again.
@@ -110,23 +110,29 @@ impl Place {
     }
 }
 
-/// Decodes whatever `bytes` are as a place, and checks what came out.
+/// Decodes whatever `bytes` are as a position, and checks what came out.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn fuzz_place(bytes: &[u8]) {
-    let Ok(place) = Place::decode(bytes) else { return };
-    assert!(!place.owners.is_empty() && place.owners.len() <= Place::OWNERS_MAX);
-    assert!(place.again() >= Duration::from_millis(10));
-    assert_eq!(Place::decode(&place.encode()), Ok(place));
+pub(crate) fn fuzz_position(bytes: &[u8]) {
+    let Ok(position) = TreePosition::decode(bytes) else { return };
+    assert!(!position.owners.is_empty() && position.owners.len() <= TreePosition::OWNERS_MAX);
+    assert!(position.again() >= Duration::from_millis(10));
+    assert_eq!(TreePosition::decode(&position.encode()), Ok(position));
 }
 
-/// Places that are taken.
+/// Positions that are taken.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn place_samples() -> Vec<Vec<u8>> {
-    let relay = PlacedOwner { number: 7, address: "10.0.0.1:7000".parse().ok() };
-    let publisher = PlacedOwner { number: Place::PUBLISHER, address: None };
+pub(crate) fn position_samples() -> Vec<Vec<u8>> {
+    let relay = TreeOwner { number: 7, address: "10.0.0.1:7000".parse().ok() };
+    let publisher = TreeOwner { number: TreePosition::PUBLISHER, address: None };
     vec![
-        Place { number: 9, again_ns: 1_000_000_000, origin: 7, begin_at: 0, owners: vec![relay, publisher] }
-            .encode(),
+        TreePosition {
+            number: 9,
+            again_ns: 1_000_000_000,
+            origin: 7,
+            begin_at: 0,
+            owners: vec![relay, publisher],
+        }
+        .encode(),
     ]
 }
 
@@ -143,17 +149,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_round_trip_and_those_that_cannot_be_are_refused() {
+    fn positions_round_trip_and_those_that_cannot_be_are_refused() {
         for sample in place_samples() {
-            let place = Place::decode(&sample).unwrap();
-            assert_eq!(place.encode(), sample);
-            let nowhere = Place { owners: Vec::new(), ..place.clone() };
-            let many =
-                Place { owners: vec![place.owners[0].clone(); Place::OWNERS_MAX + 1], ..place.clone() };
+            let position = TreePosition::decode(&sample).unwrap();
+            assert_eq!(position.encode(), sample);
+            let nowhere = TreePosition { owners: Vec::new(), ..position.clone() };
+            let many = TreePosition {
+                owners: vec![position.owners[0].clone(); TreePosition::OWNERS_MAX + 1],
+                ..position.clone()
+            };
             let address = Some(Address::Path("/a\nb".into()));
-            let hidden = Place { owners: vec![PlacedOwner { number: 1, address }], ..place };
+            let hidden = TreePosition { owners: vec![TreeOwner { number: 1, address }], ..position };
             for bad in [nowhere, many, hidden] {
-                assert!(Place::decode(&bad.encode()).is_err(), "{bad:?}");
+                assert!(TreePosition::decode(&bad.encode()).is_err(), "{bad:?}");
             }
         }
     }

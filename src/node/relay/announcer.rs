@@ -1,4 +1,4 @@
-//! A relay's place in the tree that its publisher arranges: a thread announces the relay again and again, and keeps the
+//! A relay's part in the tree that its publisher arranges: a thread announces the relay again and again, and keeps the
 //! publisher's last answer.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use super::super::link::Link;
 use super::super::runtime::complete;
 use super::super::{Error, now};
-use crate::param::{Joiner, Place};
+use crate::param::{Joiner, TreePosition};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
@@ -18,10 +18,10 @@ const ASK_FOR: Duration = Duration::from_secs(1);
 /// Shortest time between two announcements.
 const REST: Duration = Duration::from_millis(20);
 
-/// A seat in the tree.
-pub(super) struct Seat {
+/// Announces a relay to its publisher, and knows its position in the tree.
+pub(super) struct Announcer {
     publisher: Address,
-    shared: Arc<Shared>,
+    shared: Arc<Announcements>,
     thread: Option<JoinHandle<()>>,
     /// The owner that the relay reads from, by its number.
     owner: Option<u64>,
@@ -29,43 +29,43 @@ pub(super) struct Seat {
     tried: (u64, usize),
 }
 
-struct Shared {
-    told: Mutex<Told>,
+struct Announcements {
+    told: Mutex<Announced>,
     is_over: AtomicBool,
 }
 
-struct Told {
+struct Announced {
     /// The next announcement.
     joiner: Joiner,
     /// The last answer.
-    place: Place,
+    position: TreePosition,
     /// The number of announcements that ended: with an answer, or without any, after which the last one is gone through
     /// again.
     turns: u64,
 }
 
-impl Shared {
-    fn told(&self) -> MutexGuard<'_, Told> {
+impl Announcements {
+    fn told(&self) -> MutexGuard<'_, Announced> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
-    /// Takes the seat that the publisher has answered with, and announces the relay from now on.
-    pub(super) fn take<T: Transport>(
+impl Announcer {
+    /// Announces the relay again from now on, after this first answer of the publisher.
+    pub(super) fn start<T: Transport>(
         transport: T,
         publisher: Address,
         mut joiner: Joiner,
-        place: Place,
-    ) -> Result<Seat, Error> {
-        keep_number(&mut joiner, &place);
-        let told = Mutex::new(Told { joiner, place, turns: 1 });
-        let shared = Arc::new(Shared { told, is_over: AtomicBool::new(false) });
+        position: TreePosition,
+    ) -> Result<Announcer, Error> {
+        keep_number(&mut joiner, &position);
+        let told = Mutex::new(Announced { joiner, position, turns: 1 });
+        let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
         let (announced, address) = (shared.clone(), publisher.clone());
-        let thread = std::thread::Builder::new().name("slackline-seat".into());
+        let thread = std::thread::Builder::new().name("slackline-call".into());
         let thread = thread.spawn(move || announce(&transport, &address, &announced));
         let thread = thread.map_err(|source| Error::Thread { what: "the relay's announcements", source })?;
-        Ok(Seat { publisher, shared, thread: Some(thread), owner: None, tried: (0, 0) })
+        Ok(Announcer { publisher, shared, thread: Some(thread), owner: None, tried: (0, 0) })
     }
 
     /// The next owner to try, and its address; `None` until the publisher has answered again.
@@ -74,15 +74,15 @@ impl Seat {
         if self.tried.0 != told.turns {
             self.tried = (told.turns, 0);
         }
-        let untried = told.place.owners.iter().enumerate().skip(self.tried.1);
+        let untried = told.position.owners.iter().enumerate().skip(self.tried.1);
         let next = untried.into_iter().find(|(_, owner)| told.joiner.lost != Some(owner.number));
-        self.tried.1 = next.as_ref().map_or(told.place.owners.len(), |(index, _)| index + 1);
+        self.tried.1 = next.as_ref().map_or(told.position.owners.len(), |(index, _)| index + 1);
         let (_, owner) = next?;
         Some((owner.number, owner.address.clone().unwrap_or_else(|| self.publisher.clone())))
     }
 
     /// The relay reads from this owner now.
-    pub(super) fn sits_at(&mut self, owner: u64) {
+    pub(super) fn reads_from(&mut self, owner: u64) {
         self.owner = Some(owner);
         let mut told = self.shared.told();
         told.joiner.lost = None;
@@ -124,18 +124,18 @@ impl Seat {
     pub(super) fn is_to_move(&self) -> bool {
         let told = self.shared.told();
         match self.owner {
-            Some(owner) => told.place.owners.iter().all(|other| other.number != owner),
+            Some(owner) => told.position.owners.iter().all(|other| other.number != owner),
             None => self.tried.0 != told.turns,
         }
     }
 
     /// The publisher's incarnation.
     pub(super) fn origin(&self) -> u64 {
-        self.shared.told().place.origin
+        self.shared.told().position.origin
     }
 }
 
-impl Drop for Seat {
+impl Drop for Announcer {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -146,27 +146,27 @@ impl Drop for Seat {
     }
 }
 
-fn keep_number(joiner: &mut Joiner, place: &Place) {
+fn keep_number(joiner: &mut Joiner, position: &TreePosition) {
     if let Some(relay) = &mut joiner.relay {
-        relay.number = Some(place.number);
+        relay.number = Some(position.number);
     }
 }
 
-/// Announces the relay until its seat is dropped.
-fn announce<T: Transport>(transport: &T, publisher: &Address, shared: &Shared) {
+/// Announces the relay until its announcer is dropped.
+fn announce<T: Transport>(transport: &T, publisher: &Address, shared: &Announcements) {
     while !shared.is_over.load(Relaxed) {
         let (joiner, again) = {
             let told = shared.told();
-            (told.joiner.clone(), told.place.again())
+            (told.joiner.clone(), told.position.again())
         };
         let asked = now();
-        let answer = complete(Link::<T::Endpoint>::ask_place(transport, publisher, joiner, ASK_FOR));
+        let answer = complete(Link::<T::Endpoint>::ask_position(transport, publisher, joiner, ASK_FOR));
         let mut told = shared.told();
         told.turns += 1;
         match answer {
-            Ok(place) => {
-                keep_number(&mut told.joiner, &place);
-                told.place = place;
+            Ok(position) => {
+                keep_number(&mut told.joiner, &position);
+                told.position = position;
             }
             Err(error) => tracing::debug!(%error, "the publisher has not answered an announcement"),
         }
