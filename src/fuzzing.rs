@@ -33,6 +33,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     target("param_delta", param::fuzz_delta, param::delta_samples),
     target("param_group_hello", param::fuzz_group_hello, param::group_hello_samples),
     target("param_hello", param::fuzz_hello, param::hello_samples),
+    target("param_position", param::fuzz_position, param::position_samples),
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),
     target("rendezvous", rendezvous::fuzz_messages, rendezvous::message_samples),
     target("sealed", channel::fuzz::fuzz_sealed, channel::fuzz::sealed_samples),

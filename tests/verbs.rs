@@ -40,6 +40,8 @@ mod links;
 mod memory;
 #[path = "node/only_worker.rs"]
 mod only_worker;
+#[path = "traces/runs.rs"]
+mod traces;
 #[path = "rdma/wire.rs"]
 mod wire;
 mod litmus {

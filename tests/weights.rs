@@ -7,6 +7,7 @@ mod weights {
     pub(super) mod relay;
     mod resume;
     pub(super) mod tables;
+    pub(super) mod tree;
 }
 
 use std::ops::Range;
@@ -17,7 +18,7 @@ use slackline::internals::param::PullError;
 use slackline::internals::scheme::Bound;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Selection, ShardOptions, Shm, Table, TableError, Tcp, Transport, Version, VersionTag, Wanted,
+    Selection, ShardOptions, Shm, Table, TableError, Transport, Version, VersionTag, Wanted,
 };
 
 use weights::admission::a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again;
@@ -35,6 +36,11 @@ use weights::relay::{
 };
 use weights::tables::{
     a_relay_passes_one_of_many_tables_on, each_of_many_tables_has_versions_and_readers_of_its_own,
+};
+
+use weights::tree::{
+    a_reader_goes_past_a_full_relay_to_the_next_owner, a_tree_goes_on_with_the_successor_of_its_publisher,
+    a_tree_mends_itself_while_a_relay_dies_and_others_join, relays_and_readers_go_where_the_publisher_says,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -102,7 +108,12 @@ over_each_transport!(
     no_mixture_is_read_while_differences_are_overwritten,
     a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again,
     each_of_many_tables_has_versions_and_readers_of_its_own,
-    a_relay_passes_one_of_many_tables_on
+    a_relay_passes_one_of_many_tables_on,
+    a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader,
+    relays_and_readers_go_where_the_publisher_says,
+    a_tree_mends_itself_while_a_relay_dies_and_others_join,
+    a_reader_goes_past_a_full_relay_to_the_next_owner,
+    a_tree_goes_on_with_the_successor_of_its_publisher
 );
 
 fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transport + Clone>(transport: T, at: &Address) {
@@ -350,18 +361,19 @@ fn servers_take_no_table_with_gaps_or_with_elements_that_they_cannot_sum() {
     assert_eq!(Table::flat(0, ElementType::I32), Err(TableError::Empty));
 }
 
-/// Over TCP a copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to
-/// write all frames again. A reader that has been lapped says which frame is to stay as it is.
-#[test]
-fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
+/// A copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to write all
+/// frames again. A reader that has been lapped says which frame is to stay as it is.
+fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
     const BYTES: u64 = 32 << 20;
     const MARKS: [u64; 3] = [0, BYTES / 2, BYTES - 8];
     let table = Table::flat(BYTES, ElementType::U8).unwrap();
-    let publisher =
-        Publisher::new(Tcp::new(), &"127.0.0.1:0".parse().unwrap(), table, PublisherOptions::default());
+    let publisher = Publisher::new(transport.clone(), at, table, PublisherOptions::default());
     let publisher = publisher.unwrap().into_background().unwrap();
     let address = publisher.address();
-    let mut reader = Reader::connect(Tcp::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+    let mut reader = Reader::connect(transport, &address, ReaderOptions::default(), TIMEOUT).unwrap();
     let is_over = AtomicBool::new(false);
     let publish = || {
         while !is_over.load(Relaxed) {
@@ -369,7 +381,7 @@ fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader_for_ever() {
             let version = publisher.version().get() + 1;
             MARKS.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
             draft.commit(VersionTag::default()).unwrap();
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_micros(200));
         }
     };
     let retries = std::thread::scope(|scope| {

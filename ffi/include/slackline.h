@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 7
+#define SLACKLINE_VERSION_PATCH 8
 
 /**
  * The version of this header as one number that grows with it.
@@ -1214,6 +1214,11 @@ typedef struct slackline_publisher_options {
      * By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
      */
     const char *table;
+    /**
+     * Relays that read from it, at least 1, where a publisher arranges a tree; by default 2. See
+     * `slackline_relay_join`.
+     */
+    uint64_t branches;
 } slackline_publisher_options;
 
 /**
@@ -1268,6 +1273,11 @@ typedef struct slackline_reader_options {
      * The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
      */
     const char *table;
+    /**
+     * Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
+     * time that it connects. By default 0.
+     */
+    uint64_t in_tree;
 } slackline_reader_options;
 
 /**
@@ -2867,6 +2877,18 @@ slackline_status slackline_relay_start(const char *const *upstream,
                                        const struct slackline_publisher_options *options,
                                        uint64_t timeout_ms,
                                        struct slackline_relay **relay);
+
+/**
+ * Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for a place, and
+ * serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says from
+ * whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again. `options` is as
+ * for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_relay_join(const char *publisher,
+                                      const char *address,
+                                      const struct slackline_publisher_options *options,
+                                      uint64_t timeout_ms,
+                                      struct slackline_relay **relay);
 
 /**
  * Lends the address at which readers reach this relay. It is valid until the relay is destroyed.

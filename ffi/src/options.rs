@@ -306,6 +306,9 @@ pub struct slackline_publisher_options {
     /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
     /// By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
     pub table: *const c_char,
+    /// Relays that read from it, at least 1, where a publisher arranges a tree; by default 2. See
+    /// `slackline_relay_join`.
+    pub branches: u64,
 }
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -324,6 +327,9 @@ pub struct slackline_reader_options {
     pub secret_file: *const c_char,
     /// The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
     pub table: *const c_char,
+    /// Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
+    /// time that it connects. By default 0.
+    pub in_tree: u64,
 }
 
 impl Measured for slackline_server_options {
@@ -413,6 +419,7 @@ impl Default for slackline_publisher_options {
             deltas: 0,
             delta_bytes: 0,
             table: null(),
+            branches: 2,
         }
     }
 }
@@ -425,6 +432,7 @@ impl Default for slackline_reader_options {
             secret: null(),
             secret_file: null(),
             table: null(),
+            in_tree: 0,
         }
     }
 }
@@ -556,14 +564,21 @@ impl slackline_publisher_options {
         let history = u8::try_from(self.deltas).map_err(|_| too_many())?;
         let most_bytes = (self.delta_bytes > 0).then_some(self.delta_bytes);
         let deltas = (history > 0).then_some(DeltaOptions { history, most_bytes });
-        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas })
+        let branches = u16::try_from(self.branches).map_err(|_| {
+            Failure::bad_argument(format!("branches is {}: use at most 65,535", self.branches))
+        })?;
+        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas, branches })
     }
 }
 
 impl slackline_reader_options {
     pub(crate) fn translate(&self) -> ReaderOptions {
         let checksum = self.checksums != 0;
-        ReaderOptions { pull: PullOptions { checksum, ..PullOptions::default() }, waits_for_server: true }
+        ReaderOptions {
+            pull: PullOptions { checksum, ..PullOptions::default() },
+            waits_for_server: true,
+            in_tree: self.in_tree != 0,
+        }
     }
 }
 

@@ -4,7 +4,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
-use slackline::{Address, Named, Relay, Selection, Snapshot, Version, VersionTag, Wanted};
+use slackline::{
+    Address, Mixed, Named, PublisherOptions, Relay, Selection, Snapshot, Version, VersionTag, Wanted,
+};
 
 use crate::error::{Failure, slackline_status, status_of};
 use crate::fabric::fabric;
@@ -356,22 +358,65 @@ pub unsafe extern "C" fn slackline_relay_start(
         // SAFETY: the contract.
         let upstream: Vec<Address> =
             upstream.iter().map(|address| unsafe { options::address(*address) }).collect::<Result<_, _>>()?;
+        let relay = |fabric, address: &Address, options, timeout| {
+            Relay::start(fabric, &upstream, address, options, timeout)
+        };
         // SAFETY: the contract.
-        let (address, options) =
-            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
-        // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
-        let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
-        // SAFETY: the contract.
-        let name = unsafe { options::table_name(options.table)? };
-        let fabric = Named::new(fabric(secret, &all)?, name);
-        let timeout = Duration::from_millis(timeout_ms);
-        let relay = Relay::start(fabric, &upstream, &address, options.translate()?, timeout)?;
-        let address = CString::new(relay.address().to_string()).unwrap_or_default();
-        Ok(Passing { relay, address })
+        unsafe { passing(&upstream, address, options, timeout_ms, relay) }
     };
     // SAFETY: the contract.
     unsafe { create(relay, start) }
+}
+
+/// Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for it, and
+/// serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says
+/// from whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again.
+/// `options` is as for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_join(
+    publisher: *const c_char,
+    address: *const c_char,
+    options: *const slackline_publisher_options,
+    timeout_ms: u64,
+    relay: *mut *mut slackline_relay,
+) -> slackline_status {
+    let start = || {
+        // SAFETY: the contract.
+        let publisher = unsafe { options::address(publisher)? };
+        let relay = |fabric, address: &Address, options, timeout| {
+            Relay::join(fabric, &publisher, address, options, timeout)
+        };
+        // SAFETY: the contract.
+        unsafe { passing(std::slice::from_ref(&publisher), address, options, timeout_ms, relay) }
+    };
+    // SAFETY: the contract.
+    unsafe { create(relay, start) }
+}
+
+/// Makes a relay of what the caller said, which reads from one of `upstream`.
+///
+/// # Safety
+///
+/// As for [`slackline_relay_start`].
+unsafe fn passing(
+    upstream: &[Address],
+    address: *const c_char,
+    options: *const slackline_publisher_options,
+    timeout_ms: u64,
+    relay: impl FnOnce(Named<Mixed>, &Address, PublisherOptions, Duration) -> Result<Relay, slackline::Error>,
+) -> Result<Passing, Failure> {
+    // SAFETY: the contract.
+    let (address, options) =
+        unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
+    // SAFETY: the contract.
+    let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+    let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
+    // SAFETY: the contract.
+    let name = unsafe { options::table_name(options.table)? };
+    let fabric = Named::new(fabric(secret, &all)?, name);
+    let relay = relay(fabric, &address, options.translate()?, Duration::from_millis(timeout_ms))?;
+    let address = CString::new(relay.address().to_string()).unwrap_or_default();
+    Ok(Passing { relay, address })
 }
 
 /// Lends the address at which readers reach this relay. It is valid until the relay is destroyed.

@@ -219,6 +219,38 @@ static void a_relay_passes_versions_on(void)
     slackline_publisher_destroy(publisher);
 }
 
+/* A reader that asks the publisher for its position in the tree reads the same version, whoever serves it. */
+static void a_relay_joins_the_tree_of_its_publisher(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_publisher *publisher = publisher_of(NULL, 0);
+    struct slackline_snapshot *snapshot;
+    struct slackline_reader *reader;
+    struct slackline_relay *near, *far;
+    const char *root;
+
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.branches = 1;
+    OK(slackline_publisher_address(publisher, &root));
+    EXPECT(BAD_ARGUMENT, slackline_relay_join(root, "0.0.0.0:0", &options, TIMEOUT_MS, &near));
+    OK(slackline_relay_join(root, NULL, &options, TIMEOUT_MS, &near));
+    OK(slackline_relay_join(root, NULL, &options, TIMEOUT_MS, &far));
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    reading.in_tree = 1;
+    OK(slackline_reader_connect(root, &reading, TIMEOUT_MS, &reader));
+    publish(publisher, 1, 1);
+    OK(slackline_reader_snapshot(reader, 1, SLACKLINE_ANY_STALENESS, 0, TIMEOUT_MS, &snapshot));
+    has_words(snapshot, "weight", 1, 0, WEIGHTS);
+    slackline_snapshot_destroy(snapshot);
+    slackline_reader_destroy(reader);
+    slackline_relay_destroy(far);
+    slackline_relay_destroy(near);
+    slackline_publisher_destroy(publisher);
+}
+
 /* Of each version one word is another than before. */
 static void a_copy_is_brought_on_by_differences(void)
 {
@@ -361,6 +393,7 @@ int main(void)
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();
+    a_relay_joins_the_tree_of_its_publisher();
     a_copy_is_brought_on_by_differences();
     a_readers_secret_opens_reading_and_nothing_else();
     tables_are_found_by_their_names();

@@ -127,6 +127,7 @@ class Publisher:
         lease: float = 3.0,
         begin_at: int = 0,
         secret: _Secret = None,
+        branches: int = 2,
     ) -> Self: ...
     def publish(
         self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
@@ -166,6 +167,8 @@ class Relay:
         lease: float = 3.0,
         timeout: float = 30.0,
         secret: _Secret = None,
+        tree: bool = False,
+        branches: int = 2,
     ) -> Self: ...
     @property
     def address(self) -> str: ...
@@ -200,7 +203,13 @@ class Pin:
 @final
 class Reader:
     def __new__(
-        cls, address: str, *, select: _Selection | None = None, timeout: float = 30.0, secret: _Secret = None
+        cls,
+        address: str,
+        *,
+        select: _Selection | None = None,
+        timeout: float = 30.0,
+        secret: _Secret = None,
+        tree: bool = False,
     ) -> Self: ...
     def reconnect(self, *, timeout: float = 30.0) -> None: ...
     def latest(self, *, timeout: float = 30.0) -> int: ...

@@ -58,7 +58,7 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None))]
+        secret=None, branches=2))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -70,14 +70,19 @@ impl PyPublisher {
         lease: f64,
         begin_at: u64,
         secret: Option<SecretSource>,
+        branches: u16,
     ) -> PyResult<PyPublisher> {
         let (table, _arrays) = table::table(table, ALIGN)?;
         let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
         let memory =
             ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let options =
-            PublisherOptions { memory, begin_at: Version::new(begin_at), ..PublisherOptions::default() };
+        let options = PublisherOptions {
+            memory,
+            begin_at: Version::new(begin_at),
+            branches,
+            ..PublisherOptions::default()
+        };
         let publisher = py.detach(|| -> Result<_, Failure> {
             let fabric = fabric::fabric(secret, &address)?;
             Ok(Publisher::new(fabric, &address, table, options)?.into_background()?)

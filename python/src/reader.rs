@@ -32,6 +32,9 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
 /// pulled. `secret` is bytes or the path of a file; without it the environment's is taken.
 ///
+/// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
+/// relay on the same host if there is one. `reconnect` then asks it again.
+///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
 /// Raises PeerGone if no process listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
@@ -158,18 +161,19 @@ const PREFETCHING: &str = "prefetching a version";
 #[pymethods]
 impl PyReader {
     #[new]
-    #[pyo3(signature = (address, *, select=None, timeout=30.0, secret=None))]
+    #[pyo3(signature = (address, *, select=None, timeout=30.0, secret=None, tree=false))]
     fn new(
         py: Python<'_>,
         address: &str,
         select: Option<&Bound<'_, PyAny>>,
         timeout: f64,
         secret: Option<SecretSource>,
+        tree: bool,
     ) -> PyResult<PyReader> {
         let timeout = seconds(timeout)?;
         let addresses = fabric::peer_addresses(address)?;
         let mut reader = in_thread(py, "connecting", move |is_given_up| {
-            connect(secret, &addresses, timeout, is_given_up)
+            connect(secret, &addresses, tree, timeout, is_given_up)
         })?;
         let whole = Layout::of(reader.table())?;
         let layout = match select {
@@ -426,16 +430,18 @@ fn no_listener() -> Failure {
 fn connect(
     secret: Option<SecretSource>,
     addresses: &[Address],
+    in_tree: bool,
     timeout: Duration,
     is_given_up: &AtomicBool,
 ) -> Result<Reader<Mixed>, Failure> {
     let transports = fabric::fabrics(secret, addresses)?;
+    let options = ReaderOptions { in_tree, ..ReaderOptions::default() };
     let deadline = Instant::now() + timeout;
     loop {
         let mut last = None;
         for (transport, address) in transports.iter().zip(addresses) {
             let left = deadline.saturating_duration_since(Instant::now());
-            match Reader::connect(transport.clone(), address, ReaderOptions::default(), left) {
+            match Reader::connect(transport.clone(), address, options, left) {
                 Ok(reader) => return Ok(reader),
                 Err(error) => last = Some(error),
             }

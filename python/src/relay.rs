@@ -20,6 +20,10 @@ use crate::wait::{in_thread, timeout as seconds};
 /// what the relay has is served meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
 /// Publisher. Waits at most `timeout` seconds for the first owner.
 ///
+/// With `tree`, `upstream` is the address of a Publisher, which says from whom this relay reads, and sends readers
+/// with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
+/// successor, under another epoch. Its address must be one at which others reach it.
+///
 /// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one.
 #[pyclass(frozen, module = "slackline", name = "Relay")]
 pub(crate) struct PyRelay {
@@ -45,7 +49,8 @@ impl PyRelay {
 #[pymethods]
 impl PyRelay {
     #[new]
-    #[pyo3(signature = (upstream, *, address=None, transport="auto", readers=64, lease=3.0, timeout=30.0, secret=None))]
+    #[pyo3(signature = (upstream, *, address=None, transport="auto", readers=64, lease=3.0, timeout=30.0, secret=None,
+        tree=false, branches=2))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -56,15 +61,25 @@ impl PyRelay {
         lease: f64,
         timeout: f64,
         secret: Option<SecretSource>,
+        tree: bool,
+        branches: u16,
     ) -> PyResult<PyRelay> {
         let (upstream, timeout) = (fabric::peer_addresses(upstream)?, seconds(timeout)?);
         let address = fabric::listen_address(address, transport)?;
         let memory = ShardOptions { peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let options = PublisherOptions { memory, branches, ..PublisherOptions::default() };
         let start = move |_: &_| {
             let all = Address::Several(upstream.iter().chain([&address]).cloned().collect());
             let fabric = fabric::fabric(secret, &all)?;
-            Ok(Relay::start(fabric, &upstream, &address, options, timeout)?)
+            match (tree, &upstream[..]) {
+                (false, _) => Ok(Relay::start(fabric, &upstream, &address, options, timeout)?),
+                (true, [publisher]) => Ok(Relay::join(fabric, publisher, &address, options, timeout)?),
+                (true, _) => {
+                    let remedy = "give the publisher's address alone: it knows the other relays";
+                    let cause = "a relay in a tree has one publisher";
+                    Err(Failure::new(Class::BadOption, "starting a relay", cause, remedy))
+                }
+            }
         };
         let relay = in_thread(py, "starting a relay", start)?;
         let address = relay.address().to_string();

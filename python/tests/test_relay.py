@@ -45,3 +45,37 @@ def test_a_relay_goes_on_with_the_next_owner_and_closed_it_says_so(transport: st
 def test_a_relay_of_nobody_is_told_by_the_deadline() -> None:
     with pytest.raises((slackline.PeerGone, slackline.DeadlineError)):
         slackline.Relay("@nobody-publishes-here", timeout=0.3)
+
+
+def test_readers_of_a_tree_are_sent_to_relays_and_go_on_when_one_is_gone(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport, branches=1) as publisher:
+        publisher.publish(version(1), step=10)
+        root = publisher.address
+        near = slackline.Relay(root, transport=transport, tree=True)
+        with slackline.Relay(root, transport=transport, tree=True) as far:
+            deadline = time.monotonic() + 30
+            while near.version < 1 or far.version < 1:
+                assert time.monotonic() < deadline
+            while True:
+                reader = slackline.Reader(root, tree=True)
+                if len(publisher.readers) == 1:  # Only the first relay reads from the publisher.
+                    break
+                reader.close()
+                assert time.monotonic() < deadline
+            with reader:
+                assert reader.pull(timeout=30).step == 10
+                near.close()
+                publisher.publish(version(2), step=20)
+                while True:
+                    try:
+                        snapshot = reader.pull(min_version=2, timeout=30)
+                        break
+                    except (slackline.PeerGone, slackline.EpochChanged):
+                        reader.reconnect(timeout=30)
+                assert snapshot.step == 20
+                assert far.version == 2
+
+
+def test_a_relay_in_a_tree_has_one_publisher() -> None:
+    with pytest.raises(slackline.BadOption, match="one publisher"):
+        slackline.Relay("@one,@other", tree=True)

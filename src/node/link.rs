@@ -9,9 +9,9 @@ use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
-    ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, PULL_TAG, PeerHello, PeerRole,
-    PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant,
-    RETRIES_BEFORE_PIN, Welcome, WorkerProgress, own_page, own_words,
+    ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
+    PeerRole, PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
+    PushGrant, RETRIES_BEFORE_PIN, TreePosition, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -146,6 +146,22 @@ impl<E: Endpoint> Link<E> {
         Ok(welcome)
     }
 
+    /// Asks a publisher from whom to read.
+    pub(super) async fn ask_position<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        joiner: Joiner,
+        timeout: Duration,
+    ) -> Result<TreePosition, Error> {
+        let runtime = Runtime::of(transport);
+        let hello = PeerHello { role: PeerRole::Joiner(joiner), push: None, resume: None };
+        let offer = Offer { message: hello.encode(), grants: Vec::new() };
+        let deadline = runtime.now() + timeout;
+        let (_, received) = Self::exchange(&runtime, transport, address, offer, deadline, timeout).await?;
+        TreePosition::decode(&received.message)
+            .map_err(|source| Error::Handshake { address: address.clone(), source })
+    }
+
     /// Shakes hands with an owner. One that drops the connection before it has answered is asked again: it may be so
     /// busy, or so many may have come at once, that this peer was among those that had to go.
     pub(super) async fn shake_hands<T: Transport<Endpoint = E>>(
@@ -182,21 +198,35 @@ impl<E: Endpoint> Link<E> {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
+        let exchanged = Self::exchange(runtime, transport, address, offer, deadline, timeout);
+        let (endpoint, received) = exchanged.await?;
+        let welcome = Welcome::decode(&received.message, role, &received.grants)
+            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
+        Ok((endpoint, received, welcome))
+    }
+
+    /// Connects, and takes the owner's answer as it is.
+    async fn exchange<T: Transport<Endpoint = E>>(
+        runtime: &Runtime,
+        transport: &T,
+        address: &Address,
+        offer: Offer,
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(E, Received), Error> {
         let mut connecting = transport.connect(address, offer)?;
         let connected = wait(runtime, deadline, |now| match connecting.poll(now) {
             Poll::Ready(connected) => Ok(WaitTurn::Done(connected?)),
             Poll::Pending => Ok(WaitTurn::Idle),
         });
-        let Some((endpoint, received)) = connected.await? else {
+        let Some(exchanged) = connected.await? else {
             if !connecting.is_accepted() {
                 return Err(ConnectError::no_answer(address.clone()).into());
             }
             let (needed, seen) = (Bound::NONE, Bound::NONE);
             return Err(Error::Deadline { operation: "connecting", waited: timeout, needed, seen });
         };
-        let welcome = Welcome::decode(&received.message, role, &received.grants)
-            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
-        Ok((endpoint, received, welcome))
+        Ok(exchanged)
     }
 
     fn assemble(
@@ -211,6 +241,7 @@ impl<E: Endpoint> Link<E> {
         let source =
             FrameSource::new(&welcome, grants).ok_or(OutOfBounds { offset: 0, len: 2, available: 0 })?;
         let mut pull = Pull::new(source, scratch)?;
+        pull.limit_batch(runtime.batch(u64::MAX));
         let delta_source = DeltaSource::new(&welcome, grants)?;
         let publish_scratch = scratch.slice(Pull::SCRATCH_BYTES, Publish::SCRATCH_BYTES)?;
         let publish = Publish::new(&welcome, grants, publish_scratch)?;

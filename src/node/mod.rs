@@ -31,6 +31,7 @@ mod server;
 mod shard;
 mod stats;
 mod taken;
+mod tree;
 #[cfg(test)]
 mod unordered;
 mod wait;
@@ -46,6 +47,8 @@ pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, Group
 pub use publisher::Publishing;
 pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};
 pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
+#[cfg(feature = "sim")]
+pub(crate) use relay::Passing;
 pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
 pub use shard::{DisconnectReason, Idle, ShardOptions};

@@ -16,6 +16,7 @@ use super::Error;
 use super::record::digests;
 use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
+use super::tree::Tree;
 use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
 use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
@@ -23,10 +24,10 @@ use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, Writte
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
-use crate::transport::{Address, Transport};
+use crate::transport::{Address, Host, Transport};
 
 /// Settings of a publisher.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublisherOptions {
     /// Settings of its memory.
     pub memory: ShardOptions,
@@ -36,6 +37,21 @@ pub struct PublisherOptions {
     pub begin_at: Version,
     /// The differences between versions that it keeps for readers; `None`, the default, for none.
     pub deltas: Option<DeltaOptions>,
+    /// The number of relays that read from it, at least 1, where a publisher arranges a tree
+    /// ([`Relay::join`](crate::Relay::join)). A version takes its link as many times as long, and the tree is as many
+    /// times as wide at each step; 2 by default.
+    pub branches: u16,
+}
+
+impl Default for PublisherOptions {
+    fn default() -> Self {
+        PublisherOptions {
+            memory: ShardOptions::default(),
+            begin_at: Version::default(),
+            deltas: None,
+            branches: 2,
+        }
+    }
 }
 
 /// A reader, as its publisher sees it.
@@ -95,12 +111,14 @@ impl<T: Transport> Publisher<T> {
             return Err(Error::LastVersion { version: options.begin_at });
         }
         let deltas = options.deltas.map(|deltas| deltas.geometry(&table)).transpose()?;
+        let lease = options.memory.lease;
         let config =
             ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory, deltas };
         let mut shard = Shard::new(transport, address, config)?;
         let origin = shard.frames.epoch();
         shard.frames.set_label(shard.frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });
         shard.begin_at(options.begin_at, Clock::new(0));
+        shard.tree = Some(Tree::new((origin, options.begin_at), Host::own(), options.branches, lease));
         Ok(Publisher { shard, events: Vec::new(), joined: 0, draft: None })
     }
 
@@ -258,10 +276,22 @@ impl<T: Transport> Publisher<T> {
         Ok(self.draft.map(|(frame, _)| frame))
     }
 
-    /// Says of the version at which it begins that no publisher has made it.
-    pub(super) fn begin_without_origin(&mut self) {
+    /// Says of the version at which it begins that it is this publisher's, or nobody's (0).
+    pub(super) fn begin_as_relay(&mut self, origin: u64) {
         let frames = &self.shard.frames;
-        frames.set_label(frames.latest().frame, FrameLabel::default());
+        frames.set_label(frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });
+        // Only the publisher knows all relays.
+        self.shard.tree = None;
+    }
+
+    /// The time that a reader may be silent.
+    pub(super) fn lease(&self) -> Duration {
+        self.shard.lease()
+    }
+
+    /// The number of readers for which there is room.
+    pub(super) fn room(&self) -> u16 {
+        self.shard.peers.iter().filter(|peer| peer.is_none()).count() as u16
     }
 
     /// The memory for a version of another publisher's that is about to be copied, if there is a frame that no reader
@@ -271,7 +301,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The version that is served, with its label and its memory.
-    pub(super) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
+    pub(crate) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
         let frames = &self.shard.frames;
         let Latest { version, frame } = frames.latest();
         (version, frames.label(frame), frames.payload(frame))
@@ -281,11 +311,12 @@ impl<T: Transport> Publisher<T> {
     /// followers have copied of it is void.
     pub(super) fn relay_landed(&mut self, version: Version, chunks: usize, begins_again: bool) {
         let Some((frame, before)) = self.draft else { return };
-        if version != before || begins_again {
+        if version != before || (begins_again && !mutant!("relay_void")) {
             self.shard.frames.restart(frame, version);
             self.draft = Some((frame, version));
         }
-        self.shard.frames.progress(frame).raise(chunks);
+        let early = usize::from(mutant!("relay_early"));
+        self.shard.frames.progress(frame).raise(chunks + early);
     }
 
     /// Publishes the copy of `version` with its label as it was.

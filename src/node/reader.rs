@@ -5,6 +5,7 @@ mod refresh;
 mod resume;
 mod snapshot;
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::Error;
@@ -16,13 +17,13 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions, Pulled,
-    Welcome,
+    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
+    Pulled, TreeOwner, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
-use crate::time::Duration;
-use crate::transport::{Address, Transport};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Host, Transport};
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
@@ -38,6 +39,10 @@ pub struct ReaderOptions {
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
+    /// True if the address is that of a publisher whose relays are in a tree ([`Relay::join`](crate::Relay::join)): the
+    /// reader asks it from whom to read, and reads from a relay on its own host if there is one. So does each
+    /// [`Reader::reconnect`], with the publisher's address.
+    pub in_tree: bool,
 }
 
 /// The version that a reader holds after a refresh.
@@ -117,6 +122,9 @@ pub(super) struct RelayTurn {
     pub(super) progress: bool,
 }
 
+/// Longest time that an owner in a tree may take to answer before the next one is asked.
+const ASK_FOR: Duration = Duration::from_secs(1);
+
 /// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
 const BYTES_BETWEEN_LOOKS: usize = 1 << 20;
 
@@ -130,11 +138,47 @@ async fn connect_link<T: Transport>(
     let deadline = runtime.now() + timeout;
     let may_pass =
         |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
+    let lost = Cell::new(None);
     let connect = async || {
         let left = deadline - runtime.now();
-        Link::connect(transport, address, (PeerRole::Reader, false), None, left).await
+        match options.in_tree {
+            false => Link::connect(transport, address, (PeerRole::Reader, false), None, left).await,
+            true => connect_in_tree(transport, runtime, address, &lost, deadline).await,
+        }
     };
     retry(runtime, deadline, may_pass, connect).await
+}
+
+/// Asks the publisher from whom to read, and connects to the first of those that lets this reader in. `lost` is the
+/// first one that has not, for the next question.
+async fn connect_in_tree<T: Transport>(
+    transport: &T,
+    runtime: &Runtime,
+    publisher: &Address,
+    lost: &Cell<Option<u64>>,
+    deadline: Instant,
+) -> Result<Link<T::Endpoint>, Error> {
+    let joiner = Joiner { host: Host::own(), lost: lost.take(), relay: None };
+    let position =
+        Link::<T::Endpoint>::ask_position(transport, publisher, joiner, deadline - runtime.now()).await?;
+    let mut owners = position.owners.iter();
+    loop {
+        // There is at least one.
+        let Some(TreeOwner { number, address }) = owners.next() else {
+            return Err(Error::Shards { reason: "the publisher names no owner to read from".into() });
+        };
+        let address = address.as_ref().unwrap_or(publisher);
+        let is_last = owners.len() == 0;
+        let left = deadline - runtime.now();
+        let left = if is_last { left } else { left.min(ASK_FOR) };
+        match Link::connect(transport, address, (PeerRole::Reader, false), None, left).await {
+            Err(error) if !is_last => {
+                tracing::debug!(%error, %address, "an owner in the tree does not let this reader in");
+                lost.set(lost.take().or(Some(*number)));
+            }
+            connected => return connected,
+        }
+    }
 }
 
 impl<T: Transport> Reader<T> {
@@ -196,10 +240,17 @@ impl<T: Transport> Reader<T> {
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was.
     pub fn reconnect(&mut self, address: &Address, timeout: Duration) -> Result<(), Error> {
-        let options = ReaderOptions { waits_for_server: true, ..self.options };
-        let runtime = &self.runtime;
-        let connected = connect_link(&self.transport, runtime, address, options, timeout);
-        let mut link = complete(connected)?;
+        complete(self.reconnect_async(address, true, timeout))
+    }
+
+    pub(crate) async fn reconnect_async(
+        &mut self,
+        address: &Address,
+        waits_for_server: bool,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let options = ReaderOptions { waits_for_server, ..self.options };
+        let mut link = connect_link(&self.transport, &self.runtime, address, options, timeout).await?;
         let Welcome { table, shard, shards, .. } = &link.welcome;
         let before = &self.link.welcome;
         if *table != before.table || (*shard, *shards) != (before.shard, before.shards) {
@@ -346,6 +397,10 @@ impl<T: Transport> Reader<T> {
     pub(super) fn give_up_relay(&mut self) {
         self.keep_partial(Destination::Relay);
         self.link.cancel_pull();
+    }
+
+    pub(super) fn runtime(&self) -> Runtime {
+        self.runtime.clone()
     }
 
     /// The layout of the owner's frames.

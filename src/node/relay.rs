@@ -1,19 +1,20 @@
 //! The relay: a reader that serves what it reads.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+mod announcer;
+mod passing;
+
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use super::reader::RelayStep;
-use super::wait::Backoff;
-use super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus, now};
+use self::passing::InTree;
+#[cfg_attr(not(feature = "sim"), allow(unused_imports, reason = "a simulator drives it by itself"))]
+pub(crate) use self::passing::Passing;
+use self::passing::RelayState;
+use super::runtime::complete;
+use super::{Error, PublisherOptions, ReaderStatus};
 use crate::clock::Version;
-use crate::mem::LocalSlice;
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
-
-/// Longest time that one owner may take to answer before the next one is asked.
-const ASK_FOR: Duration = Duration::from_secs(1);
 
 /// Reads each version of a publisher or of another relay, and serves it to readers and relays of its own: the same
 /// version with the same number, tag, time and origin. Only the epoch is its own, since its memory is.
@@ -48,23 +49,12 @@ const ASK_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Relay {
     address: Address,
-    state: Arc<State>,
+    state: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    is_over: AtomicBool,
-    report: Mutex<RelayReport>,
-}
-
-/// What the thread of a relay tells.
-#[derive(Debug, Default)]
-struct RelayReport {
-    version: Version,
-    readers: Vec<ReaderStatus>,
-    failure: Option<Arc<Error>>,
-}
+/// Time between two attempts of a relay in a tree to begin again.
+const BEGIN_AGAIN: Duration = Duration::from_millis(100);
 
 impl Relay {
     /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Frames and
@@ -76,40 +66,93 @@ impl Relay {
         transport: T,
         upstream: &[Address],
         address: &Address,
-        mut options: PublisherOptions,
+        options: PublisherOptions,
         timeout: Duration,
     ) -> Result<Relay, Error> {
-        let first = upstream.first().ok_or_else(|| Error::Option {
-            option: "upstream",
-            value: "no address".into(),
-            reason: "a relay reads from a publisher or from another relay",
-        })?;
-        let reading = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
-        let reader = Reader::connect(transport.clone(), first, reading, timeout)?;
-        if reader.range() != (0..reader.table().bytes()) {
-            let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
-            return Err(Error::Shards { reason });
+        let passing = complete(Passing::begin(transport, upstream, address, options, timeout))?;
+        Self::run(passing, |_| None)
+    }
+
+    /// Joins the tree that the publisher at `publisher` arranges of its relays, and begins to serve at `address`. The
+    /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner nearest to
+    /// the publisher that has a branch left ([`PublisherOptions::branches`]). The relay announces itself three times
+    /// in a lease of the publisher's, and moves when it is told to, or when its owner is lost. Readers find it by
+    /// [`ReaderOptions::in_tree`](crate::ReaderOptions::in_tree).
+    ///
+    /// `address` is told to others: it must be one at which they reach it. If the publisher has a successor at its
+    /// address, the relay ends its readers' connections and begins again with the successor's versions.
+    ///
+    /// ```
+    /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Shm, Table};
+    /// use slackline::{VersionTag, Wanted};
+    /// use std::time::Duration;
+    ///
+    /// let timeout = Duration::from_secs(10);
+    /// let (options, table) = (PublisherOptions::default(), Table::flat(8, ElementType::F32)?);
+    /// let publisher = Publisher::new(Shm::new(), &Address::random(), table, options.clone())?;
+    /// let publisher = publisher.into_background()?;
+    /// let root = publisher.address();
+    /// let relay = Relay::join(Shm::new(), &root, &Address::random(), options, timeout)?;
+    ///
+    /// let in_tree = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
+    /// let mut reader = Reader::connect(Shm::new(), &root, in_tree, timeout)?;
+    /// let version = publisher.publish(&[7; 32], VersionTag::step(100), timeout)?;
+    /// assert_eq!(reader.snapshot(Wanted::at_least(version), timeout)?.bytes(), [7; 32]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The publisher does not answer within `timeout`, or none of the owners that it names lets the relay in;
+    /// `address` cannot be had, or names no host.
+    pub fn join<T: Transport + Clone>(
+        transport: T,
+        publisher: &Address,
+        address: &Address,
+        options: PublisherOptions,
+        timeout: Duration,
+    ) -> Result<Relay, Error> {
+        if names_no_host(address) {
+            let reason = "other hosts cannot reach it: give the address of one of this host's interfaces";
+            return Err(Error::Option { option: "address", value: address.to_string(), reason });
         }
-        options.begin_at = Version::new(0);
-        options.memory.frames = reader.geometry().frames;
-        options.memory.chunk_bytes = reader.geometry().chunk_bytes;
-        let mut publisher = Publisher::new(transport, address, reader.table().clone(), options)?;
-        publisher.begin_without_origin();
-        let (address, state) = (publisher.address(), Arc::new(State::default()));
-        let mut passing = Passing {
-            reader,
-            publisher,
-            upstream: upstream.to_vec(),
-            next: 1,
-            unknown: Some(Version::new(0)),
-            origin: None,
-            draft: None,
-            retries: 0,
-            is_void: false,
-        };
+        let mut tree = InTree { transport, publisher: publisher.clone(), address: address.clone(), options };
+        let passing = complete(tree.begin(timeout))?;
+        tree.address = passing.address();
+        Self::run(passing, move |state| {
+            while !state.is_over() {
+                match complete(tree.begin(timeout)) {
+                    Ok(passing) => return Some(passing),
+                    Err(error) => tracing::warn!(%error, "the relay cannot begin again yet"),
+                }
+                std::thread::sleep(BEGIN_AGAIN);
+            }
+            None
+        })
+    }
+
+    /// Leaves a relay to a thread. If what is upstream is another publisher's, `again` begins it anew.
+    fn run<T: Transport>(
+        mut passing: Passing<T>,
+        again: impl Fn(&RelayState) -> Option<Passing<T>> + Send + 'static,
+    ) -> Result<Relay, Error> {
+        let (address, state) = (passing.address(), Arc::new(RelayState::default()));
         let told = state.clone();
-        let thread = std::thread::Builder::new().name("slackline-relay".into());
-        let thread = thread.spawn(move || passing.run(&told));
+        let thread = std::thread::Builder::new().name("slackline-relay".into()).spawn(move || {
+            while let Err(error) = complete(passing.run(|| told.is_over(), |publisher| told.note(publisher)))
+            {
+                // Its address is free, and its readers are told, before it begins anew.
+                drop(passing);
+                let begun = matches!(error, Error::Shards { .. }).then(|| again(&told)).flatten();
+                passing = match begun {
+                    Some(begun) => begun,
+                    None => {
+                        tracing::error!(%error, "the relay ends");
+                        told.report().failure = Some(Arc::new(error));
+                        return;
+                    }
+                };
+            }
+        });
         let thread = thread.map_err(|source| Error::Thread { what: "the relay", source })?;
         Ok(Relay { address, state, thread: Some(thread) })
     }
@@ -135,127 +178,20 @@ impl Relay {
     }
 }
 
-impl State {
-    fn report(&self) -> std::sync::MutexGuard<'_, RelayReport> {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn fail(&self, error: Error) {
-        tracing::error!(%error, "the relay ends");
-        self.report().failure = Some(Arc::new(error));
-    }
-}
-
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.state.is_over.store(true, Relaxed);
+        self.state.end();
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
     }
 }
 
-/// A relay in the hands of its thread.
-struct Passing<T: Transport> {
-    reader: Reader<T>,
-    publisher: Publisher<T>,
-    upstream: Vec<Address>,
-    /// The upstream address that is asked next.
-    next: usize,
-    /// The version from which on the owner that it is connected to has something to tell, until it is known whose
-    /// versions it has: its first copy shows that, whatever their numbers are.
-    unknown: Option<Version>,
-    /// The publisher whose versions these are, once one has come.
-    origin: Option<u64>,
-    /// The memory of the version that is being copied, and the step that its copy has come to.
-    draft: Option<(LocalSlice, RelayStep)>,
-    /// The number of times that this copy was begun again.
-    retries: u64,
-    /// What followers have of the attempt so far is void: said with the first chunk of the next one.
-    is_void: bool,
-}
-
-impl<T: Transport> Passing<T> {
-    fn run(&mut self, state: &State) {
-        let (mut backoff, mut told) = (Backoff::new(), now());
-        while !state.is_over.load(Relaxed) {
-            let turn = self.turn();
-            if matches!(turn, Ok(true)) || now() - told >= Duration::from_millis(10) {
-                told = now();
-                let mut report = state.report();
-                (report.version, report.readers) =
-                    (self.publisher.version(), self.publisher.reader_statuses());
-            }
-            match turn {
-                Ok(true) => backoff.reset(),
-                Ok(false) => backoff.wait(),
-                Err(error) if error.is_loss() => {
-                    backoff.wait();
-                    if let Err(error) = self.reconnect(&error) {
-                        return state.fail(error);
-                    }
-                }
-                Err(error) => return state.fail(error),
-            }
-        }
-    }
-
-    /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
-    fn turn(&mut self) -> Result<bool, Error> {
-        let now = now();
-        let joined = self.publisher.poll(now);
-        if self.draft.is_none() {
-            self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, RelayStep::Begin));
-            (self.retries, self.is_void) = (0, false);
-        }
-        let Some((memory, step)) = &mut self.draft else { return Ok(joined) };
-        let newest = self.publisher.version();
-        let least = self.unknown.unwrap_or(newest.next());
-        let turn = self.reader.relay(memory, least, self.publisher.served(), step, now)?;
-        // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
-        self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
-        if let Some((version, chunks)) = turn.landed {
-            self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
-        }
-        let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
-        // A relay that has nothing yet serves zeros that are no publisher's.
-        let is_anyones = label.origin == 0;
-        if !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin {
-            let reason = "the versions upstream are of another publisher now: start the relay again".into();
-            return Err(Error::Shards { reason });
-        }
-        self.unknown = if is_anyones { Some(version.next()) } else { None };
-        if version > newest {
-            self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
-            self.draft = None;
-        } else {
-            *step = RelayStep::Begin;
-        }
-        Ok(true)
-    }
-
-    /// Connects to the next owner upstream, or to none yet; readers are served in between.
-    fn reconnect(&mut self, lost: &Error) -> Result<(), Error> {
-        let address = &self.upstream[self.next % self.upstream.len()];
-        self.next += 1;
-        tracing::warn!(error = %lost, next = %address, "the owner upstream is lost");
-        self.reader.give_up_relay();
-        if let Some((_, step)) = &mut self.draft {
-            *step = RelayStep::Begin;
-        }
-        // What followers have copied of an attempt that ended with the connection is void.
-        (self.retries, self.is_void) = (0, true);
-        let chunk_bytes = self.reader.geometry().chunk_bytes;
-        match self.reader.reconnect(address, ASK_FOR) {
-            Err(error @ Error::Shards { .. }) => return Err(error),
-            Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
-            Ok(()) if self.reader.geometry().chunk_bytes != chunk_bytes => {
-                let reason =
-                    format!("the owner at {address} cuts its frames into other chunks than the one before");
-                return Err(Error::Shards { reason });
-            }
-            Ok(()) => self.unknown = Some(Version::new(0)),
-        }
-        Ok(())
+/// Whether it is a socket on every address of this host.
+fn names_no_host(address: &Address) -> bool {
+    match address {
+        Address::Tcp(socket) | Address::Verbs(socket) => socket.ip().is_unspecified(),
+        Address::Several(addresses) => addresses.iter().any(names_no_host),
+        _ => false,
     }
 }

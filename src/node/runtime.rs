@@ -86,6 +86,11 @@ impl Runtime {
         self.0.as_ref().map_or(most, |simulator| simulator.steps(most))
     }
 
+    /// Returns how many of at most `most` bytes of a payload are read at a time.
+    pub(super) fn batch(&self, most: u64) -> u64 {
+        self.0.as_ref().map_or(most, |simulator| simulator.batch(most))
+    }
+
     async fn pass(&self, time: impl FnOnce()) {
         time();
         suspend().await;

@@ -12,6 +12,7 @@ use self::joining::{JoiningPeers, PreparedPeer};
 use super::Error;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
+use super::tree::Tree;
 use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
@@ -216,6 +217,8 @@ pub(super) struct Shard<T: Transport> {
     pub(super) lost_updates: Option<u64>,
     /// The decisions, if this server decides for the shards of others.
     pub(super) decider: Option<Decider>,
+    /// The tree of relays, if this owner is the publisher that arranges it.
+    pub(super) tree: Option<Tree>,
 }
 
 fn option_error(option: &'static str, value: impl ToString, reason: &'static str) -> Error {
@@ -297,6 +300,7 @@ impl<T: Transport> Shard<T> {
             begun_at: Version::new(0),
             lost_updates: None,
             decider: None,
+            tree: None,
         })
     }
 
@@ -454,22 +458,30 @@ impl<T: Transport> Shard<T> {
             Ok(hello) => hello,
             Err(error) => return self.refuse(incoming, error.to_string()),
         };
-        if incoming.reads_only() && !matches!(hello.role, PeerRole::Reader | PeerRole::Inquirer) {
+        let reads = match &hello.role {
+            PeerRole::Reader | PeerRole::Inquirer => true,
+            PeerRole::Joiner(joiner) => joiner.relay.is_none(),
+            _ => false,
+        };
+        if incoming.reads_only() && !reads {
             let reason = "its secret opens reading only: give it the secret of the job";
             return self.refuse(incoming, reason);
         }
-        if hello.role == PeerRole::Inquirer {
-            if self.answering.len() >= MAX_PENDING_HANDSHAKES {
-                // The one that was answered first has had the most time to read its answer. Were the new one refused,
-                // inquirers that stay would keep all others out.
-                self.answering.remove(0);
+        match &hello.role {
+            PeerRole::Inquirer => {
+                let message = self.welcome(0, clock, None).encode();
+                return self.answer(incoming, message, now);
             }
-            let message = self.welcome(0, clock, None).encode();
-            match incoming.accept(Offer { message, grants: Vec::new() }) {
-                Ok(endpoint) => self.answering.push((endpoint, now)),
-                Err(error) => tracing::debug!(%error, "an inquirer went away"),
+            PeerRole::Joiner(joiner) => {
+                let (fresh, own) = (self.runtime.time_of_day(), self.listener.address());
+                let Some(tree) = &mut self.tree else {
+                    return self
+                        .refuse(incoming, "this owner arranges no tree: ask the publisher for a position");
+                };
+                let message = tree.position(joiner, now, fresh, &own).encode();
+                return self.answer(incoming, message, now);
             }
-            return;
+            _ => {}
         }
         match self.check(&hello, self.joining.len()) {
             Err(reason) => self.refuse(incoming, reason),
@@ -481,6 +493,19 @@ impl<T: Transport> Shard<T> {
                 let registering = self.runtime.simulator().map(|simulator| now + simulator.registering());
                 self.joining.begin(&self.transport, incoming, hello, (shared, last), slots, registering);
             }
+        }
+    }
+
+    /// Answers a peer that only asks.
+    fn answer(&mut self, incoming: IncomingOf<T>, message: Vec<u8>, now: Instant) {
+        if self.answering.len() >= MAX_PENDING_HANDSHAKES {
+            // The one that was answered first has had the most time to read its answer. Were the new one refused,
+            // inquirers that stay would keep all others out.
+            self.answering.remove(0);
+        }
+        match incoming.accept(Offer { message, grants: Vec::new() }) {
+            Ok(endpoint) => self.answering.push((endpoint, now)),
+            Err(error) => tracing::debug!(%error, "an inquirer went away"),
         }
     }
 
@@ -715,6 +740,11 @@ impl<T: Transport> Shard<T> {
             decided: None,
             deltas: self.frames.deltas().map(|deltas| *deltas.geometry()),
         }
+    }
+
+    /// The time that a peer may be silent.
+    pub(super) fn lease(&self) -> Duration {
+        self.config.options.lease
     }
 
     /// Returns the number of this shard in the table.

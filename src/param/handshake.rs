@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::decisions::{DECISIONS_BYTES, DecidedFrom, Followed};
 use super::delta::DeltaGeometry;
 use super::layout::{ControlLayout, FrameGeometry, LAYOUT_VERSION, MAGIC, SlotGeometry};
+use super::position::Joiner;
+#[cfg(any(test, fuzzing))]
+use super::position::joiner_sample;
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::RemoteSlice;
@@ -86,6 +89,8 @@ pub enum PeerRole {
     Reader,
     /// Only asks what there is, and leaves.
     Inquirer,
+    /// Only asks a publisher from whom to read, and leaves: it is answered with a [`TreePosition`](super::TreePosition).
+    Joiner(Joiner),
 }
 
 /// A peer's own frames, that the owner shall push into.
@@ -209,6 +214,9 @@ impl PeerHello {
         let hello: PeerHello = decode(bytes)?;
         if let PeerRole::Worker { scheme, .. } | PeerRole::Follower { scheme, .. } = &hello.role {
             check(scheme::is_text(scheme), "a scheme that cannot be")?;
+        }
+        if let PeerRole::Joiner(joiner) = &hello.role {
+            joiner.check()?;
         }
         if let Some(resume) = &hello.resume {
             check(resume.clock <= WorkerProgress::CLOCK_MAX, "a clock that no worker can have reached")?;
@@ -403,7 +411,9 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let role =
         PeerRole::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
     let follower = PeerHello { role, push: None, resume: None };
+    let joiner = PeerHello { role: PeerRole::Joiner(joiner_sample()), push: None, resume: None };
     vec![
+        put_together(0, &[], &joiner.encode()),
         put_together(0, &[], &plain.encode()),
         put_together(0, &[], &follower.encode()),
         put_together(0, &[4096, 2 * 4096], &full.encode()),
@@ -474,10 +484,10 @@ mod tests {
     #[test]
     fn a_peer_of_another_layout_version_is_told_both_versions() {
         let mut bytes = PeerHello { role: PeerRole::Reader, push: None, resume: None }.encode();
-        bytes[8] = 9;
+        bytes[8] = 99;
         let error = PeerHello::decode(&bytes, &[]).unwrap_err();
-        assert_eq!(error, HandshakeError::Version { theirs: 9 });
-        let both = format!("layout version 9, this process version {LAYOUT_VERSION}");
+        assert_eq!(error, HandshakeError::Version { theirs: 99 });
+        let both = format!("layout version 99, this process version {LAYOUT_VERSION}");
         assert!(error.to_string().contains(&both), "{error}");
     }
 

@@ -18,6 +18,7 @@ mod layout;
 )]
 pub(crate) mod own_page;
 mod pin;
+mod position;
 mod publish;
 mod pull;
 mod push;
@@ -46,6 +47,9 @@ pub use layout::{
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
 pub use pin::{PinError, PinnedFrame, Pins};
+pub use position::{Joiner, RelayNotice, TreeOwner, TreePosition};
+#[cfg(any(test, fuzzing))]
+pub(crate) use position::{fuzz_position, position_samples};
 pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub(crate) use pull::{PULL_TAG, PartialCopy, RETRIES_BEFORE_PIN};

@@ -110,6 +110,8 @@ pub struct Pull {
     /// The begin of this or of an earlier copy that is proved, and whether this one has gone on from there.
     partial: Option<PartialCopy>,
     is_resumed: bool,
+    /// Most bytes of a copy that may be resumed that are read at a time.
+    batch: u64,
     /// A batch of the copy has been posted, and the bytes that the look posted with the last one proves.
     has_batch: bool,
     look_proves: Option<u64>,
@@ -193,6 +195,7 @@ impl Pull {
             landed: 0,
             partial: None,
             is_resumed: false,
+            batch: u64::MAX,
             has_batch: false,
             look_proves: None,
             follow: Follow::default(),

@@ -37,6 +37,7 @@ pub(crate) mod absent;
 mod address;
 pub(crate) mod doorbell;
 mod error;
+mod host;
 mod kind;
 mod local;
 #[cfg(not(loom))]
@@ -60,6 +61,7 @@ pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
+pub use host::Host;
 pub use kind::{NotBuilt, TransportKind, UnknownTransport};
 pub use local::LocalEndpoint;
 pub(crate) use named::NAMED;

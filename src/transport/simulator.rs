@@ -27,6 +27,9 @@ pub trait Simulator: Send + Sync {
     /// Returns how many of at most `most` steps of work a node takes before it breathes.
     fn steps(&self, most: usize) -> usize;
 
+    /// Returns how many of `most` bytes of a payload are read at a time.
+    fn batch(&self, most: u64) -> u64;
+
     /// The time that registering memory for a peer takes, in a thread of its own.
     fn registering(&self) -> Duration;
 

@@ -10,6 +10,7 @@ use slackline::{Transport, Verbs};
 use super::ends::{Pair, connect};
 use crate::VerbsFixture;
 use crate::memory::a_worker_computes_in_memory_of_the_caller;
+use crate::traces::a_run_is_accepted_and_each_read_verified;
 use crate::transport::fixture::{
     EndpointOf, Fixture, bytes_of, noise, read, run, wait_for, wait_until_gone, write,
 };
@@ -102,6 +103,11 @@ fn joining_registers_what_one_peer_writes_and_not_what_all_read() {
 #[test]
 fn a_worker_computes_in_memory_of_the_caller_by_rdma() {
     a_worker_computes_in_memory_of_the_caller(VerbsFixture::transport(), &VerbsFixture::address());
+}
+
+#[test]
+fn a_run_by_rdma_is_accepted_and_each_read_verified() {
+    a_run_is_accepted_and_each_read_verified(VerbsFixture::transport(), &VerbsFixture::address());
 }
 
 #[test]

@@ -31,10 +31,8 @@ pub(crate) fn is_told() {
     let address = |word: &str| word.parse::<Address>().expect("an address");
     match &words[..] {
         ["publish", at, begin_at] => publish(&address(at), begin_at.parse().expect("a version")),
-        ["relay", at, upstream @ ..] => {
-            relay(&address(at), &upstream.iter().map(|at| address(at)).collect::<Vec<_>>())
-        }
-        ["read", upstream @ ..] => read(&upstream.iter().map(|at| address(at)).collect::<Vec<_>>()),
+        ["relay", at, root] => relay(&address(at), &address(root)),
+        ["read", root] => read(&address(root)),
         _ => panic!("{told}"),
     }
 }
@@ -73,27 +71,20 @@ fn publish(at: &Address, begin_at: u64) -> ! {
     }
 }
 
-fn relay(at: &Address, upstream: &[Address]) -> ! {
-    for turn in 0.. {
-        // The first owner that answers; the others come after it.
-        let mut upstream = upstream.to_vec();
-        let owners = upstream.len();
-        upstream.rotate_left(turn % owners);
-        let Ok(relay) = Relay::start(Tcp::new(), &upstream, at, options(), PATIENCE) else { continue };
+fn relay(at: &Address, root: &Address) -> ! {
+    loop {
+        let Ok(relay) = Relay::join(Tcp::new(), root, at, options(), PATIENCE) else { continue };
         tell(format_args!("at {}", relay.address()));
         while relay.failure().is_none() {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Another publisher: begin again with its versions.
-        drop(relay);
     }
-    unreachable!("it turns for ever")
 }
 
-fn read(upstream: &[Address]) -> ! {
-    for turn in 0.. {
-        let at = &upstream[turn % upstream.len()];
-        let Ok(mut reader) = Reader::connect(Tcp::new(), at, ReaderOptions::default(), PATIENCE) else {
+fn read(root: &Address) -> ! {
+    let in_tree = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
+    loop {
+        let Ok(mut reader) = Reader::connect(Tcp::new(), root, in_tree, PATIENCE) else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -121,5 +112,4 @@ fn read(upstream: &[Address]) -> ! {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    unreachable!("it turns for ever")
 }

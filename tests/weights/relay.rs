@@ -25,7 +25,7 @@ fn reader<T: Transport + Clone>(transport: &T, at: &Address) -> Reader<T> {
     Reader::connect(transport.clone(), at, ReaderOptions::default(), TIMEOUT).unwrap()
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let deadline = slackline::now() + TIMEOUT;
     while !is_so() {
         assert!(slackline::now() < deadline, "not within a minute: {what}");

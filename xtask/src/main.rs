@@ -23,6 +23,7 @@ mod passed;
 mod ptx;
 mod public_api;
 mod repeat;
+mod seeds;
 mod site;
 mod softroce;
 mod steps;
@@ -48,6 +49,7 @@ const COMMANDS: &[Command] = &[
     test::COMMAND,
     repeat::COMMAND,
     fuzz::COMMAND,
+    seeds::COMMAND,
     miri::COMMAND,
     bench::COMMAND,
     install::COMMAND,

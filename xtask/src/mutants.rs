@@ -3,8 +3,10 @@
 //!
 //! `bound`: a fold that counts asks again what was announced. `decider_last`: a gradient is announced to the server
 //! that decides for all before all others have it. `prepare`: memory for a newcomer is registered while
-//! the owner serves no peer. `silence`: time in which an owner did not listen counts. `taken`: a worker may begin at
-//! a clock that was taken of it. `withheld`: the peer index of a worker is given away while its gradient is being
+//! the owner serves no peer. `relay_early`: a relay announces a chunk before its payload. `relay_origin`: it passes on
+//! whatever it finds upstream. `relay_void`: its followers keep what they have of an attempt that it begins again.
+//! `resume`: a copy goes on with the same number of another publisher. `silence`: time in which an owner did not
+//! listen counts. `taken`: a worker may begin at a clock that was taken of it. `withheld`: the peer index of a worker is given away while its gradient is being
 //! folded, and its credit is believed by the worker that had the index.
 //!
 //! A gradient that names a version later than the latest has no mutant here: schemes are told the version that an
@@ -20,6 +22,10 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("credit", "was evicted though it lives"),
     ("decider_last", "which shard 0 has in it"),
     ("epoch", "was given version"),
+    ("relay_early", "was given a mixture"),
+    ("relay_origin", "versions of two publishers under one epoch"),
+    ("relay_void", "was given a mixture"),
+    ("resume", "was given a mixture"),
     ("prepare", "an owner served no peer"),
     ("delta_verify", "was given a mixture"),
     ("second_header", "does not match its checksum"),

@@ -40,7 +40,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod host;
 mod hub;
 mod membership;
 mod wire;
@@ -52,7 +51,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-pub use host::Host;
+pub use crate::transport::Host;
 pub use hub::{Hub, HubEvent, HubOptions};
 pub use membership::{MemberEvent, Membership};
 #[cfg(any(test, fuzzing))]

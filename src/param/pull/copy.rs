@@ -49,10 +49,11 @@ impl Pull {
         }
         let most = match self.options.chunked {
             true => {
-                (CHUNKED_BYTES / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
+                let bytes = CHUNKED_BYTES.min(self.batch);
+                (bytes / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
             }
             // A reader whose owner's memory is not mapped may have to go on at another one.
-            false if self.pin.is_some() && self.options.label => RESUMED_BYTES,
+            false if self.pin.is_some() && self.options.label => RESUMED_BYTES.min(self.batch),
             false => MAX_READ_BYTES,
         };
         let range = self.copied..total.min(self.copied + most);

@@ -23,6 +23,11 @@ impl Pull {
         self.partial = Some(partial);
     }
 
+    /// Has copies that may be resumed read at most so many bytes at a time.
+    pub(crate) fn limit_batch(&mut self, bytes: u64) {
+        self.batch = bytes;
+    }
+
     /// The begin of the version that was being copied last, if it is proved.
     pub(crate) fn partial(&self) -> Option<PartialCopy> {
         self.partial
@@ -62,7 +67,9 @@ impl Pull {
     /// Whether the version that is being copied, whose label is proved, is the one that the copy went on with. If it is
     /// not, nothing of it is kept.
     pub(super) fn is_of_partial(&mut self) -> bool {
-        let is_same = !self.is_resumed || self.partial.is_some_and(|partial| partial.label == self.label());
+        let is_same = !self.is_resumed
+            || mutant!("resume")
+            || self.partial.is_some_and(|partial| partial.label == self.label());
         if !is_same {
             self.partial = None;
         }

@@ -61,6 +61,10 @@ impl Simulator for Ground {
         most.min(1)
     }
 
+    fn batch(&self, most: u64) -> u64 {
+        most.min(lock(&self.net).distribution.batch)
+    }
+
     fn registering(&self) -> Duration {
         Duration::from_nanos(lock(&self.net).registers_for())
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
+use super::relays::JudgedRelays;
 use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::mem::VolatileSlice;
@@ -139,6 +140,8 @@ pub(super) struct FabricJudge {
     lease: Duration,
     goal: u64,
     servers: usize,
+    /// The number of the first node that is a relay.
+    first_relay: usize,
     /// The most workers that were in at a server at once.
     members_most: usize,
     /// All shards count a worker's gradients alike.
@@ -151,6 +154,7 @@ pub(super) struct FabricJudge {
     pub(super) causes: Causes,
     /// The incarnation and number of a publisher's last version, once it is made.
     last: Option<(u64, u64)>,
+    pub(super) relays: JudgedRelays,
     /// For each reader of a publisher, whether it has got that version.
     readers: Vec<bool>,
     frozen: Vec<Vec<(Instant, Instant)>>,
@@ -179,6 +183,7 @@ impl FabricJudge {
             lease,
             goal,
             servers,
+            first_relay: plan.nodes() - plan.relays,
             members_most: 1,
             names_agree: needs.staleness.is_some() || needs.counts_versions || servers == 1,
             incarnations: Vec::new(),
@@ -186,6 +191,7 @@ impl FabricJudge {
             liar: plan.liar,
             causes: Causes::new(lease, plan.nodes()),
             last: None,
+            relays: JudgedRelays::default(),
             readers: vec![!plan.publishes(); plan.readers],
             frozen: vec![Vec::new(); plan.nodes()],
             unrest: Instant::ORIGIN,
@@ -239,9 +245,11 @@ impl FabricJudge {
     pub(super) fn freeze(&mut self, node: usize, from: Instant, until: Instant) {
         self.frozen[node].push((from, until));
         self.harm(until);
-        if node < self.servers {
+        // A relay is an owner and a peer.
+        if node < self.servers || node >= self.first_relay {
             self.causes.pause(from, until);
-        } else {
+        }
+        if node >= self.servers {
             self.causes.outage(node, from, until);
         }
     }
@@ -675,10 +683,25 @@ impl FabricJudge {
         }
     }
 
-    /// The newest version of an incarnation.
+    /// The newest version of an incarnation, or of a relay's.
     pub(super) fn newest(&self, epoch: u64) -> u64 {
         let incarnation = self.incarnations.iter().find(|one| one.epoch == epoch);
-        incarnation.map_or(0, |one| one.newest() - u64::from(one.is_writing))
+        incarnation.map_or_else(|| self.relays.newest(epoch), |one| one.newest() - u64::from(one.is_writing))
+    }
+
+    /// A relay serves a version, which is this publisher's.
+    pub(super) fn relayed(&mut self, epoch: u64, version: u64, origin: u64, payload: VolatileSlice<'_>) {
+        let serves = self.relays.serves(epoch, version);
+        let check =
+            |is_new| if is_new { self.check_copy(origin, version, &bytes_of(payload)) } else { Ok(()) };
+        if let Err(what) = serves.and_then(check) {
+            self.fail(format!("a relay {what}"));
+        }
+    }
+
+    /// Whether a publisher has begun more than once.
+    pub(super) fn has_successor(&self) -> bool {
+        self.incarnations.len() > 1
     }
 
     /// A worker abandoned what it computed.

@@ -25,6 +25,7 @@ mod net;
 mod nodes;
 mod plan;
 mod random;
+mod relays;
 mod stage;
 mod transport;
 mod values;

@@ -51,6 +51,8 @@ pub(super) struct NetRules {
     pub(super) straggle: (u64, u64),
     /// A request is carried out in at most so many parts, each at a moment of its own.
     pub(super) parts_max: u64,
+    /// Most bytes of a payload that are read at a time where a copy may be resumed.
+    pub(super) batch: u64,
     /// A request's parts lie within so long.
     pub(super) spread: u64,
     /// Pieces are cache lines instead of words.
@@ -90,6 +92,7 @@ impl NetRules {
             straggling: 20,
             straggle: (5_000, 50_000),
             parts_max: 6,
+            batch: u64::MAX,
             spread: 5_000,
             lines: false,
             repeated: 100,

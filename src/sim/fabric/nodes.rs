@@ -12,8 +12,8 @@ use super::values;
 use crate::clock::{Version, VersionTag};
 use crate::node::runtime::Runtime;
 use crate::node::{
-    Error, Fresh, LinkStatus, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
-    ShardOptions, Wanted, Worker, WorkerOptions,
+    Error, Fresh, LinkStatus, Passing, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
+    ServerOptions, ShardOptions, Wanted, Worker, WorkerOptions,
 };
 use crate::table::{ElementType, Table};
 use crate::time::{Duration, Instant};
@@ -36,6 +36,11 @@ fn address(shard: usize) -> Address {
     Address::Abstract(format!("server-{shard}"))
 }
 
+/// Returns the address at which a relay serves, in all its incarnations.
+fn relay_address(index: usize) -> Address {
+    Address::Abstract(format!("relay-{index}"))
+}
+
 impl Incarnation {
     /// Runs the node's program until its end.
     pub(super) async fn run(self) {
@@ -45,6 +50,8 @@ impl Incarnation {
         } else if self.node < first_reader {
             self.work().await;
             Ok(())
+        } else if let Some(relay) = self.node.checked_sub(first_reader + self.plan.readers) {
+            self.relay(relay).await
         } else {
             self.read(self.node - first_reader).await;
             Ok(())
@@ -191,6 +198,15 @@ impl Incarnation {
             values_now.filter(|(_, changes)| *changes).for_each(|(one, _)| *one = value);
             let words: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             self.judge.borrow_mut().publishes(publisher.epoch(), words.clone(), version == last);
+            // Now and then it gives a version up, which has another content when it comes again.
+            if self.draw(0, 7) == 0 {
+                let memory = publisher.publish_begin_async(PATIENCE).await?;
+                for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
+                    memory.subslice(at, line.len()).write(&vec![0xff; line.len()]);
+                    self.pause(100, self.plan.distribution.latency.1).await;
+                }
+                publisher.publish_abort();
+            }
             let memory = publisher.publish_begin_async(PATIENCE).await?;
             for (at, line) in (0..).step_by(64).zip(words.chunks(64)) {
                 memory.subslice(at, line.len()).write(line);
@@ -400,12 +416,72 @@ impl Incarnation {
         false
     }
 
-    async fn read(&self, index: usize) {
+    /// Passes a publisher's versions on.
+    async fn relay(&self, index: usize) -> Result<(), Error> {
+        let own = relay_address(index);
+        let mut upstream: Vec<_> = (0..index).rev().map(relay_address).chain([address(0)]).collect();
         while !self.is_over() {
             let timeout = self.timeout();
-            let (address, options) = (address(0), ReaderOptions::default());
-            let connect = Reader::connect_async(self.transport(), &address, options, timeout);
-            let Ok(mut reader) = self.call("connect", timeout, connect).await else {
+            let turns = self.draw(0, upstream.len() as u64 - 1) as usize;
+            upstream.rotate_left(turns);
+            let memory = self.memory();
+            let options =
+                PublisherOptions { memory, deltas: self.plan.deltas, ..PublisherOptions::default() };
+            let begin = Passing::begin(self.transport(), &upstream, &own, options, timeout);
+            let Ok(mut passing) = self.call("relay", timeout, begin).await else {
+                self.pause(10_000, 5_000_000).await;
+                continue;
+            };
+            let tell = |publisher: &Publisher<SimTransport>| {
+                let (version, label, payload) = publisher.served();
+                let payload = payload.as_volatile();
+                self.judge.borrow_mut().relayed(publisher.epoch(), version.get(), label.origin, payload);
+            };
+            match passing.run(|| self.is_over(), tell).await {
+                Ok(()) => return Ok(()),
+                // The publisher has a successor: it begins again.
+                Err(Error::Shards { .. }) if self.judge.borrow().has_successor() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Draws from whom a reader reads.
+    fn owner_to_read(&self) -> Address {
+        match self.plan.relays {
+            0 => address(0),
+            relays => match self.draw(0, relays as u64) {
+                0 => address(0),
+                relay => relay_address(relay as usize - 1),
+            },
+        }
+    }
+
+    /// Connects a reader, or one that has lost its owner again: it goes on with the copy that was under way.
+    async fn connect_reader(
+        &self,
+        before: Option<Reader<SimTransport>>,
+    ) -> Result<Reader<SimTransport>, Error> {
+        let (timeout, address) = (self.timeout(), self.owner_to_read());
+        match before.filter(|_| self.draw(0, 3) > 0) {
+            Some(mut reader) => {
+                let reconnect = reader.reconnect_async(&address, true, timeout);
+                self.call("reconnect", timeout, reconnect).await?;
+                Ok(reader)
+            }
+            None => {
+                let options = ReaderOptions::default();
+                let connect = Reader::connect_async(self.transport(), &address, options, timeout);
+                self.call("connect", timeout, connect).await
+            }
+        }
+    }
+
+    async fn read(&self, index: usize) {
+        let mut before = None;
+        while !self.is_over() {
+            let Ok(mut reader) = self.connect_reader(before.take()).await else {
                 self.pause(10_000, 5_000_000).await;
                 continue;
             };
@@ -438,8 +514,10 @@ impl Incarnation {
                     Err(_) => break,
                 }
             }
+            before = Some(reader).filter(|_| self.plan.publishes());
         }
     }
+
     /// Has the judge look at a copy.
     fn has_read(
         &self,
@@ -450,7 +528,16 @@ impl Incarnation {
         certificate: Option<Certificate>,
     ) {
         let mut judge = self.judge.borrow_mut();
-        judge.read(index, fresh.epoch, fresh.version.get(), least, bytes);
+        if !self.plan.publishes() {
+            return judge.read(index, fresh.epoch, fresh.version.get(), least, bytes);
+        }
+        if let Err(what) = judge.relays.gave(fresh.epoch, fresh.origin, fresh.version.get(), bytes) {
+            return judge.fail(what);
+        }
+        if fresh.origin == 0 {
+            return;
+        }
+        judge.read(index, fresh.origin, fresh.version.get(), least, bytes);
         if let Some(certificate) = certificate {
             judge.recorded(TraceRecord::Certificate(certificate), self.now());
         }

@@ -51,13 +51,16 @@ impl FaultKinds {
     }
 }
 
-/// One run. Its nodes are numbered: servers (or a publisher) first, then workers, then readers.
+/// One run. Its nodes are numbered: servers (or a publisher) first, then workers, then readers, then relays.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) scheme: AnyScheme,
     pub(super) servers: usize,
     pub(super) workers: usize,
     pub(super) readers: usize,
+    /// Relays of a publisher's versions: the first reads from the publisher, each other one from the one before it or
+    /// from the publisher.
+    pub(super) relays: usize,
     /// f32 parameters of the whole table.
     pub(super) elements: u64,
     pub(super) frames: u8,
@@ -96,6 +99,12 @@ const LIES: u64 = 3;
 /// The purpose of the stream for the differences between versions.
 const DELTAS: u64 = 4;
 
+/// The purpose of the stream for the bytes that copies read at a time.
+const BATCHES: u64 = 6;
+
+/// The purpose of the stream for relays.
+const RELAYS: u64 = 5;
+
 /// Everything must be done so long after the last fault.
 const CONVERGES_WITHIN: u64 = 20_000 * MILLISECOND;
 
@@ -124,6 +133,7 @@ impl Plan {
             servers,
             workers,
             readers,
+            relays: if publishes { FabricRandom::new(seed, RELAYS).pick(&[0, 1, 2, 2]) } else { 0 },
             elements: 16 * servers as u64 * random.between(2, 6) + random.between(0, 15),
             frames: random.between(2, 4) as u8,
             checksums: random.permille(200),
@@ -138,6 +148,8 @@ impl Plan {
             faults: Vec::new(),
             limit: CONVERGES_WITHIN,
         };
+        // A payload has a few chunks of 64 bytes: so few at a time that a copy stops between two batches.
+        plan.distribution.batch = FabricRandom::new(seed, BATCHES).pick(&[64, 128, u64::MAX]);
         if !matches!(faults, FaultKinds::None) {
             plan.draw_faults(faults, &mut random, &mut FabricRandom::new(seed, LIES), span, lease);
         }
@@ -151,7 +163,12 @@ impl Plan {
 
     /// Returns the number of nodes.
     pub(super) fn nodes(&self) -> usize {
-        self.servers + self.workers + self.readers
+        self.servers + self.workers + self.readers + self.relays
+    }
+
+    /// Whether a node serves others: a server, a publisher or a relay.
+    pub(super) fn is_owner(&self, node: usize) -> bool {
+        node < self.servers || node >= self.servers + self.workers + self.readers
     }
 
     /// Returns the number of peers that an owner has room for.

@@ -198,8 +198,10 @@ impl Stage {
                     && worker < self.plan.workers
                 {
                     judge.crashed(worker, returns);
-                } else if node < self.plan.servers {
-                    judge.ended(node);
+                } else if self.plan.is_owner(node) {
+                    if node < self.plan.servers {
+                        judge.ended(node);
+                    }
                     judge.harm(now);
                     judge.causes.all_lost(now);
                 }
@@ -210,7 +212,7 @@ impl Stage {
                 drop(net);
                 if is_free && !self.judge.borrow().is_over() {
                     self.judge.borrow_mut().unrest(now);
-                    if node < self.plan.servers {
+                    if self.plan.is_owner(node) {
                         // Words out of its new memory name another incarnation.
                         self.judge.borrow_mut().causes.all_lost(now);
                     }

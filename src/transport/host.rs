@@ -38,7 +38,7 @@ impl Host {
     }
 
     /// Returns whether it is short enough and can be shown: it comes from another process.
-    pub(super) fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         let sound = |text: &str| text.len() <= NAME_MAX && !text.chars().any(char::is_control);
         sound(&self.name) && sound(&self.identity)
     }

@@ -1,0 +1,177 @@
+//! A relay's part in the tree that its publisher arranges: a thread announces the relay again and again, and keeps the
+//! publisher's last answer.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::super::link::Link;
+use super::super::runtime::complete;
+use super::super::{Error, now};
+use crate::param::{Joiner, TreePosition};
+use crate::time::Duration;
+use crate::transport::{Address, Transport};
+
+/// Longest time that the publisher may take to answer.
+const ASK_FOR: Duration = Duration::from_secs(1);
+
+/// Shortest time between two announcements.
+const REST: Duration = Duration::from_millis(20);
+
+/// Announces a relay to its publisher, and knows its position in the tree.
+pub(super) struct Announcer {
+    publisher: Address,
+    shared: Arc<Announcements>,
+    thread: Option<JoinHandle<()>>,
+    /// The owner that the relay reads from, by its number.
+    owner: Option<u64>,
+    /// The answer that is gone through, and the index of the owner there that is tried next.
+    tried: (u64, usize),
+}
+
+struct Announcements {
+    told: Mutex<Announced>,
+    is_over: AtomicBool,
+}
+
+struct Announced {
+    /// The next announcement.
+    joiner: Joiner,
+    /// The last answer.
+    position: TreePosition,
+    /// The number of announcements that ended: with an answer, or without any, after which the last one is gone through
+    /// again.
+    turns: u64,
+}
+
+impl Announcements {
+    fn told(&self) -> MutexGuard<'_, Announced> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Announcer {
+    /// Announces the relay again from now on, after this first answer of the publisher.
+    pub(super) fn start<T: Transport>(
+        transport: T,
+        publisher: Address,
+        mut joiner: Joiner,
+        position: TreePosition,
+    ) -> Result<Announcer, Error> {
+        keep_number(&mut joiner, &position);
+        let told = Mutex::new(Announced { joiner, position, turns: 1 });
+        let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
+        let (announced, address) = (shared.clone(), publisher.clone());
+        let thread = std::thread::Builder::new().name("slackline-call".into());
+        let thread = thread.spawn(move || announce(&transport, &address, &announced));
+        let thread = thread.map_err(|source| Error::Thread { what: "the relay's announcements", source })?;
+        Ok(Announcer { publisher, shared, thread: Some(thread), owner: None, tried: (0, 0) })
+    }
+
+    /// The next owner to try, and its address; `None` until the publisher has answered again.
+    pub(super) fn next(&mut self) -> Option<(u64, Address)> {
+        let told = self.shared.told();
+        if self.tried.0 != told.turns {
+            self.tried = (told.turns, 0);
+        }
+        let untried = told.position.owners.iter().enumerate().skip(self.tried.1);
+        let next = untried.into_iter().find(|(_, owner)| told.joiner.lost != Some(owner.number));
+        self.tried.1 = next.as_ref().map_or(told.position.owners.len(), |(index, _)| index + 1);
+        let (_, owner) = next?;
+        Some((owner.number, owner.address.clone().unwrap_or_else(|| self.publisher.clone())))
+    }
+
+    /// The relay reads from this owner now.
+    pub(super) fn reads_from(&mut self, owner: u64) {
+        self.owner = Some(owner);
+        let mut told = self.shared.told();
+        told.joiner.lost = None;
+        if let Some(relay) = &mut told.joiner.relay {
+            relay.reads_from = Some(owner);
+        }
+    }
+
+    /// The relay has lost this owner, or could not reach it: the publisher is told so at once.
+    pub(super) fn has_lost(&mut self, owner: u64) {
+        self.owner = None;
+        let mut told = self.shared.told();
+        told.joiner.lost = Some(owner);
+        if let Some(relay) = &mut told.joiner.relay {
+            relay.reads_from = None;
+        }
+        drop(told);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+
+    /// The same for the owner that it reads from, if it has one.
+    pub(super) fn has_lost_its_owner(&mut self) {
+        if let Some(owner) = self.owner {
+            self.has_lost(owner);
+        }
+    }
+
+    /// The relay has room for so many more peers.
+    pub(super) fn tell(&self, room: u16) {
+        if let Some(relay) = &mut self.shared.told().joiner.relay {
+            relay.room = room;
+        }
+    }
+
+    /// Whether the publisher has named other owners than the one that the relay reads from, or has answered again since
+    /// the last ones could not be reached.
+    pub(super) fn is_to_move(&self) -> bool {
+        let told = self.shared.told();
+        match self.owner {
+            Some(owner) => told.position.owners.iter().all(|other| other.number != owner),
+            None => self.tried.0 != told.turns,
+        }
+    }
+
+    /// The publisher's incarnation.
+    pub(super) fn origin(&self) -> u64 {
+        self.shared.told().position.origin
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A question that is open ends within its time.
+            drop(thread.join());
+        }
+    }
+}
+
+fn keep_number(joiner: &mut Joiner, position: &TreePosition) {
+    if let Some(relay) = &mut joiner.relay {
+        relay.number = Some(position.number);
+    }
+}
+
+/// Announces the relay until its announcer is dropped.
+fn announce<T: Transport>(transport: &T, publisher: &Address, shared: &Announcements) {
+    while !shared.is_over.load(Relaxed) {
+        let (joiner, again) = {
+            let told = shared.told();
+            (told.joiner.clone(), told.position.again())
+        };
+        let asked = now();
+        let answer = complete(Link::<T::Endpoint>::ask_position(transport, publisher, joiner, ASK_FOR));
+        let mut told = shared.told();
+        told.turns += 1;
+        match answer {
+            Ok(position) => {
+                keep_number(&mut told.joiner, &position);
+                told.position = position;
+            }
+            Err(error) => tracing::debug!(%error, "the publisher has not answered an announcement"),
+        }
+        drop(told);
+        std::thread::sleep(REST);
+        std::thread::park_timeout(again.saturating_sub(now() - asked));
+    }
+}

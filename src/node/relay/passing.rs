@@ -1,0 +1,364 @@
+//! A relay in the hands of its thread: it copies the next version, passes its chunks on, and goes to another owner when
+//! its own is lost.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::super::link::Link;
+use super::super::reader::RelayStep;
+use super::super::runtime::Runtime;
+use super::super::wait::Backoff;
+use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
+use super::announcer::Announcer;
+use crate::clock::Version;
+use crate::mem::LocalSlice;
+use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
+use crate::table::Table;
+use crate::time::Duration;
+use crate::transport::{Address, Host, Transport};
+
+/// Longest time that one owner may take to answer before the next one is asked.
+const ASK_FOR: Duration = Duration::from_secs(1);
+
+/// Period at which a relay tells what it has, and looks whether it is to read from another owner.
+const TELL_EVERY: Duration = Duration::from_millis(10);
+
+/// The settings of a relay in a tree, from which it begins, and begins again once the publisher has a successor.
+#[derive(Clone)]
+pub(super) struct InTree<T> {
+    pub(super) transport: T,
+    pub(super) publisher: Address,
+    pub(super) address: Address,
+    pub(super) options: PublisherOptions,
+}
+
+/// The owners that a relay may read from.
+enum Upstream {
+    /// These, by turns: the addresses, and the one that is asked next.
+    Listed(Vec<Address>, usize),
+    /// Those that the publisher says.
+    Tree(Announcer),
+}
+
+/// What the thread of a relay tells, and is told.
+#[derive(Debug, Default)]
+pub(super) struct RelayState {
+    is_over: AtomicBool,
+    report: Mutex<RelayReport>,
+}
+
+/// What the thread of a relay tells.
+#[derive(Debug, Default)]
+pub(super) struct RelayReport {
+    pub(super) version: Version,
+    pub(super) readers: Vec<ReaderStatus>,
+    pub(super) failure: Option<Arc<Error>>,
+}
+
+impl RelayState {
+    pub(super) fn report(&self) -> MutexGuard<'_, RelayReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what the relay tells.
+    pub(super) fn note<T: Transport>(&self, publisher: &Publisher<T>) {
+        let mut report = self.report();
+        (report.version, report.readers) = (publisher.version(), publisher.reader_statuses());
+    }
+
+    /// The relay is to end.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Relaxed);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Relaxed)
+    }
+}
+
+/// A relay in the hands of its thread.
+pub(crate) struct Passing<T: Transport> {
+    reader: Reader<T>,
+    publisher: Publisher<T>,
+    runtime: Runtime,
+    /// The lease of its readers.
+    lease: Duration,
+    upstream: Upstream,
+    /// The version from which on the owner that it is connected to has something to tell, until it is known whose
+    /// versions it has: its first copy shows that, whatever their numbers are.
+    unknown: Option<Version>,
+    /// The publisher whose versions these are, once it is known.
+    origin: Option<u64>,
+    /// A version of the publisher's has been copied.
+    has_copied: bool,
+    /// The memory of the version that is being copied, and the step that its copy has come to.
+    draft: Option<(LocalSlice, RelayStep)>,
+    /// The number of times that this copy was begun again.
+    retries: u64,
+    /// What followers have of the attempt so far is void: said with the first chunk of the next one.
+    is_void: bool,
+}
+
+impl<T: Transport + Clone> InTree<T> {
+    /// Asks the publisher for a position, begins to serve, and connects to the owner that it names.
+    pub(super) async fn begin(&self, timeout: Duration) -> Result<Passing<T>, Error> {
+        let InTree { transport, publisher: root, address, options } = self;
+        let runtime = Runtime::of(transport);
+        let deadline = runtime.now() + timeout;
+        let left = || deadline - runtime.now();
+        let welcome = Link::<T::Endpoint>::ask(transport, root, timeout).await?;
+        let host = Host::own();
+        let joiner = Joiner { host, lost: None, relay: None };
+        let position = Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
+        let whole = (welcome.table.clone(), welcome.geometry);
+        let begin_at = Version::new(position.begin_at);
+        let publisher = serve(transport, whole, address, options.clone(), (begin_at, position.origin))?;
+        let notice = RelayNotice {
+            number: None,
+            address: publisher.address(),
+            branches: options.branches,
+            room: 0,
+            reads_from: None,
+        };
+        let joiner = Joiner { relay: Some(notice), ..joiner };
+        let position: TreePosition =
+            Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
+        let origin = Some(position.origin);
+        let mut announcer = Announcer::start(transport.clone(), root.clone(), joiner, position)?;
+        let reader = loop {
+            let Some((number, address)) = announcer.next() else {
+                if left().is_zero() {
+                    let reason = "no owner that the publisher names for it has let it in".into();
+                    return Err(Error::Shards { reason });
+                }
+                runtime.sleep(TELL_EVERY).await;
+                continue;
+            };
+            let asked = ASK_FOR.min(left());
+            let options = ReaderOptions::default();
+            match Reader::connect_async(transport.clone(), &address, options, asked).await {
+                Ok(reader) => {
+                    announcer.reads_from(number);
+                    break reader;
+                }
+                Err(error) if left().is_zero() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, %address, "an owner does not let this relay in");
+                    announcer.has_lost(number);
+                }
+            }
+        };
+        Ok(Passing { origin, ..Passing::new(reader, publisher, Upstream::Tree(announcer)) })
+    }
+}
+
+/// Begins to serve a table that comes from another owner, whose publisher began at this version.
+fn serve<T: Transport>(
+    transport: &T,
+    (table, geometry): (Table, FrameGeometry),
+    address: &Address,
+    mut options: PublisherOptions,
+    (begin_at, origin): (Version, u64),
+) -> Result<Publisher<T>, Error>
+where
+    T: Clone,
+{
+    options.begin_at = begin_at;
+    options.memory.frames = geometry.frames;
+    options.memory.chunk_bytes = geometry.chunk_bytes;
+    let mut publisher = Publisher::new(transport.clone(), address, table, options)?;
+    publisher.begin_as_relay(origin);
+    Ok(publisher)
+}
+
+impl<T: Transport + Clone> Passing<T> {
+    /// Connects to the first of `upstream`, and begins to serve at `address`.
+    pub(crate) async fn begin(
+        transport: T,
+        upstream: &[Address],
+        address: &Address,
+        options: PublisherOptions,
+        timeout: Duration,
+    ) -> Result<Passing<T>, Error> {
+        let first = upstream.first().ok_or_else(|| Error::Option {
+            option: "upstream",
+            value: "no address".into(),
+            reason: "a relay reads from a publisher or from another relay",
+        })?;
+        let reading = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+        let reader = Reader::connect_async(transport.clone(), first, reading, timeout).await?;
+        if reader.range() != (0..reader.table().bytes()) {
+            let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
+            return Err(Error::Shards { reason });
+        }
+        let whole = (reader.table().clone(), reader.geometry());
+        let publisher = serve(&transport, whole, address, options, (Version::new(0), 0))?;
+        Ok(Passing::new(reader, publisher, Upstream::Listed(upstream.to_vec(), 1)))
+    }
+}
+
+impl<T: Transport> Passing<T> {
+    fn new(reader: Reader<T>, publisher: Publisher<T>, upstream: Upstream) -> Passing<T> {
+        Passing {
+            runtime: reader.runtime(),
+            lease: publisher.lease(),
+            reader,
+            publisher,
+            upstream,
+            unknown: Some(Version::new(0)),
+            origin: None,
+            has_copied: false,
+            draft: None,
+            retries: 0,
+            is_void: false,
+        }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.publisher.address()
+    }
+
+    /// Passes versions on until it `is_over`, or an error makes that impossible. `tell` is told of what it serves.
+    pub(crate) async fn run(
+        &mut self,
+        is_over: impl Fn() -> bool,
+        tell: impl Fn(&Publisher<T>),
+    ) -> Result<(), Error> {
+        let (mut backoff, mut told) = (Backoff::new(), self.runtime.now());
+        while !is_over() {
+            let turn = self.turn();
+            let now = self.runtime.now();
+            if matches!(turn, Ok(true)) || now - told >= TELL_EVERY {
+                told = now;
+                tell(&self.publisher);
+                self.look_at_position().await?;
+            }
+            match turn {
+                Ok(true) => {
+                    backoff.reset();
+                    self.runtime.breathe().await;
+                }
+                Ok(false) => self.runtime.stand_back(&mut backoff).await,
+                Err(error) if is_loss(&error) => {
+                    self.runtime.stand_back(&mut backoff).await;
+                    self.reconnect(Some(&error)).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the publisher told how much room there is, and moves if it says so.
+    async fn look_at_position(&mut self) -> Result<(), Error> {
+        let Upstream::Tree(announcer) = &mut self.upstream else { return Ok(()) };
+        // Readers are sent here once there is something to read.
+        announcer.tell(if self.has_copied { self.publisher.room() } else { 0 });
+        if self.origin.is_some_and(|origin| origin != announcer.origin()) {
+            return Err(another_publisher());
+        }
+        if announcer.is_to_move() { self.reconnect(None).await } else { Ok(()) }
+    }
+
+    /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
+    fn turn(&mut self) -> Result<bool, Error> {
+        let now = self.runtime.now();
+        let joined = self.publisher.poll(now);
+        if self.draft.is_none() {
+            self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, RelayStep::Begin));
+            (self.retries, self.is_void) = (0, false);
+        }
+        let Some((memory, step)) = &mut self.draft else { return Ok(joined) };
+        let newest = self.publisher.version();
+        let least = self.unknown.unwrap_or(newest.next());
+        let turn = self.reader.relay(memory, least, self.publisher.served(), step, now)?;
+        // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
+        self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
+        if let Some((version, chunks)) = turn.landed {
+            self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
+        }
+        let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
+        // A relay that has nothing yet serves zeros that are no publisher's.
+        let is_anyones = label.origin == 0;
+        let is_another = !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin;
+        if is_another && !mutant!("relay_origin") {
+            return Err(another_publisher());
+        }
+        self.has_copied |= !is_anyones;
+        self.unknown = if is_anyones { Some(version.next()) } else { None };
+        if version > newest {
+            self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
+            self.draft = None;
+        } else {
+            *step = RelayStep::Begin;
+        }
+        Ok(true)
+    }
+
+    /// Connects to the next owner upstream, or to none yet, after the one before was `lost` or the publisher has named
+    /// others. Readers are served in between.
+    async fn reconnect(&mut self, lost: Option<&Error>) -> Result<(), Error> {
+        let (number, address) = match &mut self.upstream {
+            Upstream::Listed(addresses, next) => {
+                *next += 1;
+                (TreePosition::PUBLISHER, addresses[(*next - 1) % addresses.len()].clone())
+            }
+            Upstream::Tree(announcer) => {
+                if lost.is_some() {
+                    announcer.has_lost_its_owner();
+                }
+                // There is none before the publisher has answered again.
+                let Some(next) = announcer.next() else { return Ok(()) };
+                next
+            }
+        };
+        match lost {
+            Some(error) => tracing::warn!(%error, next = %address, "the owner upstream is lost"),
+            None => tracing::info!(next = %address, "the publisher names another owner"),
+        }
+        self.reader.give_up_relay();
+        if let Some((_, step)) = &mut self.draft {
+            *step = RelayStep::Begin;
+        }
+        // What followers have copied of an attempt that ended with the connection is void.
+        (self.retries, self.is_void) = (0, true);
+        let chunk_bytes = self.reader.geometry().chunk_bytes;
+        let waits = matches!(self.upstream, Upstream::Listed(..));
+        // Readers must not take this relay for dead meanwhile.
+        let asked = ASK_FOR.min(self.lease / 3);
+        let connected = self.reader.reconnect_async(&address, waits, asked).await;
+        if let Upstream::Tree(announcer) = &mut self.upstream {
+            match &connected {
+                Ok(()) => announcer.reads_from(number),
+                Err(_) => announcer.has_lost(number),
+            }
+        }
+        match connected {
+            Err(error @ Error::Shards { .. }) => return Err(error),
+            Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
+            Ok(()) if self.reader.geometry().chunk_bytes != chunk_bytes => {
+                let reason =
+                    format!("the owner at {address} cuts its frames into other chunks than the one before");
+                return Err(Error::Shards { reason });
+            }
+            Ok(()) => self.unknown = Some(Version::new(0)),
+        }
+        Ok(())
+    }
+}
+
+/// Whether the owner upstream is lost. Words of another incarnation in its memory say so before its connection does.
+fn is_loss(error: &Error) -> bool {
+    use PullError::{Completion, Disconnected, Epoch, Post};
+    let of_pull =
+        |source: &PullError| matches!(source, Completion(_) | Disconnected(_) | Epoch { .. } | Post(_));
+    match error {
+        Error::Pull { source, .. } => of_pull(source),
+        error => error.is_loss() || matches!(error, Error::Post { .. }),
+    }
+}
+
+fn another_publisher() -> Error {
+    let reason = "the versions upstream are of another publisher now: start the relay again".into();
+    Error::Shards { reason }
+}

@@ -1,0 +1,455 @@
+//! The tree of relays that a publisher arranges: who reads from whom.
+//!
+//! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one. So a tree
+//! mends itself, and a publisher that begins anew knows its tree once all have announced themselves again.
+//!
+//! A relay gets a number when it first announces itself, larger than those before, and keeps it until it ends. It is
+//! only ever told to read from relays with *smaller* numbers, or from the publisher. Whatever a relay still believes of
+//! an older answer, no circle can come of it. And there is always an owner for it: the relays before it let each at
+//! least one other read from it, and are one fewer than the branches that they and the publisher have.
+
+use std::collections::BTreeMap;
+
+use crate::clock::Version;
+use crate::param::{Joiner, RelayNotice, TreeOwner, TreePosition};
+use crate::time::{Duration, Instant};
+use crate::transport::{Address, Host};
+
+/// The part of a lease after which a relay announces itself again.
+const PART_OF_LEASE: u32 = 3;
+
+/// Owners that are named in an answer, before the publisher.
+const CHOICES: usize = 3;
+
+/// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
+const RELAYS_MAX: usize = 4096;
+
+/// The arrangement of a publisher's relays.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// The publisher's incarnation, and the version at which it began.
+    began: (u64, Version),
+    host: Host,
+    /// Relays that read from the publisher itself.
+    branches: u16,
+    lease: Duration,
+    /// By number.
+    relays: BTreeMap<u64, TreeRelay>,
+}
+
+#[derive(Debug)]
+struct TreeRelay {
+    host: Host,
+    notice: RelayNotice,
+    heard: Instant,
+    /// Readers that were sent there since.
+    sent: u16,
+}
+
+impl Tree {
+    /// A tree without relays, of a publisher on `host` that lets so many relays read from it.
+    pub(super) fn new(began: (u64, Version), host: Host, branches: u16, lease: Duration) -> Tree {
+        Tree { began, host, branches: branches.max(1), lease, relays: BTreeMap::new() }
+    }
+
+    /// The position of a process that asks for one; `fresh` is the number for a new relay, if it is larger than all
+    /// others (the time of day).
+    pub(super) fn position(
+        &mut self,
+        joiner: &Joiner,
+        now: Instant,
+        fresh: u64,
+        own: &Address,
+    ) -> TreePosition {
+        self.relays.retain(|_, member| now.saturating_since(member.heard) < self.lease);
+        let again_ns = u64::try_from((self.lease / PART_OF_LEASE).as_nanos()).unwrap_or(u64::MAX);
+        let (number, chosen) = match &joiner.relay {
+            Some(notice) => self.admit(joiner, notice, now, fresh),
+            None => (TreePosition::PUBLISHER, self.choose_for_reader(joiner)),
+        };
+        let mut owners: Vec<TreeOwner> = Vec::new();
+        for owner in chosen {
+            for address in self.addresses(owner, &joiner.host, own) {
+                owners.push(TreeOwner { number: owner, address });
+            }
+        }
+        owners.truncate(TreePosition::OWNERS_MAX);
+        let (origin, begin_at) = (self.began.0, self.began.1.get());
+        TreePosition { number, again_ns, origin, begin_at, owners }
+    }
+
+    /// Takes an announcement in, and says from whom that relay is to read.
+    fn admit(&mut self, joiner: &Joiner, notice: &RelayNotice, now: Instant, fresh: u64) -> (u64, Vec<u64>) {
+        // A relay that was started again at the address of one before has replaced it.
+        let is_same =
+            |member: &TreeRelay| member.host == joiner.host && member.notice.address == notice.address;
+        self.relays.retain(|number, member| Some(*number) == notice.number || !is_same(member));
+        let last = self.relays.last_key_value().map_or(TreePosition::PUBLISHER, |(number, _)| *number);
+        let number = notice.number.filter(|number| *number != TreePosition::PUBLISHER);
+        let number = number.unwrap_or_else(|| fresh.max(last.saturating_add(1)));
+        let current = notice.reads_from.filter(|owner| {
+            joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, number)
+        });
+        let mut chosen = self.choose_for_relay(joiner, number);
+        if let Some(current) = current {
+            chosen.retain(|owner| *owner != current);
+            chosen.insert(0, current);
+        }
+        chosen.truncate(CHOICES);
+        if chosen.is_empty() {
+            chosen.push(TreePosition::PUBLISHER);
+        }
+        // It counts there from now on, so that many who come at once are spread.
+        let notice = RelayNotice { reads_from: chosen.first().copied(), ..notice.clone() };
+        while self.relays.len() >= RELAYS_MAX && !self.relays.contains_key(&number) {
+            let oldest = self.relays.iter().min_by_key(|(_, member)| member.heard).map(|(number, _)| *number);
+            oldest.and_then(|number| self.relays.remove(&number));
+        }
+        self.relays.insert(number, TreeRelay { host: joiner.host.clone(), notice, heard: now, sent: 0 });
+        (number, chosen)
+    }
+
+    /// The owners from which a relay of this number may read, the best one first: on its own host, then nearest to the
+    /// publisher.
+    fn choose_for_relay(&self, joiner: &Joiner, number: u64) -> Vec<u64> {
+        let before = self.relays.range(..number).map(|(number, _)| *number);
+        let all = [TreePosition::PUBLISHER].into_iter().chain(before);
+        let mut owners: Vec<u64> = all
+            .filter(|owner| joiner.lost != Some(*owner) && self.has_branch(*owner, number))
+            .filter(|owner| self.is_reached(*owner, &joiner.host))
+            .collect();
+        owners.sort_by_key(|owner| (!self.is_on(*owner, &joiner.host), self.depth(*owner), *owner));
+        owners
+    }
+
+    /// The owners from which a reader is to read: a relay on its own host, then the publisher if that is there, then
+    /// the relays with most room, then the publisher wherever it is.
+    fn choose_for_reader(&mut self, joiner: &Joiner) -> Vec<u64> {
+        let room = |number: &u64| self.relays.get(number).map_or(0, TreeRelay::room);
+        let is_fit = |number: &u64| joiner.lost != Some(*number) && room(number) > 0;
+        let mut owners: Vec<u64> = self.relays.keys().copied().filter(is_fit).collect();
+        owners.retain(|owner| self.is_reached(*owner, &joiner.host));
+        owners
+            .sort_by_key(|owner| (!self.is_on(*owner, &joiner.host), std::cmp::Reverse(room(owner)), *owner));
+        owners.truncate(CHOICES);
+        let near = owners.iter().take_while(|owner| self.is_on(**owner, &joiner.host)).count();
+        let at = if self.host.shares_memory_with(&joiner.host) { near } else { owners.len() };
+        owners.insert(at, TreePosition::PUBLISHER);
+        if let Some(member) = owners.first().and_then(|first| self.relays.get_mut(first)) {
+            member.sent = member.sent.saturating_add(1);
+        }
+        owners
+    }
+
+    fn is_before(&self, owner: u64, number: u64) -> bool {
+        owner == TreePosition::PUBLISHER || (owner < number && self.relays.contains_key(&owner))
+    }
+
+    /// Whether `owner` has a branch for the relay of this number, once those that came before it have theirs.
+    fn has_branch(&self, owner: u64, number: u64) -> bool {
+        let has = match self.relays.get(&owner) {
+            None => self.branches,
+            // Less would leave those behind it without a position.
+            Some(member) => member.notice.branches.max(1),
+        };
+        let before = self.relays.range(..number);
+        before.filter(|(_, member)| member.notice.reads_from == Some(owner)).count() < usize::from(has)
+    }
+
+    fn is_on(&self, owner: u64, host: &Host) -> bool {
+        self.relays.get(&owner).map_or(&self.host, |member| &member.host).shares_memory_with(host)
+    }
+
+    /// Whether a process on `host` can reach it at all: shared memory reaches no other host.
+    fn is_reached(&self, owner: u64, host: &Host) -> bool {
+        let Some(member) = self.relays.get(&owner) else { return true };
+        member.host.shares_memory_with(host) || each(&member.notice.address).any(|one| !is_local(one))
+    }
+
+    /// The number of relays between the publisher and what reads from `owner`; many for one that has no owner itself.
+    fn depth(&self, owner: u64) -> usize {
+        let (mut owner, mut depth) = (owner, 0);
+        while owner != TreePosition::PUBLISHER {
+            // Each reads from a smaller number than its own.
+            let above = self.relays.get(&owner).and_then(|member| member.notice.reads_from);
+            let Some(above) = above.filter(|above| *above < owner) else { return usize::MAX };
+            (owner, depth) = (above, depth + 1);
+        }
+        depth
+    }
+
+    /// The addresses at which a process on `host` reaches an owner, memory first.
+    fn addresses(&self, owner: u64, host: &Host, own: &Address) -> Vec<Option<Address>> {
+        let is_near = self.is_on(owner, host);
+        let address = self.relays.get(&owner).map_or(own, |member| &member.notice.address);
+        let (near, far): (Vec<_>, Vec<_>) = each(address).partition(|one| is_local(one));
+        let near = near.into_iter().filter(|_| is_near);
+        if owner == TreePosition::PUBLISHER {
+            // It may listen at all addresses of its host, and the asker knows one that works.
+            return near.cloned().map(Some).chain([None]).collect();
+        }
+        near.chain(far).cloned().map(Some).collect()
+    }
+}
+
+impl TreeRelay {
+    fn room(&self) -> u16 {
+        self.notice.room.saturating_sub(self.sent)
+    }
+}
+
+fn each(address: &Address) -> std::slice::Iter<'_, Address> {
+    match address {
+        Address::Several(addresses) => addresses.iter(),
+        one => std::slice::from_ref(one).iter(),
+    }
+}
+
+fn is_local(address: &Address) -> bool {
+    matches!(address, Address::Abstract(_) | Address::Path(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(3);
+
+    fn tree(branches: u16) -> Tree {
+        Tree::new((7, Version::new(0)), Host::named("trainer"), branches, LEASE)
+    }
+
+    fn own() -> Address {
+        Address::Several(vec![Address::Abstract("root".into()), "10.0.0.1:7000".parse().unwrap()])
+    }
+
+    /// A relay as it would announce itself: what it knows, and the owner that it reads from.
+    #[derive(Clone, Debug)]
+    struct Scripted {
+        joiner: Joiner,
+    }
+
+    impl Scripted {
+        fn new(index: u64, host: &str, branches: u16) -> Scripted {
+            let socket = format!("10.0.1.{}:{}", index % 250, 7000 + index / 250);
+            let address =
+                Address::Several(vec![Address::Abstract(format!("r{index}")), socket.parse().unwrap()]);
+            let notice = RelayNotice { number: None, address, branches, room: 8, reads_from: None };
+            Scripted { joiner: Joiner { host: Host::named(host), lost: None, relay: Some(notice) } }
+        }
+
+        fn notice(&mut self) -> &mut RelayNotice {
+            self.joiner.relay.as_mut().unwrap()
+        }
+
+        fn number(&self) -> u64 {
+            self.joiner.relay.as_ref().unwrap().number.unwrap()
+        }
+
+        fn reads_from(&self) -> Option<u64> {
+            self.joiner.relay.as_ref().unwrap().reads_from
+        }
+
+        /// Announces itself, and goes to the first owner that it is told unless its own is in the answer.
+        fn announce(&mut self, tree: &mut Tree, seconds: f64) -> TreePosition {
+            let now = Instant::ORIGIN + Duration::from_secs_f64(seconds);
+            let position = tree.position(&self.joiner, now, now.as_nanos(), &own());
+            let current = self.reads_from();
+            let stays = position.owners.iter().any(|owner| Some(owner.number) == current);
+            let first = position.owners[0].number;
+            let notice = self.notice();
+            notice.number = Some(position.number);
+            notice.reads_from = if stays { current } else { Some(first) };
+            self.joiner.lost = None;
+            position
+        }
+    }
+
+    fn reader(host: &str) -> Joiner {
+        Joiner { host: Host::named(host), lost: None, relay: None }
+    }
+
+    #[test]
+    fn relays_fill_the_tree_level_by_level() {
+        let mut tree = tree(2);
+        let mut relays: Vec<_> = (0..14).map(|at| Scripted::new(at, &format!("h{at}"), 2)).collect();
+        for relay in &mut relays {
+            relay.announce(&mut tree, 1.0);
+        }
+        let depths: Vec<_> = relays.iter().map(|relay| tree.depth(relay.number())).collect();
+        // Of a binary tree: two, four, eight.
+        assert_eq!(depths, [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3]);
+    }
+
+    #[test]
+    fn a_reader_is_sent_to_the_relay_on_its_host_over_shared_memory() {
+        let mut tree = tree(2);
+        let (mut near, mut far) = (Scripted::new(1, "near", 2), Scripted::new(2, "far", 2));
+        near.announce(&mut tree, 1.0);
+        far.announce(&mut tree, 1.0);
+        let mut ask = |host| tree.position(&reader(host), Instant::ORIGIN, 1, &own()).owners;
+        let owners = ask("near");
+        assert_eq!(
+            owners[0],
+            TreeOwner { number: near.number(), address: Some(Address::Abstract("r1".into())) }
+        );
+        assert_eq!(owners[1].number, near.number(), "and over TCP, if that is all that the reader has");
+        assert_eq!(owners.last(), Some(&TreeOwner { number: TreePosition::PUBLISHER, address: None }));
+        // Elsewhere no address of shared memory is of use.
+        let elsewhere = ask("elsewhere");
+        assert!(elsewhere.iter().flat_map(|owner| &owner.address).all(|address| !is_local(address)));
+        assert_eq!(elsewhere.len(), 3, "both relays and the publisher: {elsewhere:?}");
+        let at_home = ask("trainer");
+        assert_eq!(at_home[0].address, Some(Address::Abstract("root".into())));
+    }
+
+    #[test]
+    fn readers_that_come_at_once_are_spread_over_relays_with_room() {
+        let mut tree = tree(2);
+        let mut relays = [Scripted::new(1, "a", 2), Scripted::new(2, "b", 2), Scripted::new(3, "c", 2)];
+        relays[2].notice().room = 0;
+        for relay in &mut relays {
+            relay.announce(&mut tree, 1.0);
+        }
+        let mut sent = BTreeMap::<u64, usize>::new();
+        for _ in 0..16 {
+            let position = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
+            *sent.entry(position.owners[0].number).or_default() += 1;
+        }
+        assert_eq!(sent, BTreeMap::from([(relays[0].number(), 8), (relays[1].number(), 8)]));
+        let position = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own());
+        assert_eq!(
+            position.owners,
+            [TreeOwner { number: TreePosition::PUBLISHER, address: None }],
+            "all are full"
+        );
+    }
+
+    #[test]
+    fn an_earlier_relay_without_an_owner_takes_the_branch_of_a_later_one() {
+        let mut tree = tree(1);
+        let mut chain: Vec<_> = (0..3).map(|at| Scripted::new(at, &format!("h{at}"), 1)).collect();
+        for relay in &mut chain {
+            relay.announce(&mut tree, 1.0);
+        }
+        let [first, mut second, mut third] = <[Scripted; 3]>::try_from(chain).unwrap();
+        assert_eq!(third.reads_from(), Some(second.number()));
+        // The first one is dead; the third hears of its forgetting before the second does.
+        second.announce(&mut tree, 3.0);
+        third.announce(&mut tree, 3.0);
+        third.joiner.lost = Some(second.number());
+        third.announce(&mut tree, 4.5);
+        assert_eq!(third.reads_from(), Some(TreePosition::PUBLISHER));
+        second.joiner.lost = Some(first.number());
+        second.announce(&mut tree, 4.6);
+        assert_eq!(second.reads_from(), Some(TreePosition::PUBLISHER), "it has nowhere else to go");
+        third.announce(&mut tree, 4.7);
+        assert_eq!(third.reads_from(), Some(second.number()), "the publisher lets one read");
+    }
+
+    #[test]
+    fn a_relay_that_is_started_again_replaces_the_one_before() {
+        let mut tree = tree(2);
+        let mut before = Scripted::new(1, "h", 2);
+        before.announce(&mut tree, 1.0);
+        let mut after = Scripted::new(1, "h", 2);
+        after.announce(&mut tree, 1.1);
+        assert!(after.number() > before.number());
+        assert_eq!(tree.relays.len(), 1);
+    }
+
+    /// What happens to a tree: a relay joins or is killed, loses its owner, or time passes.
+    #[derive(Clone, Debug)]
+    enum Happening {
+        Join { host: u8, branches: u16 },
+        Kill(prop::sample::Index),
+        Lose(prop::sample::Index),
+        Announce(prop::sample::Index),
+        Restart,
+        Pass,
+    }
+
+    fn happening() -> impl Strategy<Value = Happening> {
+        use prop::sample::Index;
+        prop_oneof![
+            3 => (0u8..6, 0u16..4).prop_map(|(host, branches)| Happening::Join { host, branches }),
+            1 => any::<Index>().prop_map(Happening::Kill),
+            1 => any::<Index>().prop_map(Happening::Lose),
+            3 => any::<Index>().prop_map(Happening::Announce),
+            1 => Just(Happening::Restart),
+            2 => Just(Happening::Pass),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens and whoever still believes an older answer, no relay is under its own descendant. Once
+        /// nothing more happens, each reads from an owner that lives and has a branch for it.
+        #[test]
+        fn no_tree_has_a_circle_and_each_is_mended(
+            happenings in prop::collection::vec(happening(), 1..60),
+            branches in 1u16..4,
+        ) {
+            let mut tree = tree(branches);
+            let (mut relays, mut seconds, mut made) = (Vec::<Scripted>::new(), 1.0, 0);
+            for happening in happenings {
+                seconds += 0.01;
+                let at = |index: prop::sample::Index, relays: &[Scripted]| {
+                    (!relays.is_empty()).then(|| index.index(relays.len()))
+                };
+                match happening {
+                    Happening::Join { host, branches } => {
+                        made += 1;
+                        let mut relay = Scripted::new(made, &format!("h{host}"), branches);
+                        relay.announce(&mut tree, seconds);
+                        relays.push(relay);
+                    }
+                    Happening::Kill(index) => {
+                        at(index, &relays).map(|index| relays.remove(index));
+                    }
+                    Happening::Lose(index) => {
+                        if let Some(index) = at(index, &relays) {
+                            let relay = &mut relays[index];
+                            (relay.joiner.lost, relay.notice().reads_from) = (relay.reads_from(), None);
+                            relay.announce(&mut tree, seconds);
+                        }
+                    }
+                    Happening::Announce(index) => {
+                        if let Some(index) = at(index, &relays) {
+                            relays[index].announce(&mut tree, seconds);
+                        }
+                    }
+                    // The publisher has forgotten all.
+                    Happening::Restart => tree.relays.clear(),
+                    Happening::Pass => seconds += 1.0,
+                }
+                for relay in &relays {
+                    prop_assert!(relay.reads_from().is_none_or(|owner| owner < relay.number()));
+                }
+            }
+            // The dead are forgotten, then the living go where they are told: one level of the tree a turn.
+            for _ in 0..relays.len() + 5 {
+                seconds += 1.0;
+                for relay in &mut relays {
+                    relay.announce(&mut tree, seconds);
+                }
+            }
+            let mut children = BTreeMap::<u64, u16>::new();
+            for relay in &relays {
+                let owner = relay.reads_from().unwrap();
+                prop_assert!(
+                    owner == TreePosition::PUBLISHER || relays.iter().any(|other| other.number() == owner),
+                    "{} reads from the dead", relay.number()
+                );
+                *children.entry(owner).or_default() += 1;
+                prop_assert!(tree.depth(relay.number()) <= relays.len());
+            }
+            for relay in &relays {
+                let has = relay.joiner.relay.as_ref().unwrap().branches.max(1);
+                prop_assert!(children.get(&relay.number()).is_none_or(|children| *children <= has));
+            }
+            prop_assert!(children.get(&TreePosition::PUBLISHER).is_none_or(|children| *children <= branches));
+        }
+    }
+}
