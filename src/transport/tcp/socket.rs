@@ -35,8 +35,8 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Takes over a socket for heartbeats that a handshake is done with: it does not block, is closed on exec, waits for
-    /// nothing before it sends, and gives a peer up that acknowledges nothing for seconds.
+    /// Takes over a socket for heartbeats that a handshake is done with: it does not block, is closed on exec, waits
+    /// for nothing before it sends, and gives a peer up that acknowledges nothing for seconds.
     pub(super) fn timed(channel: Channel) -> Socket {
         Socket::of_channel(channel, true)
     }

@@ -1,8 +1,8 @@
 //! The conversations of one transport's peers, which are listened to all at once.
 //!
-//! A conversation is silent once its handshake is over, but for its end and a message now and then. To ask the socket of
-//! each peer at each look would be dozens of system calls a second for a peer that does nothing. So the system is asked
-//! which of them has something to say, at most every [`LOOK_EVERY`], by whichever thread looks first.
+//! A conversation is silent once its handshake is over, but for its end and a message now and then. To ask the socket
+//! of each peer at each look would be dozens of system calls a second for a peer that does nothing. So the system is
+//! asked which of them has something to say, at most every [`LOOK_EVERY`], by whichever thread looks first.
 
 use std::collections::HashMap;
 use std::io;

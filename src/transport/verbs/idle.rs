@@ -18,11 +18,11 @@ use crate::transport::{Endpoint, Transport};
 fn peer(
     shared: &Arc<VerbsShared>,
     waker: &Arc<Waker>,
-    desk: crate::mem::LocalSlice,
+    page: crate::mem::LocalSlice,
     link: OwnedFd,
 ) -> VerbsEndpoint {
     let link = Channel::silent(TcpStream::from(link), &ChannelTerms::new(Purpose::Verbs));
-    let responder = Responder::new(shared, 1, vec![desk], Some(waker)).unwrap();
+    let responder = Responder::new(shared, 1, vec![page], Some(waker)).unwrap();
     let address = PortAddress {
         is_infiniband: false,
         lid: 0,
@@ -46,7 +46,7 @@ fn silent(end: &UnixStream) -> OwnedFd {
 }
 
 #[test]
-fn ten_thousand_peers_that_do_nothing_cost_a_fifth_of_a_call_a_second_each_at_most() {
+fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     const PEERS: usize = 10_000;
     /// An owner looks at its peers every 20 ms.
     const LOOKS: usize = 50;
@@ -56,11 +56,11 @@ fn ten_thousand_peers_that_do_nothing_cost_a_fifth_of_a_call_a_second_each_at_mo
     let verbs = tests::verbs_of_an_adapter();
     let (shared, device) = (&verbs.shared, &verbs.shared.first().device);
     let waker = Waker::new(device, u32::MAX).unwrap();
-    let desk = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     // Each conversation has a descriptor of its own, and a hundred of them one peer, which lives.
     let ends: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
     let links = (0..PEERS).map(|index| silent(&ends[index % ends.len()].0));
-    let mut peers: Vec<_> = links.map(|link| peer(shared, &waker, desk.whole(), link)).collect();
+    let mut peers: Vec<_> = links.map(|link| peer(shared, &waker, page.whole(), link)).collect();
     assert!(peers.iter_mut().all(|peer| peer.check().is_ok()), "they are let in");
 
     let calls = || scripted::take_calls() + shared.hearing.asked.swap(0, Ordering::Relaxed);
@@ -72,7 +72,6 @@ fn ten_thousand_peers_that_do_nothing_cost_a_fifth_of_a_call_a_second_each_at_mo
     }
     let seconds = begun.elapsed().as_secs_f64().max(LOOKS as f64 * 0.02);
     let each = calls() as f64 / PEERS as f64 / seconds;
-    println!("MEASURED calls a second for each of {PEERS} idle peers: {each:.4}");
     assert!(each <= 0.2, "{each}");
 
     // One that has something to say costs calls of its own, and none for the others.
@@ -89,11 +88,11 @@ fn ten_thousand_peers_that_do_nothing_cost_a_fifth_of_a_call_a_second_each_at_mo
 fn the_end_of_one_of_many_peers_is_noticed_at_the_next_look() {
     let verbs = tests::verbs_of_an_adapter();
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
-    let desk = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     let (mut ends, mut peers): (Vec<_>, Vec<_>) = (0..100)
         .map(|_| {
             let (own, end) = UnixStream::pair().unwrap();
-            (end, peer(&verbs.shared, &waker, desk.whole(), silent(&own)))
+            (end, peer(&verbs.shared, &waker, page.whole(), silent(&own)))
         })
         .unzip();
     assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
@@ -104,11 +103,11 @@ fn the_end_of_one_of_many_peers_is_noticed_at_the_next_look() {
 }
 
 #[test]
-fn a_pair_gets_its_own_receives_back_whoever_shares_its_queue_and_had_its_number_before() {
+fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     let verbs = tests::verbs_of_an_adapter();
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
-    let desk = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
-    let responder = || Responder::new(&verbs.shared, 1, vec![desk.whole()], Some(&waker)).unwrap().unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let responder = || Responder::new(&verbs.shared, 1, vec![page.whole()], Some(&waker)).unwrap().unwrap();
     let first = scripted::pairs().len();
     let all: Vec<_> = (0..100).map(|_| responder()).collect();
     let data = |index: usize| scripted::pairs()[first + 2 * index];

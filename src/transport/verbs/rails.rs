@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_whole_units_that_make_the_request_and_none_is_shorter_than_its_least() {
+    fn parts_are_whole_units_that_make_the_request_and_none_is_too_short() {
         for speeds in [vec![1; 4], vec![400_000, 100_000], vec![2_500, 800_000, 40_000], vec![7, 1, 1, 3]] {
             let least = Shares::new(speeds.clone()).least as usize;
             for bytes in [least, least + 1, 3 * least + 4095, 64 << 20] {

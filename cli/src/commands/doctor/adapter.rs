@@ -1,5 +1,5 @@
-//! The state of an adapter as the system tells it: its PCI Express link, its place among the processors, what its
-//! counters have seen, congestion control, partitions, and the number of peers that fit its limits.
+//! The state of an adapter as the system tells it: its PCI Express link, its NUMA node, what its counters have
+//! seen, congestion control, partitions, and the number of peers that fit its limits.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +49,7 @@ pub(super) fn look(info: &DeviceInfo, port: &Port, root: &Path) -> Vec<Limit> {
     let device = class.join("infiniband").join(&info.name);
     let mut rows: Vec<Limit> = link(&device.join("device"), port).into_iter().collect();
     rows.extend(settings(&device.join("device")));
-    rows.extend(place(info, &device.join("device"), root));
+    rows.extend(numa(info, &device.join("device"), root));
     rows.push(partitions(port));
     if !port.is_infiniband {
         let interfaces = interfaces(port);
@@ -105,7 +105,7 @@ fn settings(device: &Path) -> Option<Limit> {
 }
 
 /// The NUMA node that the adapter is attached to, and how far the others are.
-fn place(info: &DeviceInfo, device: &Path, root: &Path) -> Option<Limit> {
+fn numa(info: &DeviceInfo, device: &Path, root: &Path) -> Option<Limit> {
     let node = info.numa_node?;
     let folder = root.join(format!("sys/devices/system/node/node{node}"));
     let distances: Vec<u32> =
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_system_tells_of_an_adapter_is_shown_and_what_it_does_not_tell_is_not() {
+    fn what_the_system_tells_is_shown_and_what_it_does_not_tell_is_not() {
         let limits = Limits {
             queue_pairs: 300,
             queue_depth: 8192,

@@ -1,4 +1,5 @@
-//! PCI Express: links, and the settings in a function's configuration space (PCI Express Base Specification, 7.5 to 7.8).
+//! PCI Express: links, and the settings in a function's configuration space (PCI Express Base Specification, 7.5 to
+//! 7.8 and 10.5).
 
 /// Bytes of the configuration space that users other than root can read.
 const HEADER: usize = 64;
