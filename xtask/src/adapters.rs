@@ -29,8 +29,8 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         remedy: "run this on a host with an RDMA adapter whose link is up; cargo xtask softroce does without"
             .into(),
     })?;
-    let softroce =
-        |arguments: &[&str]| Cmd::new("cargo", &[&["xtask", "softroce", "--host"], arguments].concat());
+    let host = ["xtask", "softroce", "--host"];
+    let softroce = |more: &[&str]| Cmd::new("cargo", &[&host[..], more].concat());
     let slackline = ["run", "--release", "-q", "-p", "slackline-cli", "--bin", "slackline", "--"];
     let doctor = ["doctor", "--require", "rdma", "--device", adapter.as_str()];
     let steps = [
