@@ -86,6 +86,13 @@ impl Channel {
         Ok(Ok(Channel::new(stream, StreamState::Greeting(Box::new(greeting)), terms)))
     }
 
+    /// A client that was accepted and has said nothing.
+    #[cfg(test)]
+    pub(crate) fn silent(stream: TcpStream, terms: &ChannelTerms) -> Channel {
+        let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
+        Channel::new(stream, StreamState::Greeting(Box::new(greeting)), terms)
+    }
+
     fn new(stream: TcpStream, state: StreamState, terms: &ChannelTerms) -> Channel {
         Channel {
             stream,

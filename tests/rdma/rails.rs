@@ -7,7 +7,7 @@ use slackline::internals::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
 use slackline::internals::transport::{
     CompletionError, Endpoint, Inline, Offer, Operation, PostError, WorkRequest,
 };
-use slackline::{Transport, Verbs, VerbsOptions};
+use slackline::{Transport, Verbs};
 
 use super::ends::{Pair, connect};
 use crate::rdma::objects;
@@ -275,10 +275,18 @@ fn rounds_of_connecting_over_two_rails_leave_no_device_object_behind() {
 }
 
 #[test]
-fn a_port_that_is_named_twice_is_an_error_that_says_so() {
+fn a_port_that_is_named_twice_has_two_queue_pairs_that_share_long_requests() {
     let name = &devices()[0];
-    let twice = vec![name.clone(), format!("{name}:1")];
-    let options = VerbsOptions { devices: twice, ..VerbsOptions::default() };
-    let text = Verbs::open(options).map(|_| ()).unwrap_err().to_string();
-    assert!(text.contains(name) && text.contains("port 1 twice") && text.contains("once"), "{text}");
+    let transport = over(&[name.clone(), format!("{name}:1")], None);
+    assert_eq!(transport.rails().collect::<Vec<_>>(), [(name.as_str(), 1); 2]);
+    for len in [STRIPED, 1 << 20] {
+        let mut ends = Ends::over(transport.clone(), &transport, len);
+        let new = noise(len as u64, len);
+        let (local, remote) = (ends.local(&new).slice(0, len).unwrap(), ends.remote());
+        run(&mut ends.pair.client, write(local, remote)).unwrap();
+        assert!(bytes_of(&ends.payload.slice(0, len).unwrap()) == new);
+        let back = ends.local(&vec![0; len]).slice(0, len).unwrap();
+        run(&mut ends.pair.client, read(back.clone(), remote)).unwrap();
+        assert!(bytes_of(&back) == new);
+    }
 }

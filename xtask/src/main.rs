@@ -4,6 +4,7 @@
 //! failed or something that it needs is missing, 2 called wrongly.
 
 mod aarch64;
+mod adapters;
 mod asan;
 mod bench;
 mod bindgen;
@@ -55,6 +56,7 @@ const COMMANDS: &[Command] = &[
     install::COMMAND,
     wheel::COMMAND,
     softroce::COMMAND,
+    adapters::COMMAND,
     bindgen::COMMAND,
     ptx::COMMAND,
     public_api::COMMAND,

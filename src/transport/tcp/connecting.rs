@@ -113,11 +113,11 @@ impl TcpConnecting {
             let (Some(channel), engine) = (joined, &self.engine) else { continue };
             let socket = match lane {
                 Lane::ForwardHeartbeat => {
-                    heartbeat = Some(Socket::new(channel));
+                    heartbeat = Some(Socket::timed(channel));
                     continue;
                 }
                 Lane::ReverseData => Socket::patient(channel),
-                Lane::ReverseHeartbeat => Socket::new(channel),
+                Lane::ReverseHeartbeat => Socket::timed(channel),
             };
             if let Some(engine) = engine {
                 engine.tell(Command::Serve(socket, Arc::clone(&connection)));

@@ -70,7 +70,7 @@ impl TcpEndpoint {
     /// The lane for requests, if it stands by now.
     #[inline]
     fn data(&mut self) -> Option<&mut Initiator> {
-        if self.data.is_none() {
+        if self.data.is_none() && !self.connection.theirs.grants.is_empty() {
             self.data = take_lane(&self.connection, self.queue_depth);
         }
         self.data.as_mut()
@@ -164,10 +164,15 @@ impl Endpoint for TcpEndpoint {
             return Err(INHERITED);
         }
         if self.connection.over().is_none() {
-            if let Some(data) = self.data() {
+            // A peer that goes, or lets this side go, closes the lanes that the progress thread serves as well, which
+            // tells the connection: it costs a system call for each lane and look only where there are none.
+            let is_told = self.engine.is_some();
+            if let Some(data) = self.data().filter(|data| !(is_told && data.is_idle())) {
                 data.advance();
             }
-            lock(&self.heartbeat).look();
+            if !is_told {
+                lock(&self.heartbeat).look();
+            }
         }
         self.settle();
         self.connection.check()

@@ -36,11 +36,21 @@ const RESTRAINT: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 /// The time after which time limits are looked at again, while there are any.
 const TICK: Duration = Duration::from_millis(100);
 
+/// The time for which heartbeats are collected: owners look at their peers no more often. Each by itself would wake the
+/// thread, thousands of times a second with a thousand peers.
+const BEATS_EVERY: Duration = Duration::from_millis(20);
+
+/// The interest in the heartbeats' descriptor: it is told once, until the thread asks again.
+const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
 /// Events taken at a time.
 const EVENTS: usize = 64;
 
 /// The event of the wake-up itself.
 const WAKE: u64 = u64::MAX;
+
+/// The event of the heartbeats' own descriptor.
+const BEATS: u64 = u64::MAX - 1;
 
 /// The commands that others give to the thread.
 pub(super) enum Command {
@@ -96,8 +106,17 @@ impl Engine {
             answered: AtomicU64::new(0),
             access_violations,
         });
-        let progress =
-            ProgressState { shared: Arc::clone(&shared), epoll, sources: Vec::new(), free: Vec::new() };
+        let beats = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &beats, epoll::EventData::new_u64(BEATS), ONCE)?;
+        let progress = ProgressState {
+            shared: Arc::clone(&shared),
+            epoll,
+            beats,
+            beats_due: None,
+            has_draining: false,
+            sources: Vec::new(),
+            free: Vec::new(),
+        };
         let named = std::thread::Builder::new().name("slackline-tcp".into());
         let thread = Some(named.spawn(move || progress.run())?);
         Ok(Engine { shared, thread, guard: ForkGuard::new() })
@@ -271,6 +290,12 @@ struct SourceEntry {
 struct ProgressState {
     shared: Arc<ProgressShared>,
     epoll: OwnedFd,
+    /// Of the lanes for heartbeats. It is among the sources of `epoll` itself.
+    beats: OwnedFd,
+    /// The time at which the thread asks again to be told of heartbeats, if it was told.
+    beats_due: Option<Instant>,
+    /// True while a lane may be kept only so that its peer hears why it ends.
+    has_draining: bool,
     sources: Vec<SourceEntry>,
     free: Vec<usize>,
 }
@@ -280,7 +305,6 @@ impl ProgressState {
         let mut events = Vec::with_capacity(EVENTS);
         let mut busy = Instant::now();
         let mut ticked = busy;
-        let mut needs_tick = false;
         let mut round = CatchUp::default();
         let mut spin = Spin { allowed_from: busy, restraint: RESTRAINT.0 };
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -290,14 +314,19 @@ impl ProgressState {
                 ticked = now;
                 self.tick(now);
             }
-            if !is_spinning {
-                needs_tick = self.needs_tick();
+            self.ask_for_beats(now);
+            let is_asked = round.is_open(&self.shared);
+            if is_asked {
+                self.take_beats();
             }
-            let wait = match (is_spinning || round.is_open(&self.shared), needs_tick) {
-                (true, _) => Some(Timespec { tv_sec: 0, tv_nsec: 0 }),
-                (false, true) => Some(Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ }),
+            let at_most = match (is_spinning || is_asked, self.has_draining) {
+                (true, _) => Some(Duration::ZERO),
+                (false, true) => Some(TICK),
                 (false, false) => None,
             };
+            let beats = self.beats_due.map(|due| due.saturating_duration_since(now));
+            let wait = at_most.into_iter().chain(beats).min();
+            let wait = wait.map(|wait| Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as _ });
             events.clear();
             let waited = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref());
             if let Err(error) = waited
@@ -311,19 +340,68 @@ impl ProgressState {
                 spin.looked(now, Instant::now());
             }
             let taken = events.len();
+            let mut has_work = false;
             for event in events.drain(..) {
                 match event.data.u64() {
                     WAKE => self.obey(),
+                    BEATS => {
+                        self.take_beats();
+                        self.beats_due = Some(now + BEATS_EVERY);
+                        // Nobody waits for an answer, or sends more at once.
+                        continue;
+                    }
                     token => self.handle(token),
                 }
+                has_work = true;
             }
             round.advance(&self.shared, taken, self.sources.len());
-            if taken > 0 {
+            if has_work {
                 busy = Instant::now();
             }
         }
         // Peers that were let go at the very end are told why.
         self.obey();
+    }
+
+    /// Has the system tell of heartbeats again, if it is time for that.
+    fn ask_for_beats(&mut self, now: Instant) {
+        if self.beats_due.is_none_or(|due| now < due) {
+            return;
+        }
+        match epoll::modify(&self.epoll, &self.beats, epoll::EventData::new_u64(BEATS), ONCE) {
+            Ok(()) => self.beats_due = None,
+            Err(error) => {
+                tracing::warn!(%error, "the tcp progress thread cannot wait for heartbeats, and looks for them");
+                self.take_beats();
+                self.beats_due = Some(now + BEATS_EVERY);
+            }
+        }
+    }
+
+    /// Serves the lanes for heartbeats on which something has come.
+    fn take_beats(&mut self) {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut events = Vec::with_capacity(EVENTS);
+        // The system hands them out by turns: no lane is served much more often than the others.
+        for _ in 0..=self.sources.len() / EVENTS {
+            events.clear();
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            let taken = epoll::wait(&self.beats, spare, Some(&at_once)).unwrap_or(0);
+            for event in &events {
+                self.handle(event.data.u64());
+            }
+            if taken < EVENTS {
+                return;
+            }
+        }
+    }
+
+    /// The descriptor that tells of a source.
+    fn epoll_of(&self, source: &EventSource) -> &OwnedFd {
+        match source {
+            EventSource::Lane(target) if target.socket().is_timed() => &self.beats,
+            _ => &self.epoll,
+        }
     }
 
     fn add(&mut self, source: EventSource, interest: epoll::EventFlags) {
@@ -335,8 +413,9 @@ impl ProgressState {
         entry.generation = entry.generation.wrapping_add(1);
         entry.interest = interest;
         let token = u64::from(entry.generation) << 32 | index as u64;
-        match epoll::add(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest) {
-            Ok(()) => entry.source = Some(source),
+        let told = epoll::EventData::new_u64(token);
+        match epoll::add(self.epoll_of(&source), source.as_fd(), told, interest) {
+            Ok(()) => self.sources[index].source = Some(source),
             Err(error) => {
                 tracing::warn!(%error, "dropped a tcp connection: it cannot be waited for");
                 self.free.push(index);
@@ -349,22 +428,19 @@ impl ProgressState {
     fn remove(&mut self, index: usize) -> Option<EventSource> {
         let source = self.sources.get_mut(index)?.source.take()?;
         // Fails only where the descriptor is broken, and then there are no events either.
-        let _unknown = epoll::delete(&self.epoll, source.as_fd());
+        let _unknown = epoll::delete(self.epoll_of(&source), source.as_fd());
         self.free.push(index);
         Some(source)
     }
 
     fn wants(&mut self, index: usize, interest: epoll::EventFlags) {
         let entry = &mut self.sources[index];
-        let Some(source) = &entry.source else { return };
-        if entry.interest == interest {
+        if std::mem::replace(&mut entry.interest, interest) == interest {
             return;
         }
-        entry.interest = interest;
-        let token = u64::from(entry.generation) << 32 | index as u64;
-        if let Err(error) =
-            epoll::modify(&self.epoll, source.as_fd(), epoll::EventData::new_u64(token), interest)
-        {
+        let told = epoll::EventData::new_u64(u64::from(entry.generation) << 32 | index as u64);
+        let Some(source) = &self.sources[index].source else { return };
+        if let Err(error) = epoll::modify(self.epoll_of(source), source.as_fd(), told, interest) {
             tracing::warn!(%error, "a tcp connection cannot be waited for");
         }
     }
@@ -464,6 +540,7 @@ impl ProgressState {
         let Some(EventSource::Lane(target)) = &mut self.sources[index].source else { return };
         match target.serve() {
             Ok(turn) => {
+                self.has_draining |= target.is_draining();
                 let interest = match turn == ServeOutcome::Blocked || target.is_sending() {
                     true => epoll::EventFlags::OUT,
                     // What the system has handed over already is served once the others have had their turns.
@@ -494,28 +571,28 @@ impl ProgressState {
             Some(reverse) => {
                 **reverse = Some(match lane {
                     Lane::ReverseData => Socket::patient(channel),
-                    Lane::ForwardHeartbeat | Lane::ReverseHeartbeat => Socket::new(channel),
+                    Lane::ForwardHeartbeat | Lane::ReverseHeartbeat => Socket::timed(channel),
                 });
             }
             None => {
                 drop(reverse);
-                self.serve(Socket::new(channel), connection);
+                self.serve(Socket::timed(channel), connection);
             }
         }
     }
 
-    fn needs_tick(&self) -> bool {
-        let mut sources = self.sources.iter().filter_map(|entry| entry.source.as_ref());
-        sources.any(|source| matches!(source, EventSource::Lane(target) if target.is_draining()))
-    }
-
     /// Looks after everything that has a time limit.
     fn tick(&mut self, now: Instant) {
+        if !std::mem::take(&mut self.has_draining) {
+            return;
+        }
         for index in 0..self.sources.len() {
             let Some(EventSource::Lane(target)) = &self.sources[index].source else { continue };
             if target.is_overdue(now) {
                 let connection = Arc::clone(target.connection());
                 self.end(&connection, super::target::OFFENDED.0);
+            } else {
+                self.has_draining |= target.is_draining();
             }
         }
     }

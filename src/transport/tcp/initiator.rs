@@ -137,6 +137,11 @@ impl Initiator {
         self.close_code
     }
 
+    /// True if there is nothing to send and nothing to hear of.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Ends the lane, after what the peer had already answered is taken in.
     pub(super) fn end(&mut self, why: Broken) {
         while self.broken.is_none() && self.receive() {}

@@ -29,15 +29,21 @@ pub(super) struct Socket {
     stream: TcpStream,
     /// The records in which everything travels, if it is encrypted.
     records: Option<Box<Records>>,
+    /// True for heartbeats, on which nobody waits for an answer.
+    is_timed: bool,
     guard: ForkGuard,
 }
 
 impl Socket {
-    /// Takes over a socket that a handshake is done with: it does not block, is closed on exec, waits for nothing
-    /// before it sends, and gives a peer up that acknowledges nothing for seconds.
-    pub(super) fn new(channel: Channel) -> Socket {
+    /// Takes over a socket for heartbeats that a handshake is done with: it does not block, is closed on exec, waits
+    /// for nothing before it sends, and gives a peer up that acknowledges nothing for seconds.
+    pub(super) fn timed(channel: Channel) -> Socket {
+        Socket::of_channel(channel, true)
+    }
+
+    fn of_channel(channel: Channel, is_timed: bool) -> Socket {
         let records = channel.data_keys().map(|keys| Box::new(Records::new(keys)));
-        Socket { stream: channel.into_stream(), records, guard: ForkGuard::new() }
+        Socket { stream: channel.into_stream(), records, is_timed, guard: ForkGuard::new() }
     }
 
     /// The same for bulk data, which may stand still for as long as its reader has other things to do: with
@@ -47,13 +53,18 @@ impl Socket {
         if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&channel, 0) {
             tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
         }
-        Socket::new(channel)
+        Socket::of_channel(channel, false)
+    }
+
+    /// True if it is one for heartbeats.
+    pub(super) fn is_timed(&self) -> bool {
+        self.is_timed
     }
 
     /// A socket whose bytes are sent and received as they are.
     #[cfg(test)]
     pub(super) fn bare(stream: TcpStream) -> Socket {
-        Socket { stream, records: None, guard: ForkGuard::new() }
+        Socket { stream, records: None, is_timed: false, guard: ForkGuard::new() }
     }
 
     /// Sends the pieces, in order, as far as they fit. After pieces of which not all has left, the next ones begin with

@@ -652,13 +652,14 @@ fn a_thousand_connections_leave_nothing_behind() {
     let settled = |what: &str, expected: (usize, usize)| {
         wait_for(what, || (held() == expected).then_some(()));
     };
-    // The listening socket and the acceptor's copy of it, epoll, a descriptor each to wake the two threads; and they.
-    settled("the first connection to be gone", (before.0 + 5, before.1 + 2));
+    // The listening socket and the acceptor's copy of it, two to wait for lanes, one each to wake the two threads; and
+    // they.
+    settled("the first connection to be gone", (before.0 + 6, before.1 + 2));
     for round in 0..1000 {
         let ends = connect(&tcp, &mut listener);
         if round % 100 == 99 {
             drop(ends);
-            settled("all connections to be gone", (before.0 + 5, before.1 + 2));
+            settled("all connections to be gone", (before.0 + 6, before.1 + 2));
         }
     }
     drop(listener);

@@ -1,5 +1,6 @@
 //! Devices and their ports: what there is, what it can do, which one is taken.
 
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -101,8 +102,11 @@ pub(super) struct Device {
     /// Held by the thread that empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
-    /// Queue pairs, by serial, that the device told to be over, until their owners notice.
-    broken: Mutex<Vec<(usize, QueuePairError)>>,
+    /// Queue pairs, by serial, that the device told to be over, until their owners notice; and completion queues that
+    /// several pairs share, for as long as they are there.
+    broken: Mutex<HashMap<usize, QueuePairError>>,
+    /// True while there may be some.
+    has_broken: AtomicBool,
 }
 
 // SAFETY: a context may be used from any thread: all calls of the library are thread-safe (ibv_open_device(3),
@@ -267,6 +271,7 @@ impl Device {
             events: Mutex::new(()),
             is_dead: AtomicBool::new(false),
             broken: Mutex::default(),
+            has_broken: AtomicBool::new(false),
         };
         device.events_fd(|fd| rustix::io::ioctl_fionbio(fd, true)).map_err(|errno| OpenError::System {
             operation: "set up its events",
@@ -288,6 +293,7 @@ impl Device {
             events: Mutex::new(()),
             is_dead: AtomicBool::new(false),
             broken: Mutex::default(),
+            has_broken: AtomicBool::new(false),
         })
     }
 
@@ -372,7 +378,11 @@ impl Device {
             lid: attributes.lid,
             mtu: bytes_of_mtu(attributes.active_mtu),
             message_bytes: attributes.max_msg_sz,
-            speed: megabits(attributes.active_width, attributes.active_speed),
+            speed: match megabits(attributes.active_width, attributes.active_speed) {
+                // Speeds from XDR on have codes that the structure has no room for; the system knows them.
+                0 => self.rate(number),
+                known => known,
+            },
             gids: self.gids(number, attributes.gid_tbl_len),
             partition_keys: self.partition_keys(number, attributes.pkey_tbl_len),
             needs_global_route: attributes.flags & GRH_REQUIRED != 0,
@@ -420,22 +430,28 @@ impl Device {
         (0..u16::try_from(table).unwrap_or(0)).filter_map(known).collect()
     }
 
+    /// The speed of a port in Mbit/s, as the system tells it to people; 0 if it does not.
+    fn rate(&self, port: u8) -> u32 {
+        let text = std::fs::read_to_string(self.sysfs().join(format!("ports/{port}/rate")));
+        text.ok().and_then(|text| megabits_of_rate(&text)).unwrap_or(0)
+    }
+
     fn interface(&self, port: u8, gid: u16) -> Option<String> {
         let file = self.sysfs().join(format!("ports/{port}/gid_attrs/ndevs/{gid}"));
         Some(std::fs::read_to_string(file).ok()?.trim().to_owned()).filter(|name| !name.is_empty())
     }
 
-    /// Takes what the device has to tell, without waiting, and logs it. False once the device is gone.
-    pub(super) fn take_events(&self) -> bool {
+    /// Takes what the device has to tell, without waiting, and logs it.
+    pub(super) fn take_events(&self) {
         if self.is_inherited() {
             // They are the parent's, and what they name is in its memory.
-            return true;
+            return;
         }
         // The thread that holds it is taking them.
         let _only_one = match self.events.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return !self.is_dead.load(Ordering::Relaxed),
+            Err(TryLockError::WouldBlock) => return,
         };
         let mut event = sys::ibv_async_event::default();
         // SAFETY: the context is open; the pointer to `event` is valid. The descriptor does not block.
@@ -443,12 +459,12 @@ impl Device {
             // SAFETY: the library answers any number with a static C string.
             let text = unsafe { CStr::from_ptr((self.library.event_type_str)(event.event_type)) };
             let kind = event.event_type;
-            if let Some(told) = ended_by(&event) {
+            if let Some((serial, error)) = ended_by(&event) {
                 let mut broken = lock(&self.broken);
                 // However often it is told.
-                if !broken.contains(&told) {
-                    broken.push(told);
-                }
+                let told = broken.entry(serial).or_insert(error);
+                *told = error.max(*told);
+                self.has_broken.store(true, Ordering::Release);
             }
             // SAFETY: it was taken just now and is acknowledged once; nothing that could panic came between.
             unsafe { (self.library.ack_async_event)(&raw mut event) };
@@ -464,19 +480,30 @@ impl Device {
                 _ => tracing::warn!(device, %event, "RDMA event"),
             }
         }
-        !self.is_dead.load(Ordering::Relaxed)
+    }
+
+    /// True once the device has told that it is gone.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_dead.load(Ordering::Relaxed)
     }
 
     /// Whether the device has told that the queue pair of this serial is over, and how; tells it once.
     pub(super) fn take_broken(&self, serial: usize) -> Option<QueuePairError> {
+        if !self.has_broken.load(Ordering::Acquire) {
+            return None;
+        }
         let mut broken = lock(&self.broken);
-        let told = broken
-            .iter()
-            .filter(|(of, _)| *of == serial)
-            .map(|(_, queue_pair_error)| *queue_pair_error)
-            .max();
-        broken.retain(|(of, _)| *of != serial);
+        let told = broken.remove(&serial);
+        self.has_broken.store(!broken.is_empty(), Ordering::Release);
         told
+    }
+
+    /// Whether the device has told that the completion queue of this serial, which several pairs share, is over.
+    pub(super) fn broken_queue(&self, serial: usize) -> Option<QueuePairError> {
+        if !self.has_broken.load(Ordering::Acquire) {
+            return None;
+        }
+        lock(&self.broken).get(&serial).copied()
     }
 }
 
@@ -488,7 +515,7 @@ fn ended_by(event: &sys::ibv_async_event) -> Option<(usize, QueuePairError)> {
         sys::IBV_EVENT_QP_ACCESS_ERR | sys::IBV_EVENT_QP_REQ_ERR => Some((pair(), QueuePairError::Refused)),
         sys::IBV_EVENT_QP_FATAL => Some((pair(), QueuePairError::Failed)),
         sys::IBV_EVENT_CQ_ERR => {
-            // SAFETY: as above: these are of completion queues. Each has the serial of its only pair.
+            // SAFETY: as above: these are of completion queues. One of a single pair has the serial of that.
             let serial = unsafe { (*event.element.cq).cq_context }.addr();
             Some((serial, QueuePairError::Failed))
         }
@@ -546,6 +573,12 @@ fn megabits(width: u8, speed: u8) -> u32 {
     lanes * lane
 }
 
+/// Speed in Mbit/s of a text like `800 Gb/sec (4X XDR)`.
+fn megabits_of_rate(text: &str) -> Option<u32> {
+    let gigabits: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (gigabits.is_finite() && gigabits > 0.0).then_some((gigabits * 1000.0) as u32)
+}
+
 /// Bytes of the library's number for a size of packets; 0 for one that there is not.
 pub(super) fn bytes_of_mtu(mtu: sys::ibv_mtu) -> u16 {
     match mtu {
@@ -568,6 +601,12 @@ mod tests {
         assert_eq!(megabits(2, 64), 200_000);
         assert_eq!(megabits(16, 64), 100_000);
         assert_eq!((megabits(1, 1), megabits(0, 64), megabits(2, 0)), (2_500, 0, 0));
+    }
+
+    #[test]
+    fn speeds_without_a_code_are_read_from_the_systems_text() {
+        let texts = ["800 Gb/sec (4X XDR)\n", "2.5 Gb/sec (1X SDR)", "", "fast", "-1 Gb/sec"];
+        assert_eq!(texts.map(megabits_of_rate), [Some(800_000), Some(2_500), None, None, None]);
     }
 
     #[test]

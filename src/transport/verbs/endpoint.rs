@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::VerbsShared;
 use super::device::{QueuePairError, lock};
+use super::hearing::{Ear, Hearing};
 use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
 use super::pairs::{Requester, Responder};
@@ -41,13 +42,31 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The conversation of the handshake. It ends with its owner, even if a forked child holds a copy of the descriptor.
 struct HandshakeChannel {
     channel: Channel,
+    /// Hears whether the peer has said something; none where the system listens to no more sockets.
+    ear: Option<Ear>,
     guard: ForkGuard,
+}
+
+impl HandshakeChannel {
+    fn new(channel: Channel, hearing: &Arc<Hearing>) -> HandshakeChannel {
+        let ear = hearing.listen_to(&channel);
+        let ear = ear.inspect_err(|error| tracing::warn!(%error, "an RDMA peer is asked by itself")).ok();
+        HandshakeChannel { channel, ear, guard: ForkGuard::new() }
+    }
+
+    /// Whether there is anything to hear, or to say that did not fit.
+    fn has_news(&self) -> bool {
+        self.ear.as_ref().is_none_or(Ear::take_heard) || !self.channel.is_flushed()
+    }
 }
 
 impl Drop for HandshakeChannel {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
             let _gone = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
+            if let Some(ear) = &self.ear {
+                ear.forget();
+            }
         }
     }
 }
@@ -83,7 +102,7 @@ impl VerbsEndpoint {
         theirs: Terms,
         is_ready: bool,
     ) -> VerbsEndpoint {
-        let depth = shared.queue_depth;
+        let (depth, link) = (shared.queue_depth, HandshakeChannel::new(link, &shared.hearing));
         let (mut data, heartbeat) = requester
             .map(|Requester { data, heartbeat, reads, further }| {
                 (Rails::new(data, reads, further, &theirs, depth), heartbeat)
@@ -94,7 +113,7 @@ impl VerbsEndpoint {
         }
         VerbsEndpoint {
             shared,
-            link: Some(HandshakeChannel { channel: link, guard: ForkGuard::new() }),
+            link: Some(link),
             data,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
             responder,
@@ -130,6 +149,8 @@ impl VerbsEndpoint {
     #[cold]
     fn hear(&mut self) {
         let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
+        #[cfg(test)]
+        self.shared.hearing.asked.fetch_add(1, Ordering::Relaxed);
         loop {
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,
@@ -297,7 +318,7 @@ impl Endpoint for VerbsEndpoint {
             return Err(INHERITED);
         }
         if self.over.is_none() {
-            if !self.shared.take_events() {
+            if !self.shared.look() {
                 self.fail(NO_DEVICE);
             } else {
                 match self.queue_pair_error() {
@@ -305,7 +326,9 @@ impl Endpoint for VerbsEndpoint {
                     Some(QueuePairError::Failed) => self.fail(BROKEN),
                     None => {
                         let is_told = self.was_told_of_own_pairs();
-                        self.hear();
+                        if !self.is_settled || self.link.as_ref().is_some_and(HandshakeChannel::has_news) {
+                            self.hear();
+                        }
                         self.tell_receives();
                         self.look_at_own_requests();
                         if is_told {

@@ -72,6 +72,8 @@ pub(super) struct Initiator {
     room: usize,
     /// Longest single request of the device in bytes.
     piece_bytes: usize,
+    /// What its rail carries, in Mbit/s, by which long requests are shared out; 0 if unknown.
+    pub(super) speed: u32,
     /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
     pub(super) fences_reads: bool,
     /// Whether the device has atomics that work.
@@ -127,6 +129,7 @@ impl Initiator {
             depth,
             room,
             piece_bytes,
+            speed: 0,
             fences_reads: true,
             has_atomics: true,
             rail: 0,
@@ -486,9 +489,10 @@ impl Initiator {
     /// Takes what the device has completed.
     #[inline]
     pub(super) fn take_completions(&mut self) -> bool {
-        let (mut has_more, mut has_any) = (true, false);
+        // Of a queue pair that has nothing under way the device is not asked.
+        let (mut has_more, mut has_any) = (!self.entries.is_empty(), false);
         while has_more {
-            let taken = match self.pair.poll(&mut self.completions) {
+            let taken = match self.pair.completions.poll(&mut self.completions) {
                 Ok(taken) => taken,
                 Err(error) => return self.lose_queue(&error),
             };

@@ -14,6 +14,7 @@ use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
 use super::hello::{Hello, Pairs, PortAddress, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
+use super::rail::Rail;
 use super::waker::Waker;
 use crate::channel::{Channel, Secret, listen};
 use crate::mem::{ForkGuard, LocalSlice};
@@ -113,7 +114,8 @@ impl Listener for VerbsListener {
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         self.shared.check_own("be notified", &self.address)?;
         if self.waker.is_none() {
-            let waker = Waker::new(&self.shared.first().device).map_err(|source| ConnectError::System {
+            let Rail { device, info, .. } = self.shared.first();
+            let waker = Waker::new(device, info.limits.completions).map_err(|source| ConnectError::System {
                 operation: "be notified",
                 address: self.address.clone(),
                 source,
@@ -132,7 +134,7 @@ impl Listener for VerbsListener {
         if self.guard.is_inherited() {
             return None;
         }
-        self.shared.take_events();
+        self.shared.look();
         let terms = self.shared.terms();
         self.newcomers.admit(&self.address, now, || Ok(accept(&self.socket, &terms)?.map(Pending)));
         let (Pending(link), (theirs, message)) = self.newcomers.next(&self.address, now)?;

@@ -57,8 +57,11 @@ mod dma_buf;
 mod endpoint;
 mod error;
 mod gid;
+mod hearing;
 mod heartbeat;
 mod hello;
+#[cfg(test)]
+mod idle;
 mod initiator;
 mod listener;
 mod open;
@@ -96,6 +99,7 @@ pub use listener::{VerbsIncoming, VerbsListener};
 pub use open::devices;
 pub use sys::LibraryError;
 
+use self::hearing::Hearing;
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
 use self::queue_pair::{QueuePair, QueuePairPath};
@@ -122,9 +126,10 @@ const PIECE_BYTES_MAX: u32 = 1 << 30;
 #[derive(Clone, Debug)]
 pub struct VerbsOptions {
     /// The devices, by their names, or `NAME:PORT`; the best one if none is named. Where several are, up to
-    /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them, as far as
-    /// the peer has as many; each of them must have a way to the peer's. Memory is pinned, and counted, once for
-    /// each. Best where a process has a host to itself: several do better with a device for each.
+    /// [`MAX_RAILS`](crate::mem::MAX_RAILS), long requests of each connection are striped over all of them by their
+    /// speeds, as far as the peer has as many; each of them must have a way to the peer's. A port may be named several
+    /// times: each time is a queue pair more, for links that give one queue pair one of several ways. Memory is pinned,
+    /// and counted, once for each. Best where a process has a host to itself: several do better with a device for each.
     pub devices: Vec<String>,
     /// The port where a name has none, counted from 1; the first that carries data if none is given.
     pub port: Option<u8>,
@@ -216,6 +221,7 @@ struct VerbsShared {
     atomics_fault: Option<String>,
     secret: Option<Secret>,
     access_violations: AtomicU64,
+    hearing: Arc<Hearing>,
 }
 
 impl Verbs {
@@ -231,6 +237,12 @@ impl Verbs {
         let opened = open::open(&options)?.into_iter();
         let rails = opened.map(|opened| Rail::new(opened, &options)).collect::<Result<Vec<_>, _>>()?;
         let queue_depth = queue_depth(&rails, options.queue_depth)?;
+        let hearing = Hearing::new().map_err(|source| OpenError::System {
+            operation: "make an epoll descriptor",
+            device: rails[0].info.name.clone(),
+            source,
+            remedy: "raise the limit on open files (ulimit -n)",
+        })?;
         let mut shared = VerbsShared {
             rails,
             queue_depth,
@@ -240,6 +252,7 @@ impl Verbs {
             atomics_fault: None,
             secret: options.secret,
             access_violations: AtomicU64::new(0),
+            hearing,
         };
         let said = shared.first().info.limits.atomics;
         if said != AtomicDomain::None {
@@ -349,6 +362,7 @@ impl VerbsShared {
             atomics_fault: None,
             secret: None,
             access_violations: AtomicU64::new(0),
+            hearing: Arc::clone(&self.hearing),
             ..*self
         }
     }
@@ -367,6 +381,10 @@ impl VerbsShared {
         let cells = self.register(memory, Access::LOCAL)?;
         let mut initiator = Initiator::new(pair, &self.first().domain, cells, depth, self.piece_bytes());
         initiator.rail = rail;
+        // A port that is there several times is shared by as many rails.
+        let is_same =
+            |other: &&Rail| (&other.info.name, other.port.number) == (&at.info.name, at.port.number);
+        initiator.speed = at.port.speed / self.rails.iter().filter(is_same).count() as u32;
         initiator.has_atomics = self.atomics != AtomicDomain::None;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.
@@ -423,10 +441,14 @@ impl VerbsShared {
         self.rails.iter().any(|rail| rail.device.is_inherited())
     }
 
-    /// Takes what the devices have to tell, without waiting, and logs it. False once one of them is gone.
-    fn take_events(&self) -> bool {
-        // All of them, so that none is told later.
-        self.rails.iter().filter(|rail| !rail.device.take_events()).count() == 0
+    /// Hears what the devices and the peers' conversations have to tell, without waiting, now and then and for all
+    /// connections at once. False once one of the devices is gone.
+    fn look(&self) -> bool {
+        if self.hearing.is_due() {
+            self.rails.iter().for_each(|rail| rail.device.take_events());
+            self.hearing.listen();
+        }
+        !self.rails.iter().any(|rail| rail.device.is_gone())
     }
 
     /// Nothing is made of a device in a forked child: it is the parent's.

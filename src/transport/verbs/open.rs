@@ -43,18 +43,7 @@ pub(super) fn open(options: &VerbsOptions) -> Result<Vec<OpenedDevice>, OpenErro
         let options = VerbsOptions { port: port.or(options.port), ..options.clone() };
         best_of(&[name.to_owned()], &options)
     };
-    let opened = options.devices.iter().map(open).collect::<Result<Vec<OpenedDevice>, OpenError>>()?;
-    let is_same = |one: &OpenedDevice, other: &OpenedDevice| {
-        (&one.info.name, one.port.number) == (&other.info.name, other.port.number)
-    };
-    match (1..opened.len()).find(|last| opened[..*last].iter().any(|other| is_same(other, &opened[*last]))) {
-        None => Ok(opened),
-        Some(twice) => {
-            let (device, port) = (opened[twice].info.name.clone(), opened[twice].port.number);
-            let (what, remedy) = (format!("port {port} twice"), "name each port once".into());
-            Err(OpenError::Setting { device, what, remedy })
-        }
-    }
+    options.devices.iter().map(open).collect()
 }
 
 /// The parts of `NAME:PORT`; without a port, all of it is the name.

@@ -3,14 +3,14 @@
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
 use super::device::{self, Device, QueuePairError};
 use super::hello::{Pair, PortAddress};
 use super::path::PathSettings;
 use super::region::ProtectionDomain;
 use super::sys;
-use super::waker::Waker;
+use super::waker::{CompletionChannel, Waker};
 use crate::mem::Access;
 
 /// Number of times that it comes back where the other side has no receive posted. 7 would be for ever.
@@ -25,62 +25,101 @@ const RECEIVES_AT_ONCE: usize = 64;
 /// Routers that a packet may pass.
 const HOPS: u8 = 64;
 
-/// The queue to which completions go.
-struct CompletionQueue {
-    device: Arc<Device>,
-    raw: NonNull<sys::ibv_cq>,
-    /// Tells it, and its queue pair, from all others of this process, whatever numbers the device uses again.
-    serial: usize,
-    /// The waker whose channel is told of completions, where that is wanted.
-    _waker: Option<Arc<Waker>>,
+/// Tells a queue pair, or a completion queue, from all others of this process, whatever numbers the device uses again.
+fn next_serial() -> usize {
+    static SERIALS: AtomicUsize = AtomicUsize::new(1);
+    SERIALS.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The queue to which completions go: of one queue pair, or of several that serve peers.
+pub(super) struct CompletionQueue {
+    device: Arc<Device>,
+    raw: NonNull<sys::ibv_cq>,
+    /// Comes back with events of the queue. That of its only pair, where it has one alone.
+    pub(super) serial: usize,
+    /// The channel that is told of completions, where that is wanted.
+    _channel: Option<Arc<CompletionChannel>>,
+}
+
+// SAFETY: the library's calls on a completion queue may come from any thread, and it is destroyed once.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above: "verbs are thread safe".
+unsafe impl Sync for CompletionQueue {}
+
 impl CompletionQueue {
-    fn new(device: &Arc<Device>, entries: u32, waker: Option<Arc<Waker>>) -> io::Result<CompletionQueue> {
-        static SERIALS: AtomicUsize = AtomicUsize::new(1);
-        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn new(
+        device: &Arc<Device>,
+        entries: u32,
+        channel: Option<Arc<CompletionChannel>>,
+    ) -> io::Result<CompletionQueue> {
+        let serial = next_serial();
         let entries = i32::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let channel = waker.as_ref().map_or(std::ptr::null_mut(), |waker| waker.raw());
+        let raw_channel = channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.raw());
         // Comes back with events of the queue, and is never followed.
         let context = std::ptr::without_provenance_mut(serial);
         // SAFETY: the device is open, and the channel, if there is one, lives as long as the queue.
-        let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, channel, 0) };
+        let raw = unsafe { (device.library.create_cq)(device.context(), entries, context, raw_channel, 0) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _waker: waker })
+        Ok(CompletionQueue { device: Arc::clone(device), raw, serial, _channel: channel })
+    }
+
+    /// Has the device tell its channel of the next completion.
+    pub(super) fn arm(&self) {
+        // SAFETY: the completion queue lives.
+        let errno = unsafe { sys::inline::req_notify_cq(self.raw.as_ptr(), false) };
+        if errno != 0 {
+            // An owner that waits wakes up by the clock.
+            tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
+        }
+    }
+
+    /// Takes completions, as many as there are and fit; an error is a queue that is of no more use.
+    #[inline]
+    pub(super) fn poll<'a>(
+        &self,
+        into: &'a mut [sys::ibv_wc; POLLED_AT_ONCE],
+    ) -> io::Result<&'a [sys::ibv_wc]> {
+        // SAFETY: the completion queue lives, and there is room for as many as are asked for.
+        let count =
+            unsafe { sys::inline::poll_cq(self.raw.as_ptr(), POLLED_AT_ONCE as i32, into.as_mut_ptr()) };
+        match usize::try_from(count) {
+            Ok(count) => Ok(&into[..count.min(POLLED_AT_ONCE)]),
+            Err(_) => Err(io::Error::from_raw_os_error(-count)),
+        }
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         if !self.device.is_inherited() {
-            // SAFETY: its queue pair was destroyed before; it is destroyed once.
+            // SAFETY: its queue pairs hold it, so they were destroyed before; it is destroyed once.
             let errno = unsafe { (self.device.library.destroy_cq)(self.raw.as_ptr()) };
             if errno != 0 {
                 tracing::warn!(device = self.device.name, errno, "a completion queue could not be destroyed");
             }
-            // No event of it or of its pair is left to be told, and no owner asks for those that were.
+            // No event of it is left to be told, and no owner asks for those that were.
             self.device.take_broken(self.serial);
         }
     }
 }
 
-/// A reliably connected queue pair with a completion queue of its own, which has room for all of its requests: it
-/// cannot overrun.
+/// A reliably connected queue pair. Its completion queue has room for all of its requests, and for those of all others
+/// whose completions go there: it cannot overrun.
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
     /// Longest data that requests can carry in themselves.
     pub(super) inline_bytes: u32,
     /// The number of the first packet that it sends.
     first_packet: u32,
-    /// Whether the device will tell of the next completion.
-    will_tell: AtomicBool,
+    /// Comes back with events of the pair.
+    serial: usize,
     /// Receives that it has, used up or not.
     pub(super) receives: u16,
     /// Receives that were posted again, until the peer is told.
     renewed: AtomicU16,
     is_destroyed: bool,
     // Dropped in this order, after the queue pair itself.
-    completions: CompletionQueue,
+    pub(super) completions: Arc<CompletionQueue>,
     domain: Arc<ProtectionDomain>,
 }
 
@@ -116,7 +155,9 @@ impl QueuePair {
         let mut sizes =
             sys::ibv_qp_cap { max_send_wr: depth, max_inline_data: inline_bytes, ..Default::default() };
         sizes.max_send_sge = 1;
-        QueuePair::new(domain, sizes, depth, first_packet, None)
+        let completions = Arc::new(CompletionQueue::new(&domain.device, depth, None)?);
+        let serial = completions.serial;
+        QueuePair::new(domain, sizes, completions, serial, first_packet)
     }
 
     /// One that serves a peer, so many of whose requests can ring the waker if there is one.
@@ -124,31 +165,33 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         waker: Option<(&Arc<Waker>, u16)>,
     ) -> io::Result<QueuePair> {
-        let (waker, receives) =
-            waker.map_or((None, 0), |(waker, receives)| (Some(waker), u32::from(receives)));
+        let (completions, receives) = match waker {
+            Some((waker, receives)) => (waker.queue(receives)?, receives.into()),
+            None => (Arc::new(CompletionQueue::new(&domain.device, 1, None)?), 0),
+        };
+        let serial = if waker.is_some() { next_serial() } else { completions.serial };
         // Some devices make no queue for nothing.
         let mut sizes = sys::ibv_qp_cap { max_send_wr: 1, max_recv_wr: receives, ..Default::default() };
         (sizes.max_send_sge, sizes.max_recv_sge) = (1, receives.min(1));
-        QueuePair::new(domain, sizes, receives.max(1), None, waker.cloned())
+        QueuePair::new(domain, sizes, completions, serial, None)
     }
 
     fn new(
         domain: &Arc<ProtectionDomain>,
         sizes: sys::ibv_qp_cap,
-        completions: u32,
+        completions: Arc<CompletionQueue>,
+        serial: usize,
         first_packet: Option<u32>,
-        waker: Option<Arc<Waker>>,
     ) -> io::Result<QueuePair> {
         let random = || getrandom::u32().map_err(|error| io::Error::other(error.to_string()));
         let first_packet = first_packet.map_or_else(random, Ok)? & 0xFF_FFFF;
         let library = domain.device.library;
-        let completions = CompletionQueue::new(&domain.device, completions, waker)?;
         let mut attributes = sys::ibv_qp_init_attr {
             send_cq: completions.raw.as_ptr(),
             recv_cq: completions.raw.as_ptr(),
             qp_type: sys::IBV_QPT_RC,
             // Comes back with events of the pair, and is never followed.
-            qp_context: std::ptr::without_provenance_mut(completions.serial),
+            qp_context: std::ptr::without_provenance_mut(serial),
             cap: sizes,
             ..Default::default()
         };
@@ -166,7 +209,7 @@ impl QueuePair {
             raw,
             inline_bytes,
             first_packet,
-            will_tell: AtomicBool::new(false),
+            serial,
             receives: sizes.max_recv_wr as u16,
             renewed: AtomicU16::new(0),
             is_destroyed: false,
@@ -177,8 +220,13 @@ impl QueuePair {
 
     /// Returns what the other side must know of it.
     pub(super) fn pair(&self) -> Pair {
+        Pair { number: self.number(), first_packet: self.first_packet }
+    }
+
+    /// The device's number for it, which may be another pair's once this one is destroyed.
+    pub(super) fn number(&self) -> u32 {
         // SAFETY: the queue pair lives.
-        Pair { number: unsafe { self.raw.as_ref() }.qp_num, first_packet: self.first_packet }
+        unsafe { self.raw.as_ref() }.qp_num
     }
 
     fn modify(&self, mut attributes: sys::ibv_qp_attr, mask: sys::ibv_qp_attr_mask) -> io::Result<()> {
@@ -284,7 +332,10 @@ impl QueuePair {
 
     /// Whether the device has told that it is over, and how, since it was asked last.
     pub(super) fn take_broken(&self) -> Option<QueuePairError> {
-        self.domain.device.take_broken(self.serial())
+        let device = &self.domain.device;
+        let is_shared = self.completions.serial != self.serial;
+        let of_queue = is_shared.then(|| device.broken_queue(self.completions.serial)).flatten();
+        device.take_broken(self.serial).max(of_queue)
     }
 
     /// Posts so many receives. They take no data: what they announce is written.
@@ -310,38 +361,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Has the device tell of the next receive that is used up, and posts used ones again. True if there were any.
-    pub(super) fn renew_receives(&self) -> bool {
-        // First: what comes after the look below is told of.
-        if !self.will_tell.swap(true, Ordering::Relaxed) {
-            // SAFETY: the completion queue lives.
-            let errno = unsafe { sys::inline::req_notify_cq(self.completions.raw.as_ptr(), false) };
-            if errno != 0 {
-                // An owner that waits wakes up by the clock.
-                tracing::warn!(errno, "the RDMA device does not tell of what is to be noticed");
-            }
+    /// Posts so many receives again, which the peer has used up.
+    pub(super) fn renew_receives(&self, used: u16) {
+        match self.post_receives(used.into()) {
+            Ok(()) => _ = self.renewed.fetch_add(used, Ordering::Relaxed),
+            Err(error) => tracing::warn!(%error, "receives could not be posted"),
         }
-        let (mut completions, mut used) = ([sys::ibv_wc::default(); POLLED_AT_ONCE], 0);
-        let mut is_broken = false;
-        while let Ok(taken) = self.poll(&mut completions)
-            && !taken.is_empty()
-        {
-            is_broken |= taken.iter().any(|completion| completion.status != sys::IBV_WC_SUCCESS);
-            used += taken.len();
-        }
-        // A pair that is over gives all back, and needs none; its owner finds that out.
-        if !is_broken && used > 0 {
-            match self.post_receives(used) {
-                Ok(()) => _ = self.renewed.fetch_add(used as u16, Ordering::Relaxed),
-                Err(error) => tracing::warn!(%error, "receives could not be posted"),
-            }
-        }
-        used > 0
-    }
-
-    /// The device has told of a receive, and tells of the next one only if it is asked again.
-    pub(super) fn was_told_of_receives(&self) {
-        self.will_tell.store(false, Ordering::Relaxed);
     }
 
     /// Returns how many receives were posted again since this was asked last, once they are worth a message.
@@ -356,8 +381,9 @@ impl QueuePair {
     }
 
     /// Tells it from all others of this process.
+    #[cfg(test)]
     pub(super) fn serial(&self) -> usize {
-        self.completions.serial
+        self.serial
     }
 
     /// Posts requests as one chain, with one doorbell. In an error, how many were posted all the same.
@@ -384,22 +410,6 @@ impl QueuePair {
         let posted = (bad.addr().saturating_sub(first.addr())) / size_of::<sys::ibv_send_wr>();
         // A provider that names none may have taken them all before it failed.
         Err(if bad.is_null() { requests.len() } else { posted.min(requests.len()) })
-    }
-
-    /// Takes completions, as many as there are and fit; an error is a queue that is of no more use.
-    #[inline]
-    pub(super) fn poll<'a>(
-        &self,
-        into: &'a mut [sys::ibv_wc; POLLED_AT_ONCE],
-    ) -> io::Result<&'a [sys::ibv_wc]> {
-        // SAFETY: the completion queue lives, and there is room for as many as are asked for.
-        let count = unsafe {
-            sys::inline::poll_cq(self.completions.raw.as_ptr(), POLLED_AT_ONCE as i32, into.as_mut_ptr())
-        };
-        match usize::try_from(count) {
-            Ok(count) => Ok(&into[..count.min(POLLED_AT_ONCE)]),
-            Err(_) => Err(io::Error::from_raw_os_error(-count)),
-        }
     }
 }
 
@@ -446,5 +456,7 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.destroy();
+        // No event of it is left to be told, and no owner asks for those that were.
+        self.domain.device.take_broken(self.serial);
     }
 }

@@ -10,7 +10,7 @@ use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
 
-/// Least share that each rail gets of a striped request, in bytes: less is done sooner on one.
+/// Least share that any rail gets of a striped request, in bytes: less is done sooner on one.
 const SHARE_LEAST: usize = 16 << 10;
 
 /// Shares are multiples of this: whole packets of any size, and whole words.
@@ -33,6 +33,8 @@ pub(super) struct Striping {
     pairs: Vec<PostingPair>,
     /// What differs on each rail after the first.
     further: Vec<ExtraRail>,
+    /// The shares of all rails.
+    shares: Shares,
     /// The peer's grants, by their index: the name of each, and its rights.
     grants: Vec<(RemoteKey, Access)>,
     failure: Option<CompletionError>,
@@ -53,6 +55,41 @@ struct ExtraRail {
     sentinel: (LocalSlice, RemoteSlice),
 }
 
+/// The shares of a striped request by the speeds of the rails.
+struct Shares {
+    /// The sums of the speeds up to each rail, in order.
+    sums: Vec<u64>,
+    /// The shortest request of which each rail gets [`SHARE_LEAST`].
+    least: u64,
+}
+
+impl Shares {
+    /// Equal ones if a speed is unknown.
+    fn new(mut speeds: Vec<u32>) -> Shares {
+        if speeds.contains(&0) {
+            speeds.fill(1);
+        }
+        let slowest = speeds.iter().copied().min().map_or(1, u64::from);
+        let mut sum = 0;
+        let sums: Vec<u64> = speeds
+            .into_iter()
+            .map(|speed| {
+                sum += u64::from(speed);
+                sum
+            })
+            .collect();
+        Shares { sums, least: (SHARE_LEAST as u64 * sum).div_ceil(slowest) }
+    }
+
+    /// The end of the part of this rail, of a request of so many bytes; it begins where that of the rail before ends.
+    fn end(&self, rail: usize, bytes: usize) -> usize {
+        let all = self.sums.last().copied().unwrap_or(1);
+        // Speeds of all rails together are below 2^34, and requests below 2^64.
+        let end = (bytes as u128 * u128::from(self.sums[rail])).div_ceil(all.into()) as usize;
+        end.next_multiple_of(SHARE_UNIT).min(bytes)
+    }
+}
+
 impl Rails {
     /// Makes those of this side that the peer serves. `depth` requests may be outstanding. `reads` and those of each
     /// further rail are for READs of what may only be read, if the peer granted such memory.
@@ -64,12 +101,14 @@ impl Rails {
         depth: usize,
     ) -> Rails {
         let pair = |initiator| PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) };
-        let (mut pairs, mut extra) = (vec![data], Vec::new());
+        let (mut speeds, mut extra) = (vec![data.speed], Vec::new());
+        let mut pairs = vec![data];
         let mut readers: Vec<Initiator> = reads.into_iter().collect();
         for (RequesterFurther { data, reads }, further) in further.into_iter().zip(&theirs.blob.further) {
             let Some(responder) = &further.responder else { break };
             let sentinel = (data.spare(), word_of(responder.sentinel));
             extra.push(ExtraRail { keys: responder.keys.clone(), sentinel });
+            speeds.push(data.speed);
             pairs.push(data);
             readers.extend(reads);
         }
@@ -80,6 +119,7 @@ impl Rails {
                 striper: Striper::new(pairs.len(), depth),
                 pairs: pairs.into_iter().chain(readers).map(pair).collect(),
                 further: extra,
+                shares: Shares::new(speeds),
                 grants: theirs.names(),
                 failure: None,
                 is_over: false,
@@ -232,8 +272,7 @@ impl Striping {
             return None;
         }
         // Where the range is not aligned, cuts would go through words.
-        let rails = 1 + self.further.len();
-        if remote.len < (rails * SHARE_LEAST) as u64 || !remote.offset.is_multiple_of(8) {
+        if remote.len < self.shares.least || !remote.offset.is_multiple_of(8) {
             return None;
         }
         // A forged key goes on the first rail, to be refused there.
@@ -261,11 +300,10 @@ impl Striping {
                 Operation::Read { local, remote, streaming }
             }
         };
-        let share = local.len().div_ceil(1 + self.further.len()).next_multiple_of(SHARE_UNIT);
-        self.give_first(lane, WorkRequest::signalled(number, part(0, share, remote.key)));
-        let mut begin = share;
+        let mut begin = self.shares.end(0, local.len());
+        self.give_first(lane, WorkRequest::signalled(number, part(0, begin, remote.key)));
         for (index, rail) in self.further.iter().enumerate() {
-            let end = local.len().min(begin + share);
+            let end = self.shares.end(index + 1, local.len());
             let operation = part(begin, end, RemoteKey(rail.keys[grant].into()));
             begin = end;
             let outbox = &mut self.pairs[self.striper.index(lane, index + 1)].outbox;
@@ -355,4 +393,40 @@ fn word_of(sentinel: u32) -> RemoteSlice {
 /// The same request under the striper's number, and told of.
 fn numbered(request: WorkRequest, number: u64) -> WorkRequest {
     WorkRequest { id: WorkRequestId(number), flags: request.flags | Flags::SIGNALLED, ..request }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lengths of the parts of a request.
+    fn parts(speeds: &[u32], bytes: usize) -> Vec<usize> {
+        let shares = Shares::new(speeds.to_vec());
+        let ends: Vec<usize> = (0..speeds.len()).map(|rail| shares.end(rail, bytes)).collect();
+        ends.iter().scan(0, |begin, end| Some(end - std::mem::replace(begin, *end))).collect()
+    }
+
+    #[test]
+    fn a_rail_gets_as_much_of_a_request_as_it_has_of_the_speed() {
+        assert_eq!(parts(&[100_000, 100_000], 1 << 20), [512 << 10, 512 << 10]);
+        assert_eq!(parts(&[400_000, 200_000, 200_000], 1 << 20), [512 << 10, 256 << 10, 256 << 10]);
+        assert_eq!(parts(&[100_000, 0], 1 << 20), [512 << 10, 512 << 10], "one of unknown speed");
+    }
+
+    #[test]
+    fn parts_are_whole_units_that_make_the_request_and_none_is_too_short() {
+        for speeds in [vec![1; 4], vec![400_000, 100_000], vec![2_500, 800_000, 40_000], vec![7, 1, 1, 3]] {
+            let least = Shares::new(speeds.clone()).least as usize;
+            for bytes in [least, least + 1, 3 * least + 4095, 64 << 20] {
+                let parts = parts(&speeds, bytes);
+                assert_eq!(parts.iter().sum::<usize>(), bytes);
+                assert!(parts[..parts.len() - 1].iter().all(|part| part.is_multiple_of(SHARE_UNIT)));
+                // The last part pays for what the others are rounded up by.
+                assert!(
+                    parts.iter().all(|part| *part > SHARE_LEAST - SHARE_UNIT),
+                    "{speeds:?} {bytes}: {parts:?}"
+                );
+            }
+        }
+    }
 }

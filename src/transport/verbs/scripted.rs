@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::Ipv4Addr;
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
 
@@ -22,6 +23,8 @@ thread_local! {
         let mut context: Box<sys::ibv_context> = unsafe { Box::new(std::mem::zeroed()) };
         context.ops.poll_cq = Some(poll_cq);
         context.ops.post_send = Some(post_send);
+        context.ops.post_recv = Some(post_recv);
+        context.ops.req_notify_cq = Some(req_notify_cq);
         context
     };
     /// The queue pairs of this thread that live.
@@ -32,6 +35,16 @@ thread_local! {
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
     static OPEN_EVENTS: Cell<usize> = const { Cell::new(0) };
+    /// Calls of the library that this thread has made.
+    static CALLS: Cell<u64> = const { Cell::new(0) };
+    /// Requests that were noticed, by the queues that they complete in and the numbers of their pairs.
+    static NOTICED: RefCell<VecDeque<(*mut sys::ibv_cq, u32)>> = const { RefCell::new(VecDeque::new()) };
+    /// Queues that are to tell their channel of the next completion.
+    static ARMED: RefCell<Vec<*mut sys::ibv_cq>> = const { RefCell::new(Vec::new()) };
+    /// Queues that have told their channel of a completion.
+    static TOLD: RefCell<VecDeque<*mut sys::ibv_cq>> = const { RefCell::new(VecDeque::new()) };
+    /// Receives that were posted, by the number of the pair.
+    static POSTED: RefCell<Vec<(u32, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The device.
@@ -40,6 +53,10 @@ pub(super) fn device() -> Arc<Device> {
         close_device,
         alloc_pd,
         dealloc_pd,
+        create_comp_channel,
+        destroy_comp_channel,
+        get_cq_event,
+        ack_cq_events,
         create_cq,
         destroy_cq,
         create_qp,
@@ -138,6 +155,37 @@ pub(super) fn tell_of_port(event_type: sys::ibv_event_type) {
     EVENTS.with_borrow_mut(|events| events.push_back(event));
 }
 
+/// Has a request of the peer that this pair serves, by its serial, be noticed.
+pub(super) fn notice(of: usize) {
+    let find = |pairs: &Vec<*mut sys::ibv_qp>| pairs.iter().copied().find(|pair| serial(*pair) == of);
+    let pair = PAIRS.with_borrow(find).expect("a pair that lives");
+    // SAFETY: it lives, and its queue as long.
+    let (queue, number) = unsafe { ((*pair).recv_cq, (*pair).qp_num) };
+    NOTICED.with_borrow_mut(|noticed| noticed.push_back((queue, number)));
+    let armed = ARMED.with_borrow(|armed| armed.iter().position(|armed| *armed == queue));
+    if let Some(index) = armed {
+        ARMED.with_borrow_mut(|armed| armed.swap_remove(index));
+        TOLD.with_borrow_mut(|told| told.push_back(queue));
+        // SAFETY: a queue that was armed has a channel, and it lives.
+        let channel = unsafe { BorrowedFd::borrow_raw((*(*queue).channel).fd) };
+        rustix::io::write(channel, &1_u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// Calls of the library that this thread has made since this was asked last.
+pub(super) fn take_calls() -> u64 {
+    CALLS.take()
+}
+
+/// Receives that were posted since this was asked last, by the number of the pair, in order.
+pub(super) fn take_posted() -> Vec<(u32, usize)> {
+    POSTED.take()
+}
+
+fn count_call() {
+    CALLS.set(CALLS.get() + 1);
+}
+
 /// From now on, destroying a queue pair of this thread ends with this error number.
 pub(super) fn destroy_with(errno: c_int) {
     DESTROYING.set(errno);
@@ -149,14 +197,17 @@ pub(super) fn pending_events() -> (usize, usize) {
 }
 
 pub(super) unsafe extern "C" fn close_device(_: *mut sys::ibv_context) -> c_int {
+    count_call();
     0
 }
 
 unsafe extern "C" fn alloc_pd(_: *mut sys::ibv_context) -> *mut sys::ibv_pd {
+    count_call();
     NonNull::dangling().as_ptr()
 }
 
 unsafe extern "C" fn dealloc_pd(_: *mut sys::ibv_pd) -> c_int {
+    count_call();
     0
 }
 
@@ -164,15 +215,18 @@ unsafe extern "C" fn create_cq(
     _: *mut sys::ibv_context,
     _: c_int,
     cq_context: *mut c_void,
-    _: *mut sys::ibv_comp_channel,
+    channel: *mut sys::ibv_comp_channel,
     _: c_int,
 ) -> *mut sys::ibv_cq {
+    count_call();
     // SAFETY: null pointers, numbers, and a mutex that is never locked.
     let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
-    Box::into_raw(Box::new(sys::ibv_cq { context: context(), cq_context, ..cq }))
+    Box::into_raw(Box::new(sys::ibv_cq { context: context(), cq_context, channel, ..cq }))
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
+    count_call();
+    ARMED.with_borrow_mut(|armed| armed.retain(|armed| *armed != cq));
     // SAFETY: made by `create_cq`, and destroyed once.
     drop(unsafe { Box::from_raw(cq) });
     0
@@ -182,16 +236,21 @@ unsafe extern "C" fn create_qp(
     _: *mut sys::ibv_pd,
     attributes: *mut sys::ibv_qp_init_attr,
 ) -> *mut sys::ibv_qp {
+    count_call();
     // SAFETY: null pointers, numbers, and a mutex that is never locked.
     let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
     // SAFETY: the caller's structure.
     let sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. } = unsafe { *attributes };
-    let qp = Box::into_raw(Box::new(sys::ibv_qp { context: context(), qp_context, send_cq, recv_cq, ..qp }));
+    let context = context();
+    let number = PAIRS.with_borrow(|pairs| pairs.len() as u32) + 1;
+    let qp = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
+    let qp = Box::into_raw(Box::new(qp));
     PAIRS.with_borrow_mut(|pairs| pairs.push(qp));
     qp
 }
 
 unsafe extern "C" fn modify_qp(_: *mut sys::ibv_qp, attributes: *mut sys::ibv_qp_attr, mask: c_int) -> c_int {
+    count_call();
     // SAFETY: the caller's structure.
     MODIFIED.with_borrow_mut(|modified| modified.push((mask as u32, unsafe { *attributes })));
     0
@@ -204,10 +263,78 @@ unsafe extern "C" fn query_qp(
     _: c_int,
     _: *mut sys::ibv_qp_init_attr,
 ) -> c_int {
+    count_call();
     0
 }
 
-unsafe extern "C" fn poll_cq(_: *mut sys::ibv_cq, _: c_int, _: *mut sys::ibv_wc) -> c_int {
+/// What was noticed, one at a time.
+unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, _: c_int, into: *mut sys::ibv_wc) -> c_int {
+    count_call();
+    let find = |noticed: &VecDeque<(*mut sys::ibv_cq, u32)>| noticed.iter().position(|(of, _)| *of == cq);
+    let Some(index) = NOTICED.with_borrow(find) else { return 0 };
+    let (_, number) = NOTICED.with_borrow_mut(|noticed| noticed.remove(index)).expect("found just now");
+    // SAFETY: the caller has room for one.
+    unsafe { *into = sys::ibv_wc { status: sys::IBV_WC_SUCCESS, qp_num: number, ..Default::default() } };
+    1
+}
+
+unsafe extern "C" fn req_notify_cq(cq: *mut sys::ibv_cq, _: c_int) -> c_int {
+    count_call();
+    ARMED.with_borrow_mut(|armed| armed.push(cq));
+    0
+}
+
+unsafe extern "C" fn create_comp_channel(_: *mut sys::ibv_context) -> *mut sys::ibv_comp_channel {
+    count_call();
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    // SAFETY: null pointers and numbers.
+    let channel: sys::ibv_comp_channel = unsafe { std::mem::zeroed() };
+    Box::into_raw(Box::new(sys::ibv_comp_channel { fd: event.into_raw_fd(), ..channel }))
+}
+
+unsafe extern "C" fn destroy_comp_channel(channel: *mut sys::ibv_comp_channel) -> c_int {
+    count_call();
+    // SAFETY: made by `create_comp_channel`, and destroyed once.
+    let channel = unsafe { Box::from_raw(channel) };
+    // SAFETY: its own descriptor.
+    drop(unsafe { OwnedFd::from_raw_fd(channel.fd) });
+    0
+}
+
+unsafe extern "C" fn get_cq_event(
+    channel: *mut sys::ibv_comp_channel,
+    cq: *mut *mut sys::ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    count_call();
+    let Some(told) = TOLD.with_borrow_mut(VecDeque::pop_front) else {
+        // SAFETY: the channel lives, and its descriptor with it.
+        let event = unsafe { BorrowedFd::borrow_raw((*channel).fd) };
+        let _nothing = rustix::io::read(event, &mut [0; 8]);
+        return -1;
+    };
+    // SAFETY: the caller's pointers; the queue lives.
+    unsafe { (*cq, *cq_context) = (told, (*told).cq_context) };
+    0
+}
+
+unsafe extern "C" fn ack_cq_events(_: *mut sys::ibv_cq, _: c_uint) {
+    count_call();
+}
+
+unsafe extern "C" fn post_recv(
+    qp: *mut sys::ibv_qp,
+    first: *mut sys::ibv_recv_wr,
+    _: *mut *mut sys::ibv_recv_wr,
+) -> c_int {
+    count_call();
+    let (mut next, mut count) = (first, 0);
+    while !next.is_null() {
+        // SAFETY: the caller's chain.
+        (next, count) = (unsafe { (*next).next }, count + 1);
+    }
+    // SAFETY: it lives.
+    POSTED.with_borrow_mut(|posted| posted.push((unsafe { (*qp).qp_num }, count)));
     0
 }
 
@@ -218,17 +345,20 @@ unsafe extern "C" fn reg_mr_iova2(
     _: u64,
     _: c_uint,
 ) -> *mut sys::ibv_mr {
+    count_call();
     // SAFETY: null pointers and numbers.
     Box::into_raw(unsafe { Box::new(std::mem::zeroed()) })
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
+    count_call();
     // SAFETY: made by `reg_mr_iova2`, and undone once.
     drop(unsafe { Box::from_raw(mr) });
     0
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
+    count_call();
     PAIRS.with_borrow_mut(|pairs| pairs.retain(|pair| *pair != qp));
     // SAFETY: made by `create_qp`, and destroyed once, whether it is said to have failed or not.
     drop(unsafe { Box::from_raw(qp) });
@@ -241,10 +371,12 @@ unsafe extern "C" fn post_send(
     _: *mut sys::ibv_send_wr,
     _: *mut *mut sys::ibv_send_wr,
 ) -> c_int {
+    count_call();
     0
 }
 
 unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, event: *mut sys::ibv_async_event) -> c_int {
+    count_call();
     let Some(next) = EVENTS.with_borrow_mut(VecDeque::pop_front) else { return -1 };
     OPEN_EVENTS.set(OPEN_EVENTS.get() + 1);
     // SAFETY: it points to an event of the caller's.
@@ -253,9 +385,11 @@ unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, event: *mut sys::
 }
 
 unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {
+    count_call();
     OPEN_EVENTS.set(OPEN_EVENTS.get() - 1);
 }
 
 unsafe extern "C" fn event_type_str(_: sys::ibv_event_type) -> *const c_char {
+    count_call();
     c"an event".as_ptr()
 }

@@ -158,6 +158,7 @@ impl Unordered {
                 atomics_fault: None,
                 secret: None,
                 access_violations: AtomicU64::new(0),
+                hearing: super::Hearing::new().unwrap(),
             }),
         }
     }

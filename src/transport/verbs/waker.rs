@@ -1,9 +1,14 @@
 //! The waker of a listener, which wakes its sleeping owner: peers' requests that are to be noticed ring it.
 //!
-//! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completion
-//! queues of all such pairs share one channel, whose descriptor a thread can wait for. A peer spends no more receives
-//! than it was told of: one that arrives where none is posted would hold up its connection, and in the end break it.
+//! A WRITE with immediate data uses up a receive of the queue pair that serves it, and completes there. The completions
+//! of many pairs go to one queue, and all queues share one channel, whose descriptor a thread can wait for: to wake up
+//! costs calls for the queues that have something to say, however many peers are silent.
+//!
+//! Each pair has receives of its own, and a peer spends no more than it was told of: one that arrives where none is
+//! posted would hold up its connection, and in the end break it. Were the receives shared, a peer that spends too many
+//! would break the connections of the others.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -14,51 +19,160 @@ use rustix::event::{PollFd, PollFlags};
 use smallvec::SmallVec;
 
 use super::device::{Device, lock};
-use super::queue_pair::QueuePair;
+use super::queue_pair::{CompletionQueue, POLLED_AT_ONCE, QueuePair};
 use super::sys;
 
 /// Instead of a sleep that the device ends at once.
 const NAP: Duration = Duration::from_millis(1);
 
-/// A completion channel, and the queue pairs whose completions it tells of.
-pub(super) struct Waker {
+/// Completions for which a queue has room, if the device has so many: the receives of 64 pairs.
+const QUEUE_ENTRIES: u32 = 64 * super::queue_pair::RECEIVES as u32;
+
+/// A completion channel.
+pub(super) struct CompletionChannel {
     device: Arc<Device>,
-    channel: NonNull<sys::ibv_comp_channel>,
-    pairs: Mutex<Vec<Arc<QueuePair>>>,
+    raw: NonNull<sys::ibv_comp_channel>,
 }
 
 // SAFETY: the library's calls on a channel may come from any thread, and it is destroyed once.
-unsafe impl Send for Waker {}
+unsafe impl Send for CompletionChannel {}
 // SAFETY: as above.
-unsafe impl Sync for Waker {}
+unsafe impl Sync for CompletionChannel {}
 
-impl Waker {
-    pub(super) fn new(device: &Arc<Device>) -> io::Result<Arc<Waker>> {
+impl CompletionChannel {
+    fn new(device: &Arc<Device>) -> io::Result<Arc<CompletionChannel>> {
         // SAFETY: the device is open.
-        let channel = unsafe { (device.library.create_comp_channel)(device.context()) };
-        let channel = NonNull::new(channel).ok_or_else(io::Error::last_os_error)?;
-        let waker = Waker { device: Arc::clone(device), channel, pairs: Mutex::default() };
-        rustix::io::ioctl_fionbio(waker.events(), true)?;
-        Ok(Arc::new(waker))
+        let raw = unsafe { (device.library.create_comp_channel)(device.context()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        let channel = CompletionChannel { device: Arc::clone(device), raw };
+        rustix::io::ioctl_fionbio(channel.events(), true)?;
+        Ok(Arc::new(channel))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_comp_channel {
-        self.channel.as_ptr()
+        self.raw.as_ptr()
     }
 
     fn events(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as `self`, and with it this descriptor.
-        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 
-    /// Waits for this pair, too. It was made with this waker.
+    /// The serial of the next queue that has something to say, if there is one. It says so once, until it is armed.
+    fn next(&self) -> Option<usize> {
+        let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let get = self.device.library.get_cq_event;
+        // SAFETY: the channel lives, and both pointers are valid.
+        if unsafe { get(self.raw(), &raw mut queue, &raw mut context) } != 0 {
+            return None;
+        }
+        // SAFETY: the queue of an event that was not acknowledged yet lives: destroying it waits for that.
+        unsafe { (self.device.library.ack_cq_events)(queue, 1) };
+        Some(context.addr())
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        if !self.device.is_inherited() {
+            // SAFETY: its completion queues hold it, so it is destroyed last, and once.
+            let errno = unsafe { (self.device.library.destroy_comp_channel)(self.raw()) };
+            if errno != 0 {
+                tracing::warn!(
+                    device = self.device.name,
+                    errno,
+                    "a completion channel could not be destroyed"
+                );
+            }
+        }
+    }
+}
+
+/// The waker of one listener.
+pub(super) struct Waker {
+    channel: Arc<CompletionChannel>,
+    /// Completions for which each queue has room.
+    entries: u32,
+    queues: Mutex<Vec<WakerQueue>>,
+}
+
+/// A completion queue, and the pairs whose completions go there, by their numbers.
+struct WakerQueue {
+    completions: Arc<CompletionQueue>,
+    pairs: HashMap<u32, Arc<QueuePair>>,
+}
+
+impl WakerQueue {
+    /// Takes what has completed, and posts used receives again. True if there were any.
+    fn renew(&self) -> bool {
+        // The number of a pair, its receives that were used, and whether it is over.
+        let mut used: SmallVec<[(u32, u16, bool); POLLED_AT_ONCE]> = SmallVec::new();
+        let mut completions = [sys::ibv_wc::default(); POLLED_AT_ONCE];
+        while let Ok(taken) = self.completions.poll(&mut completions)
+            && !taken.is_empty()
+        {
+            for completion in taken {
+                let is_over = completion.status != sys::IBV_WC_SUCCESS;
+                match used.iter_mut().find(|(number, ..)| *number == completion.qp_num) {
+                    Some((_, count, was_over)) => (*count, *was_over) = (*count + 1, *was_over | is_over),
+                    None => used.push((completion.qp_num, 1, is_over)),
+                }
+            }
+        }
+        for (number, count, is_over) in &used {
+            // A pair that is over gives all back, and needs none; its owner finds that out.
+            if let (Some(pair), false) = (self.pairs.get(number), is_over) {
+                pair.renew_receives(*count);
+            }
+        }
+        !used.is_empty()
+    }
+}
+
+impl Waker {
+    /// `most` is the number of completions for which a queue of the device has room.
+    pub(super) fn new(device: &Arc<Device>, most: u32) -> io::Result<Arc<Waker>> {
+        let (channel, entries) = (CompletionChannel::new(device)?, QUEUE_ENTRIES.min(most));
+        Ok(Arc::new(Waker { channel, entries, queues: Mutex::default() }))
+    }
+
+    /// A queue with room for the completions of one more pair, which has so many receives.
+    pub(super) fn queue(&self, receives: u16) -> io::Result<Arc<CompletionQueue>> {
+        let pairs = (self.entries / u32::from(receives.max(1))).max(1) as usize;
+        let mut queues = lock(&self.queues);
+        let device = &self.channel.device;
+        // Each of its pairs holds it, until it is destroyed.
+        let has_room = |queue: &&WakerQueue| {
+            let is_over = device.broken_queue(queue.completions.serial).is_some();
+            Arc::strong_count(&queue.completions) <= pairs && !is_over
+        };
+        if let Some(queue) = queues.iter().find(has_room) {
+            return Ok(Arc::clone(&queue.completions));
+        }
+        let entries = self.entries.max(receives.into());
+        let completions = Arc::new(CompletionQueue::new(device, entries, Some(Arc::clone(&self.channel)))?);
+        completions.arm();
+        queues.push(WakerQueue { completions: Arc::clone(&completions), pairs: HashMap::new() });
+        Ok(completions)
+    }
+
+    /// Waits for this pair, too, which serves no peer yet. It was made with a queue of this waker.
     pub(super) fn add(&self, pair: &Arc<QueuePair>) {
-        lock(&self.pairs).push(Arc::clone(pair));
+        let mut queues = lock(&self.queues);
+        if let Some(queue) =
+            queues.iter_mut().find(|queue| queue.completions.serial == pair.completions.serial)
+        {
+            // What is left there of a pair that had the same number is not this one's.
+            queue.renew();
+            queue.pairs.insert(pair.number(), Arc::clone(pair));
+        }
     }
 
     /// Waits for it no longer: when this returns, the waker does not hold the pair any more.
     pub(super) fn remove(&self, pair: &Arc<QueuePair>) {
-        lock(&self.pairs).retain(|known| !Arc::ptr_eq(known, pair));
+        for queue in lock(&self.queues).iter_mut() {
+            queue.pairs.retain(|_, known| !Arc::ptr_eq(known, pair));
+        }
     }
 
     /// Sleeps until a request that is to be noticed is done, or one of `others` can be read, but no longer than
@@ -67,7 +181,7 @@ impl Waker {
         if self.answer() {
             return;
         }
-        let events = self.events();
+        let events = self.channel.events();
         let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
         sources.push(PollFd::new(&events, PollFlags::IN));
         sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
@@ -82,43 +196,17 @@ impl Waker {
         self.answer();
     }
 
-    /// Asks to be told of the next request of each peer; whether there were some since the last time.
+    /// Asks to be told of the next request again where one was told of; whether there were some since the last time.
     fn answer(&self) -> bool {
-        let pairs = lock(&self.pairs);
-        self.take_events(&pairs);
-        // Each is to be asked, whatever the others say.
-        pairs.iter().fold(false, |any, pair| any | pair.renew_receives())
-    }
-
-    fn take_events(&self, pairs: &[Arc<QueuePair>]) {
-        loop {
-            let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-            let get = self.device.library.get_cq_event;
-            // SAFETY: the channel lives, and both pointers are valid.
-            if unsafe { get(self.raw(), &raw mut queue, &raw mut context) } != 0 {
-                return;
-            }
-            // SAFETY: the queue of an event that was not acknowledged yet lives: destroying it waits for that.
-            unsafe { (self.device.library.ack_cq_events)(queue, 1) };
-            if let Some(pair) = pairs.iter().find(|pair| pair.serial() == context.addr()) {
-                pair.was_told_of_receives();
+        let mut has_some = false;
+        while let Some(serial) = self.channel.next() {
+            let queues = lock(&self.queues);
+            if let Some(queue) = queues.iter().find(|queue| queue.completions.serial == serial) {
+                // First: what comes after the look is told of.
+                queue.completions.arm();
+                has_some |= queue.renew();
             }
         }
-    }
-}
-
-impl Drop for Waker {
-    fn drop(&mut self) {
-        if !self.device.is_inherited() {
-            // SAFETY: its completion queues hold it, so it is destroyed last, and once.
-            let errno = unsafe { (self.device.library.destroy_comp_channel)(self.raw()) };
-            if errno != 0 {
-                tracing::warn!(
-                    device = self.device.name,
-                    errno,
-                    "a completion channel could not be destroyed"
-                );
-            }
-        }
+        has_some
     }
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use slackline::internals::transport::verbs::{ForkSafety, fork_safety};
 
+use super::pci::redirects;
 use crate::commands::bench::size;
 
 /// A process with less may run out of descriptors in a job of many.
@@ -27,7 +28,12 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    fn new(limit: &'static str, values: Value, text: impl Into<String>, help: Option<String>) -> Limit {
+    pub(super) fn new(
+        limit: &'static str,
+        values: Value,
+        text: impl Into<String>,
+        help: Option<String>,
+    ) -> Limit {
         let values = if let Value::Object(values) = values { values } else { Map::new() };
         Limit { limit, values, text: text.into(), help }
     }
@@ -150,34 +156,6 @@ fn acs() -> Limit {
     Limit::new("acs", values, text, help)
 }
 
-/// Whether a bridge with this configuration space redirects requests or completions between peers; `None` if what is
-/// there of the space does not tell.
-fn redirects(config: &[u8]) -> Option<bool> {
-    /// Bytes of the configuration space that users other than root can read.
-    const HEADER: usize = 64;
-    /// Offset of the first extended capability; conventional PCI has none.
-    const EXTENDED: usize = 0x100;
-    const ACS: u16 = 0x0D;
-    const REDIRECT: u16 = 0b1100;
-    if config.len() <= HEADER {
-        return None;
-    }
-    let half = |at: usize| Some(u16::from_le_bytes([*config.get(at)?, *config.get(at + 1)?]));
-    let mut at = EXTENDED;
-    // A list that runs in a circle is no list.
-    for _ in 0..64 {
-        let (Some(id), Some(next)) = (half(at), half(at + 2)) else { break };
-        if id == ACS {
-            return Some(half(at + 6).is_some_and(|control| control & REDIRECT != 0));
-        }
-        at = usize::from(next >> 4);
-        if at < EXTENDED {
-            break;
-        }
-    }
-    Some(false)
-}
-
 fn forks(safety: ForkSafety) -> Limit {
     let (by, text, help) = match safety {
         ForkSafety::Kernel => ("kernel", "safe: the kernel copies registered pages for a child", None),
@@ -190,7 +168,8 @@ fn forks(safety: ForkSafety) -> Limit {
     Limit::new("forks", json!({ "safe_by": by }), text, help)
 }
 
-fn read(file: &Path) -> Option<String> {
+/// Returns the text of a file of the kernel's, without the end of its line.
+pub(super) fn read(file: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
@@ -200,26 +179,4 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bridge_redirects_if_its_acs_capability_says_so() {
-        assert_eq!(redirects(&[0; 64]), None, "not root");
-        assert_eq!(redirects(&[0; 256]), Some(false), "conventional PCI");
-        let mut config = vec![0; 4096];
-        assert_eq!(redirects(&config), Some(false));
-        // Advanced error reporting (1), then at 0x140 access control.
-        config[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
-        config[0x140..0x144].copy_from_slice(&[0x0D, 0x00, 0x01, 0x00]);
-        for (control, expected) in [(0b0001, false), (0b0100, true), (0b1000, true), (0b1_0001, false)] {
-            config[0x146] = control;
-            assert_eq!(redirects(&config), Some(expected), "{control:b}");
-        }
-        config[0x102..0x104].copy_from_slice(&[0x02, 0x10]);
-        assert_eq!(redirects(&config), Some(false), "a list in a circle ends");
-    }
 }

@@ -1,9 +1,11 @@
 //! `slackline doctor`: finds out what works here by doing it, and suggests a remedy for what does not work.
 
+mod adapter;
 mod check;
 mod gpu;
 mod limits;
 mod loopback;
+mod pci;
 mod rdma;
 mod report;
 mod show;

@@ -12,6 +12,7 @@ use slackline::internals::transport::RegisterError;
 use slackline::internals::transport::verbs::{DeviceInfo, devices};
 use slackline::{Address, OpenError, Transport, Verbs, VerbsOptions};
 
+use super::adapter;
 use super::check::{Check, CheckProgress, Figure, Problem};
 use super::loopback::try_all;
 use super::report::{Chosen, PathReport, Rdma, RdmaReport};
@@ -71,10 +72,13 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &CheckPr
             let in_order = verbs.is_in_order().ok();
             let (depth, atomics) = (capabilities.queue_depth, capabilities.atomics);
             let chosen = Chosen::new(verbs.port(), gid, depth, atomics, in_order);
-            (PathReport::tried(NAME, device, checks), Some(chosen))
+            (PathReport::tried(NAME, device, checks), Some((chosen, verbs.port().number)))
         }
     };
-    report.rdma = Some(RdmaReport::new(info, driver(&info.name), chosen));
+    let (chosen, number) = chosen.unzip();
+    let port = info.ports.iter().find(|port| number.is_none_or(|number| port.number == number));
+    let adapter = port.map_or_else(Vec::new, |port| adapter::look(info, port, Path::new("/")));
+    report.rdma = Some(RdmaReport::new(info, driver(&info.name), chosen, adapter));
     report
 }
 

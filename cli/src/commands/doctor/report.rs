@@ -79,6 +79,8 @@ pub(super) struct RdmaReport {
     pub(super) device_limits: DeviceLimits,
     /// The settings that are used; none if the device could not be opened.
     pub(super) chosen: Option<Chosen>,
+    /// The state of the adapter behind the port, and whether a job fits.
+    pub(super) adapter: Vec<Limit>,
     pub(super) ports: Vec<PortReport>,
 }
 
@@ -152,7 +154,12 @@ impl GidReport {
 }
 
 impl RdmaReport {
-    pub(super) fn new(info: &DeviceInfo, driver: Option<String>, chosen: Option<Chosen>) -> RdmaReport {
+    pub(super) fn new(
+        info: &DeviceInfo,
+        driver: Option<String>,
+        chosen: Option<Chosen>,
+        adapter: Vec<Limit>,
+    ) -> RdmaReport {
         let limits = &info.limits;
         RdmaReport {
             driver,
@@ -170,6 +177,7 @@ impl RdmaReport {
                 atomics: domain(limits.atomics),
             },
             chosen,
+            adapter,
             ports: info.ports.iter().map(port).collect(),
         }
     }

@@ -84,6 +84,12 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
             },
         );
     }
+    for limit in &rdma.adapter {
+        row(limit.limit, limit.text.clone());
+        if let Some(help) = &limit.help {
+            row("", format!("help: {help}"));
+        }
+    }
     for port in &rdma.ports {
         row(
             &format!("port {}", port.number),

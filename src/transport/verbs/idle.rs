@@ -1,0 +1,135 @@
+//! The cost of peers that do nothing, in calls of the library and of the system.
+
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::hello::{PortAddress, Ports, Terms};
+use super::pairs::Responder;
+use super::waker::Waker;
+use super::{Access, VerbsEndpoint, VerbsShared, scripted, tests};
+use crate::channel::{Channel, ChannelTerms, Purpose};
+use crate::transport::{Endpoint, Transport};
+
+/// A peer that was let in over the scripted device, and the socket of its conversation.
+fn peer(
+    shared: &Arc<VerbsShared>,
+    waker: &Arc<Waker>,
+    page: crate::mem::LocalSlice,
+    link: OwnedFd,
+) -> VerbsEndpoint {
+    let link = Channel::silent(TcpStream::from(link), &ChannelTerms::new(Purpose::Verbs));
+    let responder = Responder::new(shared, 1, vec![page], Some(waker)).unwrap();
+    let address = PortAddress {
+        is_infiniband: false,
+        lid: 0,
+        gid: [0; 16],
+        is_routed: true,
+        needs_global_route: false,
+        mtu: 1024,
+        reads_served: 1,
+        reads_posted: 1,
+    };
+    let ports =
+        Ports { address, requester: None, responder: None, further: Vec::new(), receives: 0, sentinel: None };
+    let theirs = Terms { grants: Vec::new(), blob: ports };
+    VerbsEndpoint::new(Arc::clone(shared), link, None, responder, theirs, true)
+}
+
+/// An end of a conversation that does not block.
+fn silent(end: &UnixStream) -> OwnedFd {
+    end.set_nonblocking(true).unwrap();
+    end.try_clone().unwrap().into()
+}
+
+#[test]
+fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
+    const PEERS: usize = 10_000;
+    /// An owner looks at its peers every 20 ms.
+    const LOOKS: usize = 50;
+    let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let all = rustix::process::Rlimit { current: files.maximum, ..files };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, all).unwrap();
+    let verbs = tests::verbs_of_an_adapter();
+    let (shared, device) = (&verbs.shared, &verbs.shared.first().device);
+    let waker = Waker::new(device, u32::MAX).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    // Each conversation has a descriptor of its own, and a hundred of them one peer, which lives.
+    let ends: Vec<_> = (0..100).map(|_| UnixStream::pair().unwrap()).collect();
+    let links = (0..PEERS).map(|index| silent(&ends[index % ends.len()].0));
+    let mut peers: Vec<_> = links.map(|link| peer(shared, &waker, page.whole(), link)).collect();
+    assert!(peers.iter_mut().all(|peer| peer.check().is_ok()), "they are let in");
+
+    let calls = || scripted::take_calls() + shared.hearing.asked.swap(0, Ordering::Relaxed);
+    calls();
+    let begun = Instant::now();
+    for _ in 0..LOOKS {
+        waker.wait(&[], Duration::ZERO);
+        assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
+    }
+    let seconds = begun.elapsed().as_secs_f64().max(LOOKS as f64 * 0.02);
+    let each = calls() as f64 / PEERS as f64 / seconds;
+    assert!(each <= 0.2, "{each}");
+
+    // One that has something to say costs calls of its own, and none for the others.
+    let ringing = scripted::pairs();
+    scripted::take_posted();
+    scripted::notice(ringing[2 * 7]);
+    waker.wait(&[], Duration::from_secs(60));
+    assert!(calls() < 20);
+    let posted = scripted::take_posted();
+    assert_eq!(posted.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1], "its receive, posted again");
+}
+
+#[test]
+fn the_end_of_one_of_many_peers_is_noticed_at_the_next_look() {
+    let verbs = tests::verbs_of_an_adapter();
+    let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let (mut ends, mut peers): (Vec<_>, Vec<_>) = (0..100)
+        .map(|_| {
+            let (own, end) = UnixStream::pair().unwrap();
+            (end, peer(&verbs.shared, &waker, page.whole(), silent(&own)))
+        })
+        .unzip();
+    assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
+    drop(ends.remove(42));
+    verbs.shared.hearing.hurry();
+    let gone: Vec<usize> = (0..100).filter(|index| peers[*index].check().is_err()).collect();
+    assert_eq!(gone, [42]);
+}
+
+#[test]
+fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
+    let verbs = tests::verbs_of_an_adapter();
+    let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
+    let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
+    let responder = || Responder::new(&verbs.shared, 1, vec![page.whole()], Some(&waker)).unwrap().unwrap();
+    let first = scripted::pairs().len();
+    let all: Vec<_> = (0..100).map(|_| responder()).collect();
+    let data = |index: usize| scripted::pairs()[first + 2 * index];
+    scripted::take_posted();
+    for (index, times) in [(3, 2), (70, 1), (99, 3)] {
+        (0..times).for_each(|_| scripted::notice(data(index)));
+    }
+    waker.wait(&[], Duration::ZERO);
+    let mut posted = scripted::take_posted();
+    posted.sort_unstable();
+    let number = |index: usize| all[index].pairs().data.number;
+    assert_eq!(posted, [(number(3), 2), (number(70), 1), (number(99), 3)]);
+
+    // What is left of a pair that is gone is not taken for that of the next one with its number.
+    let mut all = all;
+    let last = all.pop().unwrap();
+    let number = last.pairs().data.number;
+    scripted::notice(scripted::pairs()[first + 2 * 99]);
+    drop(last);
+    let next = responder();
+    assert_eq!(next.pairs().data.number, number);
+    scripted::take_posted();
+    waker.wait(&[], Duration::ZERO);
+    assert!(scripted::take_posted().is_empty());
+}
