@@ -49,7 +49,7 @@ const MODULES: &[Row] = &[
     row("kernel", &["mem", "table"], false),
     row("cuda", &["mem"], false),
     row("channel", &["time"], false),
-    row("transport", &["channel", "mem", "kernel", "time"], false),
+    row("transport", &["channel", "cuda", "mem", "kernel", "time"], false),
     row("scheme", &["clock", "time"], true),
     row("trace", &["clock"], true),
     row("param", &["transport", "scheme", "mem", "kernel", "table", "clock", "time"], true),

@@ -2,6 +2,7 @@
 //! scripted driver of the tests.
 
 use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::sys::{Attribute, Code, PointerAttribute};
 
@@ -20,7 +21,7 @@ pub(crate) struct EventHandle(pub(crate) usize);
 /// An address in the memory of a device, or of host memory that devices reach.
 pub(crate) type DevicePointer = u64;
 
-/// Memory that was allocated by [`Driver::allocate`].
+/// Memory that was allocated by [`Driver::allocate`], or mapped by [`Driver::import`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) pointer: DevicePointer,
@@ -71,6 +72,18 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Memory of a device, which other processes can be given.
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code>;
+
+    /// A descriptor by which another process of this host maps memory of [`allocate`](Self::allocate).
+    fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code>;
+
+    /// Maps memory that another process has exported, all of its `bytes`, for a device of this process.
+    fn import(
+        &self,
+        device: i32,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Allocation, Code>;
 
     /// Gives it back.
     ///
@@ -141,6 +154,29 @@ pub(crate) trait Driver: Send + Sync {
         &self,
         to: DevicePointer,
         from: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Copies from one range of device memory to another, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// Both ranges stay as they are until the copy is done, and nothing else reads or writes `to` meanwhile.
+    unsafe fn copy_within(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Makes a range of device memory zero, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// The range stays as it is until that is done, and nothing else reads or writes it meanwhile.
+    unsafe fn fill_with_zeros(
+        &self,
+        to: DevicePointer,
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<(), Code>;

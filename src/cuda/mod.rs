@@ -32,7 +32,7 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copy::Tickets;
+pub(crate) use copy::{GpuCopy, Tickets};
 pub use error::GpuError;
 pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};

@@ -11,6 +11,7 @@ mod work;
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
@@ -18,7 +19,7 @@ use std::thread::{JoinHandle, ThreadId};
 use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
 use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
-use work::{ScriptedMemory, StreamWork};
+use work::{GRANULARITY, ScriptedMemory, StreamWork};
 
 /// The primary context of the one device, and another context.
 pub(crate) const PRIMARY: Context = Context(0x1000);
@@ -51,6 +52,8 @@ struct ScriptedState {
     /// Lengths of host memory that is registered, by its first address.
     registered: HashMap<usize, usize>,
     device: ScriptedMemory,
+    /// Copies between host memory and the device that were begun.
+    host_copies: usize,
     random: u64,
 }
 
@@ -79,6 +82,7 @@ impl Scripted {
                 records: 0,
                 registered: HashMap::new(),
                 device: ScriptedMemory::new(),
+                host_copies: 0,
                 random: 0x9e37_79b9_7f4a_7c15,
             }),
         }
@@ -172,6 +176,11 @@ impl Scripted {
     pub(crate) fn is_copying(&self) -> bool {
         let is_copy = |work: &StreamWork| matches!(work, StreamWork::ToHost { .. });
         self.state().streams.values().any(|stream| stream.work.iter().any(is_copy))
+    }
+
+    /// Copies between host memory and the device that were begun.
+    pub(crate) fn host_copies(&self) -> usize {
+        self.state().host_copies
     }
 
     /// What is in memory of the device.
@@ -371,7 +380,20 @@ impl Driver for Scripted {
 
     fn allocate(&self, _: i32, bytes: usize) -> Result<Allocation, Code> {
         self.within(|state| {
+            let bytes = bytes.next_multiple_of(GRANULARITY);
             let pointer = state.device.reserve(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+            state.device.own += 1;
+            Ok(Allocation { pointer, bytes, handle: 1 })
+        })
+    }
+
+    fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
+        self.within(|state| state.device.export(allocation.pointer).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn import(&self, _: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {
+        self.within(|state| {
+            let pointer = state.device.import(file, bytes).ok_or(Code::INVALID_VALUE)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
@@ -468,7 +490,10 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         let host = to.expose_provenance();
-        self.within(|state| state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 }))
+        self.within(|state| {
+            state.host_copies += 1;
+            state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 })
+        })
     }
 
     unsafe fn copy_from_host(
@@ -479,7 +504,29 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         let host = from.expose_provenance();
-        self.within(|state| state.put(stream, StreamWork::FromHost { host, device: to, bytes, done: 0 }))
+        self.within(|state| {
+            state.host_copies += 1;
+            state.put(stream, StreamWork::FromHost { host, device: to, bytes, done: 0 })
+        })
+    }
+
+    unsafe fn copy_within(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| state.put(stream, StreamWork::Within { to, from, bytes, done: 0 }))
+    }
+
+    unsafe fn fill_with_zeros(
+        &self,
+        to: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| state.put(stream, StreamWork::Fill { pointer: to, bytes, value: 0 }))
     }
 
     unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {

@@ -17,18 +17,19 @@ use smallvec::SmallVec;
 
 use super::{Backoff, Error};
 use crate::clock::Clock;
-use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
-use crate::mem::{LocalSlice, OutOfBounds};
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Operand, Optimizer, Pass, largest_magnitude};
+use crate::mem::{OutOfBounds, VolatileSlice};
 use crate::param::{PeerInbox, Progress};
 use crate::scheme::GradientId;
 use crate::table::Encoding;
+use crate::transport::Payload;
 
 /// One gradient of a job.
 pub(super) struct Input {
     pub(super) gradient: GradientId,
     pub(super) inbox: PeerInbox,
     pub(super) clock: Clock,
-    pub(super) payload: LocalSlice,
+    pub(super) payload: Payload,
     pub(super) weight: f32,
 }
 
@@ -40,19 +41,29 @@ impl Input {
 
 /// An array to read and one to write.
 pub(super) struct FoldArray {
-    pub(super) from: LocalSlice,
-    pub(super) to: LocalSlice,
+    pub(super) from: Payload,
+    pub(super) to: Payload,
 }
 
 impl FoldArray {
-    fn chunk(&self, offset: usize, len: usize) -> Pass<'_> {
-        let cut = |slice: &LocalSlice| (slice.len(), offset, len);
-        debug_assert!(cut(&self.from) == cut(&self.to));
-        Pass {
-            from: self.from.as_volatile().subslice(offset, len),
-            to: self.to.as_volatile().subslice(offset, len),
-        }
+    /// The chunk, of an array that stands in an error as `from` and `to`.
+    fn chunk(
+        &self,
+        offset: usize,
+        len: usize,
+        (from, to): (Operand, Operand),
+    ) -> Result<Pass<'_>, FoldError> {
+        debug_assert!(self.from.len() == self.to.len());
+        Ok(Pass {
+            from: bytes(&self.from, from)?.subslice(offset, len),
+            to: bytes(&self.to, to)?.subslice(offset, len),
+        })
     }
+}
+
+/// The bytes of an operand, which must be in host memory.
+fn bytes(payload: &Payload, operand: Operand) -> Result<VolatileSlice<'_>, FoldError> {
+    Ok(payload.host().ok_or(FoldError::OnGpu { operand })?.as_volatile())
 }
 
 /// Measurements of each chunk of a job. The thread that folds a chunk stores them before it counts the chunk as
@@ -116,23 +127,27 @@ impl FoldJob {
         let offset = chunk * self.chunk_bytes;
         let len = self.chunk_bytes.min(self.parameters.from.len() - offset);
         let width = self.encoding.bytes();
-        let gradients: SmallVec<[Gradient<'_>; 32]> = self
-            .inputs
-            .iter()
-            .map(|input| Gradient {
-                elements: input.payload.as_volatile().subslice(offset / 4 * width, len / 4 * width),
-                weight: input.weight,
-            })
-            .collect();
-        let states: SmallVec<[Pass<'_>; 2]> =
-            self.states.iter().map(|state| state.chunk(offset, len)).collect();
+        let mut gradients = SmallVec::<[Gradient<'_>; 32]>::new();
+        for (index, input) in self.inputs.iter().enumerate() {
+            let elements = bytes(&input.payload, Operand::Gradient(index))?;
+            let elements = elements.subslice(offset / 4 * width, len / 4 * width);
+            gradients.push(Gradient { elements, weight: input.weight });
+        }
+        let mut states = SmallVec::<[Pass<'_>; 2]>::new();
+        for (index, state) in self.states.iter().enumerate() {
+            states.push(state.chunk(offset, len, (Operand::StateFrom(index), Operand::StateTo(index)))?);
+        }
         let fold = Fold {
             gradients: &gradients,
             encoding: self.encoding,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
             step: self.step,
-            parameters: self.parameters.chunk(offset, len),
+            parameters: self.parameters.chunk(
+                offset,
+                len,
+                (Operand::ParametersFrom, Operand::ParametersTo),
+            )?,
             states: &states,
             streaming: self.streaming,
         };
@@ -362,7 +377,8 @@ impl Aggregator {
         let job = self.shared.read();
         let Some(job) = job.as_ref() else { return SmallVec::new() };
         let is_bad = |input: &&Input| {
-            let payload = input.payload.as_volatile();
+            let Some(payload) = input.payload.host() else { return false };
+            let payload = payload.as_volatile();
             let bytes = job.parameters.from.len() / 4 * job.encoding.bytes();
             !largest_magnitude(payload.subslice(0, bytes), job.encoding).is_finite()
         };

@@ -19,6 +19,7 @@ mod error;
 mod group;
 mod heartbeat;
 mod link;
+mod payloads;
 mod publisher;
 mod reader;
 mod record;

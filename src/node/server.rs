@@ -18,17 +18,17 @@ use super::aggregate::{Aggregator, FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
-use super::{Error, PeerStatus};
+use super::{Error, PeerStatus, payloads};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::{Optimizer, Schedule};
 #[cfg(feature = "sim")]
 use crate::mem::LocalSlice;
-use crate::mem::{Access, MemoryRegion, streaming_threshold};
+use crate::mem::{Access, VolatileSlice, streaming_threshold};
 use crate::param::{FrameHeader, PeerInbox};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Encoding, Table};
 use crate::time::Instant;
-use crate::transport::{Address, Endpoint, Transport};
+use crate::transport::{Address, Endpoint, PayloadMemory, Transport};
 
 #[derive(Clone)]
 struct WorkerState {
@@ -146,7 +146,7 @@ pub struct Server<T: Transport> {
     learning_rate: f32,
     schedule: Schedule,
     /// Optimiser state: two copies of each, read from one and written to the other by turns.
-    states: Vec<[MemoryRegion; 2]>,
+    states: Vec<[PayloadMemory; 2]>,
     /// The index of the copy that is current.
     current: usize,
     workers: Vec<Option<WorkerState>>,
@@ -253,17 +253,14 @@ impl<T: Transport> Server<T> {
         if payload.len() != std::mem::size_of_val(start.parameters) {
             return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
         }
-        crate::kernel::encode(start.parameters, payload.as_volatile(), Encoding::F32);
+        let gpu = shard.transport().gpu().cloned();
+        payloads::write(&payload, gpu.as_ref(), &bytes_of(start.parameters))?;
         let mut states = Vec::new();
         for index in 0..options.optimizer.states() {
-            let state = || shard.transport().allocate(payload.len(), Access::LOCAL);
-            let copies: [MemoryRegion; 2] = [state()?, state()?];
+            let state = || payloads::allocate(shard.transport(), payload.len(), Access::LOCAL);
+            let copies: [PayloadMemory; 2] = [state()?, state()?];
             if let Some(values) = start.states.get(index) {
-                crate::kernel::encode(
-                    values,
-                    copies[0].as_volatile().subslice(0, payload.len()),
-                    Encoding::F32,
-                );
+                payloads::write(&copies[0].slice(0, payload.len())?, gpu.as_ref(), &bytes_of(values))?;
             }
             states.push(copies);
         }
@@ -383,7 +380,7 @@ impl<T: Transport> Server<T> {
     #[cfg(feature = "sim")]
     pub(crate) fn newest(&self) -> (Version, Clock, &[Share], LocalSlice) {
         let latest = self.shard.frames.latest();
-        let payload = self.shard.frames.payload(latest.frame);
+        let payload = self.shard.frames.host_payload(latest.frame).expect("a simulator has no GPU");
         (latest.version, self.announced_clock, &self.newest, payload)
     }
 
@@ -410,8 +407,10 @@ impl<T: Transport> Server<T> {
     /// A copy of the newest parameters of this shard.
     pub fn parameters(&self) -> Result<Vec<f32>, Error> {
         let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
+        let mut bytes = vec![0; payload.len()];
+        payloads::read(&payload, self.shard.transport().gpu(), &mut bytes)?;
         let mut values = vec![0.0; payload.len() / 4];
-        crate::kernel::decode(payload.as_volatile(), Encoding::F32, &mut values);
+        crate::kernel::decode(VolatileSlice::from_ref(&bytes), Encoding::F32, &mut values);
         Ok(values)
     }
 
@@ -629,7 +628,8 @@ impl<T: Transport> Server<T> {
                 inputs.push(Input { gradient, inbox: inbox.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
-                stages.push(FoldArray { from: state[current].whole(), to: state[1 - current].whole() });
+                let whole = |memory: &PayloadMemory| memory.slice(0, memory.len());
+                stages.push(FoldArray { from: whole(&state[current])?, to: whole(&state[1 - current])? });
             }
             Ok(FoldJob {
                 inputs,
@@ -759,6 +759,11 @@ impl<T: Transport> Server<T> {
             }
         }
     }
+}
+
+/// Values as a payload has them.
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn check_learning_rate(rate: f32) -> Result<f32, Error> {

@@ -46,6 +46,12 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "called `Result::unwrap_err()` on an `Ok` value",
     ),
     (
+        "gpu_copy_completes_at_once",
+        "node::reader::gpu::scripted::tests::\
+         a_gpu_that_does_not_copy_ends_a_pull_at_its_deadline_and_the_next_one_is_right",
+        "`Ok` value",
+    ),
+    (
         "pull_over_gpu_copy",
         "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
         "the GPU still copies",

@@ -8,7 +8,7 @@ use super::resume::RESUMED_BYTES;
 use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
-use crate::transport::{Endpoint, Flags, Operation, PostError, WorkRequest};
+use crate::transport::{Endpoint, Flags, Payload, PostError, WorkRequest};
 
 /// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
 const CHUNKED_BYTES: u64 = 4 << 20;
@@ -76,11 +76,9 @@ impl Pull {
         let remote = self.source.payload(self.frame, range)?;
         let local = self.into.take().ok_or(PullError::Busy)?;
         let streaming = Streaming::PieceOf { total_bytes: total as usize };
-        let request = WorkRequest::signalled(PULL_TAG, Operation::Read { local, remote, streaming });
+        let request = WorkRequest::signalled(PULL_TAG, local.read(remote, streaming));
         let posted = endpoint.post(std::slice::from_ref(&request));
-        if let Operation::Read { local, .. } = request.operation {
-            self.into = Some(local);
-        }
+        self.into = Payload::of(request.operation);
         self.read(posted, end, PullStep::Payload)
     }
 
@@ -97,7 +95,7 @@ impl Pull {
         for piece in next {
             let local = into.slice(piece.to as usize, piece.bytes as usize)?;
             let remote = self.source.payload(self.frame, piece.from..piece.from + piece.bytes)?;
-            let operation = Operation::Read { local, remote, streaming: Streaming::ByLength };
+            let operation = local.read(remote, Streaming::ByLength);
             requests.push(WorkRequest::unsignalled(PULL_TAG, operation));
         }
         if let Some(last) = requests.last_mut() {
@@ -126,7 +124,7 @@ impl Pull {
         let into = self.into.as_ref().ok_or(PullError::Busy)?;
         let local = into.slice(range.start as usize, (range.end - range.start) as usize)?;
         let remote = self.source.payload(frame, range)?;
-        let operation = Operation::Read { local, remote, streaming: Streaming::PieceOf { total_bytes } };
+        let operation = local.read(remote, Streaming::PieceOf { total_bytes });
         Ok(WorkRequest::signalled(PULL_TAG, operation))
     }
 
