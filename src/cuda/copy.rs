@@ -35,6 +35,7 @@ fn queue(gpu: &Gpu, kind: QueueKind) -> &GpuQueue {
         QueueKind::ToHost => &gpu.inner().out,
         QueueKind::FromHost => &gpu.inner().into,
         QueueKind::Within => &gpu.inner().within,
+        QueueKind::Folds => &gpu.inner().folds,
     }
 }
 
@@ -188,7 +189,7 @@ impl Gpu {
         self.put(GpuWork::Clear { into }, None, under_way)
     }
 
-    fn put(
+    pub(super) fn put(
         &self,
         work: GpuWork,
         stream: Option<CallersStream>,

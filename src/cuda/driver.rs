@@ -1,7 +1,7 @@
 //! The calls of the driver that are used here, as a trait: the library of the system implements it, and so does the
 //! scripted driver of the tests.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::sys::{Attribute, Code, PointerAttribute};
@@ -17,6 +17,14 @@ pub(crate) struct StreamHandle(pub(crate) usize);
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventHandle(pub(crate) usize);
+
+/// Kernels that were loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ModuleHandle(pub(crate) usize);
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FunctionHandle(pub(crate) usize);
 
 /// An address in the memory of a device, or of host memory that devices reach.
 pub(crate) type DevicePointer = u64;
@@ -177,6 +185,30 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn fill_with_zeros(
         &self,
         to: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Compiles and loads kernels, which are PTX.
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code>;
+
+    /// Gives them back, once none of them runs.
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code>;
+
+    /// The kernel of this name.
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code>;
+
+    /// Runs a kernel behind the work of `stream`, in so many blocks of so many threads.
+    ///
+    /// # Safety
+    /// `parameter` is the structure of `bytes` that the kernel takes, which is read within this call. What it names
+    /// stays as it is until the kernel is done; nothing else uses what the kernel writes meanwhile.
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<(), Code>;

@@ -6,7 +6,9 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::GpuError;
-use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
+use super::driver::{
+    Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
+};
 use super::gpu::expect_version;
 use super::sys::*;
 use crate::mem::ForkGuard;
@@ -86,6 +88,12 @@ functions! {
     copy_from_host: "cuMemcpyHtoDAsync_v2" as fn(DevicePointer, *const c_void, usize, Handle);
     copy_within: "cuMemcpyDtoDAsync_v2" as fn(DevicePointer, DevicePointer, usize, Handle);
     fill: "cuMemsetD8Async" as fn(DevicePointer, c_uchar, usize, Handle);
+    module_load: "cuModuleLoadData" as fn(*mut Handle, *const c_void);
+    module_unload: "cuModuleUnload" as fn(Handle);
+    module_get_function: "cuModuleGetFunction" as fn(*mut Handle, Handle, *const c_char);
+    launch_kernel: "cuLaunchKernel" as fn(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle,
+    );
 }
 
 fn lookup(handle: *mut c_void, symbol: &str) -> Option<*mut c_void> {
@@ -313,7 +321,7 @@ impl Driver for DriverLibrary {
     ) -> Result<Allocation, Code> {
         let mut handle = 0;
         let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
-        // SAFETY: as above; a descriptor is passed in the place of a pointer.
+        // SAFETY: as above; a descriptor is passed where a pointer would be.
         check(unsafe { (self.functions.mem_import)(&mut handle, number, HANDLE_POSIX_FILE_DESCRIPTOR) })?;
         self.map(device, handle, bytes, if is_writable { ACCESS_READ_WRITE } else { ACCESS_READ })
     }
@@ -451,6 +459,54 @@ impl Driver for DriverLibrary {
     ) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         check(unsafe { (self.functions.fill)(to, 0, bytes, raw(stream.0)) })
+    }
+
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code> {
+        let mut module = ptr::null_mut();
+        // SAFETY: as above; text that ends in NUL.
+        check(unsafe { (self.functions.module_load)(&mut module, kernels.as_ptr().cast()) })?;
+        Ok(ModuleHandle(module.addr()))
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code> {
+        // SAFETY: as above.
+        check(unsafe { (self.functions.module_unload)(raw(module.0)) })
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code> {
+        let mut function = ptr::null_mut();
+        // SAFETY: as above; a name that ends in NUL.
+        check(unsafe { (self.functions.module_get_function)(&mut function, raw(module.0), name.as_ptr()) })?;
+        Ok(FunctionHandle(function.addr()))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
+        _: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        let mut parameters = [parameter.cast_mut()];
+        // SAFETY: the caller's promise; the list has the one parameter that these kernels take, of whose structure the
+        // driver knows the length.
+        check(unsafe {
+            (self.functions.launch_kernel)(
+                raw(function.0),
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                raw(stream.0),
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
     }
 
     unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {

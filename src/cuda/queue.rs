@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
+use super::fold::Launch;
 use super::gpu::PrimaryContext;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{GpuError, GpuSlice};
@@ -41,6 +42,8 @@ pub(super) enum QueueKind {
     FromHost,
     /// Copies from memory of the GPU to memory of the GPU.
     Within,
+    /// Kernels that fold.
+    Folds,
 }
 
 /// A piece of work. What it names is kept until it is done.
@@ -53,6 +56,8 @@ pub(super) enum GpuWork {
     Within { from: GpuSlice, into: GpuSlice },
     /// Zeros.
     Clear { into: GpuSlice },
+    /// A kernel.
+    Fold(Box<Launch>),
 }
 
 impl GpuWork {
@@ -61,24 +66,26 @@ impl GpuWork {
             GpuWork::ToHost { .. } => QueueKind::ToHost,
             GpuWork::FromHost { .. } => QueueKind::FromHost,
             GpuWork::Within { .. } | GpuWork::Clear { .. } => QueueKind::Within,
+            GpuWork::Fold(_) => QueueKind::Folds,
         }
     }
 
     /// The memory of the GPU that it uses.
     pub(super) fn slices(&self) -> impl Iterator<Item = &GpuSlice> {
-        let (one, other) = match self {
-            GpuWork::ToHost { from, .. } => (from, None),
-            GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (into, None),
-            GpuWork::Within { from, into } => (from, Some(into)),
+        let (one, other, others) = match self {
+            GpuWork::ToHost { from, .. } => (Some(from), None, &[][..]),
+            GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (Some(into), None, &[][..]),
+            GpuWork::Within { from, into } => (Some(from), Some(into), &[][..]),
+            GpuWork::Fold(launch) => (None, None, launch.slices()),
         };
-        std::iter::once(one).chain(other)
+        one.into_iter().chain(other).chain(others)
     }
 
     /// The host's memory that it uses.
     pub(super) fn region(&self) -> Option<&MemoryRegion> {
         match self {
             GpuWork::ToHost { host, .. } | GpuWork::FromHost { host, .. } => Some(host.region()),
-            GpuWork::Within { .. } | GpuWork::Clear { .. } => None,
+            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Fold(_) => None,
         }
     }
 
@@ -86,8 +93,8 @@ impl GpuWork {
         let host_range = |host: &HostBytes, offset, device: &GpuSlice| {
             host.region().as_volatile().subslice(offset, device.bytes()).as_ptr()
         };
-        // SAFETY: all ranges are inside memory that is kept until the work is done. What is written was set aside by its
-        // owner for this, and what is read is not written meanwhile.
+        // SAFETY: all ranges are inside memory that is kept until the work is done. What is written was set aside by
+        // its owner for this, and what is read is not written meanwhile.
         unsafe {
             match self {
                 GpuWork::ToHost { from, host, offset } => {
@@ -102,6 +109,7 @@ impl GpuWork {
                     driver.copy_within(into.pointer(), from.pointer(), into.bytes(), stream)
                 }
                 GpuWork::Clear { into } => driver.fill_with_zeros(into.pointer(), into.bytes(), stream),
+                GpuWork::Fold(launch) => launch.issue(driver, stream),
             }
         }
     }

@@ -7,16 +7,20 @@
 //!
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
+mod kernel;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
+use super::driver::{
+    Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
+};
+use super::fold::FoldParameters;
 use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
 use work::{GRANULARITY, ScriptedMemory, StreamWork};
@@ -54,6 +58,10 @@ struct ScriptedState {
     device: ScriptedMemory,
     /// Copies between host memory and the device that were begun.
     host_copies: usize,
+    /// The text of kernels that are loaded, and the names of those that were looked up.
+    modules: HashMap<usize, String>,
+    functions: HashMap<usize, String>,
+    launches: usize,
     random: u64,
 }
 
@@ -83,6 +91,9 @@ impl Scripted {
                 registered: HashMap::new(),
                 device: ScriptedMemory::new(),
                 host_copies: 0,
+                modules: HashMap::new(),
+                functions: HashMap::new(),
+                launches: 0,
                 random: 0x9e37_79b9_7f4a_7c15,
             }),
         }
@@ -183,6 +194,11 @@ impl Scripted {
         self.state().host_copies
     }
 
+    /// Kernels of the library's that were launched.
+    pub(crate) fn launches(&self) -> usize {
+        self.state().launches
+    }
+
     /// What is in memory of the device.
     pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
         self.state().device.at(pointer, bytes).expect("memory of the device").to_vec()
@@ -216,7 +232,8 @@ impl Scripted {
     pub(crate) fn open(&self) -> usize {
         let state = self.state();
         let made = state.streams.values().filter(|stream| !stream.is_callers).count();
-        made + state.events.len() + state.registered.len() + state.device.own + state.retained as usize
+        let memory = state.registered.len() + state.device.own;
+        made + state.events.len() + memory + state.modules.len() + state.retained as usize
     }
 
     fn call<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
@@ -527,6 +544,52 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         self.within(|state| state.put(stream, StreamWork::Fill { pointer: to, bytes, value: 0 }))
+    }
+
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code> {
+        self.within(|state| {
+            let module = state.handle();
+            state.modules.insert(module, kernels.to_str().map_err(|_| Code::INVALID_VALUE)?.into());
+            Ok(ModuleHandle(module))
+        })
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code> {
+        self.within(|state| state.modules.remove(&module.0).map(drop).ok_or(INVALID_HANDLE))
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code> {
+        self.within(|state| {
+            let name = name.to_str().map_err(|_| Code::INVALID_VALUE)?;
+            let kernels = state.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+            if !kernels.contains(&format!(".visible .entry {name}(")) {
+                return Err(Code::NOT_FOUND);
+            }
+            let function = state.handle();
+            state.functions.insert(function, name.into());
+            Ok(FunctionHandle(function))
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| {
+            let name = state.functions.get(&function.0).ok_or(INVALID_HANDLE)?.clone();
+            if bytes != size_of::<FoldParameters>() || blocks == 0 || !(1..=256).contains(&threads) {
+                return Err(Code::INVALID_VALUE);
+            }
+            // SAFETY: the caller's promise.
+            let parameters = unsafe { parameter.cast::<FoldParameters>().read() };
+            state.launches += 1;
+            state.put(stream, StreamWork::Fold { name, parameters: Box::new(parameters), done: 0 })
+        })
     }
 
     unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {

@@ -16,6 +16,9 @@ mod aggregate;
 mod checkpoint;
 mod copies;
 mod error;
+mod folder;
+#[cfg(feature = "cuda")]
+mod folder_gpu;
 mod group;
 mod heartbeat;
 mod link;

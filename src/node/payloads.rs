@@ -3,7 +3,7 @@
 use super::Error;
 use crate::cuda::Gpu;
 use crate::mem::{Access, LocalSlice};
-use crate::transport::{Payload, PayloadMemory, Transport};
+use crate::transport::{PayloadMemory, PayloadSlice, Transport};
 
 /// Zeroed memory for payloads: on the GPU of the transport, if it has one.
 pub(super) fn allocate<T: Transport>(
@@ -24,13 +24,13 @@ pub(super) fn allocate<T: Transport>(
 ///
 /// # Errors
 /// It is on a GPU.
-pub(super) fn on_host(payload: Payload, operation: &'static str) -> Result<LocalSlice, Error> {
+pub(super) fn on_host(payload: PayloadSlice, operation: &'static str) -> Result<LocalSlice, Error> {
     match payload {
-        Payload::Host(slice) => Ok(slice),
+        PayloadSlice::Host(slice) => Ok(slice),
         #[cfg(feature = "cuda")]
-        Payload::Gpu(_) => Err(crate::cuda::GpuError::OnGpu { operation }.into()),
+        PayloadSlice::Gpu(_) => Err(crate::cuda::GpuError::OnGpu { operation }.into()),
         #[cfg(not(feature = "cuda"))]
-        Payload::Gpu(slice) => {
+        PayloadSlice::Gpu(slice) => {
             let _ = operation;
             match slice {}
         }
@@ -41,12 +41,12 @@ pub(super) fn on_host(payload: Payload, operation: &'static str) -> Result<Local
 ///
 /// # Errors
 /// The GPU does not copy it, or not in time.
-pub(super) fn read(payload: &Payload, gpu: Option<&Gpu>, into: &mut [u8]) -> Result<(), Error> {
+pub(super) fn read(payload: &PayloadSlice, gpu: Option<&Gpu>, into: &mut [u8]) -> Result<(), Error> {
     match (payload, gpu) {
-        (Payload::Host(slice), _) => slice.as_volatile().read(into),
+        (PayloadSlice::Host(slice), _) => slice.as_volatile().read(into),
         #[cfg(feature = "cuda")]
-        (Payload::Gpu(slice), Some(gpu)) => on_gpu::read(gpu, slice, into)?,
-        (Payload::Gpu(_), _) => on_host(payload.clone(), "read a payload").map(drop)?,
+        (PayloadSlice::Gpu(slice), Some(gpu)) => on_gpu::read(gpu, slice, into)?,
+        (PayloadSlice::Gpu(_), _) => on_host(payload.clone(), "read a payload").map(drop)?,
     }
     Ok(())
 }
@@ -55,12 +55,12 @@ pub(super) fn read(payload: &Payload, gpu: Option<&Gpu>, into: &mut [u8]) -> Res
 ///
 /// # Errors
 /// The GPU does not copy it, or not in time.
-pub(super) fn write(payload: &Payload, gpu: Option<&Gpu>, from: &[u8]) -> Result<(), Error> {
+pub(super) fn write(payload: &PayloadSlice, gpu: Option<&Gpu>, from: &[u8]) -> Result<(), Error> {
     match (payload, gpu) {
-        (Payload::Host(slice), _) => slice.as_volatile().write(from),
+        (PayloadSlice::Host(slice), _) => slice.as_volatile().write(from),
         #[cfg(feature = "cuda")]
-        (Payload::Gpu(slice), Some(gpu)) => on_gpu::write(gpu, slice, from)?,
-        (Payload::Gpu(_), _) => on_host(payload.clone(), "write a payload").map(drop)?,
+        (PayloadSlice::Gpu(slice), Some(gpu)) => on_gpu::write(gpu, slice, from)?,
+        (PayloadSlice::Gpu(_), _) => on_host(payload.clone(), "write a payload").map(drop)?,
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, Writte
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
-use crate::transport::{Address, Payload, Transport};
+use crate::transport::{Address, PayloadSlice, Transport};
 
 /// Settings of a publisher.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -332,7 +332,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The memory of the frame that is being written.
-    fn draft_memory(&self) -> Option<Payload> {
+    fn draft_memory(&self) -> Option<PayloadSlice> {
         self.draft.map(|(frame, _)| self.shard.frames.payload(frame))
     }
 

@@ -24,7 +24,7 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::Duration;
-use crate::transport::{Address, Payload, Transport};
+use crate::transport::{Address, PayloadSlice, Transport};
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
@@ -358,7 +358,7 @@ impl<T: Transport> Reader<T> {
     /// Moves a pull on as far as it goes without waiting. Returns its result, and whether it got anywhere.
     fn pull_once(
         &mut self,
-        into: &(impl Clone + Into<Payload>),
+        into: &(impl Clone + Into<PayloadSlice>),
         bound: Bound,
         options: PullOptions,
         has_begun: &mut bool,

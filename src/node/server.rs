@@ -16,6 +16,7 @@ use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
 use super::aggregate::{Aggregator, FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
+use super::folder::Folder;
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
 use super::{Error, PeerStatus, payloads};
@@ -141,7 +142,9 @@ pub struct Server<T: Transport> {
     pub(super) reports_reads: bool,
     /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
-    aggregator: Aggregator,
+    folder: Box<dyn Folder>,
+    /// The workers, by index and generation, whose slots are given back once nothing that a GPU still folds reads them.
+    owed: Vec<(u16, u64)>,
     optimizer: Optimizer,
     learning_rate: f32,
     schedule: Schedule,
@@ -238,7 +241,7 @@ impl<T: Transport> Server<T> {
             value: options.schedule.to_string(),
             reason: error.reason(),
         })?;
-        let aggregator = Aggregator::new(options.threads)?;
+        let folder = folder(&transport, &options, needs.measures_moments)?;
         let (shard, shards) = options.shard;
         let config = ShardConfig {
             table,
@@ -292,7 +295,8 @@ impl<T: Transport> Server<T> {
             measures_moments: options.measure_moments || needs.measures_moments,
             reports_reads: needs.reports_reads && following.is_none(),
             following,
-            aggregator,
+            folder,
+            owed: Vec::new(),
             optimizer: options.optimizer,
             learning_rate,
             schedule: options.schedule,
@@ -432,6 +436,7 @@ impl<T: Transport> Server<T> {
         }
         progress |= self.take_actions(now)?;
         progress |= self.fold(now)?;
+        self.pay()?;
         self.announce_clock();
         progress |= self.tell(now);
         self.push();
@@ -452,8 +457,8 @@ impl<T: Transport> Server<T> {
                         self.plan();
                     }
                     self.bind();
-                    if self.aggregator.is_running() {
-                        self.aggregator.bind();
+                    if self.folder.is_running() {
+                        self.folder.bind();
                     }
                     for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
                         self.shard.taken.take(source.identity, share.gradient.clock);
@@ -467,8 +472,9 @@ impl<T: Transport> Server<T> {
                         state.consume(gradient.clock);
                         // The latest frame holds all of it that it will ever hold.
                         let frame = self.shard.frames.latest().frame;
-                        self.shard.frames.set_included(frame, peer, state.consumed);
-                        self.shard.frames.set_consumed(peer, state.consumed);
+                        let consumed = state.consumed;
+                        self.shard.frames.set_included(frame, peer, consumed);
+                        self.give_back(peer, consumed)?;
                     }
                     self.dropped.push(gradient);
                 }
@@ -527,7 +533,7 @@ impl<T: Transport> Server<T> {
 
     /// Throws away the fold that was begun. Its frame is written again by the next.
     fn abandon(&mut self) {
-        self.aggregator.end();
+        self.folder.end();
         self.work.shares.clear();
         self.work.sources.clear();
         self.work.bound = false;
@@ -539,14 +545,14 @@ impl<T: Transport> Server<T> {
         if self.work.shares.is_empty() && !self.work.bound {
             return Ok(false);
         }
-        if !self.aggregator.is_running() && !self.begin_fold()? {
+        if !self.folder.is_running() && !self.begin_fold()? {
             return Ok(false);
         }
-        let moved = self.aggregator.advance(self.shard.runtime.steps(CHUNKS_PER_TURN))?;
-        if !self.work.bound || !self.aggregator.is_complete() {
+        let moved = self.folder.advance(self.shard.runtime.steps(CHUNKS_PER_TURN))?;
+        if !self.work.bound || !self.folder.is_complete() {
             return Ok(moved);
         }
-        if self.aggregator.is_finite() || !self.leave_out(now)? {
+        if self.folder.is_finite() || !self.leave_out(now)? {
             self.finish_fold(now);
         }
         Ok(true)
@@ -559,6 +565,9 @@ impl<T: Transport> Server<T> {
             let clock = share.gradient.clock;
             inbox.landed(clock) > 0 || inbox.published() > clock
         };
+        if !self.folder.is_quiet()? {
+            return Ok(false);
+        }
         // A fold that counts was announced whole: that is not asked again, since a worker can take it back.
         if !self.work.bound && !sources.all(has_begun) {
             return Ok(false);
@@ -609,7 +618,7 @@ impl<T: Transport> Server<T> {
         let geometry = |source: &FoldSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(Encoding::F32);
         let (states, work) = (&self.states, &self.work);
-        self.aggregator.begin(|old| {
+        self.folder.begin(&mut |old| {
             // The vectors of the last job are used again.
             let (mut inputs, mut stages, measured) =
                 old.map_or_else(Default::default, |old| (old.inputs, old.states, old.measured));
@@ -637,11 +646,11 @@ impl<T: Transport> Server<T> {
                 optimizer,
                 learning_rate,
                 step: version.get(),
-                parameters,
+                parameters: parameters.clone(),
                 states: stages,
                 chunk_bytes,
                 streaming,
-                progress,
+                progress: progress.clone(),
                 bound: AtomicBool::new(work.bound),
                 measured: measures.then_some(measured),
             })
@@ -651,7 +660,7 @@ impl<T: Transport> Server<T> {
     /// All chunks are folded and all gradients announced: the frame becomes the newest version.
     fn finish_fold(&mut self, now: Instant) {
         let version = self.shard.frames.latest().version.next();
-        let moments = self.aggregator.moments();
+        let moments = self.folder.moments();
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
         let learning_rate = Some(f64::from(self.work.learning_rate));
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
@@ -659,7 +668,7 @@ impl<T: Transport> Server<T> {
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
-        self.aggregator.end();
+        self.folder.end();
         // The scheme learns of it first, so that the frame can say which clocks it holds; no other process can see
         // the version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
@@ -707,6 +716,31 @@ impl<T: Transport> Server<T> {
             // for it here.
             (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
         }
+    }
+
+    /// Gives a worker its slots back before `clock`: at once, or after what a GPU folds just now.
+    fn give_back(&mut self, peer: u16, clock: Clock) -> Result<(), Error> {
+        if self.folder.is_quiet()? || mutant!("slot_given_back_under_fold") {
+            self.shard.frames.set_consumed(peer, clock);
+        } else if let Some(of) = &self.shard.peers[usize::from(peer)] {
+            self.owed.push((peer, of.generation));
+        }
+        Ok(())
+    }
+
+    /// Gives back the slots that are owed, if nothing reads them any more.
+    fn pay(&mut self) -> Result<(), Error> {
+        if self.owed.is_empty() || !self.folder.is_quiet()? {
+            return Ok(());
+        }
+        for (peer, generation) in self.owed.drain(..) {
+            let present = self.shard.peers[usize::from(peer)].as_ref();
+            let is_same = present.is_some_and(|present| present.generation == generation);
+            if let Some(state) = self.workers[usize::from(peer)].as_ref().filter(|_| is_same) {
+                self.shard.frames.set_consumed(peer, state.consumed);
+            }
+        }
+        Ok(())
     }
 
     /// Has the newest version pushed to a peer that takes pushes.
@@ -758,6 +792,34 @@ impl<T: Transport> Server<T> {
                 }
             }
         }
+    }
+}
+
+/// What folds: the GPU of the transport, if it has one, or else processors.
+fn folder<T: Transport>(
+    transport: &T,
+    options: &ServerOptions,
+    scheme_measures: bool,
+) -> Result<Box<dyn Folder>, Error> {
+    let Some(gpu) = transport.gpu() else { return Ok(Box::new(Aggregator::new(options.threads)?)) };
+    #[cfg(not(feature = "cuda"))]
+    match *gpu {}
+    #[cfg(feature = "cuda")]
+    {
+        let refuse = |option, value: String| {
+            let reason = "folds on a GPU do not have it: leave it out, or use a transport without a GPU";
+            Err(Error::Option { option, value, reason })
+        };
+        if scheme_measures {
+            return refuse("scheme", options.scheme.to_string());
+        }
+        if options.measure_moments {
+            return refuse("measure_moments", "true".into());
+        }
+        if options.non_finite != NonFinite::Allow {
+            return refuse("non_finite", format!("{:?}", options.non_finite));
+        }
+        Ok(Box::new(super::folder_gpu::GpuFolder::new(gpu, &options.optimizer)?))
     }
 }
 

@@ -11,7 +11,7 @@ use super::own_page::Eviction;
 use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, fence};
-use crate::transport::{Payload, PayloadMemory};
+use crate::transport::{PayloadMemory, PayloadSlice};
 
 /// A frame is pinned by a reader and may not be written now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ impl Frames {
     }
 
     /// The payload of one frame.
-    pub fn payload(&self, frame: u8) -> Payload {
+    pub fn payload(&self, frame: u8) -> PayloadSlice {
         let offset = self.geometry.stride() * u64::from(frame);
         let slice = self.payload.slice(offset as usize, self.geometry.payload_bytes as usize);
         slice.expect("the constructor checked that the region holds all frames")

@@ -7,7 +7,7 @@ use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed
 use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{MemoryRegion, VolatileSlice};
-use crate::transport::{Payload, PayloadMemory};
+use crate::transport::{PayloadMemory, PayloadSlice};
 
 /// The memory of the owner that one peer writes: its words, and its gradients. The owner only reads it, trusts
 /// nothing of it, and no other peer can reach it.
@@ -117,7 +117,7 @@ impl PeerInbox {
     }
 
     /// The payload of the gradient of `clock`, where it lies.
-    pub fn payload(&self, clock: Clock) -> Option<Payload> {
+    pub fn payload(&self, clock: Clock) -> Option<PayloadSlice> {
         let (memory, geometry) = self.slots.as_ref()?;
         let offset = geometry.stride() as usize * geometry.slot_of(clock);
         memory.slice(offset, geometry.payload_bytes() as usize).ok()

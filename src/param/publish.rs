@@ -11,8 +11,8 @@ use crate::clock::{Clock, Version};
 use crate::cuda::GpuSlice;
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, Payload, PostError, WorkCompletion,
-    WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PayloadSlice, PostError,
+    WorkCompletion, WorkRequest,
 };
 
 /// The memory that a gradient comes from.
@@ -137,10 +137,10 @@ pub struct Publish {
 
 impl GradientSource {
     /// The memory that is written into the slot.
-    fn payload(&self) -> Option<Payload> {
+    fn payload(&self) -> Option<PayloadSlice> {
         match self {
-            GradientSource::Memory(slice) => Some(Payload::Host(slice.clone())),
-            GradientSource::Gpu(slice) => Some(Payload::Gpu(slice.clone())),
+            GradientSource::Memory(slice) => Some(PayloadSlice::Host(slice.clone())),
+            GradientSource::Gpu(slice) => Some(PayloadSlice::Gpu(slice.clone())),
             GradientSource::Slot => None,
         }
     }

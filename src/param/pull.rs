@@ -24,7 +24,7 @@ use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 use crate::scheme::Bound;
 use crate::table::Piece;
 use crate::transport::{
-    CompletionError, Endpoint, Flags, Operation, Payload, PostError, WorkCompletion, WorkRequest,
+    CompletionError, Endpoint, Flags, Operation, PayloadSlice, PostError, WorkCompletion, WorkRequest,
     WorkRequestId,
 };
 
@@ -44,7 +44,7 @@ enum PullStep {
     /// A frame is pinned: read its header next.
     PinBegin,
     PinHeader,
-    Payload,
+    PayloadSlice,
     Verify,
     /// Read the header of the frame that is being written next.
     FollowBegin,
@@ -94,7 +94,7 @@ pub struct Pull {
     pinned: Option<(u8, u8)>,
     /// The frame that was the latest when last seen.
     guess: u8,
-    into: Option<Payload>,
+    into: Option<PayloadSlice>,
     /// The pieces that are copied, if it is not the whole payload, and the bytes of that copy.
     pieces: Option<(Arc<[Piece]>, u64)>,
     options: PullOptions,
@@ -249,7 +249,7 @@ impl Pull {
     pub fn start(
         &mut self,
         bound: Bound,
-        into: impl Into<Payload>,
+        into: impl Into<PayloadSlice>,
         options: PullOptions,
     ) -> Result<(), PullError> {
         let into = into.into();
@@ -436,7 +436,7 @@ impl Pull {
             PullStep::Search => self.on_search(endpoint),
             PullStep::PinBegin => self.look_at_pinned(endpoint),
             PullStep::PinHeader => self.on_pinned(endpoint),
-            PullStep::Payload => self.on_payload(endpoint),
+            PullStep::PayloadSlice => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
             PullStep::FollowHeader => self.on_follow(endpoint),
@@ -548,7 +548,7 @@ impl Pull {
         if self.options.checksum
             && self.pieces.is_none()
             && header.checksum != 0
-            && let Some(into) = self.into.as_ref().and_then(Payload::host)
+            && let Some(into) = self.into.as_ref().and_then(PayloadSlice::host)
             && frames::frame_checksum(&header, into) != header.checksum
         {
             return Err(PullError::Checksum { version: header.version });

@@ -11,7 +11,7 @@ use super::PushGrant;
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest};
 use crate::mem::{OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
-    Disconnected, Endpoint, Inline, Operation, Payload, PostError, WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, Inline, Operation, PayloadSlice, PostError, WorkCompletion, WorkRequest,
 };
 
 /// Ids of a push's requests have this bit.
@@ -48,7 +48,7 @@ impl Push {
         endpoint: &mut impl Endpoint,
         source: u8,
         header: &FrameHeader,
-        payload: &Payload,
+        payload: &PayloadSlice,
     ) -> Result<bool, PushError> {
         if self.source.is_some() {
             return Ok(false);

@@ -67,7 +67,7 @@ pub(crate) use named::NAMED;
 pub use named::{Named, NamedIncoming, NamedListener, Tables};
 #[cfg(any(test, fuzzing))]
 pub(crate) use named::{fuzz_name, name_samples};
-pub use payload::{GpuGrant, Payload, PayloadMemory};
+pub use payload::{GpuGrant, PayloadMemory, PayloadSlice};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's

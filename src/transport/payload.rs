@@ -15,7 +15,7 @@ pub enum PayloadMemory {
 
 /// A range of it, which keeps the memory alive.
 #[derive(Clone, Debug)]
-pub enum Payload {
+pub enum PayloadSlice {
     /// Of registered host memory.
     Host(LocalSlice),
     /// Of memory of a GPU.
@@ -25,7 +25,7 @@ pub enum Payload {
 /// Memory of a GPU that a peer may use.
 #[derive(Clone, Debug)]
 pub struct GpuGrant {
-    /// The place that it has among all grants.
+    /// Its index among all grants.
     pub at: usize,
     /// All of it.
     pub memory: GpuMemory,
@@ -49,10 +49,10 @@ impl PayloadMemory {
     }
 
     /// `len` bytes from `offset` on.
-    pub fn slice(&self, offset: usize, len: usize) -> Result<Payload, OutOfBounds> {
+    pub fn slice(&self, offset: usize, len: usize) -> Result<PayloadSlice, OutOfBounds> {
         match self {
-            PayloadMemory::Host(region) => region.slice(offset, len).map(Payload::Host),
-            PayloadMemory::Gpu(memory) => memory.slice(offset, len).map(Payload::Gpu),
+            PayloadMemory::Host(region) => region.slice(offset, len).map(PayloadSlice::Host),
+            PayloadMemory::Gpu(memory) => memory.slice(offset, len).map(PayloadSlice::Gpu),
         }
     }
 
@@ -71,12 +71,12 @@ impl From<MemoryRegion> for PayloadMemory {
     }
 }
 
-impl Payload {
+impl PayloadSlice {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
-            Payload::Host(slice) => slice.len(),
-            Payload::Gpu(slice) => slice.bytes(),
+            PayloadSlice::Host(slice) => slice.len(),
+            PayloadSlice::Gpu(slice) => slice.bytes(),
         }
     }
 
@@ -86,18 +86,18 @@ impl Payload {
     }
 
     /// `len` bytes from `offset` (counted from the payload's own begin) on.
-    pub fn slice(&self, offset: usize, len: usize) -> Result<Payload, OutOfBounds> {
+    pub fn slice(&self, offset: usize, len: usize) -> Result<PayloadSlice, OutOfBounds> {
         match self {
-            Payload::Host(slice) => slice.slice(offset, len).map(Payload::Host),
-            Payload::Gpu(slice) => slice.slice(offset, len).map(Payload::Gpu),
+            PayloadSlice::Host(slice) => slice.slice(offset, len).map(PayloadSlice::Host),
+            PayloadSlice::Gpu(slice) => slice.slice(offset, len).map(PayloadSlice::Gpu),
         }
     }
 
     /// The range of host memory, if it is one.
     pub fn host(&self) -> Option<&LocalSlice> {
         match self {
-            Payload::Host(slice) => Some(slice),
-            Payload::Gpu(_) => None,
+            PayloadSlice::Host(slice) => Some(slice),
+            PayloadSlice::Gpu(_) => None,
         }
     }
 
@@ -105,8 +105,8 @@ impl Payload {
     #[inline]
     pub fn read(self, remote: RemoteSlice, streaming: Streaming) -> Operation {
         match self {
-            Payload::Host(local) => Operation::Read { local, remote, streaming },
-            Payload::Gpu(local) => Operation::ReadToGpu { local, remote },
+            PayloadSlice::Host(local) => Operation::Read { local, remote, streaming },
+            PayloadSlice::Gpu(local) => Operation::ReadToGpu { local, remote },
         }
     }
 
@@ -114,32 +114,32 @@ impl Payload {
     #[inline]
     pub fn write(self, remote: RemoteSlice, streaming: Streaming) -> Operation {
         match self {
-            Payload::Host(local) => Operation::Write { local, remote, streaming },
-            Payload::Gpu(local) => Operation::WriteFromGpu { local, remote },
+            PayloadSlice::Host(local) => Operation::Write { local, remote, streaming },
+            PayloadSlice::Gpu(local) => Operation::WriteFromGpu { local, remote },
         }
     }
 
     /// What an operation made by [`read`](Self::read) or [`write`](Self::write) was made of.
     #[inline]
-    pub fn of(operation: Operation) -> Option<Payload> {
+    pub fn of(operation: Operation) -> Option<PayloadSlice> {
         match operation {
-            Operation::Read { local, .. } | Operation::Write { local, .. } => Some(Payload::Host(local)),
+            Operation::Read { local, .. } | Operation::Write { local, .. } => Some(PayloadSlice::Host(local)),
             Operation::ReadToGpu { local, .. } | Operation::WriteFromGpu { local, .. } => {
-                Some(Payload::Gpu(local))
+                Some(PayloadSlice::Gpu(local))
             }
             _ => None,
         }
     }
 }
 
-impl From<GpuSlice> for Payload {
+impl From<GpuSlice> for PayloadSlice {
     fn from(slice: GpuSlice) -> Self {
-        Payload::Gpu(slice)
+        PayloadSlice::Gpu(slice)
     }
 }
 
-impl From<LocalSlice> for Payload {
+impl From<LocalSlice> for PayloadSlice {
     fn from(slice: LocalSlice) -> Self {
-        Payload::Host(slice)
+        PayloadSlice::Host(slice)
     }
 }

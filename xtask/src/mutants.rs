@@ -48,7 +48,7 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "gpu_copy_completes_at_once",
         "node::reader::gpu::scripted::tests::\
-         a_gpu_that_does_not_copy_ends_a_pull_at_its_deadline_and_the_next_one_is_right",
+         a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right",
         "`Ok` value",
     ),
     (

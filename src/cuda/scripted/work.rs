@@ -9,7 +9,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
+use super::super::fold::FoldParameters;
 use super::ScriptedState;
+use super::kernel::fold;
 
 /// Bytes of the device.
 const CAPACITY: usize = 256 << 20;
@@ -25,6 +27,7 @@ pub(super) enum StreamWork {
     ToHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     FromHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     Within { to: DevicePointer, from: DevicePointer, bytes: usize, done: usize },
+    Fold { name: String, parameters: Box<FoldParameters>, done: usize },
     Word { host: usize, value: u64 },
     Fill { pointer: DevicePointer, bytes: usize, value: u8 },
     Kernel { to: DevicePointer, from: DevicePointer, bytes: usize },
@@ -34,12 +37,12 @@ pub(super) enum StreamWork {
 pub(super) struct ScriptedMemory {
     addresses: MmapRaw,
     /// Blocks by their first address.
-    blocks: BTreeMap<DevicePointer, Block>,
+    blocks: BTreeMap<DevicePointer, ScriptedBlock>,
     /// Blocks of the library's own.
     pub(super) own: usize,
 }
 
-struct Block {
+struct ScriptedBlock {
     bytes: usize,
     is_managed: bool,
     ordinal: u32,
@@ -83,7 +86,7 @@ impl ScriptedMemory {
             return None;
         }
         let backing = MmapOptions::new().len(bytes).map_raw(&file).expect("a mapping");
-        self.blocks.insert(begin, Block { bytes, is_managed: false, ordinal: 0, file, backing });
+        self.blocks.insert(begin, ScriptedBlock { bytes, is_managed: false, ordinal: 0, file, backing });
         Some(begin)
     }
 
@@ -107,7 +110,7 @@ impl ScriptedMemory {
         (block.is_managed, block.ordinal) = (is_managed, ordinal);
     }
 
-    fn block(&self, pointer: DevicePointer) -> Option<(DevicePointer, &Block)> {
+    fn block(&self, pointer: DevicePointer) -> Option<(DevicePointer, &ScriptedBlock)> {
         let (begin, block) = self.blocks.range(..=pointer).next_back()?;
         (pointer < begin + block.bytes as u64).then_some((*begin, block))
     }
@@ -209,6 +212,14 @@ impl ScriptedState {
                     .copy_from_slice(&copied);
                 *done += piece;
                 done == bytes
+            }
+            StreamWork::Fold { name, parameters, done } => {
+                let count = parameters.count as usize;
+                let piece = count.div_ceil(PIECES).min(count - *done);
+                let begin = parameters.offset as usize + *done;
+                fold(&mut self.device, name, parameters, begin..begin + piece);
+                *done += piece;
+                *done == count
             }
             StreamWork::Word { host, value } => {
                 // SAFETY: a word of the page of a queue, which is registered while the queue is.

@@ -21,7 +21,7 @@ use crate::kernel::Optimizer;
 use crate::node::taken::Applied;
 use crate::node::{Error, payloads};
 use crate::table::Table;
-use crate::transport::Payload;
+use crate::transport::PayloadSlice;
 
 /// The facts that all checkpoints of one incarnation of a server share.
 pub(in crate::node) struct CheckpointIdentity {
@@ -43,7 +43,7 @@ pub(in crate::node) struct CheckpointWrite {
     pub(in crate::node) folded: u64,
     pub(in crate::node) applied: Applied,
     /// The newest frame's payload, then the current states.
-    pub(in crate::node) tensors: Vec<Payload>,
+    pub(in crate::node) tensors: Vec<PayloadSlice>,
     /// The GPU that they may be on.
     pub(in crate::node) gpu: Option<Gpu>,
 }

@@ -19,7 +19,7 @@ use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::trace::Publication;
-use crate::transport::{Address, Payload, Transport};
+use crate::transport::{Address, PayloadSlice, Transport};
 
 /// Period at which the thread looks for readers that come and go.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -268,7 +268,7 @@ impl<T: Transport> Drop for BackgroundPublisher<T> {
 #[derive(Debug)]
 pub struct Draft<T: Transport> {
     pub(super) shared: Arc<Shared<T>>,
-    memory: Payload,
+    memory: PayloadSlice,
     /// Copies of GPUs into the memory.
     pub(super) copies: Copies,
     is_open: bool,
@@ -297,7 +297,7 @@ impl<T: Transport> Draft<T> {
         Ok(())
     }
 
-    pub(super) fn range(&self, offset: u64, bytes: usize) -> Result<Payload, Error> {
+    pub(super) fn range(&self, offset: u64, bytes: usize) -> Result<PayloadSlice, Error> {
         let slice = usize::try_from(offset).ok().map(|offset| self.memory.slice(offset, bytes));
         let (len, available) = (bytes as u64, self.memory.len() as u64);
         Ok(slice.unwrap_or(Err(OutOfBounds { offset, len, available }))?)

@@ -13,7 +13,7 @@ use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuSlice, GpuStream};
 use crate::time::Duration;
-use crate::transport::{Payload, Transport};
+use crate::transport::{PayloadSlice, Transport};
 
 /// A draft that its owner has let go of, while a GPU may still write it.
 #[derive(Debug)]
@@ -93,8 +93,8 @@ impl<T: Transport> Draft<T> {
         let into = self.range(offset, from.bytes())?;
         let copies = &mut self.copies.tickets;
         Ok(match &into {
-            Payload::Host(into) => stream.copy_to_host(from, into, copies)?,
-            Payload::Gpu(into) => stream.copy_within(from, into, copies)?,
+            PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
+            PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
         })
     }
 

@@ -119,7 +119,7 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 }
 
-/// What a peer is granted: host memory in order, and memory of a GPU with its place among all.
+/// What a peer is granted: host memory in order, and memory of a GPU with its index among all.
 fn sort(memory: impl Iterator<Item = PayloadMemory>) -> (Vec<LocalSlice>, Vec<GpuGrant>) {
     let (mut on_host, mut on_gpu) = (Vec::new(), Vec::new());
     for (at, memory) in memory.enumerate() {

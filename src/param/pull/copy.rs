@@ -8,7 +8,7 @@ use super::resume::RESUMED_BYTES;
 use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
-use crate::transport::{Endpoint, Flags, Payload, PostError, WorkRequest};
+use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 
 /// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
 const CHUNKED_BYTES: u64 = 4 << 20;
@@ -37,7 +37,7 @@ impl Pull {
             let posted = endpoint.post(std::slice::from_ref(look));
             self.is_look_due = posted.is_err();
             // The payload goes along with it, if there is any left.
-            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
+            if !self.posted(posted, PullStep::PayloadSlice)? || self.copied == total {
                 return Ok(!self.is_look_due);
             }
         }
@@ -65,7 +65,7 @@ impl Pull {
                 Some(look) => endpoint.post(&[look, payload]),
                 None => endpoint.post(&[payload]),
             };
-            let is_posted = self.read(posted, end, PullStep::Payload)?;
+            let is_posted = self.read(posted, end, PullStep::PayloadSlice)?;
             if is_posted {
                 (self.has_batch, self.look_proves) = (true, proves);
             }
@@ -78,8 +78,8 @@ impl Pull {
         let streaming = Streaming::PieceOf { total_bytes: total as usize };
         let request = WorkRequest::signalled(PULL_TAG, local.read(remote, streaming));
         let posted = endpoint.post(std::slice::from_ref(&request));
-        self.into = Payload::of(request.operation);
-        self.read(posted, end, PullStep::Payload)
+        self.into = PayloadSlice::of(request.operation);
+        self.read(posted, end, PullStep::PayloadSlice)
     }
 
     /// Reads the next pieces; `copied` counts those that are read.
@@ -103,7 +103,7 @@ impl Pull {
         }
         let end = self.copied + requests.len() as u64;
         let posted = endpoint.post(&requests);
-        self.read(posted, end, PullStep::Payload)
+        self.read(posted, end, PullStep::PayloadSlice)
     }
 
     pub(super) fn read(

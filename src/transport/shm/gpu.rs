@@ -1,8 +1,8 @@
 //! Copies that a GPU makes between its memory and a peer's, and the requests that wait behind them.
 //!
 //! Requests of one endpoint take effect in order, and a copy takes time. So what was posted behind a copy that is under
-//! way is held, and is carried out once the copy's ticket says that its bytes are there. Copies that one stream makes in
-//! order do not wait for each other. Nothing here waits.
+//! way is held, and is carried out once the copy's ticket says that its bytes are there. Copies that one stream makes
+//! in order do not wait for each other. Nothing here waits.
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -172,8 +172,8 @@ impl GpuSide {
         })
     }
 
-    /// The range of the peer's GPU that `remote` names, if it was granted with all of `needed`; `None` if the key is one
-    /// of host memory.
+    /// The range of the peer's GPU that `remote` names, if it was granted with all of `needed`; `None` if the key is
+    /// one of host memory.
     fn target(&self, remote: &RemoteSlice, needed: Access) -> Result<Option<GpuSlice>, CompletionError> {
         let Some((_, memory, access)) = self.segments.iter().find(|(key, ..)| *key == remote.key) else {
             return Ok(None);

@@ -142,7 +142,7 @@ mod tests {
 
     /// A publisher that never pauses, a reader that never pauses, and two GPUs that copy when they like.
     #[test]
-    fn what_a_gpu_copies_out_of_frames_that_are_written_again_is_one_version_whole() {
+    fn what_a_gpu_copies_out_of_busy_frames_is_one_version_whole() {
         let Scene { publisher, mut reader, from, into } = scene();
         let _working = (from.driver.work_in_a_thread(), into.driver.work_in_a_thread());
         const VERSIONS: u64 = 60;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_does_not_copy_ends_a_pull_at_its_deadline_and_the_next_one_is_right() {
+    fn a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right() {
         let mut scene = scene();
         let version = scene.publish(4);
         let Side { stream, weights, .. } = &scene.into;
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn each_call_of_the_readers_driver_that_fails_is_told_and_the_next_pull_is_right() {
+    fn after_each_failing_call_of_the_readers_driver_the_next_pull_is_right() {
         let mut failures = 0;
         loop {
             let scene = scene();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_fault_of_the_readers_gpu_the_pull_is_an_error_and_the_publisher_goes_on() {
+    fn after_a_fault_of_the_readers_gpu_the_publisher_serves_others() {
         let mut scene = scene();
         scene.publish(1);
         scene.into.driver.fault(crate::cuda::ILLEGAL_ADDRESS);
