@@ -175,7 +175,7 @@ impl GpuSlice {
     ///
     /// # Errors
     /// They do not lie inside it.
-    pub fn slice(&self, offset: usize, bytes: usize) -> Result<GpuSlice, OutOfBounds> {
+    pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Result<GpuSlice, OutOfBounds> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => self.memory.slice(self.offset + offset, bytes),
             _ => {

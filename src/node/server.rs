@@ -3,6 +3,7 @@
 mod arrivals;
 mod driving;
 mod finite;
+mod folding;
 mod follow;
 mod restart;
 mod status;
@@ -14,7 +15,7 @@ use smallvec::SmallVec;
 
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
-use super::aggregate::{Aggregator, FoldArray, FoldJob, Input, Measured};
+use super::aggregate::{FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
 use super::folder::Folder;
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
@@ -241,7 +242,7 @@ impl<T: Transport> Server<T> {
             value: options.schedule.to_string(),
             reason: error.reason(),
         })?;
-        let folder = folder(&transport, &options, needs.measures_moments)?;
+        let folder = folding::folder(&transport, &options, needs.measures_moments)?;
         let (shard, shards) = options.shard;
         let config = ShardConfig {
             table,
@@ -718,31 +719,6 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    /// Gives a worker its slots back before `clock`: at once, or after what a GPU folds just now.
-    fn give_back(&mut self, peer: u16, clock: Clock) -> Result<(), Error> {
-        if self.folder.is_quiet()? || mutant!("slot_given_back_under_fold") {
-            self.shard.frames.set_consumed(peer, clock);
-        } else if let Some(of) = &self.shard.peers[usize::from(peer)] {
-            self.owed.push((peer, of.generation));
-        }
-        Ok(())
-    }
-
-    /// Gives back the slots that are owed, if nothing reads them any more.
-    fn pay(&mut self) -> Result<(), Error> {
-        if self.owed.is_empty() || !self.folder.is_quiet()? {
-            return Ok(());
-        }
-        for (peer, generation) in self.owed.drain(..) {
-            let present = self.shard.peers[usize::from(peer)].as_ref();
-            let is_same = present.is_some_and(|present| present.generation == generation);
-            if let Some(state) = self.workers[usize::from(peer)].as_ref().filter(|_| is_same) {
-                self.shard.frames.set_consumed(peer, state.consumed);
-            }
-        }
-        Ok(())
-    }
-
     /// Has the newest version pushed to a peer that takes pushes.
     fn push_to(&mut self, peer_index: u16) {
         if let Some(peer) = &mut self.shard.peers[usize::from(peer_index)] {
@@ -792,34 +768,6 @@ impl<T: Transport> Server<T> {
                 }
             }
         }
-    }
-}
-
-/// What folds: the GPU of the transport, if it has one, or else processors.
-fn folder<T: Transport>(
-    transport: &T,
-    options: &ServerOptions,
-    scheme_measures: bool,
-) -> Result<Box<dyn Folder>, Error> {
-    let Some(gpu) = transport.gpu() else { return Ok(Box::new(Aggregator::new(options.threads)?)) };
-    #[cfg(not(feature = "cuda"))]
-    match *gpu {}
-    #[cfg(feature = "cuda")]
-    {
-        let refuse = |option, value: String| {
-            let reason = "folds on a GPU do not have it: leave it out, or use a transport without a GPU";
-            Err(Error::Option { option, value, reason })
-        };
-        if scheme_measures {
-            return refuse("scheme", options.scheme.to_string());
-        }
-        if options.measure_moments {
-            return refuse("measure_moments", "true".into());
-        }
-        if options.non_finite != NonFinite::Allow {
-            return refuse("non_finite", format!("{:?}", options.non_finite));
-        }
-        Ok(Box::new(super::folder_gpu::GpuFolder::new(gpu, &options.optimizer)?))
     }
 }
 

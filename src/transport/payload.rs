@@ -1,6 +1,6 @@
 //! Memory of payloads, which is the host's or a GPU's. Words, which announce payloads, are in host memory always.
 
-use super::{Operation, RegisterError, Transport};
+use super::Operation;
 use crate::cuda::{GpuMemory, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 
@@ -34,11 +34,6 @@ pub struct GpuGrant {
 }
 
 impl PayloadMemory {
-    /// Zeroed memory of the host, of the kind that the transport serves best.
-    pub fn on_host<T: Transport>(transport: &T, bytes: usize, access: Access) -> Result<Self, RegisterError> {
-        transport.allocate(bytes, access).map(PayloadMemory::Host)
-    }
-
     /// Length in bytes; a region may be longer than was asked for.
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub fn len(&self) -> usize {

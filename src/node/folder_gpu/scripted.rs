@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
 
     use crate::clock::Version;
@@ -119,22 +120,27 @@ mod tests {
         let making = driver.work_in_a_thread();
         let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
         let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
-        drop(making);
-        let address = server.address();
+        let (address, may_publish) = (server.address(), &AtomicBool::new(false));
         let (their_driver, _their_gpu, theirs) = gpu();
         let _their_work = their_driver.work_in_a_thread();
         std::thread::scope(|scope| {
             let working = scope.spawn(move || {
                 let options = WorkerOptions::new(SchemeConfig::Bsp);
                 let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
+                while !may_publish.load(Relaxed) {
+                    std::thread::yield_now();
+                }
                 let mut step = worker.step(PATIENCE).unwrap();
                 step.gradient().unwrap().fill(1.0);
                 step.publish(None, PATIENCE).unwrap();
                 worker.flush(PATIENCE).unwrap();
             });
+            // The memory of the worker's slots is made. From here on nobody does the work of the server's GPU.
+            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
+            drop(making);
+            may_publish.store(true, Relaxed);
             let is_launched = |_: &Server<Shm>| driver.launches() > 0;
             assert!(server.drive(is_launched, PATIENCE).unwrap());
-            // Nobody does the work of the server's GPU.
             let is_published = |server: &Server<Shm>| server.status().version > Version::new(0);
             let published = server.drive(is_published, Duration::from_millis(30)).unwrap();
             assert!(!published, "the GPU has folded nothing");
@@ -152,19 +158,24 @@ mod tests {
         let making = driver.work_in_a_thread();
         let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
         let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
-        drop(making);
-        let address = server.address();
+        let (address, may_publish) = (server.address(), &AtomicBool::new(false));
         let (their_driver, their_gpu, theirs) = gpu();
         let _their_work = their_driver.work_in_a_thread();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let options = WorkerOptions::new(SchemeConfig::Bsp);
                 let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
+                while !may_publish.load(Relaxed) {
+                    std::thread::yield_now();
+                }
                 let mut step = worker.step(PATIENCE).unwrap();
                 step.gradient().unwrap().fill(1.0);
                 step.publish(None, PATIENCE).unwrap();
                 drop((worker, their_gpu));
             });
+            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
+            drop(making);
+            may_publish.store(true, Relaxed);
             assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
             assert!(driver.launches() > 0);
             // The scripted driver fails the test if it folds memory that is not allocated any more.
@@ -299,6 +310,7 @@ mod tests {
             drop(working);
             let has_failed = driver.has_failed();
             let outcome = made.map(drop);
+            driver.finish();
             drop(gpu);
             if let Err(error) = &outcome {
                 let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));

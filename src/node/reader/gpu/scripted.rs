@@ -342,6 +342,7 @@ mod tests {
         drop((publisher, reader));
         for side in [from, into] {
             let Side { driver, stream, weights, transport, .. } = side;
+            driver.finish();
             drop((stream, weights, transport));
             assert_eq!(driver.open(), 0);
         }
