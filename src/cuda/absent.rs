@@ -7,9 +7,9 @@ use crate::mem::OutOfBounds;
 #[derive(Clone, Debug)]
 pub enum NoGpu {}
 
-pub use NoGpu as Gpu;
-pub use NoGpu as GpuMemory;
-pub use NoGpu as GpuSlice;
+pub(crate) use NoGpu as Gpu;
+pub(crate) use NoGpu as GpuMemory;
+pub(crate) use NoGpu as GpuSlice;
 
 impl NoGpu {
     /// Length in bytes.

@@ -1,8 +1,8 @@
 //! Folds on a GPU: one launch for each run of chunks that have landed.
 //!
 //! What a launch has made counts once its ticket says that it is done. Work of a GPU cannot be called off: a job that
-//! is thrown away still reads its gradients and writes its frame until its launches are done, and the next one waits for
-//! that.
+//! is thrown away still reads its gradients and writes its frame until its launches are done, and the next one waits
+//! for that.
 
 #[cfg(test)]
 mod scripted;

@@ -140,7 +140,7 @@ impl GradientSource {
     fn payload(&self) -> Option<PayloadSlice> {
         match self {
             GradientSource::Memory(slice) => Some(PayloadSlice::Host(slice.clone())),
-            GradientSource::Gpu(slice) => Some(PayloadSlice::Gpu(slice.clone())),
+            GradientSource::Gpu(slice) => Some(slice).cloned().map(PayloadSlice::Gpu),
             GradientSource::Slot => None,
         }
     }

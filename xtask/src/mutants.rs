@@ -60,7 +60,7 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "slot_given_back_under_fold",
         "node::server::folding::tests::\
-         a_slot_that_a_gpu_still_folds_is_not_given_back_with_its_gradient_dropped",
+         a_slot_that_a_gpu_still_folds_is_not_given_back_when_it_is_dropped",
         "the GPU still reads the slot",
     ),
     (

@@ -308,10 +308,10 @@ mod tests {
             let options = options(OPTIMIZERS[1], 1);
             let made = Server::new(transport, &Address::random(), table(), &initial(), options);
             drop(working);
-            let has_failed = driver.has_failed();
             let outcome = made.map(drop);
             driver.finish();
             drop(gpu);
+            let has_failed = driver.has_failed();
             if let Err(error) = &outcome {
                 let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
                 assert!(is_typed, "call {failures}: {error}");

@@ -4,9 +4,13 @@
 use super::NonFinite;
 use super::{Server, ServerOptions};
 use crate::clock::Clock;
+#[cfg(feature = "cuda")]
+use crate::cuda::Gpu;
 use crate::node::Error;
 use crate::node::aggregate::Aggregator;
 use crate::node::folder::Folder;
+#[cfg(feature = "cuda")]
+use crate::node::folder_gpu::GpuFolder;
 use crate::transport::Transport;
 
 /// What folds: the GPU of the transport, if it has one, or else processors.
@@ -15,26 +19,34 @@ pub(super) fn folder<T: Transport>(
     options: &ServerOptions,
     scheme_measures: bool,
 ) -> Result<Box<dyn Folder>, Error> {
-    let Some(gpu) = transport.gpu() else { return Ok(Box::new(Aggregator::new(options.threads)?)) };
-    #[cfg(not(feature = "cuda"))]
-    match *gpu {}
-    #[cfg(feature = "cuda")]
-    {
-        let refuse = |option, value: String| {
-            let reason = "folds on a GPU do not have it: leave it out, or use a transport without a GPU";
-            Err(Error::Option { option, value, reason })
-        };
-        if scheme_measures {
-            return refuse("scheme", options.scheme.to_string());
+    match transport.gpu() {
+        None => Ok(Box::new(Aggregator::new(options.threads)?)),
+        #[cfg(feature = "cuda")]
+        Some(gpu) => folder_on(gpu, options, scheme_measures),
+        #[cfg(not(feature = "cuda"))]
+        Some(gpu) => {
+            let _ = scheme_measures;
+            match *gpu {}
         }
-        if options.measure_moments {
-            return refuse("measure_moments", "true".into());
-        }
-        if options.non_finite != NonFinite::Allow {
-            return refuse("non_finite", format!("{:?}", options.non_finite));
-        }
-        Ok(Box::new(crate::node::folder_gpu::GpuFolder::new(gpu, &options.optimizer)?))
     }
+}
+
+#[cfg(feature = "cuda")]
+fn folder_on(gpu: &Gpu, options: &ServerOptions, scheme_measures: bool) -> Result<Box<dyn Folder>, Error> {
+    let refuse = |option, value: String| {
+        let reason = "folds on a GPU do not have it: leave it out, or use a transport without a GPU";
+        Err(Error::Option { option, value, reason })
+    };
+    if scheme_measures {
+        return refuse("scheme", options.scheme.to_string());
+    }
+    if options.measure_moments {
+        return refuse("measure_moments", "true".into());
+    }
+    if options.non_finite != NonFinite::Allow {
+        return refuse("non_finite", format!("{:?}", options.non_finite));
+    }
+    Ok(Box::new(GpuFolder::new(gpu, &options.optimizer)?))
 }
 
 impl<T: Transport> Server<T> {
@@ -110,7 +122,7 @@ mod tests {
 
     /// Over the scripted driver: no GPU is needed, and none is tested.
     #[test]
-    fn a_slot_that_a_gpu_still_folds_is_not_given_back_with_its_gradient_dropped() {
+    fn a_slot_that_a_gpu_still_folds_is_not_given_back_when_it_is_dropped() {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
         let making = driver.work_in_a_thread();

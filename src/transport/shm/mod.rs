@@ -101,8 +101,8 @@ impl Shm {
         Shm { queue_depth, user: rustix::process::geteuid().as_raw(), gpu: None }
     }
 
-    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and a
-    /// server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or one that
+    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
+    /// a server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or one that
     /// its own GPU has peer access to. The copy engines of this process's GPU copy, also from and to host memory.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Self {
