@@ -119,6 +119,9 @@ mod channel;
 mod clock;
 #[cfg(all(feature = "cuda", not(loom)))]
 mod cuda;
+#[cfg(not(all(feature = "cuda", not(loom))))]
+#[path = "cuda/absent.rs"]
+mod cuda;
 mod diagnostic;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzing;

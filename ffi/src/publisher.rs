@@ -54,8 +54,8 @@ impl Looked {
         let memory = match self {
             Looked::ByCalls(publisher) => publisher.publish_begin(timeout)?,
             Looked::ByThread(publisher, draft) => match draft {
-                Some(draft) => draft.memory(),
-                None => draft.insert(publisher.draft(timeout)?).memory(),
+                Some(draft) => draft.memory()?,
+                None => draft.insert(publisher.draft(timeout)?).memory()?,
             },
         };
         Ok((memory.as_ptr(), memory.len()))

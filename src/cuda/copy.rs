@@ -4,8 +4,10 @@ use smallvec::SmallVec;
 
 use super::driver::Driver;
 use super::gpu::PrimaryContext;
-use super::queue::{Copy, CopyDirection, CopyQueue, HostBytes};
-use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE, PointerAttribute};
+use super::queue::{CallersStream, GpuQueue, GpuWork, HostBytes, QueueKind};
+use super::sys::{
+    Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE, HOST_REGISTER_READ_ONLY, PointerAttribute,
+};
 use super::{Gpu, GpuError, GpuSlice, GpuStream};
 use crate::mem::{LocalSlice, MemoryRegion, Registration};
 
@@ -13,7 +15,7 @@ use crate::mem::{LocalSlice, MemoryRegion, Registration};
 #[derive(Clone, Debug)]
 struct CopyTicket {
     gpu: Gpu,
-    direction: CopyDirection,
+    kind: QueueKind,
     number: u64,
 }
 
@@ -24,18 +26,20 @@ impl CopyTicket {
     /// # Errors
     /// Work of this process on the GPU failed; the copy is over, and was not made.
     fn is_done(&self) -> Result<bool, GpuError> {
-        queue(&self.gpu, self.direction).is_done(self.number)
+        queue(&self.gpu, self.kind).is_done(self.number)
     }
 }
 
-fn queue(gpu: &Gpu, direction: CopyDirection) -> &CopyQueue {
-    match direction {
-        CopyDirection::ToHost => &gpu.inner().out,
-        CopyDirection::FromHost => &gpu.inner().into,
+fn queue(gpu: &Gpu, kind: QueueKind) -> &GpuQueue {
+    match kind {
+        QueueKind::ToHost => &gpu.inner().out,
+        QueueKind::FromHost => &gpu.inner().into,
+        QueueKind::Within => &gpu.inner().within,
+        QueueKind::Folds => &gpu.inner().folds,
     }
 }
 
-/// Copies that are under way, of which the newest of each GPU and direction tells about those before it.
+/// Copies that are under way, of which the newest of each stream tells about those before it.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     tickets: SmallVec<[CopyTicket; 1]>,
@@ -45,7 +49,7 @@ pub(crate) struct Tickets {
 
 impl Tickets {
     fn add(&mut self, ticket: CopyTicket) {
-        let same = |other: &&mut CopyTicket| other.gpu.is(&ticket.gpu) && other.direction == ticket.direction;
+        let same = |other: &&mut CopyTicket| other.gpu.is(&ticket.gpu) && other.kind == ticket.kind;
         match self.tickets.iter_mut().find(same) {
             Some(other) => *other = ticket,
             None => self.tickets.push(ticket),
@@ -82,8 +86,8 @@ impl GpuStream {
         into: &LocalSlice,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
-        let host = HostBytes::Region(into.region().clone());
-        self.copy(CopyDirection::ToHost, from, host, into.offset(), under_way)
+        let (host, offset) = (HostBytes::Region(into.region().clone()), into.offset());
+        self.put(GpuWork::ToHost { from: from.clone(), host, offset }, false, under_way)
     }
 
     /// Copies to `into`, memory of the GPU, what the host's region has from `offset` on, behind what this stream has
@@ -98,29 +102,113 @@ impl GpuStream {
         into: &GpuSlice,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
-        self.copy(CopyDirection::FromHost, into, host, offset, under_way)
+        self.put(GpuWork::FromHost { host, offset, into: into.clone() }, true, under_way)
     }
 
-    fn copy(
+    /// Copies `from` to `into`, which is as long, both memory of the GPU, behind what this stream has now.
+    ///
+    /// # Errors
+    /// As [`copy_to_host`](Self::copy_to_host).
+    pub(crate) fn copy_within(
         &self,
-        direction: CopyDirection,
-        device: &GpuSlice,
-        host: HostBytes,
-        offset: usize,
+        from: &GpuSlice,
+        into: &GpuSlice,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
-        let (gpu, primary) = (self.gpu(), &self.gpu().inner().primary);
-        if device.primary().context() != primary.context() {
-            let (pointer, found) = (device.pointer(), device.primary().ordinal());
+        self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, false, under_way)
+    }
+
+    /// Has all copies that are asked for later wait for what this stream has now.
+    ///
+    /// # Errors
+    /// The stream is capturing, or the driver refuses.
+    pub(crate) fn hold_copies(&self) -> Result<(), GpuError> {
+        let inner = self.gpu().inner();
+        [&inner.out, &inner.into, &inner.within]
+            .into_iter()
+            .try_for_each(|queue| queue.wait_for_stream(self.handle()))
+    }
+
+    /// Has what this stream gets later wait for all copies to the GPU that were asked for so far.
+    ///
+    /// # Errors
+    /// The stream is capturing, or the driver refuses.
+    pub(crate) fn wait_for_copies(&self) -> Result<(), GpuError> {
+        let inner = self.gpu().inner();
+        [&inner.into, &inner.within].into_iter().try_for_each(|queue| queue.hold_stream(self.handle()))
+    }
+
+    fn put(&self, work: GpuWork, waits: bool, under_way: &mut Tickets) -> Result<(), GpuError> {
+        let stream = CallersStream { handle: self.handle(), waits };
+        self.gpu().put(work, Some(stream), under_way)
+    }
+}
+
+/// A copy that is ordered by the processor: its source is there when it is asked for, and its destination is free.
+#[derive(Clone, Debug)]
+pub(crate) enum GpuCopy {
+    /// To host memory.
+    ToHost { from: GpuSlice, into: LocalSlice },
+    /// From host memory.
+    FromHost { from: LocalSlice, into: GpuSlice },
+    /// Within memory of the GPU.
+    Within { from: GpuSlice, into: GpuSlice },
+}
+
+impl GpuCopy {
+    /// True if both are done in the order in which they are asked for.
+    pub(crate) fn is_ordered_with(&self, other: &GpuCopy) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+impl Gpu {
+    /// Copies behind the copies the same way that were asked for before.
+    ///
+    /// # Errors
+    /// As [`GpuStream::copy_to_host`].
+    pub(crate) fn copy(&self, copy: GpuCopy, under_way: &mut Tickets) -> Result<(), GpuError> {
+        let region = |slice: &LocalSlice| HostBytes::Region(slice.region().clone());
+        let work = match copy {
+            GpuCopy::ToHost { from, into } => {
+                GpuWork::ToHost { from, host: region(&into), offset: into.offset() }
+            }
+            GpuCopy::FromHost { from, into } => {
+                GpuWork::FromHost { host: region(&from), offset: from.offset(), into }
+            }
+            GpuCopy::Within { from, into } => GpuWork::Within { from, into },
+        };
+        self.put(work, None, under_way)
+    }
+
+    /// Makes memory of the GPU zero, behind the copies within the GPU that were asked for before.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub(crate) fn clear(&self, into: GpuSlice, under_way: &mut Tickets) -> Result<(), GpuError> {
+        self.put(GpuWork::Clear { into }, None, under_way)
+    }
+
+    pub(super) fn put(
+        &self,
+        work: GpuWork,
+        stream: Option<CallersStream>,
+        under_way: &mut Tickets,
+    ) -> Result<(), GpuError> {
+        let primary = &self.inner().primary;
+        if let Some(other) = work.slices().find(|slice| slice.primary().context() != primary.context()) {
+            let (pointer, found) = (other.pointer(), other.primary().ordinal());
             return Err(GpuError::OtherDevice { pointer, ordinal: primary.ordinal(), found });
         }
-        lock(primary, host.region())?;
-        let copy = Copy { direction, device: device.clone(), host, offset, stream: self.handle() };
-        let (number, copied) = queue(gpu, direction).copy(copy);
-        if let Some(number) = number {
-            under_way.add(CopyTicket { gpu: gpu.clone(), direction, number });
+        if let Some(region) = work.region() {
+            lock(primary, region)?;
         }
-        copied
+        let kind = work.kind();
+        let (number, issued) = queue(self, kind).put(work, stream);
+        if let Some(number) = number {
+            under_way.add(CopyTicket { gpu: self.clone(), kind, number });
+        }
+        issued
     }
 }
 
@@ -131,11 +219,12 @@ fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<(), GpuError>
         let (begin, bytes) = (memory.as_ptr(), memory.len());
         let refused = |reason: &str| Err(GpuError::Host { reason: reason.into() });
         let locked = |begin| Box::new(Locked { primary: primary.clone(), begin }) as Box<dyn Registration>;
+        // Of memory that a peer has granted for reading only, the mapping is read-only, too.
+        let flags = HOST_REGISTER_PORTABLE
+            | if host.is_writable() { HOST_REGISTER_DEVICEMAP } else { HOST_REGISTER_READ_ONLY };
         primary.within(|driver| {
             // SAFETY: the region undoes its registrations before its memory goes.
-            match unsafe {
-                driver.register_host(begin, bytes, HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP)
-            } {
+            match unsafe { driver.register_host(begin, bytes, flags) } {
                 Ok(_) => Ok(locked(Some(begin.expose_provenance()))),
                 // The caller has locked its own memory, as PyTorch does with pinned tensors. A part is not enough, and
                 // of memory of ours it is the registration of some earlier mapping.

@@ -1,7 +1,8 @@
 //! The calls of the driver that are used here, as a trait: the library of the system implements it, and so does the
 //! scripted driver of the tests.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::sys::{Attribute, Code, PointerAttribute};
 
@@ -17,10 +18,18 @@ pub(crate) struct StreamHandle(pub(crate) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventHandle(pub(crate) usize);
 
+/// Kernels that were loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ModuleHandle(pub(crate) usize);
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FunctionHandle(pub(crate) usize);
+
 /// An address in the memory of a device, or of host memory that devices reach.
 pub(crate) type DevicePointer = u64;
 
-/// Memory that was allocated by [`Driver::allocate`].
+/// Memory that was allocated by [`Driver::allocate`], or mapped by [`Driver::import`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) pointer: DevicePointer,
@@ -71,6 +80,18 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Memory of a device, which other processes can be given.
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code>;
+
+    /// A descriptor by which another process of this host maps memory of [`allocate`](Self::allocate).
+    fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code>;
+
+    /// Maps memory that another process has exported, all of its `bytes`, for a device of this process.
+    fn import(
+        &self,
+        device: i32,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Allocation, Code>;
 
     /// Gives it back.
     ///
@@ -141,6 +162,53 @@ pub(crate) trait Driver: Send + Sync {
         &self,
         to: DevicePointer,
         from: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Copies from one range of device memory to another, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// Both ranges stay as they are until the copy is done, and nothing else reads or writes `to` meanwhile.
+    unsafe fn copy_within(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Makes a range of device memory zero, behind the work of `stream`.
+    ///
+    /// # Safety
+    /// The range stays as it is until that is done, and nothing else reads or writes it meanwhile.
+    unsafe fn fill_with_zeros(
+        &self,
+        to: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code>;
+
+    /// Compiles and loads kernels, which are PTX.
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code>;
+
+    /// Gives them back, once none of them runs.
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code>;
+
+    /// The kernel of this name.
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code>;
+
+    /// Runs a kernel behind the work of `stream`, in so many blocks of so many threads.
+    ///
+    /// # Safety
+    /// `parameter` is the structure of `bytes` that the kernel takes, which is read within this call. What it names
+    /// stays as it is until the kernel is done; nothing else uses what the kernel writes meanwhile.
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
         bytes: usize,
         stream: StreamHandle,
     ) -> Result<(), Code>;

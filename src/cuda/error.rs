@@ -81,6 +81,21 @@ pub enum GpuError {
         /// Bytes from there to the end of the allocation.
         available: usize,
     },
+    /// Memory of the caller's cannot be passed to other processes.
+    #[error(
+        "the memory at {pointer:#x} is the caller's, and no other process can be given it; {}",
+        remedy_of(self)
+    )]
+    NotOurs {
+        /// The address.
+        pointer: u64,
+    },
+    /// A call touches bytes, and they are in memory of a GPU.
+    #[error("cannot {operation}: the bytes are in memory of a GPU; {}", remedy_of(self))]
+    OnGpu {
+        /// The call, in words.
+        operation: &'static str,
+    },
     /// The stream is one of another context than the primary one of the GPU.
     #[error("the stream is not one of the primary context of GPU {ordinal}; {}", remedy_of(self))]
     OtherContext {
@@ -175,6 +190,8 @@ impl Diagnostic for GpuError {
             GpuError::NotOnDevice { .. }
             | GpuError::OtherDevice { .. }
             | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
+            GpuError::NotOurs { .. } => "granting memory of a GPU",
+            GpuError::OnGpu { operation } => operation,
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
             GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
             GpuError::Empty => "taking memory of a GPU",
@@ -204,6 +221,8 @@ impl Diagnostic for GpuError {
             }
             GpuError::OtherDevice { .. } => "open the GPU that the memory is on",
             GpuError::BeyondAllocation { .. } => "give a range inside one allocation",
+            GpuError::NotOurs { .. } => "allocate it with `GpuMemory::allocate`",
+            GpuError::OnGpu { .. } => "use the call for memory of a GPU, or a transport without a GPU",
             GpuError::OtherContext { .. } => {
                 "give a stream of the CUDA runtime on this GPU, as PyTorch's are"
             }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::GpuError;
 use super::driver::{Context, Driver};
 use super::library::DriverLibrary;
-use super::queue::CopyQueue;
+use super::queue::GpuQueue;
 use super::sys::{CAPTURE_MODE_RELAXED, Code};
 use crate::mem::ForkGuard;
 
@@ -21,10 +21,11 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
 /// A GPU. Clones are the same one, and so is what `open` gives for the same ordinal while one of them lives.
 ///
 /// It uses the primary context of the device, which is that of the CUDA runtime and of PyTorch. The context is current
-/// on the calling thread only within calls of this library. Copies run on two streams of its own, one for each way, in
-/// the order in which they were asked for: one that waits for a busy stream of the caller's holds up those behind it.
-/// No call waits for a copy. The driver itself may hold up a call: the first one for a table locks its memory, which
-/// takes seconds for many gigabytes, and a stream takes some hundred commands before the next has to wait.
+/// on the calling thread only within calls of this library. Copies run on three streams of its own, one for each way
+/// and one for those within its memory, and folds on a fourth, in the order in which they were asked for: a copy that
+/// waits for a busy stream of the caller's holds up those behind it. No call waits for a copy. The driver itself may
+/// hold up a call: the first one for a table locks its memory, which takes seconds for many gigabytes, and a stream
+/// takes some hundred commands before the next has to wait.
 ///
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
 ///
@@ -42,8 +43,10 @@ pub struct Gpu {
 
 pub(super) struct GpuInner {
     // Dropped in order of declaration: the queues first, as they use the context.
-    pub(super) out: CopyQueue,
-    pub(super) into: CopyQueue,
+    pub(super) out: GpuQueue,
+    pub(super) into: GpuQueue,
+    pub(super) within: GpuQueue,
+    pub(super) folds: GpuQueue,
     pub(super) primary: PrimaryContext,
     name: String,
 }
@@ -174,9 +177,10 @@ impl Gpu {
         let primary = PrimaryContext::open(driver, ordinal)?;
         let name =
             primary.call("asking for the name of a GPU", |driver| driver.device_name(primary.device()))?;
-        let (out, into) = (CopyQueue::new(&primary)?, CopyQueue::new(&primary)?);
+        let queue = || GpuQueue::new(&primary);
+        let (out, into, within, folds) = (queue()?, queue()?, queue()?, queue()?);
         tracing::debug!(gpu = ordinal, name, "opened a GPU");
-        Ok(Gpu { inner: Arc::new(GpuInner { out, into, primary, name }) })
+        Ok(Gpu { inner: Arc::new(GpuInner { out, into, within, folds, primary, name }) })
     }
 
     /// Number of GPUs that this process sees.

@@ -1,11 +1,14 @@
 //! `libcuda.so.1`, the driver's library, found at run time.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::GpuError;
-use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
+use super::driver::{
+    Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
+};
 use super::gpu::expect_version;
 use super::sys::*;
 use crate::mem::ForkGuard;
@@ -60,6 +63,8 @@ functions! {
     mem_get_granularity: "cuMemGetAllocationGranularity" as fn(*mut usize, *const AllocationProperties, c_int);
     mem_create: "cuMemCreate" as fn(*mut u64, usize, *const AllocationProperties, u64);
     mem_release: "cuMemRelease" as fn(u64);
+    mem_export: "cuMemExportToShareableHandle" as fn(*mut c_void, u64, c_int, u64);
+    mem_import: "cuMemImportFromShareableHandle" as fn(*mut u64, *mut c_void, c_int);
     mem_address_reserve: "cuMemAddressReserve" as fn(*mut DevicePointer, usize, usize, DevicePointer, u64);
     mem_address_free: "cuMemAddressFree" as fn(DevicePointer, usize);
     mem_map: "cuMemMap" as fn(DevicePointer, usize, usize, u64, u64);
@@ -81,6 +86,14 @@ functions! {
     event_query: "cuEventQuery" as fn(Handle);
     copy_to_host: "cuMemcpyDtoHAsync_v2" as fn(*mut c_void, DevicePointer, usize, Handle);
     copy_from_host: "cuMemcpyHtoDAsync_v2" as fn(DevicePointer, *const c_void, usize, Handle);
+    copy_within: "cuMemcpyDtoDAsync_v2" as fn(DevicePointer, DevicePointer, usize, Handle);
+    fill: "cuMemsetD8Async" as fn(DevicePointer, c_uchar, usize, Handle);
+    module_load: "cuModuleLoadData" as fn(*mut Handle, *const c_void);
+    module_unload: "cuModuleUnload" as fn(Handle);
+    module_get_function: "cuModuleGetFunction" as fn(*mut Handle, Handle, *const c_char);
+    launch_kernel: "cuLaunchKernel" as fn(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut Handle, *mut Handle,
+    );
 }
 
 fn lookup(handle: *mut c_void, symbol: &str) -> Option<*mut c_void> {
@@ -153,6 +166,30 @@ impl DriverLibrary {
             usage: 0,
             reserved: [0; 4],
         }
+    }
+
+    /// Maps memory of a handle for a device; the handle is given back after an error.
+    fn map(&self, device: c_int, handle: u64, bytes: usize, flags: c_int) -> Result<Allocation, Code> {
+        let mut pointer = 0;
+        // SAFETY: as for all calls below.
+        let reserved = check(unsafe { (self.functions.mem_address_reserve)(&mut pointer, bytes, 0, 0, 0) });
+        let mapped = reserved.and_then(|()| {
+            // SAFETY: as below; the range was just reserved.
+            let mapped = check(unsafe { (self.functions.mem_map)(pointer, bytes, 0, handle, 0) });
+            let location = MemoryLocation { kind: LOCATION_DEVICE, id: device };
+            let access = AccessDescriptor { location, flags };
+            // SAFETY: as above; the range was just mapped.
+            let set = || check(unsafe { (self.functions.mem_set_access)(pointer, bytes, &access, 1) });
+            // SAFETY: nobody has the address yet.
+            let unmap = || check(unsafe { (self.functions.mem_unmap)(pointer, bytes) });
+            // SAFETY: nobody has the address yet, and nothing is mapped there.
+            let give_back = || check(unsafe { (self.functions.mem_address_free)(pointer, bytes) });
+            let set = mapped.and_then(|()| set().inspect_err(|_| ignore(unmap())));
+            set.inspect_err(|_| ignore(give_back()))
+        });
+        // SAFETY: the handle is not used any more after an error.
+        mapped.inspect_err(|_| ignore(check(unsafe { (self.functions.mem_release)(handle) })))?;
+        Ok(Allocation { pointer, bytes, handle })
     }
 }
 
@@ -253,7 +290,7 @@ impl Driver for DriverLibrary {
 
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code> {
         let properties = self.properties(device);
-        let (mut granularity, mut handle, mut pointer) = (0, 0, 0);
+        let (mut granularity, mut handle) = (0, 0);
         // SAFETY: as above.
         check(unsafe {
             (self.functions.mem_get_granularity)(&mut granularity, &properties, GRANULARITY_MINIMUM)
@@ -261,24 +298,32 @@ impl Driver for DriverLibrary {
         let bytes = bytes.checked_next_multiple_of(granularity.max(1)).ok_or(Code::INVALID_VALUE)?;
         // SAFETY: as above.
         check(unsafe { (self.functions.mem_create)(&mut handle, bytes, &properties, 0) })?;
-        // SAFETY: as above.
-        let reserved = check(unsafe { (self.functions.mem_address_reserve)(&mut pointer, bytes, 0, 0, 0) });
-        let mapped = reserved.and_then(|()| {
-            // SAFETY: as above; the range was just reserved.
-            let mapped = check(unsafe { (self.functions.mem_map)(pointer, bytes, 0, handle, 0) });
-            let access = AccessDescriptor { location: properties.location, flags: ACCESS_READ_WRITE };
-            // SAFETY: as above; the range was just mapped.
-            let set = || check(unsafe { (self.functions.mem_set_access)(pointer, bytes, &access, 1) });
-            // SAFETY: nobody has the address yet.
-            let unmap = || check(unsafe { (self.functions.mem_unmap)(pointer, bytes) });
-            // SAFETY: nobody has the address yet, and nothing is mapped there.
-            let give_back = || check(unsafe { (self.functions.mem_address_free)(pointer, bytes) });
-            let set = mapped.and_then(|()| set().inspect_err(|_| ignore(unmap())));
-            set.inspect_err(|_| ignore(give_back()))
-        });
-        // SAFETY: the handle is not used any more after an error.
-        mapped.inspect_err(|_| ignore(check(unsafe { (self.functions.mem_release)(handle) })))?;
-        Ok(Allocation { pointer, bytes, handle })
+        self.map(device, handle, bytes, ACCESS_READ_WRITE)
+    }
+
+    fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
+        let mut file: c_int = -1;
+        let to = ptr::from_mut(&mut file).cast();
+        // SAFETY: as above; a descriptor is what is written for this kind of handle.
+        check(unsafe {
+            (self.functions.mem_export)(to, allocation.handle, HANDLE_POSIX_FILE_DESCRIPTOR, 0)
+        })?;
+        // SAFETY: a new descriptor, which nothing else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn import(
+        &self,
+        device: i32,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Allocation, Code> {
+        let mut handle = 0;
+        let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
+        // SAFETY: as above; a descriptor is passed where a pointer would be.
+        check(unsafe { (self.functions.mem_import)(&mut handle, number, HANDLE_POSIX_FILE_DESCRIPTOR) })?;
+        self.map(device, handle, bytes, if is_writable { ACCESS_READ_WRITE } else { ACCESS_READ })
     }
 
     unsafe fn free(&self, allocation: Allocation) -> Result<(), Code> {
@@ -296,6 +341,9 @@ impl Driver for DriverLibrary {
         let mut pointer = 0;
         // SAFETY: the caller's promise.
         check(unsafe { (self.functions.mem_host_register)(begin.cast(), bytes, flags) })?;
+        if flags & HOST_REGISTER_DEVICEMAP == 0 {
+            return Ok(0);
+        }
         // SAFETY: just registered.
         match check(unsafe { (self.functions.mem_host_get_pointer)(&mut pointer, begin.cast(), 0) }) {
             Ok(()) => Ok(pointer),
@@ -390,6 +438,75 @@ impl Driver for DriverLibrary {
     ) -> Result<(), Code> {
         // SAFETY: the caller's promise.
         check(unsafe { (self.functions.copy_from_host)(to, from, bytes, raw(stream.0)) })
+    }
+
+    unsafe fn copy_within(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        check(unsafe { (self.functions.copy_within)(to, from, bytes, raw(stream.0)) })
+    }
+
+    unsafe fn fill_with_zeros(
+        &self,
+        to: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        check(unsafe { (self.functions.fill)(to, 0, bytes, raw(stream.0)) })
+    }
+
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code> {
+        let mut module = ptr::null_mut();
+        // SAFETY: as above; text that ends in NUL.
+        check(unsafe { (self.functions.module_load)(&mut module, kernels.as_ptr().cast()) })?;
+        Ok(ModuleHandle(module.addr()))
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code> {
+        // SAFETY: as above.
+        check(unsafe { (self.functions.module_unload)(raw(module.0)) })
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code> {
+        let mut function = ptr::null_mut();
+        // SAFETY: as above; a name that ends in NUL.
+        check(unsafe { (self.functions.module_get_function)(&mut function, raw(module.0), name.as_ptr()) })?;
+        Ok(FunctionHandle(function.addr()))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
+        _: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        let mut parameters = [parameter.cast_mut()];
+        // SAFETY: the caller's promise; the list has the one parameter that these kernels take, of whose structure the
+        // driver knows the length.
+        check(unsafe {
+            (self.functions.launch_kernel)(
+                raw(function.0),
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                0,
+                raw(stream.0),
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
     }
 
     unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {

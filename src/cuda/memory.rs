@@ -1,6 +1,7 @@
 //! Memory of a GPU: the caller's, used where it lies, or this library's own.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::driver::{Allocation, DevicePointer};
@@ -77,6 +78,39 @@ impl GpuMemory {
         Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
     }
 
+    /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU. It stays
+    /// allocated until the last process has let go of it.
+    ///
+    /// # Errors
+    /// The descriptor is none of memory of a GPU, the memory has another length, or this GPU cannot reach it.
+    pub(crate) fn import(
+        gpu: &Gpu,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<GpuMemory, GpuError> {
+        let primary = gpu.inner().primary.clone();
+        let allocation = primary.call("mapping memory of a GPU that a peer has granted", |driver| {
+            driver.import(primary.device(), file, bytes, is_writable)
+        })?;
+        let (pointer, backing) = (allocation.pointer, GpuBacking::Own(allocation));
+        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+    }
+
+    /// What another process of this host maps it by, and the length that it maps: this memory was
+    /// [allocated](Self::allocate) here, and takes whole units of the device.
+    ///
+    /// # Errors
+    /// The memory is the caller's, or the driver refuses.
+    pub(crate) fn export(&self) -> Result<(OwnedFd, usize), GpuError> {
+        let GpuBlock { primary, pointer, backing, .. } = &*self.block;
+        let GpuBacking::Own(allocation) = *backing else {
+            return Err(GpuError::NotOurs { pointer: *pointer });
+        };
+        let exported = primary.call("exporting memory of a GPU", |driver| driver.export(allocation));
+        Ok((exported?, allocation.bytes))
+    }
+
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.block.bytes
@@ -135,6 +169,20 @@ impl GpuSlice {
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// `bytes` from `offset` (counted from the slice's own begin) on.
+    ///
+    /// # Errors
+    /// They do not lie inside it.
+    pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Result<GpuSlice, OutOfBounds> {
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.bytes => self.memory.slice(self.offset + offset, bytes),
+            _ => {
+                let available = self.bytes as u64;
+                Err(OutOfBounds { offset: offset as u64, len: bytes as u64, available })
+            }
+        }
     }
 
     pub(super) fn pointer(&self) -> DevicePointer {

@@ -13,13 +13,15 @@
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
 //! | `probe` | what a GPU can do, for `slackline doctor` |
-//! | `queue`, `copy` | the stream of copies one way; copies and their tickets |
+//! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
+//! | `fold` | kernels that fold gradients |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
 
 mod copy;
 mod driver;
 mod error;
+mod fold;
 mod gpu;
 mod library;
 mod memory;
@@ -32,8 +34,9 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copy::Tickets;
+pub(crate) use copy::{GpuCopy, Tickets};
 pub use error::GpuError;
+pub(crate) use fold::{GpuFold, GpuKernels, MAX_GRADIENTS};
 pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};
 pub use probe::{GpuCopies, GpuProperties};

@@ -1,4 +1,4 @@
-//! Copies between host memory and a GPU, one way, in the order in which they are asked for.
+//! Streams of this library's own, whose work is done in the order in which it is asked for.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
+use super::fold::Launch;
 use super::gpu::PrimaryContext;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{GpuError, GpuSlice};
@@ -32,31 +33,101 @@ impl HostBytes {
     }
 }
 
-/// The way that a copy goes.
+/// The streams of this library's own, by what is put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyDirection {
-    /// From the GPU.
+pub(super) enum QueueKind {
+    /// Copies from the GPU to host memory.
     ToHost,
-    /// To the GPU; later work of the caller's stream waits for it.
+    /// Copies to the GPU from host memory.
     FromHost,
+    /// Copies from memory of the GPU to memory of the GPU.
+    Within,
+    /// Kernels that fold.
+    Folds,
 }
 
-/// One copy.
-pub(super) struct Copy {
-    pub(super) direction: CopyDirection,
-    pub(super) device: GpuSlice,
-    pub(super) host: HostBytes,
-    /// The first byte of the host's region.
-    pub(super) offset: usize,
-    /// The caller's stream.
-    pub(super) stream: StreamHandle,
+/// A piece of work. What it names is kept until it is done.
+pub(super) enum GpuWork {
+    /// To the host's region, from the byte `offset` of it on.
+    ToHost { from: GpuSlice, host: HostBytes, offset: usize },
+    /// From the host's region, from the byte `offset` of it on.
+    FromHost { host: HostBytes, offset: usize, into: GpuSlice },
+    /// Ranges of one length.
+    Within { from: GpuSlice, into: GpuSlice },
+    /// Zeros.
+    Clear { into: GpuSlice },
+    /// A kernel.
+    Fold(Box<Launch>),
 }
 
-/// A stream of this library's own, with a counter of the copies that are done.
+impl GpuWork {
+    pub(super) fn kind(&self) -> QueueKind {
+        match self {
+            GpuWork::ToHost { .. } => QueueKind::ToHost,
+            GpuWork::FromHost { .. } => QueueKind::FromHost,
+            GpuWork::Within { .. } | GpuWork::Clear { .. } => QueueKind::Within,
+            GpuWork::Fold(_) => QueueKind::Folds,
+        }
+    }
+
+    /// The memory of the GPU that it uses.
+    pub(super) fn slices(&self) -> impl Iterator<Item = &GpuSlice> {
+        let (one, other, others) = match self {
+            GpuWork::ToHost { from, .. } => (Some(from), None, &[][..]),
+            GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (Some(into), None, &[][..]),
+            GpuWork::Within { from, into } => (Some(from), Some(into), &[][..]),
+            GpuWork::Fold(launch) => (None, None, launch.slices()),
+        };
+        one.into_iter().chain(other).chain(others)
+    }
+
+    /// The host's memory that it uses.
+    pub(super) fn region(&self) -> Option<&MemoryRegion> {
+        match self {
+            GpuWork::ToHost { host, .. } | GpuWork::FromHost { host, .. } => Some(host.region()),
+            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Fold(_) => None,
+        }
+    }
+
+    fn issue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {
+        let host_range = |host: &HostBytes, offset, device: &GpuSlice| {
+            host.region().as_volatile().subslice(offset, device.bytes()).as_ptr()
+        };
+        // SAFETY: all ranges are inside memory that is kept until the work is done. What is written was set aside by
+        // its owner for this, and what is read is not written meanwhile.
+        unsafe {
+            match self {
+                GpuWork::ToHost { from, host, offset } => {
+                    let to = host_range(host, *offset, from).cast();
+                    driver.copy_to_host(to, from.pointer(), from.bytes(), stream)
+                }
+                GpuWork::FromHost { host, offset, into } => {
+                    let from = host_range(host, *offset, into).cast_const().cast();
+                    driver.copy_from_host(into.pointer(), from, into.bytes(), stream)
+                }
+                GpuWork::Within { from, into } => {
+                    driver.copy_within(into.pointer(), from.pointer(), into.bytes(), stream)
+                }
+                GpuWork::Clear { into } => driver.fill_with_zeros(into.pointer(), into.bytes(), stream),
+                GpuWork::Fold(launch) => launch.issue(driver, stream),
+            }
+        }
+    }
+}
+
+/// A stream of the caller's that work is ordered with: the work comes behind what the stream has.
+#[derive(Clone, Copy)]
+pub(super) struct CallersStream {
+    pub(super) handle: StreamHandle,
+    /// What it gets later waits for the work.
+    pub(super) waits: bool,
+}
+
+/// A stream of this library's own, with a counter of the work that is done.
 ///
 /// The counter is a word of host memory that the stream itself writes behind each copy, so that to ask for it takes a
 /// load. Where a device cannot, an event is recorded behind each copy.
-pub(super) struct CopyQueue {
+pub(super) struct GpuQueue {
     state: Mutex<QueueState>,
     questions: AtomicU32,
     /// The number of the last copy that is known to be done, where the word does not say so.
@@ -75,15 +146,10 @@ pub(super) struct CopyQueue {
 struct QueueState {
     issued: u64,
     /// What copies use that are not known to be done, by their numbers.
-    kept: VecDeque<(u64, CopyMemory)>,
+    kept: VecDeque<(u64, GpuWork)>,
     /// Events behind copies, by their numbers, and such as are free.
     events: VecDeque<(u64, EventHandle)>,
     free_events: Vec<EventHandle>,
-}
-
-struct CopyMemory {
-    _host: HostBytes,
-    _device: GpuSlice,
 }
 
 enum Counter {
@@ -91,8 +157,8 @@ enum Counter {
     Events,
 }
 
-impl CopyQueue {
-    pub(super) fn new(primary: &PrimaryContext) -> Result<CopyQueue, GpuError> {
+impl GpuQueue {
+    pub(super) fn new(primary: &PrimaryContext) -> Result<GpuQueue, GpuError> {
         let has_words = |driver: &dyn Driver| {
             driver
                 .attribute(Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS, primary.device())
@@ -104,7 +170,7 @@ impl CopyQueue {
         let (state, questions, letting_go) = (Mutex::default(), AtomicU32::new(0), AtomicU32::new(0));
         let (done, primary) = (AtomicU64::new(0), primary.clone());
         let (before, after, counter) = (EventHandle(0), EventHandle(0), Counter::Events);
-        let mut queue = CopyQueue {
+        let mut queue = GpuQueue {
             state,
             questions,
             done,
@@ -137,56 +203,75 @@ impl CopyQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a copy behind what the caller's stream has now. Returns its number, if there is a copy, also when a later
-    /// call of the driver has failed; its memory is kept until it is done.
-    pub(super) fn copy(&self, copy: Copy) -> (Option<u64>, Result<(), GpuError>) {
+    /// Puts work behind all that the queue has, and behind what the caller's stream has now. Returns its number, if it
+    /// is under way, also when a later call of the driver has failed; its memory is kept until it is done.
+    pub(super) fn put(
+        &self,
+        work: GpuWork,
+        stream: Option<CallersStream>,
+    ) -> (Option<u64>, Result<(), GpuError>) {
         self.let_go();
         let primary = &self.primary;
         let mut state = self.state();
         let mut under_way = None;
-        let copied = primary.within(|driver| {
-            let failed = |code| primary.error("copying behind a stream", code);
-            if driver.is_capturing(copy.stream).map_err(failed)? {
-                return Err(GpuError::Capturing);
+        let issued = primary.within(|driver| {
+            let failed = |code| primary.error("putting work on a stream", code);
+            if let Some(stream) = stream {
+                self.hold_behind(driver, stream.handle)?;
             }
-            if !mutant!("gpu_does_not_wait_for_caller") {
-                driver.record(self.before, copy.stream).map_err(failed)?;
-                driver.wait_for(self.stream, self.before).map_err(failed)?;
-            }
-            let Copy { direction, device, host, offset, stream } = copy;
-            let memory = host.region().as_volatile().subslice(offset, device.bytes());
-            let (host_pointer, device_pointer, bytes) =
-                (memory.as_ptr().cast(), device.pointer(), memory.len());
-            // SAFETY: both ranges are inside memory that is kept until the copy is done. Bytes that come in go to
-            // memory that its owner has set aside for them; bytes that go out are not written meanwhile.
-            let copied = unsafe {
-                match direction {
-                    CopyDirection::ToHost => {
-                        driver.copy_to_host(host_pointer, device_pointer, bytes, self.stream)
-                    }
-                    CopyDirection::FromHost => {
-                        driver.copy_from_host(device_pointer, host_pointer, bytes, self.stream)
-                    }
-                }
-            };
-            copied.map_err(failed)?;
-            // From here on the copy cannot be called off. If its number is not written behind it, that of the next one
+            work.issue(driver, self.stream).map_err(failed)?;
+            // From here on the work cannot be called off. If its number is not written behind it, that of the next one
             // is, or the stream has nothing to do any more.
             state.issued += 1;
             let number = state.issued;
             under_way = Some(number);
-            state.kept.push_back((number, CopyMemory { _host: host, _device: device }));
+            state.kept.push_back((number, work));
             let written = self.write(driver, &mut state, number);
-            // The caller's stream has to wait for the copy also if its end will not be told.
-            let ordered = match direction {
-                CopyDirection::ToHost => Ok(()),
-                CopyDirection::FromHost => {
-                    driver.record(self.after, self.stream).and_then(|()| driver.wait_for(stream, self.after))
-                }
+            // The caller's stream has to wait for the work also if its end will not be told.
+            let ordered = match stream {
+                Some(CallersStream { handle, waits: true }) => self.order_before(driver, handle),
+                _ => Ok(()),
             };
             written.and(ordered).map_err(failed)
         });
-        (under_way, copied)
+        (under_way, issued)
+    }
+
+    /// Has later work of the queue wait for what a stream of the caller's has now.
+    fn hold_behind(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), GpuError> {
+        let failed = |code| self.primary.error("waiting for a stream", code);
+        if driver.is_capturing(stream).map_err(failed)? {
+            return Err(GpuError::Capturing);
+        }
+        if !mutant!("gpu_does_not_wait_for_caller") {
+            driver.record(self.before, stream).map_err(failed)?;
+            driver.wait_for(self.stream, self.before).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Has later work of a stream of the caller's wait for what the queue has now.
+    fn order_before(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {
+        driver.record(self.after, self.stream)?;
+        driver.wait_for(stream, self.after)
+    }
+
+    /// Has later work of the queue wait for what a stream of the caller's has now.
+    pub(super) fn wait_for_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
+        let _one_at_a_time = self.state();
+        self.primary.within(|driver| self.hold_behind(driver, stream))
+    }
+
+    /// Has later work of a stream of the caller's wait for what the queue has now.
+    pub(super) fn hold_stream(&self, stream: StreamHandle) -> Result<(), GpuError> {
+        let _one_at_a_time = self.state();
+        let failed = |code| self.primary.error("waiting for a copy", code);
+        self.primary.within(|driver| {
+            if driver.is_capturing(stream).map_err(failed)? {
+                return Err(GpuError::Capturing);
+            }
+            self.order_before(driver, stream).map_err(failed)
+        })
     }
 
     /// Has the stream tell when it has come so far.
@@ -286,7 +371,7 @@ impl CopyQueue {
     }
 }
 
-impl Drop for CopyQueue {
+impl Drop for GpuQueue {
     fn drop(&mut self) {
         let is_idle = self.primary.call("ending a stream", |driver| driver.is_idle(self.stream));
         let mut state = mem::take(self.state.get_mut().unwrap_or_else(PoisonError::into_inner));

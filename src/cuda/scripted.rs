@@ -7,18 +7,23 @@
 //!
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
+mod kernel;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::driver::{Allocation, Context, DevicePointer, Driver, EventHandle, StreamHandle};
+use super::driver::{
+    Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
+};
+use super::fold::FoldParameters;
 use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
-use work::{ScriptedMemory, StreamWork};
+use work::{GRANULARITY, ScriptedMemory, StreamWork};
 
 /// The primary context of the one device, and another context.
 pub(crate) const PRIMARY: Context = Context(0x1000);
@@ -51,6 +56,12 @@ struct ScriptedState {
     /// Lengths of host memory that is registered, by its first address.
     registered: HashMap<usize, usize>,
     device: ScriptedMemory,
+    /// Copies between host memory and the device that were begun.
+    host_copies: usize,
+    /// The text of kernels that are loaded, and the names of those that were looked up.
+    modules: HashMap<usize, String>,
+    functions: HashMap<usize, String>,
+    launches: usize,
     random: u64,
 }
 
@@ -79,6 +90,10 @@ impl Scripted {
                 records: 0,
                 registered: HashMap::new(),
                 device: ScriptedMemory::new(),
+                host_copies: 0,
+                modules: HashMap::new(),
+                functions: HashMap::new(),
+                launches: 0,
                 random: 0x9e37_79b9_7f4a_7c15,
             }),
         }
@@ -174,6 +189,16 @@ impl Scripted {
         self.state().streams.values().any(|stream| stream.work.iter().any(is_copy))
     }
 
+    /// Copies between host memory and the device that were begun.
+    pub(crate) fn host_copies(&self) -> usize {
+        self.state().host_copies
+    }
+
+    /// Kernels of the library's that were launched.
+    pub(crate) fn launches(&self) -> usize {
+        self.state().launches
+    }
+
     /// What is in memory of the device.
     pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
         self.state().device.at(pointer, bytes).expect("memory of the device").to_vec()
@@ -207,7 +232,8 @@ impl Scripted {
     pub(crate) fn open(&self) -> usize {
         let state = self.state();
         let made = state.streams.values().filter(|stream| !stream.is_callers).count();
-        made + state.events.len() + state.registered.len() + state.device.own + state.retained as usize
+        let memory = state.registered.len() + state.device.own;
+        made + state.events.len() + memory + state.modules.len() + state.retained as usize
     }
 
     fn call<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
@@ -371,7 +397,20 @@ impl Driver for Scripted {
 
     fn allocate(&self, _: i32, bytes: usize) -> Result<Allocation, Code> {
         self.within(|state| {
+            let bytes = bytes.next_multiple_of(GRANULARITY);
             let pointer = state.device.reserve(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+            state.device.own += 1;
+            Ok(Allocation { pointer, bytes, handle: 1 })
+        })
+    }
+
+    fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
+        self.within(|state| state.device.export(allocation.pointer).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn import(&self, _: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {
+        self.within(|state| {
+            let pointer = state.device.import(file, bytes).ok_or(Code::INVALID_VALUE)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
@@ -468,7 +507,10 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         let host = to.expose_provenance();
-        self.within(|state| state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 }))
+        self.within(|state| {
+            state.host_copies += 1;
+            state.put(stream, StreamWork::ToHost { host, device: from, bytes, done: 0 })
+        })
     }
 
     unsafe fn copy_from_host(
@@ -479,7 +521,75 @@ impl Driver for Scripted {
         stream: StreamHandle,
     ) -> Result<(), Code> {
         let host = from.expose_provenance();
-        self.within(|state| state.put(stream, StreamWork::FromHost { host, device: to, bytes, done: 0 }))
+        self.within(|state| {
+            state.host_copies += 1;
+            state.put(stream, StreamWork::FromHost { host, device: to, bytes, done: 0 })
+        })
+    }
+
+    unsafe fn copy_within(
+        &self,
+        to: DevicePointer,
+        from: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| state.put(stream, StreamWork::Within { to, from, bytes, done: 0 }))
+    }
+
+    unsafe fn fill_with_zeros(
+        &self,
+        to: DevicePointer,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| state.put(stream, StreamWork::Fill { pointer: to, bytes, value: 0 }))
+    }
+
+    fn load_module(&self, kernels: &CStr) -> Result<ModuleHandle, Code> {
+        self.within(|state| {
+            let module = state.handle();
+            state.modules.insert(module, kernels.to_str().map_err(|_| Code::INVALID_VALUE)?.into());
+            Ok(ModuleHandle(module))
+        })
+    }
+
+    fn unload_module(&self, module: ModuleHandle) -> Result<(), Code> {
+        self.within(|state| state.modules.remove(&module.0).map(drop).ok_or(INVALID_HANDLE))
+    }
+
+    fn function(&self, module: ModuleHandle, name: &CStr) -> Result<FunctionHandle, Code> {
+        self.within(|state| {
+            let name = name.to_str().map_err(|_| Code::INVALID_VALUE)?;
+            let kernels = state.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+            if !kernels.contains(&format!(".visible .entry {name}(")) {
+                return Err(Code::NOT_FOUND);
+            }
+            let function = state.handle();
+            state.functions.insert(function, name.into());
+            Ok(FunctionHandle(function))
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        function: FunctionHandle,
+        blocks: u32,
+        threads: u32,
+        parameter: *const c_void,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<(), Code> {
+        self.within(|state| {
+            let name = state.functions.get(&function.0).ok_or(INVALID_HANDLE)?.clone();
+            if bytes != size_of::<FoldParameters>() || blocks == 0 || !(1..=256).contains(&threads) {
+                return Err(Code::INVALID_VALUE);
+            }
+            // SAFETY: the caller's promise.
+            let parameters = unsafe { parameter.cast::<FoldParameters>().read() };
+            state.launches += 1;
+            state.put(stream, StreamWork::Fold { name, parameters: Box::new(parameters), done: 0 })
+        })
     }
 
     unsafe fn write_word(&self, stream: StreamHandle, to: DevicePointer, value: u64) -> Result<(), Code> {

@@ -113,6 +113,8 @@ pub(crate) const WRITE_VALUE_DEFAULT: u32 = 0;
 pub(crate) const HOST_REGISTER_PORTABLE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`: the device has an address for it.
 pub(crate) const HOST_REGISTER_DEVICEMAP: u32 = 2;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`: devices only read it.
+pub(crate) const HOST_REGISTER_READ_ONLY: u32 = 8;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: no call of this thread disturbs a capture.
 pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 
@@ -147,6 +149,8 @@ pub(crate) const ALLOCATION_PINNED: c_int = 1;
 pub(crate) const HANDLE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub(crate) const GRANULARITY_MINIMUM: c_int = 0;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
+pub(crate) const ACCESS_READ: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(crate) const ACCESS_READ_WRITE: c_int = 3;
 

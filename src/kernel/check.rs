@@ -70,6 +70,12 @@ pub enum FoldError {
         /// The length that it should have.
         expected: usize,
     },
+    /// A range in memory of a GPU, which no processor reads or writes.
+    #[error("{operand} is in memory of a GPU, and this fold is made by processors")]
+    OnGpu {
+        /// The range.
+        operand: Operand,
+    },
     /// A destination that may not be written.
     #[error("{operand} is read-only")]
     ReadOnly {

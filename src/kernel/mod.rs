@@ -29,6 +29,8 @@ pub use magnitude::largest_magnitude;
 pub use mean::mean;
 pub use moments::Moments;
 pub use optimizer::{AdamParameters, Optimizer};
+#[cfg(all(feature = "cuda", not(loom)))]
+pub(crate) use rule::RuleConstants;
 pub use schedule::{Schedule, ScheduleError};
 pub use ticks::ticks;
 pub use triad::triad;

@@ -4,6 +4,8 @@
 //! that were given and rounded to f32 once.
 
 use super::AdamParameters;
+#[cfg(all(feature = "cuda", not(loom)))]
+use super::Optimizer;
 use super::lanes::Lanes;
 
 /// One optimiser's step, its constants at hand.
@@ -124,6 +126,56 @@ impl<const DECOUPLED: bool> Rule for Adam<DECOUPLED> {
             *v = V::splat(self.beta2).mul(*v).add(second);
             let denominator = v.sqrt().div(V::splat(self.correction)).add(V::splat(self.epsilon));
             parameter.sub(V::splat(self.step_size).mul(m.div(denominator)))
+        }
+    }
+}
+
+/// The constants of an optimiser's step as its formulas take them, each rounded to f32 once: what a kernel of a GPU is
+/// given. Those that the rule does not have are 0.
+#[cfg(all(feature = "cuda", not(loom)))]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RuleConstants {
+    pub(crate) rate: f32,
+    /// Of AdamW `rate * decay`.
+    pub(crate) decay: f32,
+    pub(crate) momentum: f32,
+    pub(crate) beta1: f32,
+    pub(crate) one_less_beta1: f32,
+    pub(crate) beta2: f32,
+    pub(crate) one_less_beta2: f32,
+    pub(crate) step_size: f32,
+    pub(crate) correction: f32,
+    pub(crate) epsilon: f32,
+}
+
+#[cfg(all(feature = "cuda", not(loom)))]
+impl RuleConstants {
+    /// Those of step number `step`, the first being 1.
+    pub(crate) fn of(optimizer: &Optimizer, rate: f32, step: u64) -> RuleConstants {
+        let none = RuleConstants { rate, ..RuleConstants::default() };
+        match *optimizer {
+            Optimizer::Sgd { weight_decay: decay } => RuleConstants { decay, ..none },
+            Optimizer::Momentum { momentum, weight_decay: decay } => {
+                RuleConstants { decay, momentum, ..none }
+            }
+            Optimizer::Adam(adam) => none.with(Adam::<false>::new(adam, rate, step)),
+            Optimizer::AdamW(adam) => none.with(Adam::<true>::new(adam, rate, step)),
+        }
+    }
+
+    fn with<const DECOUPLED: bool>(self, adam: Adam<DECOUPLED>) -> RuleConstants {
+        let Adam { beta1, one_less_beta1, beta2, one_less_beta2, step_size, correction, epsilon, decay } =
+            adam;
+        RuleConstants {
+            decay,
+            beta1,
+            one_less_beta1,
+            beta2,
+            one_less_beta2,
+            step_size,
+            correction,
+            epsilon,
+            ..self
         }
     }
 }

@@ -15,20 +15,22 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 use smallvec::SmallVec;
 
+use super::folder::{FillJob, Folder};
 use super::{Backoff, Error};
 use crate::clock::Clock;
-use crate::kernel::{Fold, FoldError, Gradient, Moments, Optimizer, Pass, largest_magnitude};
-use crate::mem::{LocalSlice, OutOfBounds};
+use crate::kernel::{Fold, FoldError, Gradient, Moments, Operand, Optimizer, Pass, largest_magnitude};
+use crate::mem::VolatileSlice;
 use crate::param::{PeerInbox, Progress};
 use crate::scheme::GradientId;
 use crate::table::Encoding;
+use crate::transport::PayloadSlice;
 
 /// One gradient of a job.
 pub(super) struct Input {
     pub(super) gradient: GradientId,
     pub(super) inbox: PeerInbox,
     pub(super) clock: Clock,
-    pub(super) payload: LocalSlice,
+    pub(super) payload: PayloadSlice,
     pub(super) weight: f32,
 }
 
@@ -39,20 +41,31 @@ impl Input {
 }
 
 /// An array to read and one to write.
+#[derive(Clone)]
 pub(super) struct FoldArray {
-    pub(super) from: LocalSlice,
-    pub(super) to: LocalSlice,
+    pub(super) from: PayloadSlice,
+    pub(super) to: PayloadSlice,
 }
 
 impl FoldArray {
-    fn chunk(&self, offset: usize, len: usize) -> Pass<'_> {
-        let cut = |slice: &LocalSlice| (slice.len(), offset, len);
-        debug_assert!(cut(&self.from) == cut(&self.to));
-        Pass {
-            from: self.from.as_volatile().subslice(offset, len),
-            to: self.to.as_volatile().subslice(offset, len),
-        }
+    /// The chunk, of an array that stands in an error as `from` and `to`.
+    fn chunk(
+        &self,
+        offset: usize,
+        len: usize,
+        (from, to): (Operand, Operand),
+    ) -> Result<Pass<'_>, FoldError> {
+        debug_assert!(self.from.len() == self.to.len());
+        Ok(Pass {
+            from: bytes(&self.from, from)?.subslice(offset, len),
+            to: bytes(&self.to, to)?.subslice(offset, len),
+        })
     }
+}
+
+/// The bytes of an operand, which must be in host memory.
+fn bytes(payload: &PayloadSlice, operand: Operand) -> Result<VolatileSlice<'_>, FoldError> {
+    Ok(payload.host().ok_or(FoldError::OnGpu { operand })?.as_volatile())
 }
 
 /// Measurements of each chunk of a job. The thread that folds a chunk stores them before it counts the chunk as
@@ -101,11 +114,12 @@ pub(super) struct FoldJob {
 }
 
 impl FoldJob {
-    fn chunks(&self) -> usize {
+    pub(super) fn chunks(&self) -> usize {
         self.parameters.from.len().div_ceil(self.chunk_bytes)
     }
 
-    fn is_ready(&self, chunk: usize) -> bool {
+    /// True if the chunk has landed of all gradients.
+    pub(super) fn is_ready(&self, chunk: usize) -> bool {
         // Acquire: the thread that bound the job has seen the announcements, and so what was written before them.
         (self.bound.load(Ordering::Acquire) && !mutant!("bound"))
             || self.inputs.iter().all(|input| input.has(chunk))
@@ -116,23 +130,27 @@ impl FoldJob {
         let offset = chunk * self.chunk_bytes;
         let len = self.chunk_bytes.min(self.parameters.from.len() - offset);
         let width = self.encoding.bytes();
-        let gradients: SmallVec<[Gradient<'_>; 32]> = self
-            .inputs
-            .iter()
-            .map(|input| Gradient {
-                elements: input.payload.as_volatile().subslice(offset / 4 * width, len / 4 * width),
-                weight: input.weight,
-            })
-            .collect();
-        let states: SmallVec<[Pass<'_>; 2]> =
-            self.states.iter().map(|state| state.chunk(offset, len)).collect();
+        let mut gradients = SmallVec::<[Gradient<'_>; 32]>::new();
+        for (index, input) in self.inputs.iter().enumerate() {
+            let elements = bytes(&input.payload, Operand::Gradient(index))?;
+            let elements = elements.subslice(offset / 4 * width, len / 4 * width);
+            gradients.push(Gradient { elements, weight: input.weight });
+        }
+        let mut states = SmallVec::<[Pass<'_>; 2]>::new();
+        for (index, state) in self.states.iter().enumerate() {
+            states.push(state.chunk(offset, len, (Operand::StateFrom(index), Operand::StateTo(index)))?);
+        }
         let fold = Fold {
             gradients: &gradients,
             encoding: self.encoding,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
             step: self.step,
-            parameters: self.parameters.chunk(offset, len),
+            parameters: self.parameters.chunk(
+                offset,
+                len,
+                (Operand::ParametersFrom, Operand::ParametersTo),
+            )?,
             states: &states,
             streaming: self.streaming,
         };
@@ -285,11 +303,14 @@ impl Aggregator {
         Ok(aggregator)
     }
 
-    /// Begins a job, throwing away the one that runs.
-    pub(super) fn begin(
-        &mut self,
-        fill: impl FnOnce(Option<FoldJob>) -> Result<FoldJob, OutOfBounds>,
-    ) -> Result<(), Error> {
+    /// Has the threads look for work.
+    fn wake(&self) {
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+    }
+}
+
+impl Folder for Aggregator {
+    fn begin(&mut self, fill: FillJob<'_>) -> Result<(), Error> {
         self.shared.abort.store(true, Ordering::Relaxed);
         // Threads let go of the lock after the chunk they are at.
         let mut job = self.shared.write();
@@ -307,27 +328,18 @@ impl Aggregator {
         Ok(())
     }
 
-    /// Has the threads look for work.
-    fn wake(&self) {
-        self.threads.iter().for_each(|thread| thread.thread().unpark());
-    }
-
-    /// The job that runs counts: all its gradients were announced.
-    pub(super) fn bind(&self) {
+    fn bind(&self) {
         if let Some(job) = self.shared.read().as_ref() {
             job.bound.store(true, Ordering::Release);
         }
         self.wake();
     }
 
-    /// True between `begin` and `end`.
-    pub(super) fn is_running(&self) -> bool {
+    fn is_running(&self) -> bool {
         self.running
     }
 
-    /// Folds this thread's chunks as far as they have come, and at most `chunks` of them, so that its caller keeps
-    /// looking after its peers. True if it got anywhere.
-    pub(super) fn advance(&mut self, chunks: usize) -> Result<bool, Error> {
+    fn advance(&mut self, chunks: usize) -> Result<bool, Error> {
         let job = self.shared.read();
         let Some(job) = job.as_ref() else { return Ok(false) };
         let mut progress = false;
@@ -347,35 +359,31 @@ impl Aggregator {
         Ok(progress)
     }
 
-    /// True if all chunks are folded.
-    pub(super) fn is_complete(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.shared.read().as_ref().is_some_and(|job| self.shared.is_complete(job))
     }
 
-    /// True if all parameters that a complete job has made are finite.
-    pub(super) fn is_finite(&self) -> bool {
+    fn is_finite(&self) -> bool {
         !self.shared.tainted.load(Ordering::Relaxed)
     }
 
-    /// The gradients of a job that hold a NaN or an infinity: a pass over all of them.
-    pub(super) fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
+    fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
         let job = self.shared.read();
         let Some(job) = job.as_ref() else { return SmallVec::new() };
         let is_bad = |input: &&Input| {
-            let payload = input.payload.as_volatile();
+            let Some(payload) = input.payload.host() else { return false };
+            let payload = payload.as_volatile();
             let bytes = job.parameters.from.len() / 4 * job.encoding.bytes();
             !largest_magnitude(payload.subslice(0, bytes), job.encoding).is_finite()
         };
         job.inputs.iter().filter(is_bad).map(|input| input.gradient).collect()
     }
 
-    /// Returns the measurements of a complete job, if it was to be measured.
-    pub(super) fn moments(&self) -> Option<Moments> {
+    fn moments(&self) -> Option<Moments> {
         self.shared.read().as_ref().and_then(FoldJob::moments)
     }
 
-    /// Ends the job, finished or not, and lets go of the workers' memory.
-    pub(super) fn end(&mut self) {
+    fn end(&mut self) {
         if !std::mem::take(&mut self.running) {
             return;
         }
@@ -383,6 +391,11 @@ impl Aggregator {
         if let Some(job) = self.shared.write().as_mut() {
             job.inputs.clear();
         }
+    }
+
+    /// Its threads let go of a job before the next one begins.
+    fn is_quiet(&mut self) -> Result<bool, Error> {
+        Ok(true)
     }
 }
 
@@ -438,7 +451,8 @@ mod tests {
             bound: AtomicBool::new(true),
         };
         let mut aggregator = Aggregator::new(2).unwrap();
-        aggregator.begin(|_| Ok(job)).unwrap();
+        let mut job = Some(job);
+        aggregator.begin(&mut |_| Ok(job.take().expect("it is begun once"))).unwrap();
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let error = loop {
             if let Err(error) = aggregator.advance(16) {

@@ -16,9 +16,13 @@ mod aggregate;
 mod checkpoint;
 mod copies;
 mod error;
+mod folder;
+#[cfg(feature = "cuda")]
+mod folder_gpu;
 mod group;
 mod heartbeat;
 mod link;
+mod payloads;
 mod publisher;
 mod reader;
 mod record;

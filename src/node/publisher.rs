@@ -13,6 +13,7 @@ pub use self::deltas::DeltaOptions;
 #[cfg(feature = "cuda")]
 pub use self::gpu::Publishing;
 use super::Error;
+use super::payloads::on_host;
 use super::record::digests;
 use super::runtime::complete;
 use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
@@ -24,7 +25,7 @@ use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, Writte
 use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::trace::Publication;
-use crate::transport::{Address, Host, Transport};
+use crate::transport::{Address, Host, PayloadSlice, Transport};
 
 /// Settings of a publisher.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +99,9 @@ pub struct Publisher<T: Transport> {
     /// The frame that is being written, and the version that it becomes.
     draft: Option<(u8, Version)>,
 }
+
+const NO_FRAME: Error =
+    Error::OutOfTurn { operation: "pass a version on", reason: "no frame is being written" };
 
 impl<T: Transport> Publisher<T> {
     /// Begins to serve `table` at `address`; the version at which it begins is all zeros.
@@ -237,6 +241,9 @@ impl<T: Transport> Publisher<T> {
     /// there; any other publishing call writes over it.
     ///
     /// Waits, up to `timeout`, only if readers pin all other frames.
+    ///
+    /// # Errors
+    /// The frames are on a GPU.
     #[doc(hidden)]
     pub fn publish_begin(&mut self, timeout: Duration) -> Result<VolatileSlice<'_>, Error> {
         complete(self.publish_begin_async(timeout))
@@ -246,6 +253,7 @@ impl<T: Transport> Publisher<T> {
         &mut self,
         timeout: Duration,
     ) -> Result<VolatileSlice<'_>, Error> {
+        on_host(self.shard.frames.payload(0), "fill a frame in place")?;
         let runtime = self.shard.runtime.clone();
         let free = wait(&runtime, runtime.now() + timeout, |now| {
             self.poll(now);
@@ -259,7 +267,9 @@ impl<T: Transport> Publisher<T> {
         };
         let frames = &self.shard.frames;
         let begin = frames.geometry().stride() as usize * usize::from(frame);
-        Ok(frames.region().as_volatile().subslice(begin, frames.geometry().payload_bytes as usize))
+        // Asked above.
+        let region = frames.memory().host().ok_or(NO_FRAME)?;
+        Ok(region.as_volatile().subslice(begin, frames.geometry().payload_bytes as usize))
     }
 
     /// The frame of the next version, if there is one that no reader pins.
@@ -297,14 +307,15 @@ impl<T: Transport> Publisher<T> {
     /// The memory for a version of another publisher's that is about to be copied, if there is a frame that no reader
     /// pins: by its number the next one, until [`relay_landed`](Self::relay_landed) knows better.
     pub(super) fn begin_relayed(&mut self) -> Result<Option<LocalSlice>, Error> {
-        Ok(self.begin_draft()?.map(|frame| self.shard.frames.payload(frame)))
+        let frame = self.begin_draft()?.map(|frame| self.shard.frames.payload(frame));
+        frame.map(|payload| on_host(payload, "pass versions on")).transpose()
     }
 
     /// The version that is served, with its label and its memory.
-    pub(crate) fn served(&self) -> (Version, FrameLabel, LocalSlice) {
+    pub(crate) fn served(&self) -> Result<(Version, FrameLabel, LocalSlice), Error> {
         let frames = &self.shard.frames;
         let Latest { version, frame } = frames.latest();
-        (version, frames.label(frame), frames.payload(frame))
+        Ok((version, frames.label(frame), on_host(frames.payload(frame), "pass versions on")?))
     }
 
     /// So many chunks of `version` are there. If it is another version than so far, or the copy `begins_again`, what
@@ -328,8 +339,7 @@ impl<T: Transport> Publisher<T> {
     ) -> Result<(), Error> {
         self.relay_landed(version, 0, begins_again);
         self.write_delta();
-        let none = Error::OutOfTurn { operation: "pass a version on", reason: "no frame is being written" };
-        let (frame, version) = self.draft.take().ok_or(none)?;
+        let (frame, version) = self.draft.take().ok_or(NO_FRAME)?;
         self.shard.frames.set_label(frame, label);
         self.shard.frames.commit(frame, version, Clock::new(0));
         Ok(())
@@ -353,7 +363,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     /// The memory of the frame that is being written.
-    fn draft_memory(&self) -> Option<LocalSlice> {
+    fn draft_memory(&self) -> Option<PayloadSlice> {
         self.draft.map(|(frame, _)| self.shard.frames.payload(frame))
     }
 
@@ -374,7 +384,7 @@ impl<T: Transport> Publisher<T> {
     #[doc(hidden)]
     pub fn publish_commit_recorded(&mut self, tag: VersionTag) -> Result<Publication, Error> {
         // Once it is published, the frame is another version's before long.
-        let memory = self.draft_memory();
+        let memory = self.draft_memory().map(|memory| on_host(memory, "record a version")).transpose()?;
         let digests = memory.map(|memory| digests(self.table().tensors().iter(), memory.as_volatile()));
         self.write_delta();
         self.commit_recorded(tag, digests.unwrap_or_default())

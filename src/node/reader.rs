@@ -1,6 +1,8 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
 mod deltas;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod refresh;
 mod resume;
 mod snapshot;
@@ -23,7 +25,7 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Host, Transport};
+use crate::transport::{Address, Host, PayloadSlice, Transport};
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
@@ -411,7 +413,7 @@ impl<T: Transport> Reader<T> {
     /// Moves a pull on as far as it goes without waiting. Returns its result, and whether it got anywhere.
     fn pull_once(
         &mut self,
-        into: &LocalSlice,
+        into: &(impl Clone + Into<PayloadSlice>),
         bound: Bound,
         options: PullOptions,
         has_begun: &mut bool,

@@ -3,6 +3,7 @@
 mod arrivals;
 mod driving;
 mod finite;
+mod folding;
 mod follow;
 mod restart;
 mod status;
@@ -14,21 +15,22 @@ use smallvec::SmallVec;
 
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
-use super::aggregate::{Aggregator, FoldArray, FoldJob, Input, Measured};
+use super::aggregate::{FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
+use super::folder::Folder;
 use super::shard::{Shard, ShardConfig, ShardEvent, ShardPeer};
 use super::taken::{Applied, Taken};
-use super::{Error, PeerStatus};
+use super::{Error, PeerStatus, payloads};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::{Optimizer, Schedule};
 #[cfg(feature = "sim")]
 use crate::mem::LocalSlice;
-use crate::mem::{Access, MemoryRegion, streaming_threshold};
+use crate::mem::{Access, VolatileSlice, streaming_threshold};
 use crate::param::{FrameHeader, PeerInbox};
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Encoding, Table};
 use crate::time::Instant;
-use crate::transport::{Address, Endpoint, Transport};
+use crate::transport::{Address, Endpoint, PayloadMemory, Transport};
 
 #[derive(Clone)]
 struct WorkerState {
@@ -141,12 +143,14 @@ pub struct Server<T: Transport> {
     pub(super) reports_reads: bool,
     /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
-    aggregator: Aggregator,
+    folder: Box<dyn Folder>,
+    /// The workers, by index and generation, whose slots are given back once nothing that a GPU still folds reads them.
+    owed: Vec<(u16, u64)>,
     optimizer: Optimizer,
     learning_rate: f32,
     schedule: Schedule,
     /// Optimiser state: two copies of each, read from one and written to the other by turns.
-    states: Vec<[MemoryRegion; 2]>,
+    states: Vec<[PayloadMemory; 2]>,
     /// The index of the copy that is current.
     current: usize,
     workers: Vec<Option<WorkerState>>,
@@ -238,7 +242,7 @@ impl<T: Transport> Server<T> {
             value: options.schedule.to_string(),
             reason: error.reason(),
         })?;
-        let aggregator = Aggregator::new(options.threads)?;
+        let folder = folding::folder(&transport, &options, needs.measures_moments)?;
         let (shard, shards) = options.shard;
         let config = ShardConfig {
             table,
@@ -253,17 +257,14 @@ impl<T: Transport> Server<T> {
         if payload.len() != std::mem::size_of_val(start.parameters) {
             return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
         }
-        crate::kernel::encode(start.parameters, payload.as_volatile(), Encoding::F32);
+        let gpu = shard.transport().gpu().cloned();
+        payloads::write(&payload, gpu.as_ref(), &bytes_of(start.parameters))?;
         let mut states = Vec::new();
         for index in 0..options.optimizer.states() {
-            let state = || shard.transport().allocate(payload.len(), Access::LOCAL);
-            let copies: [MemoryRegion; 2] = [state()?, state()?];
+            let state = || payloads::allocate(shard.transport(), payload.len(), Access::LOCAL);
+            let copies: [PayloadMemory; 2] = [state()?, state()?];
             if let Some(values) = start.states.get(index) {
-                crate::kernel::encode(
-                    values,
-                    copies[0].as_volatile().subslice(0, payload.len()),
-                    Encoding::F32,
-                );
+                payloads::write(&copies[0].slice(0, payload.len())?, gpu.as_ref(), &bytes_of(values))?;
             }
             states.push(copies);
         }
@@ -295,7 +296,8 @@ impl<T: Transport> Server<T> {
             measures_moments: options.measure_moments || needs.measures_moments,
             reports_reads: needs.reports_reads && following.is_none(),
             following,
-            aggregator,
+            folder,
+            owed: Vec::new(),
             optimizer: options.optimizer,
             learning_rate,
             schedule: options.schedule,
@@ -383,7 +385,7 @@ impl<T: Transport> Server<T> {
     #[cfg(feature = "sim")]
     pub(crate) fn newest(&self) -> (Version, Clock, &[Share], LocalSlice) {
         let latest = self.shard.frames.latest();
-        let payload = self.shard.frames.payload(latest.frame);
+        let payload = self.shard.frames.host_payload(latest.frame).expect("a simulator has no GPU");
         (latest.version, self.announced_clock, &self.newest, payload)
     }
 
@@ -410,8 +412,10 @@ impl<T: Transport> Server<T> {
     /// A copy of the newest parameters of this shard.
     pub fn parameters(&self) -> Result<Vec<f32>, Error> {
         let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
+        let mut bytes = vec![0; payload.len()];
+        payloads::read(&payload, self.shard.transport().gpu(), &mut bytes)?;
         let mut values = vec![0.0; payload.len() / 4];
-        crate::kernel::decode(payload.as_volatile(), Encoding::F32, &mut values);
+        crate::kernel::decode(VolatileSlice::from_ref(&bytes), Encoding::F32, &mut values);
         Ok(values)
     }
 
@@ -433,6 +437,7 @@ impl<T: Transport> Server<T> {
         }
         progress |= self.take_actions(now)?;
         progress |= self.fold(now)?;
+        self.pay()?;
         self.announce_clock();
         progress |= self.tell(now);
         self.push();
@@ -453,8 +458,8 @@ impl<T: Transport> Server<T> {
                         self.plan();
                     }
                     self.bind();
-                    if self.aggregator.is_running() {
-                        self.aggregator.bind();
+                    if self.folder.is_running() {
+                        self.folder.bind();
                     }
                     for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
                         self.shard.taken.take(source.identity, share.gradient.clock);
@@ -468,8 +473,9 @@ impl<T: Transport> Server<T> {
                         state.consume(gradient.clock);
                         // The latest frame holds all of it that it will ever hold.
                         let frame = self.shard.frames.latest().frame;
-                        self.shard.frames.set_included(frame, peer, state.consumed);
-                        self.shard.frames.set_consumed(peer, state.consumed);
+                        let consumed = state.consumed;
+                        self.shard.frames.set_included(frame, peer, consumed);
+                        self.give_back(peer, consumed)?;
                     }
                     self.dropped.push(gradient);
                 }
@@ -528,7 +534,7 @@ impl<T: Transport> Server<T> {
 
     /// Throws away the fold that was begun. Its frame is written again by the next.
     fn abandon(&mut self) {
-        self.aggregator.end();
+        self.folder.end();
         self.work.shares.clear();
         self.work.sources.clear();
         self.work.bound = false;
@@ -540,14 +546,14 @@ impl<T: Transport> Server<T> {
         if self.work.shares.is_empty() && !self.work.bound {
             return Ok(false);
         }
-        if !self.aggregator.is_running() && !self.begin_fold()? {
+        if !self.folder.is_running() && !self.begin_fold()? {
             return Ok(false);
         }
-        let moved = self.aggregator.advance(self.shard.runtime.steps(CHUNKS_PER_TURN))?;
-        if !self.work.bound || !self.aggregator.is_complete() {
+        let moved = self.folder.advance(self.shard.runtime.steps(CHUNKS_PER_TURN))?;
+        if !self.work.bound || !self.folder.is_complete() {
             return Ok(moved);
         }
-        if self.aggregator.is_finite() || !self.leave_out(now)? {
+        if self.folder.is_finite() || !self.leave_out(now)? {
             self.finish_fold(now);
         }
         Ok(true)
@@ -560,6 +566,9 @@ impl<T: Transport> Server<T> {
             let clock = share.gradient.clock;
             inbox.landed(clock) > 0 || inbox.published() > clock
         };
+        if !self.folder.is_quiet()? {
+            return Ok(false);
+        }
         // A fold that counts was announced whole: that is not asked again, since a worker can take it back.
         if !self.work.bound && !sources.all(has_begun) {
             return Ok(false);
@@ -610,7 +619,7 @@ impl<T: Transport> Server<T> {
         let geometry = |source: &FoldSource| source.inbox.slot_geometry().map(|slots| slots.encoding);
         let encoding = self.work.sources.iter().find_map(geometry).unwrap_or(Encoding::F32);
         let (states, work) = (&self.states, &self.work);
-        self.aggregator.begin(|old| {
+        self.folder.begin(&mut |old| {
             // The vectors of the last job are used again.
             let (mut inputs, mut stages, measured) =
                 old.map_or_else(Default::default, |old| (old.inputs, old.states, old.measured));
@@ -629,7 +638,8 @@ impl<T: Transport> Server<T> {
                 inputs.push(Input { gradient, inbox: inbox.clone(), clock, payload, weight: share.weight });
             }
             for state in states {
-                stages.push(FoldArray { from: state[current].whole(), to: state[1 - current].whole() });
+                let whole = |memory: &PayloadMemory| memory.slice(0, memory.len());
+                stages.push(FoldArray { from: whole(&state[current])?, to: whole(&state[1 - current])? });
             }
             Ok(FoldJob {
                 inputs,
@@ -637,11 +647,11 @@ impl<T: Transport> Server<T> {
                 optimizer,
                 learning_rate,
                 step: version.get(),
-                parameters,
+                parameters: parameters.clone(),
                 states: stages,
                 chunk_bytes,
                 streaming,
-                progress,
+                progress: progress.clone(),
                 bound: AtomicBool::new(work.bound),
                 measured: measures.then_some(measured),
             })
@@ -651,7 +661,7 @@ impl<T: Transport> Server<T> {
     /// All chunks are folded and all gradients announced: the frame becomes the newest version.
     fn finish_fold(&mut self, now: Instant) {
         let version = self.shard.frames.latest().version.next();
-        let moments = self.aggregator.moments();
+        let moments = self.folder.moments();
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
         let learning_rate = Some(f64::from(self.work.learning_rate));
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
@@ -659,7 +669,7 @@ impl<T: Transport> Server<T> {
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
-        self.aggregator.end();
+        self.folder.end();
         // The scheme learns of it first, so that the frame can say which clocks it holds; no other process can see
         // the version before the commit, and nothing is asked of the scheme in between.
         self.scheme.handle_event(now, ServerEvent::Applied { version, statistics });
@@ -759,6 +769,11 @@ impl<T: Transport> Server<T> {
             }
         }
     }
+}
+
+/// Values as a payload has them.
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn check_learning_rate(rate: f32) -> Result<f32, Error> {

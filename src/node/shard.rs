@@ -10,6 +10,7 @@ use std::time::Duration;
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
 use super::Error;
+use super::payloads;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
 use super::tree::Tree;
@@ -221,6 +222,19 @@ pub(super) struct Shard<T: Transport> {
     pub(super) tree: Option<Tree>,
 }
 
+/// Checks that nothing is asked for that a processor computes from payloads, where those are on a GPU.
+fn expect_plain(is_on_host: bool, config: &ShardConfig) -> Result<(), Error> {
+    let wanted = [("checksums", config.options.checksums), ("deltas", config.deltas.is_some())];
+    match wanted.into_iter().find(|(_, is_wanted)| *is_wanted && !is_on_host) {
+        None => Ok(()),
+        Some((option, _)) => {
+            let reason = "the payloads are on a GPU, where they are not computed: leave it out, or use a transport \
+                          without a GPU";
+            Err(option_error(option, true, reason))
+        }
+    }
+}
+
 fn option_error(option: &'static str, value: impl ToString, reason: &'static str) -> Error {
     Error::Option { option, value: value.to_string(), reason }
 }
@@ -258,7 +272,8 @@ impl<T: Transport> Shard<T> {
         let control = transport.allocate(layout.bytes(), Access::REMOTE_READ)?;
         let bytes = usize::try_from(geometry.bytes())
             .map_err(|_| option_error("frames", options.frames, "they do not fit the address space"))?;
-        let payload = transport.allocate(bytes, Access::REMOTE_READ)?;
+        let payload = payloads::allocate(&transport, bytes, Access::REMOTE_READ)?;
+        expect_plain(payload.host().is_some(), &config)?;
         let mut frames = Frames::new(control, payload, layout, geometry, random_word());
         frames.set_checksums(options.checksums);
         if let Some(deltas) = config.deltas {
@@ -486,7 +501,7 @@ impl<T: Transport> Shard<T> {
         match self.check(&hello, self.joining.len()) {
             Err(reason) => self.refuse(incoming, reason),
             Ok((_, slots)) => {
-                let shared = [self.frames.control().whole(), self.frames.region().whole()];
+                let shared = (self.frames.control().whole(), self.frames.memory().clone());
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
                 let last = decisions.or_else(|| self.frames.deltas().map(Deltas::region));

@@ -460,6 +460,10 @@ impl<T: Transport> Worker<T> {
                 let payload = match source {
                     GradientSource::Memory(memory) => Some(memory.clone()),
                     GradientSource::Slot => part.link.borrowed_slot(),
+                    #[cfg(feature = "cuda")]
+                    GradientSource::Gpu(_) => return Err(gpu::NEEDS_BYTES.into()),
+                    #[cfg(not(feature = "cuda"))]
+                    GradientSource::Gpu(slice) => match *slice {},
                 };
                 if let (Some(own), Some(payload)) = (&mut self.own, &payload) {
                     own.keep(self.clock, part.begin / 4, payload.as_volatile());

@@ -11,6 +11,7 @@ use super::own_page::Eviction;
 use crate::clock::{Clock, Version};
 use crate::kernel;
 use crate::mem::{LocalSlice, MemoryRegion, fence};
+use crate::transport::{PayloadMemory, PayloadSlice};
 
 /// A frame is pinned by a reader and may not be written now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Progress {
 #[derive(Debug)]
 pub struct Frames {
     control: MemoryRegion,
-    payload: MemoryRegion,
+    payload: PayloadMemory,
     layout: ControlLayout,
     geometry: FrameGeometry,
     epoch: u64,
@@ -55,11 +56,12 @@ impl Frames {
     /// If the regions are shorter than the layout needs or the geometry is not sound; both are the owner's own.
     pub fn new(
         control: MemoryRegion,
-        payload: MemoryRegion,
+        payload: impl Into<PayloadMemory>,
         layout: ControlLayout,
         geometry: FrameGeometry,
         epoch: u64,
     ) -> Frames {
+        let payload = payload.into();
         assert!(
             geometry.is_sound() && layout.frames == geometry.frames,
             "frames that cannot be: {geometry:?}"
@@ -91,7 +93,8 @@ impl Frames {
         frames
     }
 
-    /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it.
+    /// Whether [`commit`](Self::commit) computes a checksum over each payload: one more pass over it. Payloads on a GPU
+    /// have none.
     pub fn set_checksums(&mut self, on: bool) {
         self.checksums = on;
     }
@@ -107,9 +110,9 @@ impl Frames {
     }
 
     /// Begins the difference from the latest version to the one that is whole in `frame`, which is then committed;
-    /// `None` where none are kept.
+    /// `None` where none are kept, as on a GPU.
     pub fn begin_delta(&mut self, frame: u8, version: Version) -> Option<PendingDelta> {
-        let (before, after) = (self.payload(self.latest.frame), self.payload(frame));
+        let (before, after) = (self.host_payload(self.latest.frame)?, self.host_payload(frame)?);
         Some(self.deltas.as_mut()?.begin(before, after, version))
     }
 
@@ -165,13 +168,18 @@ impl Frames {
         &self.control
     }
 
-    /// The frames' region.
-    pub fn region(&self) -> &MemoryRegion {
+    /// The frames' memory.
+    pub fn memory(&self) -> &PayloadMemory {
         &self.payload
     }
 
+    /// The payload of one frame, if it is in host memory.
+    pub fn host_payload(&self, frame: u8) -> Option<LocalSlice> {
+        self.payload(frame).host().cloned()
+    }
+
     /// The payload of one frame.
-    pub fn payload(&self, frame: u8) -> LocalSlice {
+    pub fn payload(&self, frame: u8) -> PayloadSlice {
         let offset = self.geometry.stride() * u64::from(frame);
         let slice = self.payload.slice(offset as usize, self.geometry.payload_bytes as usize);
         slice.expect("the constructor checked that the region holds all frames")
@@ -324,7 +332,7 @@ impl Frames {
     }
 
     fn checksum(&self, frame: u8, header: &FrameHeader) -> u64 {
-        frame_checksum(header, &self.payload(frame))
+        self.host_payload(frame).map_or(0, |payload| frame_checksum(header, &payload))
     }
 
     /// Opens a peer's line: it is a member from here on. No other peer of this or another incarnation has its

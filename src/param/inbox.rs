@@ -6,14 +6,15 @@ use super::frames;
 use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed_chunks};
 use crate::clock::{Clock, Version};
 use crate::kernel;
-use crate::mem::{LocalSlice, MemoryRegion, VolatileSlice};
+use crate::mem::{MemoryRegion, VolatileSlice};
+use crate::transport::{PayloadMemory, PayloadSlice};
 
 /// The memory of the owner that one peer writes: its words, and its gradients. The owner only reads it, trusts
 /// nothing of it, and no other peer can reach it.
 #[derive(Clone, Debug)]
 pub struct PeerInbox {
     page: MemoryRegion,
-    slots: Option<(MemoryRegion, SlotGeometry)>,
+    slots: Option<(PayloadMemory, SlotGeometry)>,
 }
 
 /// The reason why a slot was not taken.
@@ -30,6 +31,8 @@ pub enum SlotFault {
     Encoding,
     /// It does not match its checksum.
     Checksum,
+    /// It has a checksum, and lies on a GPU, where none is checked.
+    OnGpu,
 }
 
 impl std::fmt::Display for SlotFault {
@@ -40,6 +43,9 @@ impl std::fmt::Display for SlotFault {
             SlotFault::Length => "its gradient's header has another length than was agreed",
             SlotFault::Encoding => "its gradient's header has another encoding than was agreed",
             SlotFault::Checksum => "its gradient does not match its checksum",
+            SlotFault::OnGpu => {
+                "its gradient has a checksum, which this server cannot check in memory of its GPU"
+            }
         })
     }
 }
@@ -54,11 +60,11 @@ impl PeerInbox {
     ///
     /// # Panics
     /// If a region is shorter than the geometry needs; both are the owner's own.
-    pub fn new(page: MemoryRegion, slots: Option<(MemoryRegion, SlotGeometry)>, clock: Clock) -> PeerInbox {
+    pub fn new(page: MemoryRegion, slots: Option<(PayloadMemory, SlotGeometry)>, clock: Clock) -> PeerInbox {
         let count = slots.as_ref().map_or(0, |(_, geometry)| geometry.slots);
         assert!(page.len() >= Self::page_bytes(count), "page too short");
-        if let Some((region, geometry)) = &slots {
-            assert!(geometry.is_sound() && region.len() as u64 >= geometry.bytes(), "slots too short");
+        if let Some((memory, geometry)) = &slots {
+            assert!(geometry.is_sound() && memory.len() as u64 >= geometry.bytes(), "slots too short");
         }
         // The one word of the page that the owner writes, before the peer knows of it.
         page.as_volatile().store(inbox::PUBLISHED, clock.get(), Relaxed);
@@ -111,10 +117,10 @@ impl PeerInbox {
     }
 
     /// The payload of the gradient of `clock`, where it lies.
-    pub fn payload(&self, clock: Clock) -> Option<LocalSlice> {
-        let (region, geometry) = self.slots.as_ref()?;
+    pub fn payload(&self, clock: Clock) -> Option<PayloadSlice> {
+        let (memory, geometry) = self.slots.as_ref()?;
         let offset = geometry.stride() as usize * geometry.slot_of(clock);
-        region.slice(offset, geometry.payload_bytes() as usize).ok()
+        memory.slice(offset, geometry.payload_bytes() as usize).ok()
     }
 
     /// Header of the announced gradient of `clock`, if it is what it should be.
@@ -135,6 +141,7 @@ impl PeerInbox {
         }
         if header.checksum != 0 {
             let payload = self.payload(clock).ok_or(SlotFault::Length)?;
+            let payload = payload.host().ok_or(SlotFault::OnGpu)?;
             if slot_checksum(&header, payload.as_volatile()) != header.checksum {
                 return Err(SlotFault::Checksum);
             }
@@ -152,12 +159,6 @@ impl PeerInbox {
         let (_, geometry) = self.slots.as_ref()?;
         let line = self.page.as_volatile().subslice(inbox::slot_header(geometry.slot_of(clock)), LINE);
         Some(SlotHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
-    }
-
-    /// Returns the memory that the peer is granted: its page, then its slots if it has any.
-    pub fn grants(&self) -> impl Iterator<Item = LocalSlice> + '_ {
-        let slots = self.slots.as_ref().map(|(region, _)| region.whole());
-        std::iter::once(self.page.whole()).chain(slots)
     }
 }
 

@@ -8,9 +8,11 @@ use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed
 use super::own_page::{Eviction, read_line};
 use super::{Welcome, WorkerProgress, inbox as inbox_of_owner};
 use crate::clock::{Clock, Version};
+use crate::cuda::GpuSlice;
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PayloadSlice, PostError,
+    WorkCompletion, WorkRequest,
 };
 
 /// The memory that a gradient comes from.
@@ -18,6 +20,8 @@ use crate::transport::{
 pub enum GradientSource {
     /// Registered memory of this process, in the slots' encoding.
     Memory(LocalSlice),
+    /// Memory of a GPU of this process, in the slots' encoding. There is no checksum.
+    Gpu(GpuSlice),
     /// The slot itself: the worker computed straight into it.
     Slot,
 }
@@ -131,6 +135,17 @@ pub struct Publish {
     batch: Vec<WorkRequest>,
 }
 
+impl GradientSource {
+    /// The memory that is written into the slot.
+    fn payload(&self) -> Option<PayloadSlice> {
+        match self {
+            GradientSource::Memory(slice) => Some(PayloadSlice::Host(slice.clone())),
+            GradientSource::Gpu(slice) => Some(slice).cloned().map(PayloadSlice::Gpu),
+            GradientSource::Slot => None,
+        }
+    }
+}
+
 impl Publish {
     /// Bytes of local memory that a publish needs for itself.
     pub const SCRATCH_BYTES: usize = 2 * LINE;
@@ -224,7 +239,7 @@ impl Publish {
         if matches!(source, GradientSource::Slot) && !matches!(self.state, PublishStep::Reserved) {
             return Err(PublishError::NoSlot);
         }
-        if let GradientSource::Memory(memory) = &source
+        if let Some(memory) = source.payload()
             && memory.len() as u64 != self.geometry.payload_bytes()
         {
             return Err(PublishError::Length {
@@ -442,17 +457,15 @@ impl Publish {
         let geometry = &self.geometry;
         let chunks = geometry.chunks();
         let (slot, total_bytes) = (self.slot()?, geometry.payload_bytes() as usize);
-        if let Some((GradientSource::Memory(memory), _)) = &self.pending {
+        if let Some(memory) = self.pending.as_ref().and_then(|(source, _)| source.payload()) {
             for chunk in range {
                 let begin = chunk as u64 * geometry.chunk_bytes();
                 let len = geometry.chunk_bytes().min(geometry.payload_bytes() - begin);
                 batch.push(WorkRequest::unsignalled(
                     PUBLISH_TAG,
-                    Operation::Write {
-                        local: memory.slice(begin as usize, len as usize)?,
-                        remote: slot.slice(begin, len)?,
-                        streaming: Streaming::PieceOf { total_bytes },
-                    },
+                    memory
+                        .slice(begin as usize, len as usize)?
+                        .write(slot.slice(begin, len)?, Streaming::PieceOf { total_bytes }),
                 ));
                 if chunks > 1 {
                     let landed = landed_word(header.clock.get(), chunk + 1);

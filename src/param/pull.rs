@@ -24,7 +24,8 @@ use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 use crate::scheme::Bound;
 use crate::table::Piece;
 use crate::transport::{
-    CompletionError, Endpoint, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
+    CompletionError, Endpoint, Flags, Operation, PayloadSlice, PostError, WorkCompletion, WorkRequest,
+    WorkRequestId,
 };
 
 /// The next step of a pull. Its further data stand in fields of [`Pull`], not in here: a state that carries a
@@ -43,7 +44,7 @@ enum PullStep {
     /// A frame is pinned: read its header next.
     PinBegin,
     PinHeader,
-    Payload,
+    PayloadSlice,
     Verify,
     /// Read the header of the frame that is being written next.
     FollowBegin,
@@ -93,7 +94,7 @@ pub struct Pull {
     pinned: Option<(u8, u8)>,
     /// The frame that was the latest when last seen.
     guess: u8,
-    into: Option<LocalSlice>,
+    into: Option<PayloadSlice>,
     /// The pieces that are copied, if it is not the whole payload, and the bytes of that copy.
     pieces: Option<(Arc<[Piece]>, u64)>,
     options: PullOptions,
@@ -245,13 +246,25 @@ impl Pull {
 
     /// Begins to pull the newest version that satisfies `bound` into `into`. Whole versions never go back: it is no
     /// older than any that this pull handed out before.
-    pub fn start(&mut self, bound: Bound, into: LocalSlice, options: PullOptions) -> Result<(), PullError> {
+    ///
+    /// # Errors
+    /// The destination has another length, a pull is under way, or a checksum is to be checked on a GPU.
+    pub fn start(
+        &mut self,
+        bound: Bound,
+        into: impl Into<PayloadSlice>,
+        options: PullOptions,
+    ) -> Result<(), PullError> {
+        let into = into.into();
         if !matches!(self.state, PullStep::Idle) || self.outstanding > 0 {
             return Err(PullError::Busy);
         }
         let expected = self.copy_bytes();
         if into.len() as u64 != expected {
             return Err(PullError::Destination { bytes: into.len(), shard_bytes: expected });
+        }
+        if options.checksum && into.host().is_none() {
+            return Err(PullError::ChecksumOnGpu);
         }
         self.into = Some(into);
         self.partial = None;
@@ -333,7 +346,8 @@ impl Pull {
         let idle = self.state == PullStep::Begin && self.outstanding == 0;
         let PullOptions { consistency, checksum, exactly, .. } = self.options;
         let plain = consistency == Consistency::Whole && !checksum && exactly.is_none();
-        self.into.as_ref().filter(|_| idle && plain).map(|into| (into, self.bound))
+        let into = self.into.as_ref().filter(|_| idle && plain)?;
+        Some((into.host()?, self.bound))
     }
 
     /// Ends the pull with a version that was copied whole in another way.
@@ -425,7 +439,7 @@ impl Pull {
             PullStep::Search => self.on_search(endpoint),
             PullStep::PinBegin => self.look_at_pinned(endpoint),
             PullStep::PinHeader => self.on_pinned(endpoint),
-            PullStep::Payload => self.on_payload(endpoint),
+            PullStep::PayloadSlice => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
             PullStep::FollowHeader => self.on_follow(endpoint),
@@ -537,7 +551,7 @@ impl Pull {
         if self.options.checksum
             && self.pieces.is_none()
             && header.checksum != 0
-            && let Some(into) = &self.into
+            && let Some(into) = self.into.as_ref().and_then(PayloadSlice::host)
             && frames::frame_checksum(&header, into) != header.checksum
         {
             return Err(PullError::Checksum { version: header.version });

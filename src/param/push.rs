@@ -9,8 +9,10 @@
 
 use super::PushGrant;
 use super::layout::{ControlLayout, FrameHeader, LINE, Latest};
-use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
-use crate::transport::{Disconnected, Endpoint, Inline, Operation, PostError, WorkCompletion, WorkRequest};
+use crate::mem::{OutOfBounds, RemoteSlice, Streaming};
+use crate::transport::{
+    Disconnected, Endpoint, Inline, Operation, PayloadSlice, PostError, WorkCompletion, WorkRequest,
+};
 
 /// Ids of a push's requests have this bit.
 pub(crate) const PUSH_TAG: u64 = 1 << 61;
@@ -46,7 +48,7 @@ impl Push {
         endpoint: &mut impl Endpoint,
         source: u8,
         header: &FrameHeader,
-        payload: &LocalSlice,
+        payload: &PayloadSlice,
     ) -> Result<bool, PushError> {
         if self.source.is_some() {
             return Ok(false);
@@ -69,11 +71,7 @@ impl Push {
         let mark_at = header_at.slice(FrameHeader::SEQUENCE as u64, 8)?;
         let inline =
             |remote, data| WorkRequest::unsignalled(PUSH_TAG, Operation::WriteInline { data, remote });
-        let write = Operation::Write {
-            local: payload.clone(),
-            remote: self.frames.slice(offset, header.bytes)?,
-            streaming: Streaming::ByLength,
-        };
+        let write = payload.clone().write(self.frames.slice(offset, header.bytes)?, Streaming::ByLength);
         let requests = [
             inline(mark_at, Inline::word(odd)),
             inline(header_at, Inline::line(FrameHeader { sequence: odd, landed: 0, ..*header }.to_words())),

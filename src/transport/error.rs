@@ -144,6 +144,14 @@ pub enum ConnectError {
         /// The error of the memory.
         source: MemoryError,
     },
+    /// Memory of a GPU that goes with the connection could not be mapped or granted.
+    #[error("cannot share memory of a GPU with the peer at {address}: {reason}")]
+    GpuMemory {
+        /// The address.
+        address: Address,
+        /// The reason, with its remedy.
+        reason: String,
+    },
     /// This side's offer cannot be made: its message or its memory is unfit.
     #[error("cannot make this offer to the peer at {address}: {reason}")]
     Offer {
@@ -201,9 +209,10 @@ impl Diagnostic for ConnectError {
             ConnectError::Memory { source, .. } => return source.remedy(),
             #[cfg(not(loom))]
             ConnectError::Channel { source, .. } => return source.remedy(),
-            ConnectError::Refused { .. } | ConnectError::Protocol { .. } | ConnectError::Offer { .. } => {
-                return None;
-            }
+            ConnectError::Refused { .. }
+            | ConnectError::Protocol { .. }
+            | ConnectError::GpuMemory { .. }
+            | ConnectError::Offer { .. } => return None,
         })
     }
 
@@ -351,6 +360,9 @@ pub enum CompletionError {
     /// The peer's device did not answer in time, often as it was asked.
     #[error("the peer's device does not answer: its process or host is gone, or the network between is down")]
     Unreachable,
+    /// A GPU did not make the copy; the log says why.
+    #[error("a GPU did not copy what was asked for: the log of this process says why")]
+    Gpu,
     /// This side's device failed the request for a reason of its own.
     #[error("the device failed the request with status {status} (vendor error {vendor_error:#x})")]
     Device {

@@ -47,6 +47,37 @@ impl LocalEndpoint {
         self.failed.get_or_insert(reason);
     }
 
+    /// Completions that it holds at most.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The range that `remote` names, if it was granted with all of `needed`, for a GPU to copy.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub(super) fn granted(
+        &self,
+        remote: &RemoteSlice,
+        needed: Access,
+    ) -> Result<LocalSlice, CompletionError> {
+        self.target(remote, needed)?;
+        self.map(remote).ok_or(CompletionError::RemoteAccess)
+    }
+
+    /// Requests that can be posted before the completions that there are have been polled.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub(super) fn free(&self) -> usize {
+        self.depth - self.completions.len()
+    }
+
+    /// Completes a request that was carried out elsewhere; an error ends the connection.
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub(super) fn complete(&mut self, request: &WorkRequest, result: Result<(), CompletionError>) {
+        if result.is_err() || request.flags.contains(Flags::SIGNALLED) {
+            self.completions.push_back(WorkCompletion { id: request.id, result });
+        }
+    }
+
     /// The range that `remote` names, if it was granted with all of `needed`. A peer's memory is reached only through
     /// this function, and every offset is checked here.
     fn target(&self, remote: &RemoteSlice, needed: Access) -> Result<VolatileSlice<'_>, CompletionError> {
@@ -89,6 +120,10 @@ impl LocalEndpoint {
                 if !mutant!("read_fence") {
                     mem::fence(Ordering::Acquire);
                 }
+            }
+            // Refused by the check of the request.
+            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {
+                return Err(CompletionError::RemoteAccess);
             }
             Operation::FetchAdd { local, remote, add } => {
                 let target = self.target(remote, Access::REMOTE_ATOMIC)?;

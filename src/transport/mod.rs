@@ -43,6 +43,7 @@ mod local;
 #[cfg(not(loom))]
 pub mod mixed;
 mod named;
+mod payload;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
@@ -68,12 +69,14 @@ pub(crate) use named::NAMED;
 pub use named::{Named, NamedIncoming, NamedListener, Tables};
 #[cfg(any(test, fuzzing))]
 pub(crate) use named::{fuzz_name, name_samples};
+pub use payload::{GpuGrant, PayloadMemory, PayloadSlice};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
 pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
+use crate::cuda::Gpu;
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -158,6 +161,12 @@ pub trait Transport: Send + Sync + 'static {
     #[doc(hidden)]
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError>;
 
+    /// Returns the GPU on which owners that serve over this transport have their payloads.
+    #[doc(hidden)]
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+
     /// Begins to listen at `address`.
     #[doc(hidden)]
     fn listen(&self, address: &Address) -> Result<Self::Listener, ConnectError>;
@@ -235,6 +244,15 @@ pub trait Incoming: Send {
     /// then grants exactly these. A device takes seconds to register memory of many gigabytes: an owner that serves
     /// others calls this in a thread of its own. What fails here fails `accept`.
     fn prepare(&mut self, _grants: &[LocalSlice]) {}
+
+    /// Grants memory of a GPU with the offer that [`accept`](Self::accept) makes, ahead of
+    /// [`prepare`](Self::prepare). Only a transport with a [GPU](Transport::gpu) can.
+    ///
+    /// # Errors
+    /// It cannot; the reason says what to do.
+    fn grant_gpu(&mut self, _grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        Err("this transport passes no memory of a GPU: use shared memory on one host")
+    }
 
     /// Takes the peer in, answering and granting `offer`. Never blocks, once it was prepared: an answer too long for
     /// the system's buffer is carried on by [`Endpoint::poll`] and [`Endpoint::check`].

@@ -9,9 +9,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Address, Capabilities, ConnectError, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Received,
-    Refusal, RegisterError, Simulator, Transport,
+    Address, Capabilities, ConnectError, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
+    Received, Refusal, RegisterError, Simulator, Transport,
 };
+use crate::cuda::Gpu;
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
 
@@ -162,6 +163,10 @@ impl<T: Transport> Transport for Named<T> {
         self.transport.connect(address, Offer { message, ..offer })
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        self.transport.gpu()
+    }
+
     fn simulator(&self) -> Option<Arc<dyn Simulator>> {
         self.transport.simulator()
     }
@@ -276,6 +281,10 @@ impl<T: Transport> Incoming for NamedIncoming<T> {
 
     fn reads_only(&self) -> bool {
         self.incoming.reads_only()
+    }
+
+    fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        self.incoming.grant_gpu(grants)
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {

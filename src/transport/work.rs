@@ -1,6 +1,7 @@
 //! Work requests and their completions.
 
 use super::CompletionError;
+use crate::cuda::GpuSlice;
 use crate::mem::{LocalSlice, RemoteSlice, Streaming};
 
 /// Names a request in its completion. The poster chooses it; backends only hand it back.
@@ -84,6 +85,20 @@ pub enum Operation {
         /// Whether the copy should go past the caches, where a CPU makes it. A hint.
         streaming: Streaming,
     },
+    /// As `Read`, into memory of a GPU of this process.
+    ReadToGpu {
+        /// To here.
+        local: GpuSlice,
+        /// From there.
+        remote: RemoteSlice,
+    },
+    /// As `Write`, from memory of a GPU of this process.
+    WriteFromGpu {
+        /// From here.
+        local: GpuSlice,
+        /// To there.
+        remote: RemoteSlice,
+    },
     /// Adds to a word of the peer; what it was before comes into `local`.
     FetchAdd {
         /// Gets the old value.
@@ -128,8 +143,19 @@ impl WorkRequest {
         WorkRequest { id: WorkRequestId(id), operation, flags: Flags::empty() }
     }
 
-    /// Checks the request as it stands, before any peer is asked. The error says what is wrong with it.
+    /// Checks the request as it stands, before any peer is asked, for a transport that copies no memory of GPUs. The
+    /// error says what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
+        match self.operation {
+            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {
+                Err("this transport copies no memory of a GPU: use shared memory with a GPU, or host memory")
+            }
+            _ => self.check_ranges(),
+        }
+    }
+
+    /// The same for a transport that does.
+    pub(crate) fn check_ranges(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
         if let Operation::Read { local, .. }
         | Operation::FetchAdd { local, .. }
@@ -141,6 +167,10 @@ impl WorkRequest {
         match &self.operation {
             Operation::Write { local, remote, .. } | Operation::Read { local, remote, .. } => {
                 same(local, remote).then_some(()).ok_or("the local and the remote range differ in length")
+            }
+            Operation::ReadToGpu { local, remote } | Operation::WriteFromGpu { local, remote } => {
+                let is_same = local.bytes() as u64 == remote.len;
+                is_same.then_some(()).ok_or("the local and the remote range differ in length")
             }
             Operation::WriteInline { data, remote } => (data.len_bytes() == remote.len)
                 .then_some(())

@@ -38,7 +38,12 @@ fn a_follower_reads_every_decision_whole_and_in_order() {
             decided: Some(DecidedFrom { next: 0, version: Version::new(0), goes_on: false }),
             deltas: None,
         };
-        let keyed = [(CONTROL, frames.control()), (FRAMES, frames.region()), (PAGE, &page), (SLOTS, &ring)];
+        let keyed = [
+            (CONTROL, frames.control()),
+            (FRAMES, frames.memory().host().unwrap()),
+            (PAGE, &page),
+            (SLOTS, &ring),
+        ];
         let grants = keyed.map(|(key, region)| remote(key, region));
         let mut endpoint = LocalEndpoint::new(16);
         for (key, region) in keyed {

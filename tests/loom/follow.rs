@@ -25,7 +25,7 @@ fn a_followed_frame_is_whole() {
             let pulled = reader.follow(1, 12)?;
             Some((pulled.version.get(), pulled.smallest_clock, words(&reader.into.whole(), CHUNKS)))
         });
-        let payload = frames.payload(frame);
+        let payload = frames.host_payload(frame).unwrap();
         fill(&payload, &CHUNKS[..1], 1);
         frames.progress(frame).raise(1);
         fill(&payload, &CHUNKS[1..], 1);
@@ -45,7 +45,7 @@ fn a_frame_that_is_begun_again_is_copied_again() {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let frame = frames.begin(Version::new(1), |_| false).unwrap();
-        let payload = frames.payload(frame);
+        let payload = frames.host_payload(frame).unwrap();
         fill(&payload, &CHUNKS[..1], 100);
         let abandoned = frames.progress(frame);
         abandoned.raise(1);
@@ -91,7 +91,7 @@ fn a_follower_never_goes_back() {
         let (mut frames, source) = shard(2, BYTES);
         let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
         let frame = frames.begin(Version::new(1), |_| false).unwrap();
-        fill(&frames.payload(frame), &CHUNKS, 1);
+        fill(&frames.host_payload(frame).unwrap(), &CHUNKS, 1);
         frames.progress(frame).raise(2);
         let follower = thread::spawn(move || {
             let first = reader.follow(1, 12).map(|pulled| pulled.version);

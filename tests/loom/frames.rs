@@ -11,7 +11,7 @@ use super::world::{Reader, endpoint_to, explore, fill, shard, words};
 
 fn write(frames: &mut Frames, version: u64, words: &[usize]) {
     let frame = frames.begin(Version::new(version), |_| false).unwrap();
-    fill(&frames.payload(frame), words, version);
+    fill(&frames.host_payload(frame).unwrap(), words, version);
     frames.commit(frame, Version::new(version), Clock::new(0));
 }
 
@@ -47,7 +47,7 @@ fn a_frame_and_what_it_says_of_a_peers_gradients_agree() {
         });
         for version in 1..=2 {
             let frame = frames.begin(Version::new(version), |_| false).unwrap();
-            fill(&frames.payload(frame), &[0], version);
+            fill(&frames.host_payload(frame).unwrap(), &[0], version);
             frames.set_included(frame, 0, Clock::new(version));
             frames.commit(frame, Version::new(version), Clock::new(0));
         }

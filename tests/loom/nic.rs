@@ -32,7 +32,8 @@ fn a_version_that_a_nic_pushed_is_pulled_whole_or_not_at_all() {
     for order in 0..ORDERS {
         explore(3, move |accepted| {
             pushed(accepted, |frames| {
-                let regions = [(CONTROL, frames.control().clone()), (FRAMES, frames.region().clone())];
+                let regions =
+                    [(CONTROL, frames.control().clone()), (FRAMES, frames.memory().host().unwrap().clone())];
                 Nic::new(order, regions.into())
             });
         });

@@ -29,7 +29,7 @@ fn a_pinned_frame_is_never_written() {
         });
         for version in [1, 2].map(Version::new) {
             if let Ok(frame) = frames.begin(version, |frame| inbox.pins(frame)) {
-                fill(&frames.payload(frame), &[0, 1], version.get());
+                fill(&frames.host_payload(frame).unwrap(), &[0, 1], version.get());
                 frames.commit(frame, version, Clock::new(0));
             }
         }
@@ -102,6 +102,6 @@ fn peer(frames: &Frames, source: FrameSource) -> (Pins, PeerInbox) {
 /// Writes a version, whatever is pinned.
 fn commit(frames: &mut Frames, version: u64) {
     let frame = frames.begin(Version::new(version), |_| false).unwrap();
-    fill(&frames.payload(frame), &[0], version);
+    fill(&frames.host_payload(frame).unwrap(), &[0], version);
     frames.commit(frame, Version::new(version), Clock::new(0));
 }

@@ -43,7 +43,7 @@ pub(crate) fn pushed<E: Endpoint>(
     for (version, payload) in (1..).zip(&payloads) {
         let (version, included) = (Version::new(version), Clock::new(version));
         let header = FrameHeader { version, included, epoch: EPOCH, bytes: 16, ..FrameHeader::default() };
-        assert!(push.start(&mut endpoint, 0, &header, payload).unwrap());
+        assert!(push.start(&mut endpoint, 0, &header, &payload.clone().into()).unwrap());
         push.complete(endpoint.poll().unwrap());
     }
     if let Some((version, words)) = reader.join().unwrap() {

@@ -153,7 +153,11 @@ fn inbox<E: Endpoint>(
         decided: None,
         deltas: None,
     };
-    let grants = [remote(CONTROL, frames.control()), remote(FRAMES, frames.region()), remote(PAGE, &page)];
+    let grants = [
+        remote(CONTROL, frames.control()),
+        remote(FRAMES, frames.memory().host().unwrap()),
+        remote(PAGE, &page),
+    ];
     let grants = [&grants[..], &[remote(SLOTS, &room)]].concat();
     let endpoint = connect(&[
         (CONTROL, frames.control().clone(), Access::REMOTE_READ),
@@ -161,7 +165,7 @@ fn inbox<E: Endpoint>(
         (SLOTS, room.clone(), Access::REMOTE_WRITE),
     ]);
     let publish = Publish::new(&welcome, &grants, region(Publish::SCRATCH_BYTES).whole()).unwrap().unwrap();
-    (frames, Worker { endpoint, publish }, PeerInbox::new(page, Some((room, geometry)), Clock::new(0)))
+    (frames, Worker { endpoint, publish }, PeerInbox::new(page, Some((room.into(), geometry)), Clock::new(0)))
 }
 
 fn gradient(bytes: usize, at: &[usize], value: u64) -> LocalSlice {

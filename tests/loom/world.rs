@@ -74,7 +74,7 @@ pub(crate) fn shard(frames: u8, payload_bytes: u64) -> (Frames, FrameSource) {
 pub(crate) fn endpoint_to(frames: &Frames, access: Access) -> LocalEndpoint {
     let mut endpoint = LocalEndpoint::new(16);
     endpoint.attach(CONTROL, frames.control().clone(), access);
-    endpoint.attach(FRAMES, frames.region().clone(), access);
+    endpoint.attach(FRAMES, frames.memory().host().unwrap().clone(), access);
     endpoint
 }
 

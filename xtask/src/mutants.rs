@@ -52,6 +52,24 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "called `Result::unwrap_err()` on an `Ok` value",
     ),
     (
+        "gpu_copy_completes_at_once",
+        "node::reader::gpu::scripted::tests::\
+         a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right",
+        "`Ok` value",
+    ),
+    (
+        "fold_counts_before_it_is_made",
+        "node::folder_gpu::scripted::tests::\
+         a_version_is_announced_once_the_gpu_has_folded_it_and_not_before",
+        "the GPU has folded nothing",
+    ),
+    (
+        "slot_given_back_under_fold",
+        "node::server::folding::tests::\
+         a_slot_that_a_gpu_still_folds_is_not_given_back_when_it_is_dropped",
+        "the GPU still reads the slot",
+    ),
+    (
         "pull_over_gpu_copy",
         "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
         "the GPU still copies",

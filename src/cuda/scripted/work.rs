@@ -1,15 +1,22 @@
 //! Memory of the scripted device, and the work of its streams.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Release};
 
-use memmap2::MmapOptions;
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
+use super::super::fold::FoldParameters;
 use super::ScriptedState;
+use super::kernel::fold;
 
 /// Bytes of the device.
-const CAPACITY: usize = 16 << 20;
+const CAPACITY: usize = 256 << 20;
+/// Memory of the library's own is a multiple of so many bytes.
+pub(super) const GRANULARITY: usize = 16 << 10;
 /// A copy is made in so many pieces.
 const PIECES: usize = 3;
 
@@ -19,6 +26,8 @@ pub(super) enum StreamWork {
     Wait(u64),
     ToHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     FromHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
+    Within { to: DevicePointer, from: DevicePointer, bytes: usize, done: usize },
+    Fold { name: String, parameters: Box<FoldParameters>, done: usize },
     Word { host: usize, value: u64 },
     Fill { pointer: DevicePointer, bytes: usize, value: u8 },
     Kernel { to: DevicePointer, from: DevicePointer, bytes: usize },
@@ -26,38 +35,70 @@ pub(super) enum StreamWork {
 
 /// The memory of the device: addresses that nobody may touch, and the bytes that stand behind them.
 pub(super) struct ScriptedMemory {
-    addresses: memmap2::MmapRaw,
-    bytes: Vec<u8>,
-    /// Blocks by their first address: bytes, whether it is managed, the ordinal of its device.
-    blocks: BTreeMap<DevicePointer, (usize, bool, u32)>,
+    addresses: MmapRaw,
+    /// Blocks by their first address.
+    blocks: BTreeMap<DevicePointer, ScriptedBlock>,
     /// Blocks of the library's own.
     pub(super) own: usize,
+}
+
+struct ScriptedBlock {
+    bytes: usize,
+    is_managed: bool,
+    ordinal: u32,
+    /// A file, so that other drivers can be given it, in this process and in others.
+    file: File,
+    backing: MmapRaw,
 }
 
 impl ScriptedMemory {
     pub(super) fn new() -> ScriptedMemory {
         let addresses = MmapOptions::new().len(CAPACITY).map_anon().expect("addresses");
-        let addresses = memmap2::MmapRaw::from(addresses);
+        let addresses = MmapRaw::from(addresses);
         // SAFETY: the whole mapping, which nothing has a reference to.
         unsafe {
             let nothing = rustix::mm::MprotectFlags::empty();
             rustix::mm::mprotect(addresses.as_mut_ptr().cast(), CAPACITY, nothing).expect("no access");
         }
-        ScriptedMemory { addresses, bytes: vec![0; CAPACITY], blocks: BTreeMap::new(), own: 0 }
+        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0 }
     }
 
     fn base(&self) -> DevicePointer {
         self.addresses.as_ptr().addr() as DevicePointer
     }
 
-    /// A block of its own, behind all others and 256 bytes from the last.
+    /// A block of its own, behind all others and 256 bytes from the last. It holds what others have left there.
     pub(super) fn reserve(&mut self, bytes: usize) -> Option<DevicePointer> {
-        let end = self.blocks.last_key_value().map_or(self.base(), |(begin, block)| begin + block.0 as u64);
+        let name = "slackline-scripted";
+        let file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
+        file.set_len(bytes as u64).expect("its length");
+        let begin = self.map(file, bytes)?;
+        self.at(begin, bytes)?.fill(0xCD);
+        Some(begin)
+    }
+
+    /// A block whose bytes are those of a file.
+    fn map(&mut self, file: File, bytes: usize) -> Option<DevicePointer> {
+        let end =
+            self.blocks.last_key_value().map_or(self.base(), |(begin, block)| begin + block.bytes as u64);
         let begin = (end + 256).next_multiple_of(256);
-        (begin + bytes as u64 <= self.base() + CAPACITY as u64).then(|| {
-            self.blocks.insert(begin, (bytes, false, 0));
-            begin
-        })
+        if begin + bytes as u64 > self.base() + CAPACITY as u64 {
+            return None;
+        }
+        let backing = MmapOptions::new().len(bytes).map_raw(&file).expect("a mapping");
+        self.blocks.insert(begin, ScriptedBlock { bytes, is_managed: false, ordinal: 0, file, backing });
+        Some(begin)
+    }
+
+    pub(super) fn export(&self, pointer: DevicePointer) -> Option<OwnedFd> {
+        Some(self.blocks.get(&pointer)?.file.try_clone().expect("another descriptor").into())
+    }
+
+    /// As the driver does, takes all of what was exported, and nothing else.
+    pub(super) fn import(&mut self, file: BorrowedFd<'_>, bytes: usize) -> Option<DevicePointer> {
+        let file = File::from(file.try_clone_to_owned().expect("another descriptor"));
+        let is_memory = file.metadata().ok()?.len() == bytes as u64 && bytes.is_multiple_of(GRANULARITY);
+        if is_memory { self.map(file, bytes) } else { None }
     }
 
     pub(super) fn free(&mut self, pointer: DevicePointer) {
@@ -66,27 +107,31 @@ impl ScriptedMemory {
 
     pub(super) fn set(&mut self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
         let block = self.blocks.get_mut(&pointer).expect("a block");
-        (block.1, block.2) = (is_managed, ordinal);
+        (block.is_managed, block.ordinal) = (is_managed, ordinal);
     }
 
-    fn block(&self, pointer: DevicePointer) -> Option<(DevicePointer, (usize, bool, u32))> {
+    fn block(&self, pointer: DevicePointer) -> Option<(DevicePointer, &ScriptedBlock)> {
         let (begin, block) = self.blocks.range(..=pointer).next_back()?;
-        (pointer < begin + block.0 as u64).then_some((*begin, *block))
+        (pointer < begin + block.bytes as u64).then_some((*begin, block))
     }
 
     pub(super) fn kind(&self, pointer: DevicePointer) -> Option<(bool, u32)> {
-        self.block(pointer).map(|(_, (_, is_managed, ordinal))| (is_managed, ordinal))
+        self.block(pointer).map(|(_, block)| (block.is_managed, block.ordinal))
     }
 
     pub(super) fn range(&self, pointer: DevicePointer) -> Option<(DevicePointer, usize)> {
-        self.block(pointer).map(|(begin, (bytes, ..))| (begin, bytes))
+        self.block(pointer).map(|(begin, block)| (begin, block.bytes))
     }
 
     /// The bytes of a range that is inside one block.
     pub(super) fn at(&mut self, pointer: DevicePointer, bytes: usize) -> Option<&mut [u8]> {
-        let (begin, length) = self.range(pointer)?;
-        let offset = (pointer - self.base()) as usize;
-        (pointer + bytes as u64 <= begin + length as u64).then(|| &mut self.bytes[offset..offset + bytes])
+        let (begin, block) = self.block(pointer)?;
+        let offset = (pointer - begin) as usize;
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= block.bytes);
+        // SAFETY: inside the mapping, which lives as long as the block. Another driver may have mapped it, too; that
+        // nothing uses the range at the same time is the claim of the tests that run this.
+        is_inside
+            .then(|| unsafe { std::slice::from_raw_parts_mut(block.backing.as_mut_ptr().add(offset), bytes) })
     }
 }
 
@@ -155,6 +200,26 @@ impl ScriptedState {
                 };
                 *done += piece;
                 done == bytes
+            }
+            StreamWork::Within { to, from, bytes, done } => {
+                let piece = bytes.div_ceil(PIECES).min(*bytes - *done);
+                let (to, from) = (*to + *done as u64, *from + *done as u64);
+                let copied =
+                    self.device.at(from, piece).expect("a copy of memory that is not allocated").to_vec();
+                self.device
+                    .at(to, piece)
+                    .expect("a copy to memory that is not allocated")
+                    .copy_from_slice(&copied);
+                *done += piece;
+                done == bytes
+            }
+            StreamWork::Fold { name, parameters, done } => {
+                let count = parameters.count as usize;
+                let piece = count.div_ceil(PIECES).min(count - *done);
+                let begin = parameters.offset as usize + *done;
+                fold(&mut self.device, name, parameters, begin..begin + piece);
+                *done += piece;
+                *done == count
             }
             StreamWork::Word { host, value } => {
                 // SAFETY: a word of the page of a queue, which is registered while the queue is.

@@ -71,12 +71,14 @@ fn values_are_those_of_the_header() {
         WRITE_VALUE_DEFAULT => header::CUstreamWriteValue_flags_enum::CU_STREAM_WRITE_VALUE_DEFAULT,
         HOST_REGISTER_PORTABLE => header::CU_MEMHOSTREGISTER_PORTABLE,
         HOST_REGISTER_DEVICEMAP => header::CU_MEMHOSTREGISTER_DEVICEMAP,
+        HOST_REGISTER_READ_ONLY => header::CU_MEMHOSTREGISTER_READ_ONLY,
         CAPTURE_MODE_RELAXED => header::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED,
         LOCATION_DEVICE => header::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
         ALLOCATION_PINNED => header::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED,
         HANDLE_POSIX_FILE_DESCRIPTOR
             => header::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0,
         GRANULARITY_MINIMUM => header::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM,
+        ACCESS_READ => header::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READ,
         ACCESS_READ_WRITE => header::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
 }

@@ -36,6 +36,14 @@ pub enum CheckpointError {
         /// The first version whose parameters are not finite.
         since: u64,
     },
+    /// The parameters or the optimiser's state are on a GPU, which does not copy them.
+    #[error("{}: the checkpoint is not written: {reason}", file.display())]
+    Gpu {
+        /// The file.
+        file: PathBuf,
+        /// The reason, with its remedy.
+        reason: String,
+    },
     /// The table's description is longer than the format allows.
     #[error(
         "{}: the checkpoint's header would take {bytes} bytes, and safetensors allows {most}; {}",
@@ -131,6 +139,7 @@ impl Diagnostic for CheckpointError {
         match self {
             CheckpointError::Write { .. }
             | CheckpointError::NotFinite { .. }
+            | CheckpointError::Gpu { .. }
             | CheckpointError::Header { .. } => "writing a checkpoint",
             _ => "reading a checkpoint",
         }
@@ -138,6 +147,8 @@ impl Diagnostic for CheckpointError {
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(Cow::from(match self {
+            // Its reason ends in one.
+            CheckpointError::Gpu { .. } => return None,
             CheckpointError::NoName { .. } => "add a file name, such as shard-0.safetensors",
             CheckpointError::Write { .. } => {
                 "check the folder, its permissions and the space left (the last one stands as it was)"

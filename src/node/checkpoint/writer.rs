@@ -16,11 +16,12 @@ use std::thread::JoinHandle;
 use super::header::Header;
 use super::{CheckpointError, CheckpointOptions, file};
 use crate::clock::{Clock, Version};
+use crate::cuda::Gpu;
 use crate::kernel::Optimizer;
-use crate::mem::LocalSlice;
-use crate::node::Error;
 use crate::node::taken::Applied;
+use crate::node::{Error, payloads};
 use crate::table::Table;
+use crate::transport::PayloadSlice;
 
 /// The facts that all checkpoints of one incarnation of a server share.
 pub(in crate::node) struct CheckpointIdentity {
@@ -42,7 +43,9 @@ pub(in crate::node) struct CheckpointWrite {
     pub(in crate::node) folded: u64,
     pub(in crate::node) applied: Applied,
     /// The newest frame's payload, then the current states.
-    pub(in crate::node) tensors: Vec<LocalSlice>,
+    pub(in crate::node) tensors: Vec<PayloadSlice>,
+    /// The GPU that they may be on.
+    pub(in crate::node) gpu: Option<Gpu>,
 }
 
 const IDLE: u8 = 0;
@@ -228,11 +231,11 @@ fn serve(
     while let Ok(order) = orders.recv() {
         let begun = std::time::Instant::now();
         copies.resize_with(order.tensors.len(), Vec::new);
-        for (copy, tensor) in copies.iter_mut().zip(&order.tensors) {
+        let CheckpointWrite { version, smallest_clock, clocks, folded, applied, tensors, gpu } = order;
+        let copying = copies.iter_mut().zip(&tensors).try_for_each(|(copy, tensor)| {
             copy.resize(tensor.len(), 0);
-            tensor.as_volatile().read(copy);
-        }
-        let CheckpointWrite { version, smallest_clock, clocks, folded, applied, tensors } = order;
+            payloads::read(tensor, gpu.as_ref(), copy)
+        });
         drop(tensors);
         shared.phase.store(WRITING, Ordering::Release);
         let copied = begun.elapsed();
@@ -252,7 +255,11 @@ fn serve(
             table: identity.table.clone(),
         };
         let (path, shard) = (&options.path, identity.shard.0);
-        match file::write(path, &header, &copies) {
+        let is_copied = copying.map_err(|error| {
+            let (file, reason) = (path.clone(), error.to_string());
+            CheckpointError::Gpu { file, reason }
+        });
+        match is_copied.and_then(|()| file::write(path, &header, &copies)) {
             Ok(()) => {
                 shared.written.store(version.get() + 1, Ordering::Release);
                 let written = begun.elapsed() - copied;

@@ -7,18 +7,19 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
 use super::super::copies::Copies;
+use super::super::payloads::on_host;
 use super::super::record::digests;
 use super::super::wait::Backoff;
 use super::super::{Error, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
-use crate::mem::{LocalSlice, Streaming, VolatileSlice};
+use crate::mem::{LocalSlice, OutOfBounds, Streaming, VolatileSlice};
 use crate::param::PendingDelta;
 use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::trace::Publication;
-use crate::transport::{Address, Transport};
+use crate::transport::{Address, PayloadSlice, Transport};
 
 /// Period at which the thread looks for readers that come and go.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -40,7 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 ///
 /// let mut reader = Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), timeout)?;
 /// let draft = publisher.draft(timeout)?; // Written in place. Dropped instead of committed, it is never published.
-/// draft.memory().write(&[7; 32]);
+/// draft.memory()?.write(&[7; 32]);
 /// let version = draft.commit(VersionTag::step(100))?;
 ///
 /// let snapshot = reader.snapshot(Wanted::at_least(version), timeout)?;
@@ -177,11 +178,11 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// As [`draft`](Self::draft), and if `bytes` has another length than the table.
     pub fn publish(&self, bytes: &[u8], tag: VersionTag, timeout: Duration) -> Result<Version, Error> {
         let draft = self.draft(timeout)?;
-        let expected = draft.memory().len();
+        let expected = draft.memory.len();
         if bytes.len() != expected {
             return Err(Error::Length { given: bytes.len(), expected });
         }
-        draft.memory().copy_from(VolatileSlice::from_ref(bytes), Streaming::ByLength);
+        draft.memory()?.copy_from(VolatileSlice::from_ref(bytes), Streaming::ByLength);
         draft.commit(tag)
     }
 
@@ -267,7 +268,7 @@ impl<T: Transport> Drop for BackgroundPublisher<T> {
 #[derive(Debug)]
 pub struct Draft<T: Transport> {
     pub(super) shared: Arc<Shared<T>>,
-    memory: LocalSlice,
+    memory: PayloadSlice,
     /// Copies of GPUs into the memory.
     pub(super) copies: Copies,
     is_open: bool,
@@ -275,25 +276,31 @@ pub struct Draft<T: Transport> {
 
 impl<T: Transport> Draft<T> {
     /// The memory of the whole table, to be written in place. It holds some old version.
+    ///
+    /// # Errors
+    /// It is on a GPU.
     #[doc(hidden)]
-    pub fn memory(&self) -> VolatileSlice<'_> {
-        self.memory.as_volatile()
+    pub fn memory(&self) -> Result<VolatileSlice<'_>, Error> {
+        match self.memory.host() {
+            Some(memory) => Ok(memory.as_volatile()),
+            None => on_host(self.memory.clone(), "write a draft").and(Err(super::NO_FRAME)),
+        }
     }
 
     /// Writes `bytes` from `offset` on.
     ///
     /// # Errors
-    /// They do not fit the table.
+    /// They do not fit the table, or that is on a GPU.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        let slice = self.range(offset, bytes.len())?;
+        let slice: LocalSlice = on_host(self.range(offset, bytes.len())?, "write a draft")?;
         slice.as_volatile().copy_from(VolatileSlice::from_ref(bytes), Streaming::ByLength);
         Ok(())
     }
 
-    pub(super) fn range(&self, offset: u64, bytes: usize) -> Result<LocalSlice, Error> {
+    pub(super) fn range(&self, offset: u64, bytes: usize) -> Result<PayloadSlice, Error> {
         let slice = usize::try_from(offset).ok().map(|offset| self.memory.slice(offset, bytes));
         let (len, available) = (bytes as u64, self.memory.len() as u64);
-        Ok(slice.unwrap_or(Err(crate::mem::OutOfBounds { offset, len, available }))?)
+        Ok(slice.unwrap_or(Err(OutOfBounds { offset, len, available }))?)
     }
 
     /// Leaves the draft to the publisher's thread.
@@ -333,12 +340,12 @@ impl<T: Transport> Draft<T> {
     /// what readers got. It takes the SHA-256 of all tensors first.
     ///
     /// # Errors
-    /// The publisher is gone, or a GPU still copies into the draft.
+    /// The publisher is gone, a GPU still copies into the draft, or its memory is that of a GPU.
     pub fn commit_recorded(mut self, tag: VersionTag) -> Result<Publication, Error> {
         self.expect_copied()?;
         let table = self.shared.publisher().table().clone();
         // Readers come and go meanwhile.
-        let digests = digests(table.tensors().iter(), self.memory());
+        let digests = digests(table.tensors().iter(), self.memory()?);
         self.shared.write_delta();
         self.is_open = false;
         self.shared.publisher().commit_recorded(tag, digests)

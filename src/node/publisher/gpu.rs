@@ -13,7 +13,7 @@ use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuSlice, GpuStream};
 use crate::time::Duration;
-use crate::transport::Transport;
+use crate::transport::{PayloadSlice, Transport};
 
 /// A draft that its owner has let go of, while a GPU may still write it.
 #[derive(Debug)]
@@ -91,7 +91,11 @@ impl<T: Transport> Draft<T> {
     /// refuses the copy.
     pub fn copy_from_gpu(&mut self, offset: u64, from: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let into = self.range(offset, from.bytes())?;
-        Ok(stream.copy_to_host(from, &into, &mut self.copies.tickets)?)
+        let copies = &mut self.copies.tickets;
+        Ok(match &into {
+            PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
+            PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
+        })
     }
 
     /// Publishes it as the next version once the GPU has copied all of it. It returns at once; the publisher's thread

@@ -271,7 +271,7 @@ impl<T: Transport> Passing<T> {
         let Some((memory, step)) = &mut self.draft else { return Ok(joined) };
         let newest = self.publisher.version();
         let least = self.unknown.unwrap_or(newest.next());
-        let turn = self.reader.relay(memory, least, self.publisher.served(), step, now)?;
+        let turn = self.reader.relay(memory, least, self.publisher.served()?, step, now)?;
         // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
         self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {

@@ -27,7 +27,7 @@ impl<T: Transport> Server<T> {
         let at_most = timer.map_or(at_most, |timer| at_most.min(timer));
         // The chunks of a gradient that is being folded come in without a word, and so does the end of what holds up a
         // fold that counts.
-        let is_busy = self.work.bound || self.aggregator.is_running();
+        let is_busy = self.work.bound || self.folder.is_running() || !self.owed.is_empty();
         self.shard.sleep(is_busy, at_most)
     }
 }

@@ -11,7 +11,7 @@ impl<T: Transport> Server<T> {
     /// the fold again without them, unless the options allow them; true if it did.
     pub(super) fn leave_out(&mut self, now: Instant) -> Result<bool, Error> {
         let version = self.shard.frames.latest().version.next();
-        let found = self.aggregator.non_finite();
+        let found = self.folder.non_finite();
         self.status.non_finite += found.len() as u64;
         let Some(frame) =
             self.work.frame.filter(|_| !found.is_empty() && self.non_finite != NonFinite::Allow)

@@ -389,7 +389,7 @@ impl<T: Transport> Server<T> {
 
     /// The planned fold counts from here on, with the step size of now unless it runs already.
     pub(super) fn bind(&mut self) {
-        if !self.aggregator.is_running() {
+        if !self.folder.is_running() {
             self.work.learning_rate = self.next_rate();
         }
         self.work.bound = true;

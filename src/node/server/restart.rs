@@ -133,6 +133,7 @@ impl<T: Transport> Server<T> {
             folded: self.status.folded,
             applied: self.shard.taken.applied(self.announced_clock),
             tensors,
+            gpu: self.shard.transport().gpu().cloned(),
         };
         writer.begin(order, latest.frame, self.current);
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::mem::{Access, LocalSlice, MemoryRegion};
-use crate::node::{Backoff, now};
+use crate::node::{Backoff, Error, now, payloads};
 use crate::param::{PeerHello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
-use crate::transport::{Incoming, RegisterError, Transport};
+use crate::transport::{GpuGrant, Incoming, PayloadMemory, Transport};
 
 /// The time for which a poll waits for peers that it has met. Most are prepared for at once, and an owner that is
 /// polled now and then lets them in with the poll that meets them.
@@ -19,8 +19,8 @@ pub(super) struct PreparedPeer<I> {
     pub(super) incoming: I,
     pub(super) hello: PeerHello,
     /// Its page, and the payloads of its slots; or why there are none.
-    pub(super) inbox: Result<(MemoryRegion, Option<MemoryRegion>), String>,
-    /// All that it is granted, in order.
+    pub(super) inbox: Result<(MemoryRegion, Option<PayloadMemory>), String>,
+    /// All host memory that it is granted, in order.
     pub(super) grants: Vec<LocalSlice>,
 }
 
@@ -57,22 +57,28 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
         transport: &Arc<T>,
         mut incoming: I,
         hello: PeerHello,
-        (shared, last): ([LocalSlice; 2], Option<LocalSlice>),
+        (shared, last): ((LocalSlice, PayloadMemory), Option<LocalSlice>),
         slots: Option<SlotGeometry>,
         done: Option<Instant>,
     ) {
         let transport = Arc::clone(transport);
         let prepare = move || {
-            let inbox = allocate(&*transport, slots);
-            let mut grants = Vec::from(shared);
+            let mut inbox =
+                allocate(&*transport, slots).map_err(|error| format!("no memory for another peer: {error}"));
+            let mut grants = Vec::new();
             if let Ok((page, payloads)) = &inbox {
-                grants.extend([page].into_iter().chain(payloads).map(MemoryRegion::whole));
+                let (control, frames) = shared;
+                let memory = [PayloadMemory::Host(control.region().clone()), frames, page.clone().into()];
+                let (on_host, on_gpu) = sort(memory.into_iter().chain(payloads.clone()));
+                grants = on_host;
                 grants.extend(last);
-                if !mutant!("prepare") {
-                    incoming.prepare(&grants);
+                let granted = if on_gpu.is_empty() { Ok(()) } else { incoming.grant_gpu(on_gpu) };
+                match granted {
+                    Err(reason) => inbox = Err(reason.into()),
+                    Ok(()) if mutant!("prepare") => {}
+                    Ok(()) => incoming.prepare(&grants),
                 }
             }
-            let inbox = inbox.map_err(|error| format!("no memory for another peer: {error}"));
             PreparedPeer { incoming, hello, inbox, grants }
         };
         if let Some(done) = done {
@@ -113,15 +119,31 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 }
 
+/// What a peer is granted: host memory in order, and memory of a GPU with its index among all.
+fn sort(memory: impl Iterator<Item = PayloadMemory>) -> (Vec<LocalSlice>, Vec<GpuGrant>) {
+    let (mut on_host, mut on_gpu) = (Vec::new(), Vec::new());
+    for (at, memory) in memory.enumerate() {
+        match memory {
+            PayloadMemory::Host(region) => on_host.push(region.whole()),
+            // The frames are the second of all, and are read; the slots are written.
+            PayloadMemory::Gpu(memory) => {
+                let access = if at == 1 { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
+                on_gpu.push(GpuGrant { at, memory, access });
+            }
+        }
+    }
+    (on_host, on_gpu)
+}
+
 /// An inbox's page and the payloads of its slots.
 fn allocate<T: Transport>(
     transport: &T,
     slots: Option<SlotGeometry>,
-) -> Result<(MemoryRegion, Option<MemoryRegion>), RegisterError> {
+) -> Result<(MemoryRegion, Option<PayloadMemory>), Error> {
     let page_bytes = PeerInbox::page_bytes(slots.map_or(0, |slots| slots.slots));
     let page = transport.allocate(page_bytes, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     // Payloads only: their headers, and what announces them, are on the peer's page.
     let access = Access::REMOTE_WRITE | Access::RELAXED;
-    let payloads = slots.map(|slots| transport.allocate(slots.bytes() as usize, access)).transpose()?;
-    Ok((page, payloads))
+    let payloads = slots.map(|slots| payloads::allocate(transport, slots.bytes() as usize, access));
+    Ok((page, payloads.transpose()?))
 }

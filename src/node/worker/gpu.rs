@@ -1,11 +1,19 @@
 //! Steps of a worker that computes on a GPU.
 
+use super::Sources;
 use super::Step;
 use super::step::IN_PLACE;
-use crate::cuda::{GpuSlice, GpuStream, HostBytes};
+use crate::cuda::{GpuError, GpuSlice, GpuStream, HostBytes};
 use crate::mem::OutOfBounds;
 use crate::node::Error;
+use crate::node::runtime::complete;
+use crate::param::GradientSource;
+use crate::time::Duration;
 use crate::transport::Transport;
+
+/// A scheme or a way of reading needs the bytes of a gradient.
+pub(super) const NEEDS_BYTES: GpuError =
+    GpuError::OnGpu { operation: "measure a gradient, or add it to the worker's own copy" };
 
 impl<T: Transport> Step<'_, T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
@@ -51,6 +59,37 @@ impl<T: Transport> Step<'_, T> {
         let into = usize::try_from(offset).ok().map(|offset| buffer.slice(offset, from.bytes()));
         let into = into.unwrap_or(Err(OutOfBounds { offset, len: from.bytes() as u64, available }))?;
         Ok(stream.copy_to_host(from, &into, &mut worker.copies.tickets)?)
+    }
+
+    /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
+    /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
+    /// the memory may change then. The stream does not wait. Only over a transport with the GPU
+    /// ([`Shm::with_gpu`](crate::Shm::with_gpu)).
+    ///
+    /// # Errors
+    /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
+    /// its copy; the stream captures a graph; the transport or the driver refuses the copy; as
+    /// [`publish`](Self::publish).
+    pub fn publish_from_gpu(
+        self,
+        from: &GpuSlice,
+        stream: &GpuStream,
+        loss: Option<f32>,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let worker = &mut *self.worker;
+        if from.bytes() as u64 != worker.gradient_bytes() {
+            let (given, expected) = (from.bytes(), worker.gradient_bytes() as usize);
+            return Err(Error::Length { given, expected });
+        }
+        stream.hold_copies()?;
+        let width = worker.options.encoding.bytes();
+        let slice = |part: &super::Part<T>| from.slice(part.begin / 4 * width, part.bytes / 4 * width);
+        let sources: Result<Sources, OutOfBounds> =
+            worker.parts.iter().map(|part| slice(part).map(GradientSource::Gpu)).collect();
+        worker.start_sources(sources?, loss)?;
+        worker.count_published();
+        complete(worker.finish_publish(timeout))
     }
 }
 

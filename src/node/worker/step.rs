@@ -223,11 +223,17 @@ impl<T: Transport> Worker<T> {
             ));
         }
         self.start_sources(sources, loss)?;
-        self.statistics.bytes_published += self.table.bytes() / 4 * width as u64;
+        self.count_published();
+        Ok(())
+    }
+
+    /// Counts the bytes of a gradient that is being written.
+    pub(super) fn count_published(&mut self) {
+        let width = self.options.encoding.bytes();
+        self.statistics.bytes_published += self.gradient_bytes();
         for part in &mut self.parts {
             part.bytes_published += (part.bytes / 4 * width) as u64;
         }
-        Ok(())
     }
 
     fn reserve_slots(&mut self, timeout: Duration) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use super::resume::RESUMED_BYTES;
 use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
-use crate::transport::{Endpoint, Flags, Operation, PostError, WorkRequest};
+use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 
 /// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
 const CHUNKED_BYTES: u64 = 4 << 20;
@@ -37,7 +37,7 @@ impl Pull {
             let posted = endpoint.post(std::slice::from_ref(look));
             self.is_look_due = posted.is_err();
             // The payload goes along with it, if there is any left.
-            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
+            if !self.posted(posted, PullStep::PayloadSlice)? || self.copied == total {
                 return Ok(!self.is_look_due);
             }
         }
@@ -66,7 +66,7 @@ impl Pull {
                 Some(look) => endpoint.post(&[look, payload]),
                 None => endpoint.post(&[payload]),
             };
-            let is_posted = self.read(posted, end, PullStep::Payload)?;
+            let is_posted = self.read(posted, end, PullStep::PayloadSlice)?;
             if is_posted {
                 (self.has_batch, self.look_proves) = (true, proves);
             }
@@ -77,12 +77,10 @@ impl Pull {
         let remote = self.source.payload(self.frame, range)?;
         let local = self.into.take().ok_or(PullError::Busy)?;
         let streaming = Streaming::PieceOf { total_bytes: total as usize };
-        let request = WorkRequest::signalled(PULL_TAG, Operation::Read { local, remote, streaming });
+        let request = WorkRequest::signalled(PULL_TAG, local.read(remote, streaming));
         let posted = endpoint.post(std::slice::from_ref(&request));
-        if let Operation::Read { local, .. } = request.operation {
-            self.into = Some(local);
-        }
-        self.read(posted, end, PullStep::Payload)
+        self.into = PayloadSlice::of(request.operation);
+        self.read(posted, end, PullStep::PayloadSlice)
     }
 
     /// Reads the next pieces; `copied` counts those that are read.
@@ -98,7 +96,7 @@ impl Pull {
         for piece in next {
             let local = into.slice(piece.to as usize, piece.bytes as usize)?;
             let remote = self.source.payload(self.frame, piece.from..piece.from + piece.bytes)?;
-            let operation = Operation::Read { local, remote, streaming: Streaming::ByLength };
+            let operation = local.read(remote, Streaming::ByLength);
             requests.push(WorkRequest::unsignalled(PULL_TAG, operation));
         }
         if let Some(last) = requests.last_mut() {
@@ -106,7 +104,7 @@ impl Pull {
         }
         let end = self.copied + requests.len() as u64;
         let posted = endpoint.post(&requests);
-        self.read(posted, end, PullStep::Payload)
+        self.read(posted, end, PullStep::PayloadSlice)
     }
 
     pub(super) fn read(
@@ -127,7 +125,7 @@ impl Pull {
         let into = self.into.as_ref().ok_or(PullError::Busy)?;
         let local = into.slice(range.start as usize, (range.end - range.start) as usize)?;
         let remote = self.source.payload(frame, range)?;
-        let operation = Operation::Read { local, remote, streaming: Streaming::PieceOf { total_bytes } };
+        let operation = local.read(remote, Streaming::PieceOf { total_bytes });
         Ok(WorkRequest::signalled(PULL_TAG, operation))
     }
 

@@ -150,6 +150,9 @@ pub enum PullError {
         /// The version that the bytes should be.
         version: Version,
     },
+    /// A processor reads no memory of a GPU.
+    #[error("no checksum is checked in memory of a GPU: pull into host memory, or switch checksums off")]
+    ChecksumOnGpu,
     /// The owner is gone.
     #[error(transparent)]
     Disconnected(#[from] Disconnected),

@@ -201,7 +201,7 @@ impl Net {
             Operation::Read { local, remote, .. } => poster
                 .target(remote, Access::REMOTE_READ)
                 .map(|from| WireOperation::Read { from, into: local.clone() }),
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => None,
+            _ => None,
         };
         let work = work.unwrap_or(WireOperation::Refused);
         let (pieces, parts) = match &work {

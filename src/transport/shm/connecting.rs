@@ -10,6 +10,7 @@ use super::handshake::{
     Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user, is_gone,
 };
 use super::socket::{self, SocketEnd};
+use crate::cuda::Gpu;
 use crate::time::Instant;
 use crate::transport::wireup::{Side, WireError};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received, Refusal};
@@ -22,6 +23,7 @@ pub struct ShmConnecting {
     state: Option<Handshake>,
     queue_depth: usize,
     user: u32,
+    gpu: Option<Gpu>,
 }
 
 struct Handshake {
@@ -39,15 +41,16 @@ impl ShmConnecting {
         offer: &Offer,
         queue_depth: usize,
         user: u32,
+        gpu: Option<Gpu>,
     ) -> Result<Self, ConnectError> {
         let failed = |error| connect_error(address, error);
         let outbox =
-            Outbox::offer(Side::Connector, offer, None).map_err(|error| error.at("connect", address))?;
+            Outbox::offer(Side::Connector, offer, &[], None).map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
         let link = SocketEnd::new(socket::new_socket().map_err(failed)?);
         let mut state = Handshake { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };
         state.dial(address, &dialled, user)?;
-        Ok(ShmConnecting { address: address.clone(), dialled, state: Some(state), queue_depth, user })
+        Ok(ShmConnecting { address: address.clone(), dialled, state: Some(state), queue_depth, user, gpu })
     }
 }
 
@@ -84,8 +87,11 @@ impl Handshake {
     }
 
     /// Checks the whole answer, which may be a refusal.
-    fn open(mut self) -> Result<Result<(SocketEnd, MappedOffer), Refusal>, ShmHandshakeError> {
-        match self.inbox.open()? {
+    fn open(
+        mut self,
+        gpu: Option<&Gpu>,
+    ) -> Result<Result<(SocketEnd, MappedOffer), Refusal>, ShmHandshakeError> {
+        match self.inbox.open(gpu)? {
             ShmMessage::Accept(opened) if self.outbox.is_none() => Ok(Ok((self.link, opened))),
             ShmMessage::Refuse(refusal) => Ok(Err(refusal)),
             ShmMessage::Accept(_) | ShmMessage::Offer(_) => {
@@ -109,11 +115,13 @@ impl Connecting for ShmConnecting {
             return Poll::Pending;
         }
         let state = self.state.take().expect("it was there a moment ago");
-        let opened = done.and_then(|_| state.open());
+        let opened = done.and_then(|_| state.open(self.gpu.as_ref()));
         Poll::Ready(match opened {
             Err(error) => Err(error.at("connect", &self.address)),
             Ok(Err(refusal)) => Err(ConnectError::refused(self.address.clone(), refusal)),
-            Ok(Ok((link, opened))) => Ok(ShmEndpoint::new(link, opened, self.queue_depth, None)),
+            Ok(Ok((link, opened))) => {
+                Ok(ShmEndpoint::new(link, opened, self.queue_depth, self.gpu.take(), None))
+            }
         })
     }
 }

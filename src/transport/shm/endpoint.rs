@@ -4,8 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::gpu::GpuSide;
 use super::handshake::{MappedOffer, Outbox};
 use super::socket::{FORKED, Heard, SocketEnd};
+use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
     Disconnected, Endpoint, Flags, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion,
@@ -18,6 +20,8 @@ const INHERITED: Disconnected = Disconnected { reason: FORKED };
 /// One connected peer on the same host.
 pub struct ShmEndpoint {
     local: LocalEndpoint,
+    /// What copies memory of a GPU, this side's or the peer's.
+    gpu: Option<Box<GpuSide>>,
     /// What wakes the peer's owner, if it wants to be woken.
     doorbell: Option<OwnedFd>,
     link: SocketEnd,
@@ -33,6 +37,7 @@ impl ShmEndpoint {
         link: SocketEnd,
         opened: MappedOffer,
         queue_depth: usize,
+        gpu: Option<Gpu>,
         outbox: Option<Outbox>,
     ) -> (Self, Received) {
         let mut local = LocalEndpoint::new(queue_depth);
@@ -40,7 +45,8 @@ impl ShmEndpoint {
             local.attach(key, region, access);
         }
         let over = Arc::new(AtomicBool::new(false));
-        (ShmEndpoint { local, doorbell: opened.doorbell, link, outbox, over }, opened.received)
+        let gpu = gpu.map(|gpu| Box::new(GpuSide::new(gpu, opened.on_gpu)));
+        (ShmEndpoint { local, gpu, doorbell: opened.doorbell, link, outbox, over }, opened.received)
     }
 
     fn fail(&mut self, reason: Disconnected) {
@@ -49,6 +55,17 @@ impl ShmEndpoint {
         self.outbox = None;
         self.over.store(true, Ordering::Relaxed);
         self.link.close();
+    }
+
+    /// Moves on what a GPU copies, and what waits behind it.
+    #[inline]
+    fn copy(&mut self) {
+        if let Some(gpu) = &mut self.gpu
+            && gpu.advance(&mut self.local)
+            && let Some(doorbell) = &self.doorbell
+        {
+            doorbell::ring(doorbell);
+        }
     }
 
     #[cold]
@@ -68,10 +85,14 @@ impl Endpoint for ShmEndpoint {
         if self.link.is_inherited() {
             return Err(INHERITED.into());
         }
-        self.local.post(batch)?;
-        if let Some(doorbell) = &self.doorbell
-            && batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
-        {
+        let notifies = match &mut self.gpu {
+            Some(gpu) => gpu.post(&mut self.local, batch)?,
+            None => {
+                self.local.post(batch)?;
+                batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
+            }
+        };
+        if notifies && let Some(doorbell) = &self.doorbell {
             doorbell::ring(doorbell);
         }
         Ok(())
@@ -82,6 +103,7 @@ impl Endpoint for ShmEndpoint {
         if self.outbox.is_some() && !self.link.is_inherited() {
             self.flush();
         }
+        self.copy();
         self.local.poll()
     }
 
@@ -89,6 +111,7 @@ impl Endpoint for ShmEndpoint {
         if self.link.is_inherited() {
             return Err(INHERITED);
         }
+        self.copy();
         if self.local.check().is_ok() {
             self.flush();
             match self.link.peek() {

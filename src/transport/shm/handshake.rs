@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::socket::{Heard, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
+use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
-use crate::transport::{Address, ConnectError, MAX_GRANTS, Offer, Received, Refusal};
+use crate::transport::{Address, ConnectError, GpuGrant, MAX_GRANTS, Offer, Received, Refusal};
 
 /// Bytes received at a time: a message grows as it arrives, never by what its sender claims.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -27,6 +28,9 @@ pub(super) enum ShmHandshakeError {
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Offer(&'static str),
+    /// Memory of a GPU cannot be granted or mapped.
+    #[error("{0}")]
+    Gpu(String),
 }
 
 impl ShmHandshakeError {
@@ -37,6 +41,7 @@ impl ShmHandshakeError {
             ShmHandshakeError::Wire(error) => ConnectError::Protocol { address, reason: error.to_string() },
             ShmHandshakeError::Memory(source) => ConnectError::Memory { address, source },
             ShmHandshakeError::Offer(reason) => ConnectError::Offer { address, reason },
+            ShmHandshakeError::Gpu(reason) => ConnectError::GpuMemory { address, reason },
             ShmHandshakeError::System(error) if is_gone(&error) => ConnectError::Closed { address },
             ShmHandshakeError::System(source) => {
                 let remedy = "look at the log of the peer";
@@ -56,6 +61,8 @@ pub(super) struct Outbox {
     sent: usize,
     /// The regions whose descriptors go with the first byte; empty from then on.
     regions: Vec<MemoryRegion>,
+    /// The descriptors of memory of a GPU, which go with them.
+    exported: Vec<OwnedFd>,
     /// The doorbell, whose descriptor goes with them.
     doorbell: Option<Arc<Doorbell>>,
 }
@@ -66,6 +73,7 @@ impl Outbox {
     pub(super) fn offer(
         from: Side,
         offer: &Offer,
+        gpu_grants: &[GpuGrant],
         doorbell: Option<Arc<Doorbell>>,
     ) -> Result<Outbox, ShmHandshakeError> {
         check_offer(offer).map_err(ShmHandshakeError::Offer)?;
@@ -83,29 +91,46 @@ impl Outbox {
             let (offset, bytes) = (slice.offset() as u64, slice.len() as u64);
             grants.push(Grant { offset, bytes, ..segments[segment] });
         }
-        let terms = Terms { grants, blob: Segments { segments, has_doorbell: doorbell.is_some() } };
+        let mut exported = Vec::new();
+        for GpuGrant { at, memory, access } in gpu_grants {
+            let (file, bytes) = super::gpu::export(memory)?;
+            let key = RemoteKey(random().map_err(ShmHandshakeError::Offer)?);
+            let segment = Grant { key, offset: 0, bytes: bytes as u64, access: *access };
+            segments.push(segment);
+            grants.insert((*at).min(grants.len()), Grant { bytes: memory.bytes() as u64, ..segment });
+            exported.push(file);
+        }
+        if segments.len() > MAX_GRANTS {
+            return Err(ShmHandshakeError::Offer(
+                "it grants more than 16 ranges; make them parts of one region",
+            ));
+        }
+        let blob = Segments { segments, on_gpu: exported.len() as u8, has_doorbell: doorbell.is_some() };
+        let terms = Terms { grants, blob };
         let hello = match from {
             Side::Connector => Hello::Offer(terms),
             Side::Listener => Hello::Accept(terms),
         };
-        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions, doorbell })
+        Ok(Outbox { bytes: wire::frame(&hello, &offer.message), sent: 0, regions, exported, doorbell })
     }
 
     /// A refusal with its reason, cut if it is long.
     pub(super) fn refusal(refusal: Refusal) -> Outbox {
         let bytes = wire::frame(&Hello::refuse(refusal), &[]);
-        Outbox { bytes, sent: 0, regions: Vec::new(), doorbell: None }
+        Outbox { bytes, sent: 0, regions: Vec::new(), exported: Vec::new(), doorbell: None }
     }
 
     /// Sends what fits now. True once all of it is sent.
     pub(super) fn flush(&mut self, link: &SocketEnd) -> io::Result<bool> {
         while self.sent < self.bytes.len() {
             let segments = self.regions.iter().filter_map(|region| region.memory().shared_file());
+            let segments = segments.chain(self.exported.iter().map(AsFd::as_fd));
             let files: Vec<BorrowedFd<'_>> =
                 segments.chain(self.doorbell.as_ref().map(|doorbell| doorbell.as_fd())).collect();
             let Some(sent) = link.send(&self.bytes[self.sent..], &files)? else { return Ok(false) };
             self.sent += sent;
             self.regions.clear();
+            self.exported.clear();
             self.doorbell = None;
         }
         self.bytes = Vec::new();
@@ -173,8 +198,8 @@ impl Inbox {
         self.length.is_some() || !self.bytes.is_empty()
     }
 
-    /// Checks the whole message and maps the memory that came along.
-    pub(super) fn open(&mut self) -> Result<ShmMessage, ShmHandshakeError> {
+    /// Checks the whole message and maps the memory that came along, what is on a GPU for this process's.
+    pub(super) fn open(&mut self, gpu: Option<&Gpu>) -> Result<ShmMessage, ShmHandshakeError> {
         // Moved out first: whatever goes wrong, the descriptors are closed on return.
         let files = std::mem::take(&mut self.files);
         self.length = None;
@@ -184,9 +209,11 @@ impl Inbox {
             Hello::Offer(terms) | Hello::Accept(terms) => &terms.blob,
             Hello::Refuse(_) | Hello::Note(_) => &no_segments,
         };
-        let (segments, doorbell) = segments.map(files)?;
-        let mapped =
-            |terms: wire::Terms| MappedOffer { received: terms.received(message), segments, doorbell };
+        let (segments, on_gpu, doorbell) = segments.map(files, gpu)?;
+        let mapped = |terms: wire::Terms| {
+            let received = terms.received(message);
+            MappedOffer { received, segments, on_gpu, doorbell }
+        };
         Ok(match hello {
             Hello::Offer(terms) => ShmMessage::Offer(mapped(terms)),
             Hello::Accept(terms) => ShmMessage::Accept(mapped(terms)),
@@ -207,6 +234,7 @@ pub(super) enum ShmMessage {
 pub(super) struct MappedOffer {
     pub(super) received: Received,
     pub(super) segments: Vec<Mapped>,
+    pub(super) on_gpu: Vec<MappedOnGpu>,
     /// The listener's doorbell, if its owner wants to be woken.
     pub(super) doorbell: Option<OwnedFd>,
 }
@@ -214,9 +242,15 @@ pub(super) struct MappedOffer {
 /// A segment: the key that names it, its memory, and the rights of this side.
 type Mapped = (RemoteKey, MemoryRegion, Access);
 
+/// The same of memory of a GPU.
+pub(super) type MappedOnGpu = (RemoteKey, GpuMemory, Access);
+
+/// All segments, and the descriptor of the doorbell.
+type MappedSegments = (Vec<Mapped>, Vec<MappedOnGpu>, Option<OwnedFd>);
+
 impl Segments {
     /// Maps the files that came along, and takes the doorbell.
-    fn map(&self, mut files: Vec<OwnedFd>) -> Result<(Vec<Mapped>, Option<OwnedFd>), ShmHandshakeError> {
+    fn map(&self, mut files: Vec<OwnedFd>, gpu: Option<&Gpu>) -> Result<MappedSegments, ShmHandshakeError> {
         if files.len() != self.segments.len() + usize::from(self.has_doorbell) {
             return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
         }
@@ -231,7 +265,17 @@ impl Segments {
             let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
             Ok::<_, ShmHandshakeError>((segment.key, region, segment.access))
         };
-        Ok((self.segments.iter().zip(files).map(map).collect::<Result<_, _>>()?, doorbell))
+        // No more of them than segments: that was checked.
+        let on_host = self.segments.len() - usize::from(self.on_gpu);
+        let (host, on_gpu) = self.segments.split_at(on_host);
+        let exported = files.split_off(on_host);
+        let import = |(segment, file): (&Grant, &OwnedFd)| {
+            let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
+            let memory = super::gpu::import(gpu, file.as_fd(), bytes, lets_write(segment.access))?;
+            Ok::<_, ShmHandshakeError>((segment.key, memory, segment.access))
+        };
+        let on_gpu = on_gpu.iter().zip(&exported).map(import).collect::<Result<_, _>>()?;
+        Ok((host.iter().zip(files).map(map).collect::<Result<_, _>>()?, on_gpu, doorbell))
     }
 }
 

@@ -10,11 +10,12 @@ use super::ShmEndpoint;
 use super::file;
 use super::handshake::{Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user};
 use super::socket::SocketEnd;
+use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
 
 /// The pause between two looks at newcomers while there are some.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
@@ -30,6 +31,7 @@ pub struct ShmListener {
     was_inherited: bool,
     queue_depth: usize,
     user: u32,
+    gpu: Option<Gpu>,
     /// What peers wake the owner by, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
 }
@@ -40,7 +42,12 @@ struct Pending {
 }
 
 impl ShmListener {
-    pub(super) fn new(address: &Address, queue_depth: usize, user: u32) -> Result<Self, ConnectError> {
+    pub(super) fn new(
+        address: &Address,
+        queue_depth: usize,
+        user: u32,
+        gpu: Option<Gpu>,
+    ) -> Result<Self, ConnectError> {
         let (socket, file) = file::listen(address, user)?;
         Ok(ShmListener {
             socket,
@@ -51,6 +58,7 @@ impl ShmListener {
             was_inherited: false,
             queue_depth,
             user,
+            gpu,
             doorbell: None,
         })
     }
@@ -88,7 +96,7 @@ impl Pending {
         if !self.inbox.fill(&self.link)? {
             return Ok(None);
         }
-        match self.inbox.open()? {
+        match self.inbox.open(None)? {
             ShmMessage::Offer(opened) => Ok(Some(opened)),
             ShmMessage::Accept(_) | ShmMessage::Refuse(_) => {
                 Err(WireError::Rule("it answered without a question").into())
@@ -139,7 +147,8 @@ impl Listener for ShmListener {
         let (Pending { link, .. }, opened) = self.newcomers.next(&self.address, now)?;
         let (address, queue_depth, doorbell) =
             (self.address.clone(), self.queue_depth, self.doorbell.clone());
-        Some(ShmIncoming { link, opened, address, queue_depth, doorbell })
+        let (gpu, gpu_grants) = (self.gpu.clone(), Vec::new());
+        Some(ShmIncoming { link, opened, address, queue_depth, gpu, gpu_grants, doorbell })
     }
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
@@ -180,6 +189,8 @@ pub struct ShmIncoming {
     opened: MappedOffer,
     address: Address,
     queue_depth: usize,
+    gpu: Option<Gpu>,
+    gpu_grants: Vec<GpuGrant>,
     doorbell: Option<Arc<Doorbell>>,
 }
 
@@ -190,15 +201,24 @@ impl Incoming for ShmIncoming {
         &self.opened.received
     }
 
+    fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        self.gpu_grants = grants;
+        Ok(())
+    }
+
     fn accept(self, offer: Offer) -> Result<ShmEndpoint, ConnectError> {
-        let answer = Outbox::offer(Side::Listener, &offer, self.doorbell).and_then(|mut outbox| {
+        let offered = Outbox::offer(Side::Listener, &offer, &self.gpu_grants, self.doorbell);
+        let answer = offered.and_then(|mut outbox| {
             let sent = outbox.flush(&self.link)?;
             Ok((!sent).then_some(outbox))
         });
         match answer {
-            Ok(outbox) => Ok(ShmEndpoint::new(self.link, self.opened, self.queue_depth, outbox).0),
+            Ok(outbox) => Ok(ShmEndpoint::new(self.link, self.opened, self.queue_depth, self.gpu, outbox).0),
             Err(error) => {
-                if matches!(error, ShmHandshakeError::Offer(_) | ShmHandshakeError::Memory(_)) {
+                if matches!(
+                    error,
+                    ShmHandshakeError::Offer(_) | ShmHandshakeError::Memory(_) | ShmHandshakeError::Gpu(_)
+                ) {
                     let refusal = "the listener could not make its offer; look at its log";
                     let _unheard = Outbox::refusal(refusal.into()).flush(&self.link);
                 }

@@ -49,6 +49,8 @@ mod connecting;
 mod credentials;
 mod endpoint;
 mod file;
+#[cfg_attr(not(feature = "cuda"), path = "gpu/absent.rs")]
+mod gpu;
 mod handshake;
 mod listener;
 mod socket;
@@ -64,6 +66,7 @@ pub use listener::{ShmIncoming, ShmListener};
 pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion};
 
 /// Completions that an endpoint holds until they are polled, unless [`Shm::with_queue_depth`] says otherwise.
@@ -77,6 +80,7 @@ pub struct Shm {
     queue_depth: usize,
     /// The user that this process runs as, and that its peers must run as.
     user: u32,
+    gpu: Option<Gpu>,
 }
 
 impl Default for Shm {
@@ -94,7 +98,15 @@ impl Shm {
     /// Shared memory whose endpoints hold up to `queue_depth` completions that were not polled yet.
     #[doc(hidden)]
     pub fn with_queue_depth(queue_depth: usize) -> Self {
-        Shm { queue_depth, user: rustix::process::geteuid().as_raw() }
+        Shm { queue_depth, user: rustix::process::geteuid().as_raw(), gpu: None }
+    }
+
+    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
+    /// a server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or one that
+    /// its own GPU has peer access to. The copy engines of this process's GPU copy, also from and to host memory.
+    #[cfg(feature = "cuda")]
+    pub fn with_gpu(self, gpu: &Gpu) -> Self {
+        Shm { gpu: Some(gpu.clone()), ..self }
     }
 }
 
@@ -122,14 +134,18 @@ impl Transport for Shm {
         self.register(memory_for(bytes, access)?, access)
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
     fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {
         takes("listen", address)?;
-        ShmListener::new(address, self.queue_depth, self.user)
+        ShmListener::new(address, self.queue_depth, self.user, self.gpu.clone())
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
         takes("connect", address)?;
-        ShmConnecting::new(address, &offer, self.queue_depth, self.user)
+        ShmConnecting::new(address, &offer, self.queue_depth, self.user, self.gpu.clone())
     }
 }
 

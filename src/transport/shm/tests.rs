@@ -114,7 +114,7 @@ fn the_kernel_tells_users_apart() {
         // Not asking does not help.
         let link = SocketEnd::new(socket::new_socket().unwrap());
         assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
-        assert!(Outbox::offer(Side::Connector, &Offer::default(), None).unwrap().flush(&link).unwrap());
+        assert!(Outbox::offer(Side::Connector, &Offer::default(), &[], None).unwrap().flush(&link).unwrap());
         link
     });
     let link = unauthenticated_peer.join().unwrap();
@@ -138,7 +138,7 @@ fn another_wire_version_is_named_on_both_sides() {
     assert!(listener.poll(NOW).is_none());
     let mut inbox = Inbox::default();
     assert!(inbox.fill(&link).unwrap());
-    let ShmMessage::Refuse(Refusal { reason, .. }) = inbox.open().unwrap() else { panic!("a refusal") };
+    let ShmMessage::Refuse(Refusal { reason, .. }) = inbox.open(None).unwrap() else { panic!("a refusal") };
     let ours = format!("speaks {WIRE_VERSION}");
     assert!(reason.contains("version 99") && reason.contains(&ours), "{reason}");
 
@@ -196,7 +196,7 @@ fn memory_granted_for_reading_cannot_be_written_whatever_its_receiver_does() {
     let region = shm.allocate(4096, Access::REMOTE_READ).unwrap();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    assert!(Outbox::offer(Side::Connector, &Offer::default(), None).unwrap().flush(&link).unwrap());
+    assert!(Outbox::offer(Side::Connector, &Offer::default(), &[], None).unwrap().flush(&link).unwrap());
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
     let _server = listener.poll(NOW).unwrap().accept(offer).unwrap();
     let mut files = Vec::new();
@@ -242,7 +242,7 @@ fn is_taken(segments: &[Grant], files: &[BorrowedFd<'_>]) -> bool {
     let mut listener = Shm::new().listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
     let grants = segments.iter().map(|segment| Grant { bytes: 1, ..*segment }).collect();
-    let terms = Terms { grants, blob: Segments { segments: segments.to_vec(), has_doorbell: false } };
+    let terms = Terms { grants, blob: Segments { segments: segments.to_vec(), ..Segments::default() } };
     link.send(&wire::frame(&Hello::Offer(terms), b""), files).unwrap();
     listener.poll(NOW).is_some()
 }
@@ -287,7 +287,7 @@ fn bytes_after_the_handshake_end_the_connection() {
     let shm = Shm::new();
     let mut listener = shm.listen(&Address::random()).unwrap();
     let link = raw_connection(&listener);
-    assert!(Outbox::offer(Side::Connector, &Offer::default(), None).unwrap().flush(&link).unwrap());
+    assert!(Outbox::offer(Side::Connector, &Offer::default(), &[], None).unwrap().flush(&link).unwrap());
     let mut server = listener.poll(NOW).unwrap().accept(Offer::default()).unwrap();
     server.check().unwrap();
     link.send(b"x", &[]).unwrap();

@@ -18,11 +18,13 @@ const MAGIC: [u8; 8] = *b"slkl-shm";
 const VERSION_BYTES: usize = 4;
 
 /// The descriptors that come along with an offer: one for each segment, in this order, and then that of the listener's
-/// doorbell, if there is one. A segment is its file from the begin on, under a key that is random and of this
-/// connection only. Grants name segments by their keys.
+/// doorbell, if there is one. A segment is its file from the begin on, or memory of a GPU, under a key that is random
+/// and of this connection only. Grants name segments by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Segments {
     pub(super) segments: Vec<Grant>,
+    /// The number of segments that are memory of a GPU, as CUDA exports it. They are the last ones.
+    pub(super) on_gpu: u8,
     /// True if requests that notify ring the doorbell.
     pub(super) has_doorbell: bool,
 }
@@ -44,6 +46,12 @@ impl Blob for Segments {
     fn check(&self, from: Side, grants: &[Grant]) -> Result<(), &'static str> {
         if self.segments.len() > MAX_GRANTS {
             return Err("it passes more segments than it may");
+        }
+        if usize::from(self.on_gpu) > self.segments.len() {
+            return Err("more segments are on a GPU than there are");
+        }
+        if self.on_gpu > 0 && from == Side::Connector {
+            return Err("only a listener grants memory of a GPU");
         }
         if self.has_doorbell && from == Side::Connector {
             return Err("only a listener has a doorbell");
@@ -145,7 +153,11 @@ fn sample() -> Terms {
         |key, offset, bytes| Grant { key: RemoteKey(key), offset, bytes, access: Access::REMOTE_READ };
     Terms {
         grants: vec![range(u64::MAX - 1, 8, 24), range(7, 64, 0)],
-        blob: Segments { segments: vec![range(7, 0, 64), range(u64::MAX - 1, 0, 32)], has_doorbell: false },
+        blob: Segments {
+            segments: vec![range(7, 0, 64), range(u64::MAX - 1, 0, 32)],
+            on_gpu: 0,
+            has_doorbell: false,
+        },
     }
 }
 
@@ -185,7 +197,7 @@ mod tests {
     fn segments_and_grants_that_do_not_fit_each_other_are_refused() {
         let Terms { grants, blob: Segments { segments, .. } } = sample();
         let check = |segments: &[Grant], grants: &[Grant]| {
-            let segments = Segments { segments: segments.to_vec(), has_doorbell: false };
+            let segments = Segments { segments: segments.to_vec(), ..Segments::default() };
             segments.check(Side::Connector, grants)
         };
         assert_eq!(check(&segments, &grants), Ok(()));
@@ -201,6 +213,13 @@ mod tests {
         assert!(check(&[segments[0]; 2], &[]).unwrap_err().contains("same key"));
         let moved = Grant { offset: 1, ..segments[0] };
         assert!(check(&[moved], &[]).unwrap_err().contains("begin"));
+        let on_gpu = |on_gpu, from| {
+            let of_gpu = Segments { segments: segments.to_vec(), on_gpu, has_doorbell: false };
+            of_gpu.check(from, &grants)
+        };
+        assert_eq!(on_gpu(2, Side::Listener), Ok(()));
+        assert!(on_gpu(3, Side::Listener).unwrap_err().contains("than there are"));
+        assert!(on_gpu(1, Side::Connector).unwrap_err().contains("only a listener"));
         let many: Vec<_> = (0..17).map(|key| Grant { key: RemoteKey(key), ..segments[0] }).collect();
         assert!(check(&many, &[]).unwrap_err().contains("more segments"));
     }

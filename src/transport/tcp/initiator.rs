@@ -237,6 +237,10 @@ impl Initiator {
             Operation::Read { local, remote, .. } => {
                 (plain(Kind::Read, remote), Some(local.clone()), Answer::Data)
             }
+            // Refused when it was checked.
+            Operation::ReadToGpu { remote, .. } | Operation::WriteFromGpu { remote, .. } => {
+                (plain(Kind::Read, remote), None, Answer::None)
+            }
             Operation::FetchAdd { local, remote, add } => {
                 (with(Kind::FetchAdd, remote, &[*add]), Some(local.clone()), Answer::Value)
             }

@@ -198,7 +198,7 @@ impl Initiator {
                 !proof.grants.iter().any(|(name, access)| *name == remote.key && is_relaxed(access))
             }
             // The device carries them out after all that came before.
-            Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => false,
+            _ => false,
         }
     }
 
@@ -240,7 +240,7 @@ impl Initiator {
                 | Operation::Read { local, .. }
                 | Operation::FetchAdd { local, .. }
                 | Operation::CompareSwap { local, .. } => known(local),
-                Operation::WriteInline { .. } => Ok(()),
+                _ => Ok(()),
             });
             checked.map_err(|reason| PostError::Malformed { index, reason })?;
             parts += self.parts(request);
@@ -352,6 +352,8 @@ impl Initiator {
             Operation::CompareSwap { local, remote, compare, swap } => {
                 self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_CMP_AND_SWP, *compare, *swap);
             }
+            // Refused when it was checked.
+            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {}
         }
     }
 

@@ -1,0 +1,29 @@
+//! Stands in for memory of GPUs where the library is built without it: no value of these types exists.
+#![forbid(unsafe_code)]
+
+use crate::mem::OutOfBounds;
+
+/// A GPU, its memory, or a range of that.
+#[derive(Clone, Debug)]
+pub enum NoGpu {}
+
+pub(crate) use NoGpu as Gpu;
+pub(crate) use NoGpu as GpuMemory;
+pub(crate) use NoGpu as GpuSlice;
+
+impl NoGpu {
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        match *self {}
+    }
+
+    /// A range of it.
+    pub fn slice(&self, _: usize, _: usize) -> Result<NoGpu, OutOfBounds> {
+        match *self {}
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> NoGpu {
+        match *self {}
+    }
+}

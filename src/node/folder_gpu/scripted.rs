@@ -1,0 +1,328 @@
+//! Servers that fold on a GPU, over the scripted driver: no GPU is needed, and none is tested. Its kernel is a plain
+//! loop over the parameters that a launch has, done late and in pieces.
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::time::Duration;
+
+    use crate::clock::Version;
+    use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted};
+    use crate::kernel::{AdamParameters, Optimizer};
+    use crate::node::{
+        Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
+        WorkerOptions,
+    };
+    use crate::scheme::SchemeConfig;
+    use crate::table::{ElementType, Encoding, Table};
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+    /// Odd, and of several chunks.
+    const ELEMENTS: usize = 1003;
+    const CHUNK_BYTES: u64 = 1024;
+    const OPTIMIZERS: [Optimizer; 4] = [
+        Optimizer::Sgd { weight_decay: 0.01 },
+        Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
+        Optimizer::Adam(AdamParameters::new(0.01)),
+        Optimizer::AdamW(AdamParameters::new(0.01)),
+    ];
+
+    fn table() -> Table {
+        Table::flat(ELEMENTS as u64, ElementType::F32).unwrap()
+    }
+
+    fn initial() -> Vec<f32> {
+        (0..ELEMENTS).map(|index| (index as f32 * 0.37).sin()).collect()
+    }
+
+    fn options(optimizer: Optimizer, workers: usize) -> ServerOptions {
+        let memory = ShardOptions { chunk_bytes: CHUNK_BYTES, ..ShardOptions::default() };
+        ServerOptions { optimizer, memory, ..ServerOptions::new(SchemeConfig::Bsp, workers, 0.05) }
+    }
+
+    /// A driver and its GPU, and a transport with that.
+    fn gpu() -> (Arc<Scripted>, Gpu, Shm) {
+        let driver = Arc::new(Scripted::new());
+        let (gpu, ..) = driver.open_gpu();
+        let transport = Shm::new().with_gpu(&gpu);
+        (driver, gpu, transport)
+    }
+
+    /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
+    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
+        for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
+            let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
+            *g = (p - target) * (1.0 + worker as f32);
+        }
+    }
+
+    /// Trains with two workers under BSP, over the server's transport and one for each worker.
+    fn train(server: &mut Server<Shm>, workers: [Shm; 2], encoding: Encoding, clocks: usize) -> Vec<f32> {
+        let address = server.address();
+        std::thread::scope(|scope| {
+            for (rank, transport) in workers.into_iter().enumerate() {
+                let address = address.clone();
+                scope.spawn(move || {
+                    let options = WorkerOptions { encoding, ..WorkerOptions::new(SchemeConfig::Bsp) };
+                    let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
+                    for clock in 0..clocks {
+                        let mut step = worker.step(PATIENCE).unwrap();
+                        let parameters = step.parameters().unwrap().to_vec();
+                        let mut values = vec![0.0; ELEMENTS];
+                        gradient(rank, clock, &parameters, &mut values);
+                        step.encode(&values).unwrap();
+                        step.publish(None, PATIENCE).unwrap();
+                    }
+                    worker.flush(PATIENCE).unwrap();
+                });
+            }
+            assert!(server.drive(|server| server.status().left == 2, PATIENCE).unwrap());
+        });
+        assert_eq!(server.status().version, Version::new(clocks as u64));
+        server.parameters().unwrap()
+    }
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[test]
+    fn a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors() {
+        for optimizer in OPTIMIZERS {
+            for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F16] {
+                let by_processors = {
+                    let options = options(optimizer, 2);
+                    let mut server =
+                        Server::new(Shm::new(), &Address::random(), table(), &initial(), options).unwrap();
+                    train(&mut server, [Shm::new(), Shm::new()], encoding, 6)
+                };
+                let (driver, _gpu, transport) = gpu();
+                let sides = [gpu(), gpu()];
+                let _working = driver.work_in_a_thread();
+                let _their_work = sides.each_ref().map(|(driver, ..)| driver.work_in_a_thread());
+                let options = options(optimizer, 2);
+                let mut server =
+                    Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+                let workers = sides.each_ref().map(|(_, _, transport)| transport.clone());
+                let on_gpu = train(&mut server, workers, encoding, 6);
+                assert_eq!(bits(&on_gpu), bits(&by_processors), "{optimizer:?}, {encoding:?}");
+                assert!(driver.launches() >= 6, "the GPU has folded");
+            }
+        }
+    }
+
+    #[test]
+    fn a_version_is_announced_once_the_gpu_has_folded_it_and_not_before() {
+        let (driver, _gpu, transport) = gpu();
+        let making = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let (address, may_publish) = (server.address(), &AtomicBool::new(false));
+        let (their_driver, _their_gpu, theirs) = gpu();
+        let _their_work = their_driver.work_in_a_thread();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
+                while !may_publish.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, PATIENCE).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            // The memory of the worker's slots is made. From here on nobody does the work of the server's GPU.
+            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
+            drop(making);
+            may_publish.store(true, Relaxed);
+            let is_launched = |_: &Server<Shm>| driver.launches() > 0;
+            assert!(server.drive(is_launched, PATIENCE).unwrap());
+            let is_published = |server: &Server<Shm>| server.status().version > Version::new(0);
+            let published = server.drive(is_published, Duration::from_millis(30)).unwrap();
+            assert!(!published, "the GPU has folded nothing");
+            let _working = driver.work_in_a_thread();
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+        });
+        let expected: Vec<f32> = initial().iter().map(|value| value - 0.05).collect();
+        let _working = driver.work_in_a_thread();
+        assert_eq!(bits(&server.parameters().unwrap()), bits(&expected));
+    }
+
+    #[test]
+    fn a_worker_that_leaves_while_its_gradient_is_folded_takes_no_memory_away() {
+        let (driver, _gpu, transport) = gpu();
+        let making = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let (address, may_publish) = (server.address(), &AtomicBool::new(false));
+        let (their_driver, their_gpu, theirs) = gpu();
+        let _their_work = their_driver.work_in_a_thread();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
+                while !may_publish.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, PATIENCE).unwrap();
+                drop((worker, their_gpu));
+            });
+            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
+            drop(making);
+            may_publish.store(true, Relaxed);
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+            assert!(driver.launches() > 0);
+            // The scripted driver fails the test if it folds memory that is not allocated any more.
+            driver.finish();
+            let is_published = |server: &Server<Shm>| server.status().version == Version::new(1);
+            assert!(server.drive(is_published, PATIENCE).unwrap());
+        });
+    }
+
+    #[test]
+    fn a_gradient_goes_from_gpu_to_gpu_and_no_byte_of_it_through_the_host() {
+        let (driver, _gpu, transport) = gpu();
+        let making = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server =
+            Server::new(transport, &Address::random(), table(), &[1.0; ELEMENTS], options).unwrap();
+        drop(making);
+        let address = server.address();
+        let before = driver.host_copies();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let their_driver = Arc::new(Scripted::new());
+                let (gpu, raw, stream) = their_driver.open_gpu();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let transport = Shm::new().with_gpu(&gpu);
+                let working = their_driver.work_in_a_thread();
+                let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                let copied = their_driver.host_copies();
+                // The stream is busy when the gradient is published, and computes it only then: 0x3f3f3f3f throughout.
+                their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
+                step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap();
+                assert_eq!(their_driver.host_copies(), copied);
+                worker.flush(PATIENCE).unwrap();
+                drop(working);
+            });
+            let _working = driver.work_in_a_thread();
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+        });
+        assert_eq!(driver.host_copies(), before);
+        let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
+        let _working = driver.work_in_a_thread();
+        assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
+    }
+
+    #[cfg(feature = "checkpoint")]
+    #[test]
+    fn a_checkpoint_of_a_server_on_a_gpu_is_taken_up_by_one_on_processors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shard.safetensors");
+        let (driver, _gpu, transport) = gpu();
+        let sides = [gpu(), gpu()];
+        let _working = driver.work_in_a_thread();
+        let _their_work = sides.each_ref().map(|(driver, ..)| driver.work_in_a_thread());
+        let optimizer = OPTIMIZERS[2];
+        let checkpoint = Some(CheckpointOptions::new(&path));
+        let with_file = ServerOptions { checkpoint, ..options(optimizer, 2) };
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), with_file).unwrap();
+        let workers = sides.each_ref().map(|(_, _, transport)| transport.clone());
+        let trained = train(&mut server, workers, Encoding::F32, 3);
+        assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(3));
+
+        let checkpoint = Checkpoint::read(&path).unwrap();
+        assert_eq!(bits(checkpoint.parameters()), bits(&trained));
+        // The moments, too: both go on with the same bits.
+        let mut on_host =
+            Server::resume(Shm::new(), &Address::random(), table(), checkpoint, options(optimizer, 2))
+                .unwrap();
+        assert_eq!(bits(&on_host.parameters().unwrap()), bits(&trained));
+        let (other, _other_gpu, transport) = gpu();
+        let _other_work = other.work_in_a_thread();
+        let checkpoint = Checkpoint::read(&path).unwrap();
+        let mut on_gpu =
+            Server::resume(transport, &Address::random(), table(), checkpoint, options(optimizer, 2))
+                .unwrap();
+        let on = |server: &mut Server<Shm>, workers: [Shm; 2]| train_on(server, workers, 2);
+        let by_processors = on(&mut on_host, [Shm::new(), Shm::new()]);
+        let by_gpu = on(&mut on_gpu, sides.each_ref().map(|(_, _, transport)| transport.clone()));
+        assert_eq!(bits(&by_gpu), bits(&by_processors));
+    }
+
+    /// As [`train`], of a server that has begun at a later version.
+    fn train_on(server: &mut Server<Shm>, workers: [Shm; 2], clocks: usize) -> Vec<f32> {
+        let (address, begun) = (server.address(), server.status().version);
+        std::thread::scope(|scope| {
+            for (rank, transport) in workers.into_iter().enumerate() {
+                let address = address.clone();
+                scope.spawn(move || {
+                    let options = WorkerOptions::new(SchemeConfig::Bsp);
+                    let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
+                    for clock in 0..clocks {
+                        let mut step = worker.step(PATIENCE).unwrap();
+                        let (parameters, values) = step.borrow().unwrap();
+                        gradient(rank, clock, parameters, values);
+                        step.publish(None, PATIENCE).unwrap();
+                    }
+                    worker.flush(PATIENCE).unwrap();
+                });
+            }
+            assert!(server.drive(|server| server.status().left == 2, PATIENCE).unwrap());
+        });
+        assert_eq!(server.status().version.get(), begun.get() + clocks as u64);
+        server.parameters().unwrap()
+    }
+
+    #[test]
+    fn what_folds_on_a_gpu_do_not_have_is_refused_by_name() {
+        let (driver, _gpu, transport) = gpu();
+        let _working = driver.work_in_a_thread();
+        let plain = || options(OPTIMIZERS[0], 1);
+        let measured = ServerOptions { measure_moments: true, ..plain() };
+        let watched = ServerOptions { non_finite: NonFinite::Drop, ..plain() };
+        for (options, name) in [(measured, "measure_moments"), (watched, "non_finite")] {
+            let made = Server::new(transport.clone(), &Address::random(), table(), &initial(), options);
+            let error = made.map(drop).unwrap_err();
+            assert!(matches!(error, Error::Option { option, .. } if option == name), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_failing_call_of_the_servers_driver_is_told_and_leaves_nothing() {
+        let mut failures = 0;
+        loop {
+            let driver = Arc::new(Scripted::new());
+            let (gpu, ..) = driver.open_gpu();
+            let transport = Shm::new().with_gpu(&gpu);
+            driver.fail(failures, crate::cuda::NOT_PERMITTED);
+            let working = driver.work_in_a_thread();
+            let options = options(OPTIMIZERS[1], 1);
+            let made = Server::new(transport, &Address::random(), table(), &initial(), options);
+            drop(working);
+            let outcome = made.map(drop);
+            driver.finish();
+            drop(gpu);
+            let has_failed = driver.has_failed();
+            if let Err(error) = &outcome {
+                let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
+                assert!(is_typed, "call {failures}: {error}");
+            }
+            // What could not be given back, since that is what failed, is one thing.
+            assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
+            if !has_failed {
+                assert!(outcome.is_ok() && failures > 20, "{failures} calls");
+                return;
+            }
+            failures += 1;
+        }
+    }
+}

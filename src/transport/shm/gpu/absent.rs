@@ -1,0 +1,37 @@
+//! Stands in for copies of a GPU where the library is built without them.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::handshake::{MappedOnGpu, ShmHandshakeError};
+use crate::cuda::{Gpu, GpuMemory};
+use crate::transport::{LocalEndpoint, PostError, WorkRequest};
+
+pub(super) use crate::cuda::Gpu as GpuSide;
+
+impl GpuSide {
+    pub(super) fn new(gpu: Gpu, _: Vec<MappedOnGpu>) -> GpuSide {
+        gpu
+    }
+
+    pub(super) fn post(&mut self, _: &mut LocalEndpoint, _: &[WorkRequest]) -> Result<bool, PostError> {
+        match *self {}
+    }
+
+    pub(super) fn advance(&mut self, _: &mut LocalEndpoint) -> bool {
+        match *self {}
+    }
+}
+
+pub(super) fn export(memory: &GpuMemory) -> Result<(OwnedFd, usize), ShmHandshakeError> {
+    match *memory {}
+}
+
+pub(super) fn import(
+    _: Option<&Gpu>,
+    _: BorrowedFd<'_>,
+    _: usize,
+    _: bool,
+) -> Result<GpuMemory, ShmHandshakeError> {
+    let reason = "its payloads are on a GPU, and this library was built without the feature cuda";
+    Err(ShmHandshakeError::Gpu(reason.into()))
+}
