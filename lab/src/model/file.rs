@@ -100,7 +100,8 @@ pub fn load_for(path: impl AsRef<Path>, expected: &ModelSpec) -> Result<Vec<f32>
     let path = path.as_ref();
     let (found, parameters) = load(path)?;
     if found != *expected {
-        return Err(ModelFileError::OtherModel { file: path.to_owned(), found, expected: expected.clone() });
+        let (found, expected) = (Box::new(found), Box::new(expected.clone()));
+        return Err(ModelFileError::OtherModel { file: path.to_owned(), found, expected });
     }
     Ok(parameters)
 }

@@ -166,7 +166,8 @@ impl ModelSpec {
 fn blocks(columns: usize) -> Option<Vec<Block>> {
     let (planes, side) = [1, 3].into_iter().find_map(|planes| {
         let side = (columns / planes).isqrt();
-        (side % 4 == 0 && side.checked_mul(side)?.checked_mul(planes)? == columns).then_some((planes, side))
+        (side.is_multiple_of(4) && side.checked_mul(side)?.checked_mul(planes)? == columns)
+            .then_some((planes, side))
     })?;
     let first = Block { start: 0, planes, side, channels: CHANNELS[0] };
     let start = first.parameters();

@@ -211,7 +211,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with = "sweep")]
     pub(super) plot: Option<PathBuf>,
 
-    /// With --reproduce: write the page, its plots and its records into this folder; what is not run stays as it is there
+    /// With --reproduce: write the page, its plots and its records into this folder; what is not run stays as it is
     #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
     pub(super) docs: Option<PathBuf>,
 }

@@ -481,7 +481,7 @@ fn spec(args: &TrainArgs, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>)
     let spec = ModelSpec::new(kind, columns, classes, hidden).map_err(|error| Failure::refused(&error))?;
     match (loaded, &args.load) {
         (Some((found, _)), Some(path)) if found != spec => {
-            let (file, expected) = (path.clone(), spec);
+            let (file, found, expected) = (path.clone(), Box::new(found), Box::new(spec));
             Err(of_file(model::ModelFileError::OtherModel { file, found, expected }))
         }
         (loaded, _) => Ok((spec, loaded.map(|(_, parameters)| parameters))),

@@ -98,7 +98,7 @@ pub enum ModelFileError {
 
     /// A good model file, but of another model.
     #[error("{}: holds a {found}, where a {expected} is needed; {}", file.display(), self.remedy().unwrap_or_default())]
-    OtherModel { file: PathBuf, found: ModelSpec, expected: ModelSpec },
+    OtherModel { file: PathBuf, found: Box<ModelSpec>, expected: Box<ModelSpec> },
 }
 
 impl Diagnostic for ModelFileError {
