@@ -200,7 +200,11 @@ fn workers_learn_from_shards_that_are_sorted_or_drawn() {
         assert_eq!(json["shards"], shards);
         assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{shards}: {json}");
     }
-    misused(&["--shards", "even"], "`even` says not how to deal out examples", "dirichlet(A)");
+    let text = refused(2, &["--shards", "even"]);
+    assert!(
+        text.contains("`even` says not how to deal out examples; write iid, sorted or dirichlet(A)"),
+        "{text}"
+    );
     misused(
         &["--shards", "dirichlet(0.01)", "--workers", "40", "--batch", "8"],
         "leaves none for worker",
@@ -344,7 +348,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     misused(&["--straggler", "1=nan"], "factor cannot be NaN", "1 (full speed)");
     misused(&["--straggler", "1=2", "--straggler", "1=3"], "was given a factor before", "one per worker");
     misused(&["--model", "softmax", "--hidden", "3"], "softmax has no hidden units", "--model mlp");
-    misused(&["--hidden", "0"], "0 hidden units", "one hidden unit");
+    misused(&["--hidden", "0"], "0 hidden units", "one unit in each hidden layer");
     misused(&["--hidden", "99999999999"], "more than the 268435456 parameters", "fewer");
 }
 
