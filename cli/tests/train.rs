@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use slackline::MeetingPoint;
 use slackline_lab::data;
 use slackline_lab::model::{self, Batches, ModelKind, ModelSpec, Scratch};
@@ -139,12 +139,20 @@ fn serial(
 fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     let folder = TempDir::new().unwrap();
     let (saved, expected) = (folder.path().join("saved"), folder.path().join("expected"));
-    for (kind, servers) in [(ModelKind::Softmax, "1"), (ModelKind::Mlp, "1"), (ModelKind::Mlp, "3")] {
+    for (kind, hidden, servers) in [
+        (ModelKind::Softmax, &[][..], "1"),
+        (ModelKind::Mlp, &[64], "1"),
+        (ModelKind::Mlp, &[32, 16, 8], "3"),
+        (ModelKind::ConvNet, &[20], "2"),
+    ] {
         let name = kind.to_string();
+        let units = hidden.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let options = ["--workers", "1", "--scheme", "bsp", "--model", &name, "--servers", servers];
+        let widths = ["--hidden", &units];
+        let widths = if hidden.is_empty() { &[][..] } else { &widths };
         let training = ["--epochs", "3", "--batch", "50", "--learning-rate", "0.05", "--seed", "11"];
-        train(&[&options[..], &training, &["--save", saved.to_str().unwrap()]].concat());
-        let spec = ModelSpec::new(kind, 64, 10, 64).unwrap();
+        train(&[&options[..], widths, &training, &["--save", saved.to_str().unwrap()]].concat());
+        let spec = ModelSpec::new(kind, 64, 10, hidden).unwrap();
         model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 3, |_| 0.05)).unwrap();
         assert!(std::fs::read(&saved).unwrap() == std::fs::read(&expected).unwrap(), "{name}");
     }
@@ -158,7 +166,7 @@ fn a_schedule_is_that_of_a_serial_loop_bit_for_bit() {
     let schedule = ["--learning-rate", "0.05", "--schedule", "steps(20, 0.5)", "--servers", "2"];
     let json = train(&[&options[..], &schedule, &["--save", saved.to_str().unwrap()]].concat());
     assert_eq!(json["schedule"], "steps(20, 0.5)");
-    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 64).unwrap();
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, &[64]).unwrap();
     let rate = |step: u64| 0.05 * 0.5f32.powi((step / 20) as i32);
     model::save(&expected, &spec, &serial(&spec, spec.initialise(11), 11, 50, 2, rate)).unwrap();
     assert!(std::fs::read(&saved).unwrap() == std::fs::read(&expected).unwrap());
@@ -174,12 +182,34 @@ fn a_saved_model_is_taken_up_again_where_it_was() {
     train(&[&options[..], &["--hidden", "17", "--save", first]].concat());
     // Neither the model nor its width need to be said again.
     let json = train(&[&options[..], &["--load", first, "--save", second, "--seed", "5"]].concat());
-    assert_eq!((json["model"].as_str(), json["hidden"].as_u64()), (Some("mlp"), Some(17)));
-    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 17).unwrap();
+    assert_eq!((&json["model"], &json["hidden"]), (&json!("mlp"), &json!([17])));
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, &[17]).unwrap();
     let expected = serial(&spec, model::load(first).unwrap().1, 5, 50, 2, |_| 0.1);
     assert!(model::load(second).unwrap().1 == expected);
     // Saving over what was loaded is what a user does who goes on and on.
     train(&[&options[..], &["--load", second, "--save", second]].concat());
+}
+
+/// Two workers that see five digits each learn all ten together; each for itself knows half of them.
+#[test]
+fn workers_learn_from_shards_that_are_sorted_or_drawn() {
+    for (shards, seed) in [("sorted", "1"), ("dirichlet(0.5)", "1")] {
+        let options =
+            ["--scheme", "bsp", "--optimizer", "sgd", "--epochs", "20", "--shards", shards, "--seed", seed];
+        let json = train(&options);
+        assert_eq!(json["shards"], shards);
+        assert!(json["final_accuracy"].as_f64().unwrap() >= 0.9, "{shards}: {json}");
+    }
+    let text = refused(2, &["--shards", "even"]);
+    assert!(
+        text.contains("`even` says not how to deal out examples; write iid, sorted or dirichlet(A)"),
+        "{text}"
+    );
+    misused(
+        &["--shards", "dirichlet(0.01)", "--workers", "40", "--batch", "8"],
+        "leaves none for worker",
+        "seed",
+    );
 }
 
 #[test]
@@ -318,7 +348,7 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     misused(&["--straggler", "1=nan"], "factor cannot be NaN", "1 (full speed)");
     misused(&["--straggler", "1=2", "--straggler", "1=3"], "was given a factor before", "one per worker");
     misused(&["--model", "softmax", "--hidden", "3"], "softmax has no hidden units", "--model mlp");
-    misused(&["--hidden", "0"], "0 hidden units", "one hidden unit");
+    misused(&["--hidden", "0"], "0 hidden units", "one unit in each hidden layer");
     misused(&["--hidden", "99999999999"], "more than the 268435456 parameters", "fewer");
 }
 
@@ -361,7 +391,7 @@ fn data_that_cannot_be_used_is_refused_with_its_location() {
 fn models_that_cannot_be_used_are_refused() {
     let folder = TempDir::new().unwrap();
     misused(&["--load", "/no/such/model"], "no such file", "check the path");
-    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, 5).unwrap();
+    let spec = ModelSpec::new(ModelKind::Mlp, 64, 10, &[5]).unwrap();
     let path = folder.path().join("five");
     model::save(&path, &spec, &spec.initialise(1)).unwrap();
     let five = path.to_str().unwrap();

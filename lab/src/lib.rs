@@ -14,6 +14,7 @@ pub mod model;
 pub mod parallel;
 pub mod plot;
 pub mod problem;
+pub mod program;
 pub mod reproduce;
 pub mod statistics;
 pub mod table;

@@ -1,4 +1,4 @@
-//! The digits as a problem for the simulator.
+//! Examples with labels as a problem for the simulator.
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
@@ -7,21 +7,16 @@ use std::sync::Arc;
 use slackline::sim::{Evaluation, Problem};
 
 use crate::data::{self, Split};
-use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Scratch, Tower};
+use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Scratch, Shards};
 
-/// A model to be trained on the digits, with the mini-batches that [`Batches`] gives each worker: what `slackline
-/// train` does, without its processes.
+/// A model to be trained on the digits, or on other examples, with the mini-batches that [`Batches`] gives each worker:
+/// what `slackline train` does, without its processes.
 #[derive(Debug)]
 pub struct Digits {
-    net: Net,
+    spec: ModelSpec,
+    scratch: Scratch,
     split: Arc<Split>,
     batches: Vec<Batches>,
-}
-
-#[derive(Debug)]
-enum Net {
-    Model(ModelSpec, Scratch),
-    Tower(Tower),
 }
 
 /// A problem that cannot be.
@@ -50,8 +45,8 @@ impl Diagnostic for DigitsError {
 }
 
 impl Digits {
-    /// A softmax regression, or a perceptron with one hidden layer, for `workers` with mini-batches of `batch`. The
-    /// seed decides the order of the examples.
+    /// A model for `workers` with mini-batches of `batch`, with one hidden layer if it has any. The seed decides the
+    /// order of the examples.
     ///
     /// # Errors
     ///
@@ -64,8 +59,8 @@ impl Digits {
         seed: u64,
     ) -> Result<Digits, DigitsError> {
         let split = Arc::new(data::digits());
-        let spec = ModelSpec::new(kind, split.train.columns, split.train.classes, hidden)?;
-        Digits::with(Net::Model(spec, Scratch::default()), split, workers, batch, seed)
+        let spec = ModelSpec::new(kind, split.train.columns, split.train.classes, &[hidden])?;
+        Digits::of(split, spec, Shards::Iid, workers, batch, seed)
     }
 
     /// A perceptron with `depth` hidden layers of `width` units each.
@@ -81,57 +76,50 @@ impl Digits {
         seed: u64,
     ) -> Result<Digits, DigitsError> {
         let split = Arc::new(data::digits());
-        let tower = Tower::new(split.train.columns, split.train.classes, depth, width);
-        Digits::with(Net::Tower(tower), split, workers, batch, seed)
+        let spec =
+            ModelSpec::new(ModelKind::Mlp, split.train.columns, split.train.classes, &vec![width; depth])?;
+        Digits::of(split, spec, Shards::Iid, workers, batch, seed)
     }
 
-    fn with(
-        net: Net,
+    /// A model on these examples, which are dealt out to the workers as `shards` says.
+    ///
+    /// # Errors
+    ///
+    /// If there are not enough examples for one mini-batch of each worker, or a worker would have none.
+    pub fn of(
         split: Arc<Split>,
+        spec: ModelSpec,
+        shards: Shards,
         workers: usize,
         batch: usize,
         seed: u64,
     ) -> Result<Digits, DigitsError> {
-        let rows = split.train.rows();
-        let batches = (0..workers).map(|worker| Batches::new(seed, worker, workers, rows, batch));
-        Ok(Digits { batches: batches.collect::<Result<_, _>>()?, net, split })
+        let labels = &split.train.labels;
+        let own = |worker| Batches::sharded(shards, seed, worker, workers, labels, batch);
+        let batches = (0..workers).map(own).collect::<Result<_, _>>()?;
+        Ok(Digits { spec, scratch: Scratch::default(), split, batches })
     }
 }
 
 impl Problem for Digits {
     fn parameters(&self) -> usize {
-        match &self.net {
-            Net::Model(spec, _) => spec.parameters(),
-            Net::Tower(tower) => tower.parameters(),
-        }
+        self.spec.parameters()
     }
 
     fn initial(&self, seed: u64) -> Vec<f32> {
-        match &self.net {
-            Net::Model(spec, _) => spec.initialise(seed),
-            Net::Tower(tower) => tower.initialise(seed),
-        }
+        self.spec.initialise(seed)
     }
 
     fn gradient(&mut self, worker: usize, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
         let (rows, data) = (self.batches[worker].rows(step), &self.split.train);
-        match &mut self.net {
-            Net::Model(spec, scratch) => spec.loss_and_gradient(parameters, data, rows, gradient, scratch),
-            Net::Tower(tower) => tower.loss_and_gradient(parameters, data, rows, gradient),
-        }
+        self.spec.loss_and_gradient(parameters, data, rows, gradient, &mut self.scratch)
     }
 
     /// The loss on what is learnt from, and the accuracy on the test part.
     fn evaluate(&mut self, parameters: &[f32]) -> Evaluation {
         let Split { train, test, .. } = &*self.split;
-        let (loss, accuracy) = match &mut self.net {
-            Net::Model(spec, _) => {
-                (spec.evaluate(parameters, train).loss, spec.evaluate(parameters, test).accuracy)
-            }
-            Net::Tower(tower) => {
-                (tower.evaluate(parameters, train).loss, tower.evaluate(parameters, test).accuracy)
-            }
-        };
+        let loss = self.spec.evaluate(parameters, train).loss;
+        let accuracy = self.spec.evaluate(parameters, test).accuracy;
         Evaluation { loss: f64::from(loss), accuracy: Some(f64::from(accuracy)) }
     }
 }

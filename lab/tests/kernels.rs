@@ -91,14 +91,13 @@ impl Model<'_> {
     }
 
     fn loss_and_gradient(&mut self, spec: &ModelSpec, parameters: &[f32]) -> (f32, Vec<f32>) {
-        let hidden = Layer { start: 0, units: spec.hidden(), columns: spec.columns() };
+        let units = spec.hidden().first().copied().unwrap_or(0);
+        let hidden = Layer { start: 0, units, columns: spec.columns() };
         let is_mlp = spec.kind() == ModelKind::Mlp;
         let output = match is_mlp {
-            true => Layer {
-                start: hidden.parameters(parameters).len(),
-                units: spec.classes(),
-                columns: spec.hidden(),
-            },
+            true => {
+                Layer { start: hidden.parameters(parameters).len(), units: spec.classes(), columns: units }
+            }
             false => Layer { start: 0, units: spec.classes(), columns: spec.columns() },
         };
         let values = is_mlp.then(|| self.linear((hidden, true), None, parameters));
@@ -112,7 +111,7 @@ impl Model<'_> {
         if !is_mlp {
             return (loss as f32, gradient);
         }
-        let of_inputs = (&deltas[..], self.rows.len() * spec.hidden());
+        let of_inputs = (&deltas[..], self.rows.len() * units);
         let [_, deltas] = self.launch("slackline_train_deltas", (output, false), inputs, of_inputs);
         let of_hidden = (&deltas[..], hidden.parameters(parameters).len());
         let [_, first] =
@@ -132,7 +131,7 @@ fn floats(buffer: &Buffer) -> Vec<f32> {
 /// How far loss and gradient are from those of the CPU, relative to the largest magnitude.
 fn error(device: &mut Device, kind: ModelKind, hidden: usize, batch: usize) -> f32 {
     let data = digits().train;
-    let spec = ModelSpec::new(kind, data.columns, data.classes, hidden).unwrap();
+    let spec = ModelSpec::new(kind, data.columns, data.classes, &[hidden]).unwrap();
     let rows: Vec<usize> = (0..batch).map(|example| example * 37 % data.rows()).collect();
     let mut parameters = spec.initialise(5);
     // Softmax regression starts at zero, where all examples are alike.

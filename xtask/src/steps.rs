@@ -132,6 +132,10 @@ const SLOW: &[Slow] = &[
             "the kernels of GPUs, compiled for the CPU, give the bits of the library's own",
         )
     },
+    Slow {
+        needs: &[Need::FashionMnist, Need::Mnist5k],
+        ..Slow::new("data", "the models learn Fashion-MNIST and MNIST from the files that packages have")
+    },
     Slow::new("tree", "readers behind relays read whole versions though anybody dies"),
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],

@@ -2,7 +2,7 @@
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -166,6 +166,9 @@ impl Diagnostic for DataError {
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(match self {
+            DataError::Missing { file } if file == Path::new(super::FASHION_FILE) => {
+                "install Debian's package dataset-fashion-mnist, or name the images file".into()
+            }
             DataError::Missing { .. } => "check the path".into(),
             DataError::NotAFile { .. } => "name a CSV, LIBSVM, IDX or CIFAR-10 file".into(),
             DataError::Unreadable { .. } => "check its permissions and the disk it is on".into(),

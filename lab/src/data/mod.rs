@@ -45,6 +45,12 @@ const FILE_BYTES_MAX: u64 = if cfg!(fuzzing) { 1 << 20 } else { 4 << 30 };
 /// is there for LIBSVM, where a short line can claim a very wide table. (A fuzzer would find only that.)
 const VALUES_MAX: usize = if cfg!(fuzzing) { 1 << 18 } else { 1 << 28 };
 
+/// The name by which [`load`] finds Fashion-MNIST.
+const FASHION: &str = "fashion-mnist";
+
+/// The images of Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017; MIT licence) where Debian's package puts them.
+const FASHION_FILE: &str = "/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz";
+
 /// Labelled examples, all of the same width.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
@@ -103,12 +109,17 @@ pub fn digits() -> Split {
 /// Likewise a `data_batch_1.bin` of CIFAR-10 stands for all five, with `test_batch.bin`. In every other
 /// case one fifth of the examples, drawn by a constant seed, is the test part.
 ///
+/// `fashion-mnist`, where that is no file, stands for the files of Debian's package `dataset-fashion-mnist`.
+///
 /// # Errors
 ///
 /// [`DataError`] says which file, which line, what is wrong and what to do. Nothing that a file can
 /// hold makes this panic.
 pub fn load(path: impl AsRef<Path>) -> Result<Split, DataError> {
-    let path = path.as_ref();
+    let path = match path.as_ref() {
+        path if path == Path::new(FASHION) && !path.exists() => Path::new(FASHION_FILE),
+        path => path,
+    };
     let bytes = read(path)?;
     if idx::recognise(&bytes) {
         idx::load(path, &bytes)

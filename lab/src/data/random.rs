@@ -16,6 +16,8 @@ pub(crate) enum Purpose {
     Parameters = 2,
     /// The order of the examples in one epoch.
     Epoch = 3,
+    /// The order in which examples of one label are dealt out to workers.
+    Shards = 4,
 }
 
 /// A stream of random numbers.

@@ -4,10 +4,11 @@ use slackline::Diagnostic;
 use std::borrow::Cow;
 use thiserror::Error;
 
+use super::{Shards, ShardsError};
 use crate::data::random::{Purpose, Random};
 
 /// Batches that cannot be made.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[allow(missing_docs)] // each message says what its fields hold
 pub enum BatchesError {
     /// There are no workers or the batches are empty.
@@ -24,6 +25,10 @@ pub enum BatchesError {
         self.remedy().unwrap_or_default()
     )]
     TooLarge { workers: usize, batch: usize, rows: usize },
+
+    /// The examples cannot be dealt out so.
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
 }
 
 impl Diagnostic for BatchesError {
@@ -36,6 +41,7 @@ impl Diagnostic for BatchesError {
             BatchesError::Nothing { .. } => "use at least 1 of each".into(),
             BatchesError::NoSuchWorker { .. } => "they are numbered from 0".into(),
             BatchesError::TooLarge { .. } => "use a smaller batch or fewer workers".into(),
+            BatchesError::Shards(error) => return error.remedy(),
         })
     }
 }
@@ -47,13 +53,20 @@ impl Diagnostic for BatchesError {
 /// `batch`. So at every step `n` workers with batches of `b` take together exactly what one worker with
 /// batches of `n * b` takes, and a distributed run can be held against a serial one. The examples
 /// left over at the end of an epoch wait for a later one.
+///
+/// A worker with a [shard](Shards) of its own shuffles and cuts that alone, at its own pace: one with few examples has
+/// short epochs, and one with fewer than a batch takes them all at each step.
 #[derive(Clone, Debug)]
 pub struct Batches {
     seed: u64,
+    /// The first of the random streams of the epochs, so that shards of one length are shuffled apart.
+    stream: u64,
     worker: usize,
     workers: usize,
     batch: usize,
-    /// All examples in the order of `epoch`.
+    /// The examples of the shard; none if it is all.
+    shard: Vec<usize>,
+    /// The examples in the order of `epoch`.
     order: Vec<usize>,
     epoch: u64,
 }
@@ -80,7 +93,30 @@ impl Batches {
         if workers.checked_mul(batch).is_none_or(|step| step > rows) {
             return Err(BatchesError::TooLarge { workers, batch, rows });
         }
-        let mut batches = Self { seed, worker, workers, batch, order: vec![0; rows], epoch: 0 };
+        let (shard, order) = (Vec::new(), vec![0; rows]);
+        let mut batches = Self { seed, stream: 0, worker, workers, batch, shard, order, epoch: 0 };
+        batches.shuffle(0);
+        Ok(batches)
+    }
+
+    /// The batches of `worker` (from 0) out of `workers`, whose examples are dealt out by their `labels`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and if a worker would have no example.
+    pub fn sharded(
+        shards: Shards,
+        seed: u64,
+        worker: usize,
+        workers: usize,
+        labels: &[u32],
+        batch: usize,
+    ) -> Result<Self, BatchesError> {
+        let all = Self::new(seed, worker, workers, labels.len(), batch)?;
+        let Some(mut dealt) = shards.deal(labels, workers, seed)? else { return Ok(all) };
+        let shard = dealt.swap_remove(worker);
+        let (stream, batch, order) = ((worker as u64 + 1) << 32, batch.min(shard.len()), shard.clone());
+        let mut batches = Self { stream, worker: 0, workers: 1, batch, shard, order, ..all };
         batches.shuffle(0);
         Ok(batches)
     }
@@ -105,8 +141,11 @@ impl Batches {
 
     /// Puts the examples in the order of `epoch`, which must not depend on the order they are in.
     fn shuffle(&mut self, epoch: u64) {
-        self.order.iter_mut().enumerate().for_each(|(row, entry)| *entry = row);
-        Random::new(self.seed, Purpose::Epoch, epoch).shuffle(&mut self.order);
+        match self.shard.is_empty() {
+            true => self.order.iter_mut().enumerate().for_each(|(row, entry)| *entry = row),
+            false => self.order.copy_from_slice(&self.shard),
+        }
+        Random::new(self.seed, Purpose::Epoch, self.stream + epoch).shuffle(&mut self.order);
         self.epoch = epoch;
     }
 }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use super::ModelSpec;
+use super::block::Room;
 use super::kernels::{Rows, linear, linear_gradient, linear_input_deltas, softmax};
 use crate::data::Dataset;
 
@@ -13,12 +14,12 @@ const EVALUATION_ROWS: usize = 256;
 /// that, nothing is allocated.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Scores, then probabilities, then derivatives by the scores: examples x classes.
-    scores: Vec<f32>,
-    /// The hidden layer's outputs: examples x hidden units.
-    hidden: Vec<f32>,
-    /// Derivatives by the hidden layer's inputs: examples x hidden units.
-    hidden_deltas: Vec<f32>,
+    /// Of each block of convolution.
+    blocks: Vec<Room>,
+    /// The outputs of each linear layer, the scores last: examples x units.
+    outputs: Vec<Vec<f32>>,
+    /// The derivatives by these outputs before units that are off: examples x units.
+    deltas: Vec<Vec<f32>>,
 }
 
 /// The quality of a model on a data set.
@@ -30,9 +31,37 @@ pub struct Evaluation {
     pub accuracy: f32,
 }
 
+/// The question whether to stop, which is asked between two pieces of work.
+pub(super) struct Pieces<F> {
+    rows: usize,
+    stop: F,
+}
+
+/// The reason that a computation ended before its result.
+pub(super) enum Stopped<E> {
+    Asked,
+    Failed(E),
+}
+
+impl<E, F: FnMut() -> Result<bool, E>> Pieces<F> {
+    /// Asks if a piece begins with this example; not before the first.
+    pub(super) fn before(&mut self, example: usize) -> Result<(), Stopped<E>> {
+        if example == 0 || !example.is_multiple_of(self.rows) {
+            return Ok(());
+        }
+        match (self.stop)() {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(Stopped::Asked),
+            Err(error) => Err(Stopped::Failed(error)),
+        }
+    }
+}
+
 impl ModelSpec {
     /// Mean cross-entropy in nats over the examples `rows` of `data`, with its gradient by the
     /// parameters written to `gradient`.
+    ///
+    /// The gradient of a mean or a variance that batch normalisation remembers is its distance from the batch's.
     ///
     /// With parameters that are not finite, neither are the results; they are passed on as they are.
     ///
@@ -75,32 +104,76 @@ impl ModelSpec {
         gradient: &mut [f32],
         scratch: &mut Scratch,
         piece: usize,
-        mut stop: impl FnMut() -> Result<bool, E>,
+        stop: impl FnMut() -> Result<bool, E>,
     ) -> Result<Option<f32>, E> {
         self.check(parameters, data);
         assert_eq!(gradient.len(), parameters.len(), "a gradient has one value for each parameter");
         assert!(!rows.is_empty(), "the mean over no examples is undefined");
+        assert!(piece > 0, "a piece has at least one row");
+        let mut pieces = Pieces { rows: piece, stop };
+        match self.compute(parameters, data, rows, gradient, scratch, &mut pieces) {
+            Ok(loss) => Ok(Some(loss)),
+            Err(Stopped::Asked) => Ok(None),
+            Err(Stopped::Failed(error)) => Err(error),
+        }
+    }
 
-        // Summed in f64, so that a large batch loses nothing.
-        let mut loss = 0.0f64;
-        let share = 1.0 / rows.len() as f32;
+    fn compute<E, F: FnMut() -> Result<bool, E>>(
+        &self,
+        parameters: &[f32],
+        data: &Dataset,
+        rows: &[usize],
+        gradient: &mut [f32],
+        scratch: &mut Scratch,
+        pieces: &mut Pieces<F>,
+    ) -> Result<f32, Stopped<E>> {
+        let Scratch { blocks, outputs, deltas } = self.room(scratch);
         gradient.fill(0.0);
-        for (index, rows) in rows.chunks(piece).enumerate() {
-            if index > 0 && stop()? {
-                return Ok(None);
-            }
-            let inputs = Rows { values: &data.features, columns: data.columns, picked: Some(rows) };
-            self.scores(parameters, inputs, rows.len(), scratch);
-            for (scores, row) in scratch.scores.chunks_exact_mut(self.classes).zip(rows) {
+        let images = Rows { values: &data.features, columns: data.columns, picked: Some(rows) };
+        for (index, block) in self.blocks.iter().enumerate() {
+            let (before, own) = blocks.split_at_mut(index);
+            let inputs = before.last().map_or(images, |room| Rows::all(&room.outputs, block.inputs()));
+            block.forward(parameters, inputs, rows.len(), &mut own[0], pieces)?;
+        }
+        // Summed in f64, so that a large batch loses nothing.
+        let (mut loss, share) = (0.0f64, 1.0 / rows.len() as f32);
+        for (index, piece) in rows.chunks(pieces.rows).enumerate() {
+            let start = index * pieces.rows;
+            pieces.before(start)?;
+            let own = Rows { picked: Some(piece), ..images };
+            let (inputs, input_deltas) = match blocks.last_mut() {
+                None => (own, None),
+                Some(Room { outputs: maps, output_deltas, .. }) => {
+                    let columns = self.layers[0].inputs;
+                    output_deltas.resize(maps.len(), 0.0);
+                    let part = start * columns..(start + piece.len()) * columns;
+                    (Rows::all(&maps[part.clone()], columns), Some(&mut output_deltas[part]))
+                }
+            };
+            self.scores(parameters, inputs, piece.len(), outputs);
+            let last = self.layers.len() - 1;
+            deltas[last].clone_from(&outputs[last]);
+            for (scores, row) in deltas[last].chunks_exact_mut(self.classes()).zip(piece) {
                 let label = data.labels[*row] as usize;
                 loss += f64::from(softmax(scores, label).0);
                 // The derivative of cross-entropy after softmax: probability less one for the true class.
                 scores[label] -= 1.0;
                 scores.iter_mut().for_each(|score| *score *= share);
             }
-            self.add_gradient(parameters, inputs, gradient, scratch);
+            self.add_gradient(parameters, inputs, gradient, outputs, deltas, input_deltas);
         }
-        Ok(Some((loss / rows.len() as f64) as f32))
+        for (index, block) in self.blocks.iter().enumerate().rev() {
+            let (before, own) = blocks.split_at_mut(index);
+            let (inputs, input_deltas) = match before.last_mut() {
+                None => (images, None),
+                Some(Room { outputs, output_deltas, .. }) => {
+                    output_deltas.resize(outputs.len(), 0.0);
+                    (Rows::all(outputs, block.inputs()), Some(&mut output_deltas[..]))
+                }
+            };
+            block.add_gradient(parameters, inputs, gradient, &mut own[0], input_deltas, pieces)?;
+        }
+        Ok((loss / rows.len() as f64) as f32)
     }
 
     /// Loss and accuracy over all of `data`.
@@ -114,12 +187,20 @@ impl ModelSpec {
         assert!(!data.labels.is_empty(), "the mean over no examples is undefined");
 
         let mut scratch = Scratch::default();
+        let Scratch { blocks, outputs, .. } = self.room(&mut scratch);
         let (mut loss, mut correct) = (0.0f64, 0usize);
         let features = data.features.chunks(EVALUATION_ROWS * data.columns);
         for (values, labels) in features.zip(data.labels.chunks(EVALUATION_ROWS)) {
-            let inputs = Rows { values, columns: data.columns, picked: None };
-            self.scores(parameters, inputs, labels.len(), &mut scratch);
-            for (scores, label) in scratch.scores.chunks_exact_mut(self.classes).zip(labels) {
+            for (index, block) in self.blocks.iter().enumerate() {
+                let (before, own) = blocks.split_at_mut(index);
+                let values = before.last().map_or(values, |room| &room.outputs);
+                block.evaluate(parameters, Rows::all(values, block.inputs()), labels.len(), &mut own[0]);
+            }
+            let values = blocks.last().map_or(values, |room| &room.outputs);
+            self.scores(parameters, Rows::all(values, self.layers[0].inputs), labels.len(), outputs);
+            let scores =
+                outputs.last_mut().into_iter().flat_map(|scores| scores.chunks_exact_mut(self.classes()));
+            for (scores, label) in scores.zip(labels) {
                 let (example_loss, best) = softmax(scores, *label as usize);
                 loss += f64::from(example_loss);
                 correct += usize::from(best == *label as usize);
@@ -131,58 +212,69 @@ impl ModelSpec {
 
     fn check(&self, parameters: &[f32], data: &Dataset) {
         assert_eq!(parameters.len(), self.parameters(), "the parameters are those of a {self}");
-        assert_eq!(data.columns, self.columns, "the columns of the data are those of a {self}");
-        assert!(data.classes <= self.classes, "the data have {} classes, for a {self}", data.classes);
+        assert_eq!(data.columns, self.columns(), "the columns of the data are those of a {self}");
+        assert!(data.classes <= self.classes(), "the data have {} classes, for a {self}", data.classes);
     }
 
-    /// Fills `scratch.scores`, and `scratch.hidden` if there is such a layer.
-    fn scores(&self, parameters: &[f32], inputs: Rows<'_>, examples: usize, scratch: &mut Scratch) {
-        let Scratch { scores, hidden, .. } = scratch;
-        let mut output_inputs = inputs;
-        if let Some(layer) = self.hidden_layer() {
-            hidden.resize(examples * layer.outputs, 0.0);
+    /// The scratch, with a place for each block and each layer.
+    fn room<'a>(&self, scratch: &'a mut Scratch) -> &'a mut Scratch {
+        scratch.blocks.resize_with(self.blocks.len(), Room::default);
+        scratch.outputs.resize_with(self.layers.len(), Vec::new);
+        scratch.deltas.resize_with(self.layers.len(), Vec::new);
+        scratch
+    }
+
+    /// Fills `outputs`: of hidden layers with what their units put out, of the last with the scores.
+    fn scores(&self, parameters: &[f32], inputs: Rows<'_>, examples: usize, outputs: &mut [Vec<f32>]) {
+        let last = self.layers.len() - 1;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (before, after) = outputs.split_at_mut(index);
+            let inputs = before.last().map_or(inputs, |values| Rows::all(values, layer.inputs));
+            after[0].resize(examples * layer.outputs, 0.0);
             let (weight, bias) = layer.of(parameters);
-            linear(inputs, weight, bias, hidden);
-            // Written so that NaN stays NaN: a run that diverged must show it.
-            hidden.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0);
-            output_inputs = Rows { values: hidden, columns: layer.outputs, picked: None };
+            linear(inputs, weight, bias, &mut after[0]);
+            if index < last {
+                // Written so that NaN stays NaN: a run that diverged must show it.
+                after[0].iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0);
+            }
         }
-        scores.resize(examples * self.classes, 0.0);
-        let (weight, bias) = self.output_layer().of(parameters);
-        linear(output_inputs, weight, bias, scores);
     }
 
-    /// Adds to `gradient` from the derivatives by the scores in `scratch.scores`, one example after the other.
+    /// Adds to `gradient` from the derivatives by the scores, which are the last of `deltas`, one example after the
+    /// other; and writes the derivatives by the inputs where they are wanted.
     fn add_gradient(
         &self,
         parameters: &[f32],
         inputs: Rows<'_>,
         gradient: &mut [f32],
-        scratch: &mut Scratch,
+        outputs: &[Vec<f32>],
+        deltas: &mut [Vec<f32>],
+        input_deltas: Option<&mut [f32]>,
     ) {
-        let Scratch { scores: deltas, hidden, hidden_deltas } = scratch;
-        let output_layer = self.output_layer();
-        let (weight_gradient, bias_gradient) = output_layer.of_mut(gradient);
-        let Some(layer) = self.hidden_layer() else {
-            return linear_gradient(inputs, deltas, weight_gradient, bias_gradient);
-        };
-        let hidden_rows = Rows { values: hidden, columns: layer.outputs, picked: None };
-        linear_gradient(hidden_rows, deltas, weight_gradient, bias_gradient);
-
-        hidden_deltas.resize(hidden.len(), 0.0);
-        linear_input_deltas(deltas, output_layer.of(parameters).0, output_layer, hidden_deltas);
-        // Nothing flows back through a unit that is off.
-        let units = hidden_deltas.iter_mut().zip(hidden.iter());
-        units.filter(|(_, value)| **value == 0.0).for_each(|(delta, _)| *delta = 0.0);
-        let (weight_gradient, bias_gradient) = layer.of_mut(gradient);
-        linear_gradient(inputs, hidden_deltas, weight_gradient, bias_gradient);
+        for (index, layer) in self.layers.iter().enumerate().skip(1).rev() {
+            let (values, (lower, upper)) = (&outputs[index - 1], deltas.split_at_mut(index));
+            let (weight_gradient, bias_gradient) = layer.of_mut(gradient);
+            linear_gradient(Rows::all(values, layer.inputs), &upper[0], weight_gradient, bias_gradient);
+            let before = &mut lower[index - 1];
+            before.resize(values.len(), 0.0);
+            linear_input_deltas(&upper[0], layer.of(parameters).0, *layer, before);
+            // Nothing flows back through a unit that is off.
+            let units = before.iter_mut().zip(values);
+            units.filter(|(_, value)| **value == 0.0).for_each(|(delta, _)| *delta = 0.0);
+        }
+        let first = self.layers[0];
+        let (weight_gradient, bias_gradient) = first.of_mut(gradient);
+        linear_gradient(inputs, &deltas[0], weight_gradient, bias_gradient);
+        if let Some(input_deltas) = input_deltas {
+            linear_input_deltas(&deltas[0], first.of(parameters).0, first, input_deltas);
+        }
     }
 }
 
 #[cfg(test)]
 impl Scratch {
-    /// Returns the address and the capacity of each buffer: growing would change either.
-    pub(super) fn buffers(&self) -> [(*const f32, usize); 3] {
-        [&self.scores, &self.hidden, &self.hidden_deltas].map(|room| (room.as_ptr(), room.capacity()))
+    /// Returns the address and the capacity of each buffer of the layers: growing would change either.
+    pub(super) fn buffers(&self) -> Vec<(*const f32, usize)> {
+        self.outputs.iter().chain(&self.deltas).map(|room| (room.as_ptr(), room.capacity())).collect()
     }
 }

@@ -26,11 +26,18 @@ pub use error::ModelFileError;
 /// The metadata entry with the model's shape.
 const KEY: &str = "slackline";
 
-/// Raised when a file of an older version would be misread.
-const VERSION: u32 = 1;
+/// Raised when a file of an older version would be misread. Version 2 has a list of hidden layers, version 1 had the
+/// width of one.
+const VERSION: u32 = 2;
 
 /// No model is larger than this (see `PARAMETERS_MAX`), with room for the header.
 const FILE_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
+
+/// What the metadata entry of every version begins with.
+#[derive(Deserialize)]
+struct AnyHeader {
+    version: u32,
+}
 
 /// The content of the metadata entry.
 #[derive(Serialize, Deserialize)]
@@ -39,7 +46,7 @@ struct Header {
     kind: ModelKind,
     columns: usize,
     classes: usize,
-    hidden: usize,
+    hidden: Vec<usize>,
 }
 
 /// Writes a model file, replacing one that is there.
@@ -93,7 +100,8 @@ pub fn load_for(path: impl AsRef<Path>, expected: &ModelSpec) -> Result<Vec<f32>
     let path = path.as_ref();
     let (found, parameters) = load(path)?;
     if found != *expected {
-        return Err(ModelFileError::OtherModel { file: path.to_owned(), found, expected: expected.clone() });
+        let (found, expected) = (Box::new(found), Box::new(expected.clone()));
+        return Err(ModelFileError::OtherModel { file: path.to_owned(), found, expected });
     }
     Ok(parameters)
 }
@@ -103,10 +111,10 @@ fn serialise(spec: &ModelSpec, parameters: &[f32]) -> Vec<u8> {
     assert_eq!(parameters.len(), spec.parameters(), "the parameters are those of a {spec}");
     let header = Header {
         version: VERSION,
-        kind: spec.kind,
-        columns: spec.columns,
-        classes: spec.classes,
-        hidden: spec.hidden,
+        kind: spec.kind(),
+        columns: spec.columns(),
+        classes: spec.classes(),
+        hidden: spec.hidden().to_vec(),
     };
     let header = serde_json::to_string(&header).expect("numbers and a name are valid JSON");
     let bytes: Vec<u8> = parameters.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -175,20 +183,21 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(ModelSpec, Vec<f32>), ModelFileEr
 
     let entry = metadata.metadata().as_ref().and_then(|entries| entries.get(KEY));
     let entry = entry.ok_or_else(|| ModelFileError::Foreign { file: file() })?;
-    let header: Header =
-        serde_json::from_str(entry).map_err(|source| ModelFileError::BadHeader { file: file(), source })?;
-    if header.version != VERSION {
-        let (found, supported) = (header.version, VERSION);
-        return Err(ModelFileError::Version { file: file(), found, supported });
+    let bad_header = |source| ModelFileError::BadHeader { file: file(), source };
+    let AnyHeader { version } = serde_json::from_str(entry).map_err(bad_header)?;
+    if version != VERSION {
+        return Err(ModelFileError::Version { file: file(), found: version, supported: VERSION });
     }
-    let spec = ModelSpec::new(header.kind, header.columns, header.classes, header.hidden)
+    let header: Header = serde_json::from_str(entry).map_err(bad_header)?;
+    let spec = ModelSpec::new(header.kind, header.columns, header.classes, &header.hidden)
         .map_err(|source| ModelFileError::BadShape { file: file(), source })?;
 
     let mut parameters = Vec::new();
     for expected in spec.tensors() {
-        let name = expected.name;
-        let tensor =
-            tensors.tensor(name).map_err(|_| ModelFileError::MissingTensor { file: file(), name })?;
+        let name = expected.name.into_owned();
+        let Ok(tensor) = tensors.tensor(&name) else {
+            return Err(ModelFileError::MissingTensor { file: file(), name });
+        };
         if tensor.dtype() != Dtype::F32 {
             return Err(ModelFileError::WrongType { file: file(), name, found: tensor.dtype() });
         }

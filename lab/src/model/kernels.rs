@@ -8,7 +8,7 @@ const LANES: usize = 16;
 
 /// A linear layer and where it lies among the parameters: its weights, outputs x inputs, and then its
 /// biases.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layer {
     pub(super) start: usize,
     pub(super) outputs: usize,
@@ -41,7 +41,12 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    fn get(&self, index: usize) -> &'a [f32] {
+    /// All rows of a table.
+    pub(super) fn all(values: &'a [f32], columns: usize) -> Rows<'a> {
+        Rows { values, columns, picked: None }
+    }
+
+    pub(super) fn get(&self, index: usize) -> &'a [f32] {
         let row = self.picked.map_or(index, |picked| picked[index]);
         &self.values[row * self.columns..][..self.columns]
     }
@@ -111,7 +116,8 @@ pub(super) fn softmax(scores: &mut [f32], label: usize) -> (f32, usize) {
     (sum.ln() - label_score, best)
 }
 
-fn dot(left: &[f32], right: &[f32]) -> f32 {
+/// The sum of the products.
+pub(super) fn dot(left: &[f32], right: &[f32]) -> f32 {
     let (left, left_rest) = left.as_chunks::<LANES>();
     let (right, right_rest) = right.as_chunks::<LANES>();
     let mut sums = [0.0f32; LANES];
@@ -124,7 +130,8 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-fn add_scaled(sums: &mut [f32], factor: f32, values: &[f32]) {
+/// `sums[i] += factor * values[i]`.
+pub(super) fn add_scaled(sums: &mut [f32], factor: f32, values: &[f32]) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += factor * value;
     }

@@ -236,3 +236,38 @@ fn straggler(trial: &Trial) -> Result<Findings, Error> {
     findings.tables.push(("Mean time per clock".into(), table));
     Ok(findings)
 }
+
+#[cfg(test)]
+mod tests {
+    use slackline::sim::Random;
+
+    use super::super::settings::Settings;
+    use super::*;
+
+    /// A worker begins a clock when it has ended the one before, and all have ended that of s clocks before.
+    fn recurrence(workers: usize, staleness: usize, clocks: usize) -> f64 {
+        let mut random = Random::new(5);
+        let mut ends = vec![0.0f64; workers];
+        // When all had ended each of the last clocks, the latest last.
+        let mut all = vec![0.0f64; staleness + 1];
+        for _ in 0..clocks {
+            let from = all.remove(0);
+            ends.iter_mut().for_each(|end| *end = end.max(from) + random.exponential());
+            all.push(ends.iter().copied().fold(0.0, f64::max));
+        }
+        ends.iter().sum::<f64>() / (workers * clocks) as f64
+    }
+
+    #[test]
+    fn the_expected_times_are_those_of_the_recurrence_and_of_the_largest_of_n() {
+        let grid = Settings::<BapGrid>::read(RECIPE.file).unwrap().grid;
+        for Expected { workers, times } in &grid.expected {
+            let largest: f64 = (1..=*workers).map(|n| 1.0 / n as f64).sum();
+            assert!((times[0] - largest).abs() < 0.0006, "{}: not {largest}", times[0]);
+            for (staleness, expected) in grid.staleness.iter().zip(times) {
+                let time = recurrence(*workers, *staleness as usize, 40_000);
+                assert!((time / expected - 1.0).abs() < 0.02, "N = {workers}, s = {staleness}: {time}");
+            }
+        }
+    }
+}

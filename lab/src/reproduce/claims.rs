@@ -134,6 +134,25 @@ impl Check {
         })
     }
 
+    /// As a record has it: what it expected is told in words.
+    pub(super) fn read(record: &Value) -> Option<Check> {
+        let text = |key: &str| record[key].as_str().map(str::to_owned);
+        let claim = Claim {
+            name: text("name")?,
+            what: text("claim")?,
+            against: Against::ALL.into_iter().find(|against| record["against"] == against.name())?,
+            least: None,
+            most: None,
+            above: None,
+            below: None,
+            said: text("expected"),
+            untried: None,
+        };
+        let verdicts = [Verdict::Holds, Verdict::Differs, Verdict::Untried];
+        let verdict = verdicts.into_iter().find(|verdict| record["verdict"] == verdict.word())?;
+        Some(Check { claim, ours: text("ours")?, verdict })
+    }
+
     /// What, expected, ours and the verdict.
     pub(super) fn cells(&self) -> [String; 4] {
         [self.claim.what.clone(), self.claim.expected(), self.ours.clone(), self.verdict.word().into()]
@@ -194,6 +213,14 @@ mod tests {
             Verdict::Differs
         );
         assert_eq!(claim("untried = 'no data'").judge(&[]).verdict, Verdict::Untried);
+    }
+
+    #[test]
+    fn a_check_is_read_as_its_record_tells_it() {
+        for range in ["least = 1.2\nmost = 2.0\nsaid = 'faster'", "untried = 'no data'", "above = 1.0"] {
+            let check = claim(range).judge(&[(String::new(), Interval::exact(1.5))]);
+            assert_eq!(Check::read(&check.json()).unwrap().json(), check.json());
+        }
     }
 
     #[test]

@@ -91,3 +91,24 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     findings.tables.push(("Blind to what gradients are worth".into(), by_part));
     Ok(findings)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::Settings;
+    use super::*;
+
+    /// With step size and smoothness in one number l: (1 - l / 2) r - l / (2 k), over the time; all 16 if none gains.
+    #[test]
+    fn the_table_is_that_of_the_published_bound() {
+        let grid = Settings::<GainGrid>::read(RECIPE.file).unwrap().grid;
+        let time = |k: u32| (16 - k + 1..=16).map(|left| 1.0 / f64::from(left)).sum::<f64>();
+        for BestOfRatios { eta_l, k: table } in &grid.best {
+            for (ratio, expected) in grid.ratios.iter().zip(table) {
+                let rate = |k: u32| ((1.0 - eta_l / 2.0) * ratio - eta_l / (2.0 * f64::from(k))) / time(k);
+                let best = (1..=16).max_by(|a, b| rate(*a).total_cmp(&rate(*b))).unwrap();
+                let best = if rate(best) > 0.0 { best } else { 16 };
+                assert_eq!(best as usize, *expected, "eta L = {eta_l}, r = {ratio}");
+            }
+        }
+    }
+}

@@ -13,7 +13,11 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "k-async",
     title: "K-async updates are M/K - 1 versions stale; a bound is kept",
     file: include_str!("settings/k-async.toml"),
-    remarks: "",
+    remarks: "The formula under a bound: exponential times have no memory, so that in each round each worker is among \
+              the K of M with the probability K/M, whatever it computes on. The age of what it computes on is therefore \
+              a with a probability in proportion to q^a, where q = 1 - K/M, and a goes from 0 to the bound b: mean \
+              staleness is that of this distribution, and in each round M q P(b) workers are older than the bound \
+              and begin again.",
     run,
 };
 
@@ -23,26 +27,23 @@ struct KAsyncGrid {
     workers: usize,
     versions: u64,
     bound: u64,
-    cells: Vec<Cell>,
+    k: Vec<usize>,
 }
 
 /// What is expected of one K.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Cell {
-    k: usize,
-    /// Mean staleness without a bound, and with it.
-    free: f64,
-    bounded: f64,
-    /// Forced restarts in each round.
-    restarts: f64,
+/// The mean staleness of what is folded, and the forced restarts of a round, under a bound.
+fn bounded_staleness(workers: usize, k: usize, bound: u64) -> (f64, f64) {
+    let stays = 1.0 - k as f64 / workers as f64;
+    let weights: Vec<f64> = (0..=bound).map(|age| stays.powf(age as f64)).collect();
+    let sum: f64 = weights.iter().sum();
+    let mean = (0..).zip(&weights).map(|(age, weight)| f64::from(age) * weight).sum::<f64>() / sum;
+    (mean, workers as f64 * stays * weights[weights.len() - 1] / sum)
 }
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
-    let KAsyncGrid { workers, versions, bound, cells } = trial.settings()?.grid;
-    let items: Vec<(&Cell, bool)> = cells.iter().flat_map(|cell| [(cell, false), (cell, true)]).collect();
-    let reports = simulate("k-async", &items, |(cell, is_bounded)| {
-        let k = cell.k;
+    let KAsyncGrid { workers, versions, bound, k } = trial.settings()?.grid;
+    let items: Vec<(usize, bool)> = k.into_iter().flat_map(|k| [(k, false), (k, true)]).collect();
+    let reports = simulate("k-async", &items, |(k, is_bounded)| {
         let scheme = scheme(&match is_bounded {
             false => format!("k-async({k})"),
             true => format!("abs(rule=fixed, k={k}, staleness={bound}, shrink=fixed)"),
@@ -58,12 +59,12 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     let heading = ["K", "bound", "mean staleness", "expected", "largest", "restarts a round", "expected "];
     let mut table = Table::new(heading);
     let (mut free, mut bounded) = (Vec::new(), Vec::new());
-    for (report, (cell, is_bounded)) in reports.iter().zip(&items) {
-        let k = cell.k;
+    for (report, (k, is_bounded)) in reports.iter().zip(&items) {
+        let (bounded_lag, expected_restarts) = bounded_staleness(workers, *k, bound);
         let lag = report.lag.mean().unwrap_or(f64::NAN);
         let most = report.lag.max().unwrap_or(0);
         let restarts = report.counts.interrupted as f64 / report.versions as f64;
-        let expected = if *is_bounded { cell.bounded } else { cell.free };
+        let expected = if *is_bounded { bounded_lag } else { workers as f64 / *k as f64 - 1.0 };
         table.row([
             k.to_string(),
             if *is_bounded { bound.to_string() } else { "-".into() },
@@ -71,7 +72,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
             format!("{expected:.2}"),
             most.to_string(),
             format!("{restarts:.2}"),
-            if *is_bounded { format!("{:.1}", cell.restarts) } else { "-".into() },
+            if *is_bounded { format!("{expected_restarts:.2}") } else { "-".into() },
         ]);
         findings.rows.push(json!({
             "workers": workers, "k": k, "bound": is_bounded.then_some(bound), "mean_staleness": lag,
@@ -83,7 +84,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         if *is_bounded {
             measure("largest", most as f64);
             measure("bounded", lag / expected);
-            measure("restarts", restarts / cell.restarts);
+            measure("restarts", restarts / expected_restarts);
             bounded.push(Series::bars(format!("K = {k}"), points(report)));
         } else {
             measure("free", lag / expected);
@@ -102,4 +103,34 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
 fn points(report: &ClusterReport) -> Vec<(f64, f64)> {
     let total = report.lag.total() as f64;
     report.lag.iter().map(|(value, count)| (value as f64, 100.0 * count as f64 / total)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use slackline::sim::Random;
+
+    use super::*;
+
+    /// The rule itself, round by round, without times and without the simulator.
+    #[test]
+    fn the_formula_under_a_bound_is_that_of_workers_drawn_at_random() {
+        const ROUNDS: usize = 20_000;
+        for (workers, k, bound) in [(20, 2, 2), (20, 10, 2), (7, 3, 4)] {
+            let (mut random, mut ages) = (Random::new(3), vec![0u64; workers]);
+            let (mut sum, mut restarts) = (0, 0);
+            for _ in 0..ROUNDS {
+                let mut left: Vec<usize> = (0..workers).collect();
+                let first: Vec<usize> =
+                    (0..k).map(|_| left.swap_remove(random.below(left.len() as u64) as usize)).collect();
+                sum += first.iter().map(|worker| ages[*worker]).sum::<u64>();
+                ages.iter_mut().for_each(|age| *age += 1);
+                first.iter().for_each(|worker| ages[*worker] = 0);
+                restarts += ages.iter().filter(|age| **age > bound).count();
+                ages.iter_mut().filter(|age| **age > bound).for_each(|age| *age = 0);
+            }
+            let drawn = (sum as f64 / (ROUNDS * k) as f64, restarts as f64 / ROUNDS as f64);
+            let (mean, begun) = bounded_staleness(workers, k, bound);
+            assert!((drawn.0 / mean - 1.0).abs() < 0.02 && (drawn.1 / begun - 1.0).abs() < 0.02, "{drawn:?}");
+        }
+    }
 }

@@ -19,18 +19,21 @@ mod page;
 mod race;
 mod regret;
 mod settings;
+mod shards;
 mod tuned;
 mod twin;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use slackline::ScheduleError;
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::sim::{self, Cluster, ClusterReport};
 
-pub use page::{PAGE, PLOTS, RECORDS, page};
+pub use page::{PAGE, PLOTS, Part, RECORDS, page};
 pub use race::{Arrival, Race, Run};
 pub use twin::{Comparison, REAL_PAGE, Twin, real_page};
 
+use crate::data::DataError;
 use crate::parallel;
 use crate::plot::Figure;
 use crate::problem::DigitsError;
@@ -104,8 +107,12 @@ pub enum Error {
     Scheme(#[from] SchemeConfigError),
     /// The simulator refused the cluster, or the run failed.
     Simulation(#[from] sim::SimError),
+    /// A schedule cannot be read.
+    Schedule(#[from] ScheduleError),
     /// A distribution of times cannot be read.
     Distribution(#[from] sim::DistributionError),
+    /// The data of the recipe are not there.
+    Data(#[from] DataError),
     /// The digits do not make a problem for these workers.
     Problem(#[from] DigitsError),
 }
@@ -125,6 +132,8 @@ pub const RECIPES: &[Recipe] = &[
     ds_sync::RECIPE,
     dai::RECIPE,
     losing::RECIPE,
+    shards::DIGITS,
+    shards::FASHION,
 ];
 
 impl Trial {

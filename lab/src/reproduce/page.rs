@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::claims::{Against, Check, Verdict, count, table};
 use super::settings::from_toml;
-use super::{Error, Outcome};
+use super::{Error, Outcome, Recipe};
 use crate::table::Table;
 
 /// File name of the page.
@@ -32,6 +33,8 @@ whole page, with its plots and [records](records/), is written by
 cargo run --release -- sim --reproduce all --docs docs
 ```
 
+and one of its sections, with what the first tables tell of it, by the name of the result instead of `all`.
+
 Settings and claims of each result lie in `lab/src/reproduce/settings/`, and are written before the run; where one was
 changed, the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
 paper puts forward, with its figure where it has one), a direction (what else a paper says, without a figure), theory (a
@@ -56,31 +59,52 @@ struct Line {
     rests_on: Vec<String>,
 }
 
+/// What the page tells of a result.
+pub struct Part {
+    recipe: &'static Recipe,
+    checks: Vec<Check>,
+    section: String,
+}
+
+impl Part {
+    /// Of a result that was run just now.
+    pub fn of(outcome: &Outcome) -> Part {
+        Part { recipe: outcome.recipe, checks: outcome.checks.clone(), section: section(outcome) }
+    }
+
+    /// Of a result that was run before, from its record and the page with its section; none if these do not tell of it.
+    pub fn kept(recipe: &'static Recipe, record: &Value, page: &str) -> Option<Part> {
+        let checks = record["checks"].as_array()?.iter().map(Check::read).collect::<Option<_>>()?;
+        let (_, text) = page.split_once(&format!("\n## {}\n", recipe.name))?;
+        let text = text.split("\n## ").next()?.trim_end_matches('\n');
+        let section = format!("\n## {}\n{text}\n", recipe.name);
+        Some(Part { recipe, checks, section })
+    }
+}
+
 /// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it.
 ///
 /// # Errors
 ///
 /// If the file of the advice cannot be read.
-pub fn page(done: &[Outcome]) -> Result<String, Error> {
-    let mut page = HEAD.to_owned() + &advice(done)? + "\n" + METHOD;
-    page += &overview(done);
-    let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(done));
-    done.iter().for_each(|outcome| page += &section(outcome));
+pub fn page(parts: &[Part]) -> Result<String, Error> {
+    let mut page = HEAD.to_owned() + &advice(parts)? + "\n" + METHOD;
+    page += &overview(parts);
+    let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(parts));
+    parts.iter().for_each(|part| page += &part.section);
     Ok(page)
 }
 
 /// The sentences that are borne out as a list; the others say so.
-fn advice(done: &[Outcome]) -> Result<String, Error> {
+fn advice(parts: &[Part]) -> Result<String, Error> {
     let Advice { line } = from_toml(ADVICE)?;
     let came_out = |name: &String| {
         let (wanted, name) = match name.strip_prefix("not ") {
             Some(name) => (Verdict::Differs, name),
             None => (Verdict::Holds, name.as_str()),
         };
-        let mut checks =
-            done.iter().flat_map(|outcome| outcome.checks.iter().map(move |check| (outcome, check)));
-        let named =
-            checks.find(|(outcome, check)| format!("{}/{}", outcome.recipe.name, check.claim.name) == name);
+        let mut checks = parts.iter().flat_map(|part| part.checks.iter().map(move |check| (part, check)));
+        let named = checks.find(|(part, check)| format!("{}/{}", part.recipe.name, check.claim.name) == name);
         named.is_some_and(|(_, check)| check.verdict == wanted)
     };
     let mut text =
@@ -95,26 +119,26 @@ fn advice(done: &[Outcome]) -> Result<String, Error> {
 }
 
 /// Of each result how many claims came out, each kind apart.
-fn overview(done: &[Outcome]) -> String {
+fn overview(parts: &[Part]) -> String {
     let kinds = Against::ALL.map(Against::name);
     let mut overview = Table::new(["result", "what"].into_iter().chain(kinds));
-    for outcome in done {
-        let link = format!("[{0}](#{0})", outcome.recipe.name);
-        let counts = Against::ALL.map(|against| count(outcome.checks.iter(), against));
-        overview.row([link, outcome.recipe.title.to_owned()].into_iter().chain(counts));
+    for part in parts {
+        let link = format!("[{0}](#{0})", part.recipe.name);
+        let counts = Against::ALL.map(|against| count(part.checks.iter(), against));
+        overview.row([link, part.recipe.title.to_owned()].into_iter().chain(counts));
     }
-    let all = || done.iter().flat_map(|outcome| &outcome.checks);
+    let all = || parts.iter().flat_map(|part| &part.checks);
     let counts = Against::ALL.map(|against| count(all(), against));
     overview.row(["all of the kind".into(), String::new()].into_iter().chain(counts));
     overview.markdown()
 }
 
-fn headlines(done: &[Outcome]) -> String {
+fn headlines(parts: &[Part]) -> String {
     let mut table = Table::new(["result", "headline", "the paper", "ours", ""]);
-    for outcome in done {
+    for part in parts {
         let is_headline = |check: &&Check| check.claim.against == Against::Headline;
-        for check in outcome.checks.iter().filter(is_headline) {
-            let link = format!("[{0}](#{0})", outcome.recipe.name);
+        for check in part.checks.iter().filter(is_headline) {
+            let link = format!("[{0}](#{0})", part.recipe.name);
             table.row([link].into_iter().chain(check.cells()));
         }
     }

@@ -7,6 +7,7 @@ use slackline::Schedule;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::fabric::Class;
 use slackline::sim::{Change, Crash, Distribution, MAX_WORKERS, NetworkPartition};
+use slackline_lab::model::Shards;
 
 use super::parse::{Factor, change, crash, cut, random_time, scaled};
 use crate::failure::Failure;
@@ -152,9 +153,17 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Problem", value_name = "EXAMPLES")]
     pub(super) batch: Option<usize>,
 
-    /// Hidden units (mlp only) [default: 64]
-    #[arg(long, help_heading = "Problem", value_name = "UNITS")]
-    pub(super) hidden: Option<usize>,
+    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64]
+    #[arg(long, help_heading = "Problem", value_name = "UNITS", value_delimiter = ',')]
+    pub(super) hidden: Vec<usize>,
+
+    /// CSV, LIBSVM, IDX or CIFAR-10 file of examples, also gzipped [default: the built-in digits]
+    #[arg(long, help_heading = "Problem", value_name = "FILE")]
+    pub(super) data: Option<PathBuf>,
+
+    /// How examples are dealt out to workers: iid, sorted (by label) or dirichlet(A), the more uneven the smaller A
+    #[arg(long, help_heading = "Problem", value_name = "SHARDS", default_value_t = Shards::Iid)]
+    pub(super) shards: Shards,
 
     /// Optimizer that applies gradients to the parameters
     #[arg(long, help_heading = "Problem", value_enum, default_value_t = OptimizerName::Sgd)]
@@ -202,7 +211,7 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with = "sweep")]
     pub(super) plot: Option<PathBuf>,
 
-    /// With --reproduce all: write the page, its plots and its records into this folder
+    /// With --reproduce: write the page, its plots and its records into this folder; what is not run stays as it is
     #[arg(long, help_heading = "Output", value_name = "FOLDER", requires = "reproduce")]
     pub(super) docs: Option<PathBuf>,
 }
@@ -225,7 +234,7 @@ impl SimArgs {
 }
 
 /// Options of a job that is simulated as told; what brings its own jobs takes none of them.
-const JOB: [&str; 29] = [
+const JOB: [&str; 31] = [
     "read_my_writes",
     "damping",
     "workers",
@@ -247,6 +256,8 @@ const JOB: [&str; 29] = [
     "problem",
     "batch",
     "hidden",
+    "data",
+    "shards",
     "optimizer",
     "learning_rate",
     "schedule",
@@ -286,10 +297,13 @@ pub(crate) enum ProblemName {
     None,
     /// A bowl of 64 parameters whose bottom is known; gradients carry noise
     Quadratic,
-    /// Softmax regression on the digits
+    /// Softmax regression on the digits, or on --data
     Softmax,
-    /// A perceptron with one hidden layer on the digits
+    /// A perceptron, likewise
     Mlp,
+    /// Two convolutions with batch normalisation and pooling, then a perceptron, likewise
+    #[value(name = "convnet")]
+    ConvNet,
     /// A 60 x 40 matrix of rank 4, from some of its entries
     Factorisation,
     /// Logistic regression on 2000 synthetic examples

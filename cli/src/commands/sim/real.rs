@@ -3,7 +3,7 @@
 use std::env;
 use std::fs;
 use std::process::{Command, ExitCode};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use slackline_lab::parallel::Progress;
@@ -28,6 +28,7 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
             own.into_iter().filter(|twin| !args.quick || twin.is_quick()).map(|twin| (recipe.name, twin)),
         );
     }
+    let begun = Instant::now();
     let progress = Progress::new("real runs", twins.len());
     let mut comparisons: Vec<Comparison> = Vec::new();
     for (recipe, twin) in &twins {
@@ -39,8 +40,11 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
     let (machine, date) = (machine(), date());
     let race = if recipes.len() == RECIPES.len() && !args.quick { Some(race()?) } else { None };
     let (table, runs) = race.unzip();
-    let page = real_page(&comparisons, table.as_ref(), &machine, &date);
-    let record = json!({ "machine": machine, "date": date, "comparisons": comparisons, "race": runs });
+    let minutes = begun.elapsed().as_secs().div_ceil(60);
+    let page = real_page(&comparisons, table.as_ref(), &machine, &date, minutes);
+    let record = json!({
+        "machine": machine, "date": date, "minutes": minutes, "comparisons": comparisons, "race": runs,
+    });
     if let Some(docs) = &args.docs {
         keep("--docs", &docs.join(RECORDS).join(RECORD), &lab::record(&record))?;
         keep("--docs", &docs.join(REAL_PAGE), &page)?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, RECIPES, RECORDS, Recipe};
+use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Recipe};
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
@@ -32,11 +32,11 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
             .help(format!("use one of {}, or all", names.join(", "))));
     }
-    if let (Some(docs), "all") = (&args.docs, name) {
-        check_docs(docs)?;
-    } else if args.docs.is_some() {
-        return Err(Failure::usage("--docs writes one page of all").help("use it with --reproduce all"));
+    if args.real && args.docs.is_some() && name != "all" {
+        let what = "--docs writes one page of all runs on real processes";
+        return Err(Failure::usage(what).help("use it with --reproduce all"));
     }
+    args.docs.as_deref().map_or(Ok(()), check_docs)?;
     if args.plot.is_some() && recipes.len() > 1 {
         return Err(
             Failure::usage("--plot is one file").help("name one result, or use --docs FOLDER for all plots")
@@ -79,7 +79,7 @@ fn check_docs(docs: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the page, its plots and its records.
+/// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others.
 fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
     for outcome in done {
         let name = outcome.name();
@@ -90,7 +90,24 @@ fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
             &reproduce::record(&outcome.json()),
         )?;
     }
-    let page = reproduce::page(done).map_err(|error| failure(&error))?;
+    let before = fs::read_to_string(docs.join(PAGE)).unwrap_or_default();
+    let part = |recipe: &'static Recipe| {
+        let outcome = done.iter().find(|outcome| outcome.name() == recipe.name);
+        let kept = || {
+            let record = fs::read_to_string(docs.join(RECORDS).join(format!("{}.json", recipe.name))).ok()?;
+            Part::kept(recipe, &serde_json::from_str(&record).ok()?, &before)
+        };
+        let part = outcome.map(Part::of).or_else(kept);
+        if part.is_none() {
+            let (name, docs) = (recipe.name, docs.display());
+            eprintln!(
+                "warning: --docs {docs} has nothing of {name} yet, nor has the page; run --reproduce {name}"
+            );
+        }
+        part
+    };
+    let parts: Vec<Part> = RECIPES.iter().filter_map(part).collect();
+    let page = reproduce::page(&parts).map_err(|error| failure(&error))?;
     keep("--docs", &docs.join(PAGE), &page)
 }
 

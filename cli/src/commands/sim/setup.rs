@@ -4,8 +4,9 @@ use slackline::scheme::SchemeConfig;
 use slackline::sim::{
     self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
 };
-use slackline_lab::model::{HIDDEN_DEFAULT, ModelKind};
-use slackline_lab::problem::Digits;
+use slackline_lab::data;
+use slackline_lab::model::{BatchesError, HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
+use slackline_lab::problem::{Digits, DigitsError};
 
 use super::args::{ProblemName, SimArgs};
 use super::parse;
@@ -92,25 +93,43 @@ fn problem(args: &SimArgs) -> Result<Option<Box<dyn Problem>>, Failure> {
     if batch == 0 {
         return Err(Failure::usage("--batch cannot be 0").help("use 1 or more examples"));
     }
-    if args.hidden.is_some() && args.problem != ProblemName::Mlp {
-        return Err(
-            Failure::usage("--hidden: only mlp has hidden units").help("leave it out, or use --problem mlp")
-        );
+    use ProblemName::{ConvNet, Mlp, Softmax};
+    if !args.hidden.is_empty() && !matches!(args.problem, Mlp | ConvNet) {
+        return Err(Failure::usage("--hidden: only mlp and convnet have hidden units")
+            .help("leave it out, or use --problem mlp"));
     }
-    let digits = |kind| {
-        let hidden = args.hidden.unwrap_or(HIDDEN_DEFAULT);
-        let digits = Digits::new(kind, hidden, args.workers, batch, seed);
-        Ok::<_, Failure>(Box::new(digits.map_err(|error| Failure::refused(&error).at("--batch"))?))
-    };
+    for (option, is_given) in [("--data", args.data.is_some()), ("--shards", args.shards != Shards::Iid)] {
+        if is_given && !matches!(args.problem, Softmax | Mlp | ConvNet) {
+            return Err(Failure::usage(format!("{option}: this problem has no examples with labels"))
+                .help("leave it out, or use --problem softmax, mlp or convnet"));
+        }
+    }
     Ok(Some(match args.problem {
         ProblemName::None => return Ok(None),
         // The variance of one example, over the batch.
         ProblemName::Quadratic => Box::new(Quadratic::new(64, 10.0, 64.0 / batch as f64, seed)),
-        ProblemName::Softmax => digits(ModelKind::Softmax)?,
-        ProblemName::Mlp => digits(ModelKind::Mlp)?,
+        Softmax => Box::new(examples(args, ModelKind::Softmax, batch)?),
+        Mlp => Box::new(examples(args, ModelKind::Mlp, batch)?),
+        ConvNet => Box::new(examples(args, ModelKind::ConvNet, batch)?),
         ProblemName::Factorisation => Box::new(Factorisation::new(Shape { batch, ..Shape::default() }, seed)),
         ProblemName::Logistic => Box::new(Logistic::new(2000, 20, batch, 1e-4, seed)),
     }))
+}
+
+/// A model on examples with labels.
+fn examples(args: &SimArgs, kind: ModelKind, batch: usize) -> Result<Digits, Failure> {
+    let split = match &args.data {
+        Some(path) => data::load(path).map_err(|error| Failure::refused(&error).after("--data"))?,
+        None => data::digits(),
+    };
+    let hidden = if args.hidden.is_empty() { &[HIDDEN_DEFAULT][..] } else { &args.hidden };
+    let spec = ModelSpec::new(kind, split.train.columns, split.train.classes, hidden);
+    let spec = spec.map_err(|error| Failure::refused(&error))?;
+    let digits = Digits::of(split.into(), spec, args.shards, args.workers, batch, args.seed);
+    digits.map_err(|error| match error {
+        DigitsError::Batches(BatchesError::Shards(_)) => Failure::refused(&error).at("--shards"),
+        _ => Failure::refused(&error).at("--batch"),
+    })
 }
 
 /// A step size that suits the optimiser and the problem, with staleness too.
@@ -118,7 +137,7 @@ fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
     let sgd = match problem {
         ProblemName::None | ProblemName::Quadratic => 0.1,
         ProblemName::Softmax | ProblemName::Logistic => 0.5,
-        ProblemName::Mlp => 0.2,
+        ProblemName::Mlp | ProblemName::ConvNet => 0.2,
         ProblemName::Factorisation => 8.0,
     };
     match optimizer {

@@ -7,7 +7,7 @@ use slackline::{
     NonFinite, Schedule,
     scheme::{SchemeConfig, SchemeConfigError},
 };
-use slackline_lab::model::ModelKind;
+use slackline_lab::model::{ModelKind, Shards};
 
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
@@ -129,13 +129,17 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Model and data", value_enum)]
     pub(super) model: Option<Model>,
 
-    /// Hidden units (mlp only) [default: 64, or what --load holds]
-    #[arg(long, help_heading = "Model and data", value_name = "UNITS")]
-    pub(super) hidden: Option<usize>,
+    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]
+    #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
+    pub(super) hidden: Vec<usize>,
 
     /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
+
+    /// How examples are dealt out to workers: iid, sorted (by label) or dirichlet(A), the more uneven the smaller A
+    #[arg(long, help_heading = "Model and data", value_name = "SHARDS", default_value_t = Shards::Iid)]
+    pub(super) shards: Shards,
 
     /// Begin with the parameters of a model that --save wrote
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
@@ -289,8 +293,11 @@ pub(crate) enum Transport {
 pub(crate) enum Model {
     /// Softmax regression: one linear layer
     Softmax,
-    /// A perceptron with one hidden layer
+    /// A perceptron
     Mlp,
+    /// Two convolutions with batch normalisation and pooling, then a perceptron
+    #[value(name = "convnet")]
+    ConvNet,
 }
 
 impl From<Model> for ModelKind {
@@ -298,6 +305,7 @@ impl From<Model> for ModelKind {
         match model {
             Model::Softmax => ModelKind::Softmax,
             Model::Mlp => ModelKind::Mlp,
+            Model::ConvNet => ModelKind::ConvNet,
         }
     }
 }

@@ -18,7 +18,6 @@ mod launch;
 mod measure;
 mod part;
 mod plan;
-mod program;
 mod report;
 mod show;
 mod stop;

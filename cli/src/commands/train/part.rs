@@ -10,9 +10,9 @@ use slackline::internals::job::MemberRole as Role;
 use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
 use slackline::internals::job::member::{End, WaitError};
 use slackline::{JobError, LocalSteps};
+use slackline_lab::program::Program;
 
 use super::job::{JobArgs, checkpoint_requests, serve_metrics};
-use super::program::Program;
 use super::stop::{self, Stop};
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
@@ -115,7 +115,7 @@ impl Taken {
     /// Trains as a worker.
     fn work(&self) -> Result<End, Trouble> {
         let order = self.member.worker_order()?;
-        let mut computer = Program::computer(&order)?;
+        let mut computer = Program::computer(&order.program, order.worker, order.workers)?;
         if order.group.is_some() {
             let mut work = self.member.meet(order)?;
             self.end_with_the_job()?;

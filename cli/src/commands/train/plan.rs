@@ -12,11 +12,11 @@ use slackline::{
     TransportKind, scheme, sim::Distribution,
 };
 use slackline_lab::data::{self, Split};
-use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec};
+use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
+use slackline_lab::program::Program;
 
 use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
 use super::launch::Job;
-use super::program::Program;
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
 use crate::output;
@@ -60,6 +60,7 @@ pub(super) struct Plan {
     pub(super) table: Table,
     pub(super) data: Option<PathBuf>,
     pub(super) split: Arc<Split>,
+    pub(super) shards: Shards,
     pub(super) initial: Arc<[f32]>,
     pub(super) seed: u64,
     pub(super) epochs: u32,
@@ -129,7 +130,7 @@ impl Plan {
         let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
-        if args.hidden.is_some() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
+        if !args.hidden.is_empty() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
             return Err(
                 Failure::usage("softmax has no hidden units").help("leave --hidden out, or use --model mlp")
             );
@@ -139,9 +140,13 @@ impl Plan {
             Some(path) => data::load(path).map_err(|error| Failure::refused(&error).after("--data"))?,
             None => data::digits(),
         };
-        let rows = split.train.rows();
-        let batches = Batches::new(args.seed, 0, workers, rows, args.batch)
+        let labels = &split.train.labels;
+        let batches = Batches::new(args.seed, 0, workers, labels.len(), args.batch)
             .map_err(|error| Failure::refused(&error).at("--batch"))?;
+        // Whatever the shards, workers make as many gradients.
+        args.shards
+            .deal(labels, workers, args.seed)
+            .map_err(|error| Failure::refused(&error).at("--shards"))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
         let jitter = jitter.map_err(|error| Failure::refused(&error).at("--jitter"))?;
@@ -175,6 +180,7 @@ impl Plan {
             table,
             data: args.data,
             split: Arc::new(split),
+            shards: args.shards,
             initial,
             seed: args.seed,
             epochs: args.epochs,
@@ -273,12 +279,19 @@ impl Plan {
             secret: self.job.secret.clone(),
             server,
             worker,
-            programs: (0..self.workers).map(|worker| Program::of(self, worker).to_text()).collect(),
+            programs: self.factors.iter().map(|factor| self.program(*factor).to_text()).collect(),
             initial: Arc::clone(&self.initial),
             restarts: self.restarts,
             strict_checkpoints: self.strict_checkpoints,
             awaits_others: !self.job.is_local(),
         }
+    }
+
+    /// The program of a worker that is slowed down by this factor.
+    fn program(&self, factor: f64) -> Program {
+        let jitter = self.jitter.as_ref().map(ToString::to_string);
+        let data = self.data.as_deref();
+        Program::new(data, &self.spec, &self.split, self.shards, self.seed, self.batch, factor, jitter)
     }
 
     /// The end of a run whose parameters are not finite any more.
@@ -460,14 +473,15 @@ fn spec(args: &TrainArgs, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>)
     let of_file = |error| Failure::refused(&error).after("--load");
     let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
     let found = loaded.as_ref().map(|(spec, _)| spec);
-    let asked = args.model.map(ModelKind::from).or_else(|| args.hidden.map(|_| ModelKind::Mlp));
+    let asked =
+        args.model.map(ModelKind::from).or_else(|| (!args.hidden.is_empty()).then_some(ModelKind::Mlp));
     let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
-    let hidden = found.map(ModelSpec::hidden).filter(|hidden| *hidden > 0).unwrap_or(HIDDEN_DEFAULT);
-    let spec = ModelSpec::new(kind, columns, classes, args.hidden.unwrap_or(hidden))
-        .map_err(|error| Failure::refused(&error))?;
+    let hidden = [&args.hidden[..], found.map_or(&[], ModelSpec::hidden), &[HIDDEN_DEFAULT]];
+    let hidden = hidden.into_iter().find(|hidden| !hidden.is_empty()).unwrap_or_default();
+    let spec = ModelSpec::new(kind, columns, classes, hidden).map_err(|error| Failure::refused(&error))?;
     match (loaded, &args.load) {
         (Some((found, _)), Some(path)) if found != spec => {
-            let (file, expected) = (path.clone(), spec);
+            let (file, found, expected) = (path.clone(), Box::new(found), Box::new(spec));
             Err(of_file(model::ModelFileError::OtherModel { file, found, expected }))
         }
         (loaded, _) => Ok((spec, loaded.map(|(_, parameters)| parameters))),

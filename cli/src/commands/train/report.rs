@@ -26,7 +26,8 @@ const RATE_OVER: Duration = Duration::from_millis(100);
 #[derive(Serialize)]
 struct Json<'a> {
     model: String,
-    hidden: usize,
+    hidden: Vec<usize>,
+    shards: String,
     parameters: usize,
     data: String,
     train_examples: usize,
@@ -101,7 +102,8 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
     let workers = outcome.job.workers.iter().zip(&plan.factors).enumerate();
     let json = Json {
         model: plan.spec.kind().to_string(),
-        hidden: plan.spec.hidden(),
+        hidden: plan.spec.hidden().to_vec(),
+        shards: plan.shards.to_string(),
         parameters: plan.spec.parameters(),
         data: plan.data.as_ref().map_or("digits".into(), |path| path.display().to_string()),
         train_examples: plan.split.train.rows(),

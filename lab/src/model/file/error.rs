@@ -76,29 +76,29 @@ pub enum ModelFileError {
 
     /// A part of the model is not there.
     #[error("{}: has no tensor `{name}`; {}", file.display(), self.remedy().unwrap_or_default())]
-    MissingTensor { file: PathBuf, name: &'static str },
+    MissingTensor { file: PathBuf, name: String },
 
     /// A part of the model has another type.
     #[error("{}: tensor `{name}` is of type {found}; {}", file.display(), self.remedy().unwrap_or_default())]
-    WrongType { file: PathBuf, name: &'static str, found: Dtype },
+    WrongType { file: PathBuf, name: String, found: Dtype },
 
     /// A part of the model has another shape than the metadata say.
     #[error(
         "{}: tensor `{name}` has the shape {found:?} where {expected:?} follows from the metadata; {}",
         file.display(), self.remedy().unwrap_or_default()
     )]
-    WrongShape { file: PathBuf, name: &'static str, found: Vec<usize>, expected: Vec<usize> },
+    WrongShape { file: PathBuf, name: String, found: Vec<usize>, expected: Vec<usize> },
 
     /// A diverged run was saved.
     #[error(
         "{}: tensor `{name}` holds a value that is not finite; {}",
         file.display(), self.remedy().unwrap_or_default()
     )]
-    NotFinite { file: PathBuf, name: &'static str },
+    NotFinite { file: PathBuf, name: String },
 
     /// A good model file, but of another model.
     #[error("{}: holds a {found}, where a {expected} is needed; {}", file.display(), self.remedy().unwrap_or_default())]
-    OtherModel { file: PathBuf, found: ModelSpec, expected: ModelSpec },
+    OtherModel { file: PathBuf, found: Box<ModelSpec>, expected: Box<ModelSpec> },
 }
 
 impl Diagnostic for ModelFileError {

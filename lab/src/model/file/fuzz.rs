@@ -16,9 +16,10 @@ pub(crate) fn fuzz_file(bytes: &[u8]) {
 
 /// A model of each kind.
 pub(crate) fn file_samples() -> Vec<Vec<u8>> {
-    let file = |kind, hidden| {
-        let spec = ModelSpec::new(kind, 2, 2, hidden).expect("a small model");
+    let file = |kind, hidden: &[usize]| {
+        let columns = if kind == ModelKind::ConvNet { 16 } else { 2 };
+        let spec = ModelSpec::new(kind, columns, 2, hidden).expect("a small model");
         serialise(&spec, &vec![0.5; spec.parameters()])
     };
-    vec![file(ModelKind::Softmax, 0), file(ModelKind::Mlp, 1)]
+    vec![file(ModelKind::Softmax, &[]), file(ModelKind::Mlp, &[1, 2]), file(ModelKind::ConvNet, &[1])]
 }

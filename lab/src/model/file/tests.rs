@@ -11,7 +11,7 @@ use super::{ModelFileError, fuzz, load, load_for, parse, save, serialise};
 use crate::model::{ModelKind, ModelSpec};
 
 fn spec(kind: ModelKind) -> ModelSpec {
-    ModelSpec::new(kind, 4, 3, 2).unwrap()
+    ModelSpec::new(kind, if kind == ModelKind::ConvNet { 16 } else { 4 }, 3, &[2]).unwrap()
 }
 
 /// Parameters that are all different.
@@ -36,7 +36,7 @@ fn crafted(entry: Option<&str>, name: &str, kind: Dtype, shape: &[usize]) -> Vec
 fn what_is_saved_is_loaded_and_equal_models_are_equal_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
-    for kind in [ModelKind::Softmax, ModelKind::Mlp] {
+    for kind in [ModelKind::Softmax, ModelKind::Mlp, ModelKind::ConvNet] {
         let spec = spec(kind);
         // The second round replaces the file of the first.
         save(&path, &spec, &parameters(&spec)).unwrap();
@@ -93,7 +93,7 @@ fn a_file_cut_short_anywhere_is_called_damaged() {
 
 #[test]
 fn refusals_name_the_cause_and_the_remedy() {
-    let header = r#"{"version":1,"kind":"softmax","columns":4,"classes":3,"hidden":0}"#;
+    let header = r#"{"version":2,"kind":"softmax","columns":4,"classes":3,"hidden":[]}"#;
     let good = |entry| crafted(Some(entry), "linear.weight", Dtype::F32, &[3, 4]);
     let cases = [
         (b"label,a,b\n1,2,3\n".to_vec(), "m: not a safetensors file: "),
@@ -103,7 +103,10 @@ fn refusals_name_the_cause_and_the_remedy() {
         ),
         (good("{}"), "m: its `slackline` metadata cannot be read: missing field"),
         (good(&header.replace("softmax", "forest")), "m: its `slackline` metadata cannot be read: unknown"),
-        (good(&header.replace(":1,", ":2,")), "m: of version 2, and this program reads version 1"),
+        (
+            good(&header.replace(":2,", ":1,").replace("[]", "0")),
+            "m: of version 1, and this program reads version 2",
+        ),
         (good(&header.replace(":4,", ":0,")), "m: no model has 0 columns"),
         (
             good(&header.replace(":4,", ":18446744073709551615,")),

@@ -1,0 +1,113 @@
+//! The program of a worker: all that a process needs to know to compute gradients, as text.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use slackline::sim::DistributionError;
+use thiserror::Error;
+
+use crate::compute::{Computer, Pace};
+use crate::data::{self, DataError, Dataset, Split};
+use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Shards, ShardsError};
+
+/// One worker's program.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Program {
+    data: Option<OsString>,
+    /// Kind, columns, classes and hidden units.
+    model: (ModelKind, usize, usize, Vec<usize>),
+    rows: usize,
+    /// How examples are dealt out to workers.
+    shards: String,
+    seed: u64,
+    /// Examples of a gradient.
+    batch: usize,
+    /// The factor by which the worker is slowed down.
+    factor: f64,
+    /// The distribution of the time that each step takes besides computing.
+    jitter: Option<String>,
+}
+
+/// A program that a process cannot follow.
+#[derive(Debug, Error)]
+#[allow(missing_docs)] // each message says what its fields hold
+pub enum ProgramError {
+    #[error("the program of the coordinator cannot be read: {0}; use one version of slackline on all hosts")]
+    Text(#[from] serde_json::Error),
+    #[error(transparent)]
+    Model(#[from] ModelSpecError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("the data file here is not the coordinator's, or was changed; use the same file on all hosts")]
+    OtherData,
+    #[error(transparent)]
+    Batches(#[from] BatchesError),
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
+    #[error(transparent)]
+    Jitter(#[from] DistributionError),
+}
+
+impl Program {
+    /// A program for `spec` on the training part of `split`, which is that of the file `data`; the digits if there is
+    /// none. `factor` and `jitter` are those of [`Pace::new`].
+    #[allow(clippy::too_many_arguments)] // one for each field
+    pub fn new(
+        data: Option<&Path>,
+        spec: &ModelSpec,
+        split: &Split,
+        shards: Shards,
+        seed: u64,
+        batch: usize,
+        factor: f64,
+        jitter: Option<String>,
+    ) -> Program {
+        Program {
+            data: data.map(|path| path.as_os_str().to_owned()),
+            model: (spec.kind(), spec.columns(), spec.classes(), spec.hidden().to_vec()),
+            rows: split.train.rows(),
+            shards: shards.to_string(),
+            seed,
+            batch,
+            factor,
+            jitter,
+        }
+    }
+
+    /// The program as text.
+    pub fn to_text(&self) -> String {
+        // Plain data with names as keys: there is nothing that JSON cannot hold.
+        serde_json::to_string(self).expect("programs always serialise")
+    }
+
+    /// The computer of the gradients of one worker, counted from 0, out of `workers`, by the text of its program.
+    ///
+    /// # Errors
+    ///
+    /// If the text is no program, or the data file is not there or not the one of the program.
+    pub fn computer(text: &str, worker: usize, workers: usize) -> Result<Computer, ProgramError> {
+        let program: Program = serde_json::from_str(text)?;
+        let (kind, columns, classes, hidden) = &program.model;
+        let spec = ModelSpec::new(*kind, *columns, *classes, hidden)?;
+        let train = program.examples()?;
+        let Program { shards, seed, batch, factor, jitter, .. } = program;
+        let batches = Batches::sharded(shards.parse()?, seed, worker, workers, &train.labels, batch)?;
+        let pace = Pace::new(factor, jitter.as_deref(), seed, worker, workers)?;
+        Ok(Computer::new(spec, train, batches, pace))
+    }
+
+    /// The training examples, as the coordinator saw them.
+    fn examples(&self) -> Result<Dataset, ProgramError> {
+        let split = match &self.data {
+            Some(path) => data::load(Path::new(path))?,
+            None => data::digits(),
+        };
+        let (_, columns, classes, _) = self.model;
+        let found = (split.train.rows(), split.train.columns, split.train.classes);
+        if found != (self.rows, columns, classes) {
+            return Err(ProgramError::OtherData);
+        }
+        Ok(split.train)
+    }
+}
