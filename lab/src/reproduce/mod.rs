@@ -6,12 +6,16 @@
 
 mod abs;
 mod bap;
+mod bap_network;
 mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
+mod dbw_oracle;
 mod dbw_published;
+mod dbw_steps;
 mod ds_sync;
+mod ds_sync_network;
 mod essp;
 mod k_async;
 mod losing;
@@ -113,16 +117,19 @@ pub enum Error {
 /// In the order of the page.
 pub const RECIPES: &[Recipe] = &[
     bap::RECIPE,
+    bap_network::RECIPE,
     bap::STRAGGLER,
     dbw_argmax::RECIPE,
     dbw::RECIPE,
     dbw_published::RECIPE,
+    dbw_steps::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
     essp::RECIPE,
     regret::RECIPE,
     ds_sync::MEAN,
     ds_sync::RECIPE,
+    ds_sync_network::RECIPE,
     dai::RECIPE,
     losing::RECIPE,
 ];

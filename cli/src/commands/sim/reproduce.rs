@@ -8,7 +8,7 @@ use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, RECIPES, RECOR
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
-use super::{give, keep, real, setup};
+use super::{again, give, keep, real, setup};
 use crate::failure::Failure;
 use crate::output;
 use crate::scheme_args;
@@ -32,10 +32,10 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
             .help(format!("use one of {}, or all", names.join(", "))));
     }
-    if let (Some(docs), "all") = (&args.docs, name) {
-        check_docs(docs)?;
-    } else if args.docs.is_some() {
-        return Err(Failure::usage("--docs writes one page of all").help("use it with --reproduce all"));
+    // A page of one result does not take the place of that of all.
+    let page = if name == "all" { PAGE.to_owned() } else { format!("{name}.md") };
+    if let Some(docs) = &args.docs {
+        check_docs(docs, &page)?;
     }
     if args.plot.is_some() && recipes.len() > 1 {
         return Err(
@@ -45,11 +45,14 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
     if args.real {
         return real::run(args, &recipes);
     }
+    if let Some(times) = args.again {
+        return again::run(args, &recipes, times);
+    }
     let run = |recipe: &&'static Recipe| recipe.run(args.seed, args.seeds);
     let done: Vec<Outcome> =
         recipes.iter().map(run).collect::<Result<_, _>>().map_err(|error| failure(&error))?;
     if let Some(docs) = &args.docs {
-        write_docs(docs, &done)?;
+        write_docs(docs, &page, &done)?;
     }
     let text: Vec<_> = done.iter().map(Outcome::text).collect();
     let json = || match &done[..] {
@@ -67,8 +70,8 @@ fn list() -> String {
 }
 
 /// Finds out whether the page can be written.
-fn check_docs(docs: &Path) -> Result<(), Failure> {
-    output::check("--docs", &docs.join(PAGE))?;
+fn check_docs(docs: &Path, page: &str) -> Result<(), Failure> {
+    output::check("--docs", &docs.join(page))?;
     for folder in [PLOTS, RECORDS] {
         let folder = docs.join(folder);
         fs::create_dir_all(&folder).map_err(|error| {
@@ -80,7 +83,7 @@ fn check_docs(docs: &Path) -> Result<(), Failure> {
 }
 
 /// Writes the page, its plots and its records.
-fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
+fn write_docs(docs: &Path, page: &str, done: &[Outcome]) -> Result<(), Failure> {
     for outcome in done {
         let name = outcome.name();
         keep("--docs", &docs.join(PLOTS).join(format!("{name}.svg")), &outcome.figure().svg())?;
@@ -90,8 +93,8 @@ fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
             &reproduce::record(&outcome.json()),
         )?;
     }
-    let page = reproduce::page(done).map_err(|error| failure(&error))?;
-    keep("--docs", &docs.join(PAGE), &page)
+    let text = reproduce::page(done).map_err(|error| failure(&error))?;
+    keep("--docs", &docs.join(page), &text)
 }
 
 /// The error of a recipe, in terms of options.
