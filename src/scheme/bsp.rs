@@ -13,8 +13,8 @@ use crate::time::Instant;
 /// and if all others are there the round goes on without it. Once a round is handed out for folding it is closed: one
 /// that joins at that clock before the fold is done gets its gradient of that clock dropped.
 ///
-/// With `pushes`, a push follows whenever the round moves on, and whenever a worker joins, so that the new worker gets a copy: workers
-/// find the newest version in memory of their own.
+/// With `pushes`, a push follows whenever the round moves on, and whenever a worker joins, so that the new worker gets
+/// a copy: workers find the newest version in memory of their own.
 ///
 /// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
 /// not in, joining twice, leaving twice, an `Applied` that it did not ask for.

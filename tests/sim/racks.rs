@@ -34,8 +34,8 @@ fn averaged(report: &ClusterReport, worker: usize) -> f64 {
 /// each is done. In round 1 pair A = {0, 2} begins at 2.5 s, and pair B = {1, 3} at 3 s. A ring of two has a flow each
 /// way, of 2 (2 - 1) / 2 times the message, 180 bytes; each pair has one flow up and one down in each rack.
 ///
-/// From 2.5 s to 3 s A is alone at 100 bytes/s: 130 bytes are left. Then both go at 50 bytes/s: A is done 2.6 s later, at
-/// 5.6 s, when B has 180 - 130 = 50 bytes left. Alone at 100 bytes/s it takes 0.5 s more: 6.1 s.
+/// From 2.5 s to 3 s A is alone at 100 bytes/s: 130 bytes are left. Then both go at 50 bytes/s: A is done 2.6 s later,
+/// at 5.6 s, when B has 180 - 130 = 50 bytes left. Alone at 100 bytes/s it takes 0.5 s more: 6.1 s.
 #[test]
 fn pairs_share_the_links_of_racks_for_as_long_as_both_are_on_them() {
     let mut cluster = four(2, 180, two_racks());
@@ -45,10 +45,10 @@ fn pairs_share_the_links_of_racks_for_as_long_as_both_are_on_them() {
     near("pair B", report.end, 6.1, 1e-6);
 }
 
-/// Worker 2 has a link of 20 bytes/s, the others of 1 MB/s. Round 0 of {2, 3} carries 160 bytes at 20 bytes/s, from 1 s to
-/// 9 s. Both pairs of round 1 begin at 10 s, when {2, 3} have their second gradients. The link of worker 2 holds pair A
-/// at 20 bytes/s; that leaves B 80 of the racks' 100 bytes/s, and not the half. B is done 160 / 80 = 2 s later, at 12 s,
-/// and A after 160 / 20 = 8 s, at 18 s.
+/// Worker 2 has a link of 20 bytes/s, the others of 1 MB/s. Round 0 of {2, 3} carries 160 bytes at 20 bytes/s, from 1 s
+/// to 9 s. Both pairs of round 1 begin at 10 s, when {2, 3} have their second gradients. The link of worker 2 holds pair
+/// A at 20 bytes/s; that leaves B 80 of the racks' 100 bytes/s, and not the half. B is done 160 / 80 = 2 s later, at
+/// 12 s, and A after 160 / 20 = 8 s, at 18 s.
 #[test]
 fn a_pair_leaves_to_others_what_a_link_of_its_own_keeps_it_from() {
     let slow = || four(2, 160, Racks { links: vec![1e6, 1e6, 20.0, 1e6], ..two_racks() });
@@ -73,7 +73,7 @@ fn others_flows_slow_a_ring_and_a_hierarchy_crosses_racks_with_less() {
 }
 
 #[test]
-fn in_one_rack_an_average_takes_as_long_as_on_links_that_no_two_groups_share() {
+fn in_one_rack_an_average_takes_as_long_as_without_racks() {
     let time = |racks| {
         let scheme = SchemeConfig::DsSync { group: 4, partition: Partition::Digits, period: 1 };
         let mut cluster = Cluster::new(scheme, 16, 1);

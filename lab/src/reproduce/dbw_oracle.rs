@@ -13,15 +13,15 @@ const DRAWS: usize = 4000;
 const STALE: f64 = 0.05;
 
 /// The workers, whose slower half becomes slower on the way.
-struct Pace<'a> {
+struct DrawnTimes<'a> {
     compute: &'a Distribution,
     samplers: Vec<Sampler>,
 }
 
-impl Pace<'_> {
-    fn new(compute: &Distribution, seed: u64) -> Pace<'_> {
+impl DrawnTimes<'_> {
+    fn new(compute: &Distribution, seed: u64) -> DrawnTimes<'_> {
         let sampler = |worker| Sampler::new(compute, seed, TIMES, worker, N);
-        Pace { compute, samplers: (0..N).map(sampler).collect() }
+        DrawnTimes { compute, samplers: (0..N).map(sampler).collect() }
     }
 
     /// A time for each worker, the shortest first.
@@ -48,9 +48,9 @@ impl Pace<'_> {
 /// network, so that all workers begin each version together.
 pub(super) fn time(setting: &Setting, seed: u64) -> f64 {
     let mut problem: Logistic = setting.problem(seed);
-    let mut pace = Pace::new(&setting.compute, seed);
-    let means =
-        [false, true].map(|half_is_slow| Pace::new(&setting.compute, seed ^ 1 << 32).means(half_is_slow));
+    let mut pace = DrawnTimes::new(&setting.compute, seed);
+    let means = [false, true]
+        .map(|half_is_slow| DrawnTimes::new(&setting.compute, seed ^ 1 << 32).means(half_is_slow));
     let rate = f64::from(setting.rate);
     let mut parameters = problem.initial(seed);
     let (mut gradient, mut sum) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);

@@ -19,10 +19,10 @@ pub(super) const RECIPE: Recipe = Recipe {
     file: include_str!("settings/ds-sync-network.toml"),
     remarks: "Groups of one worker per rack load the links of racks with four rings where a ring of all loads them with \
               one: by turns with groups within racks (digits) they are behind the ring wherever those links are the \
-              bottleneck, and random groups are further behind. Groups that see the racks, and cross them in one round \
-              of eight or of 32, are ahead of both all-reduces; so is a mean of all after eight steps of each (period), \
-              which needs no groups at all. Against one slow link within a rack no grouping helps: its worker is in a \
-              group in every round.",
+              bottleneck, and random groups are further behind. Groups that see the racks, and cross them in one \
+              round of eight or of 32, are ahead of both all-reduces; so is a mean of all after eight steps of each \
+              (period), which needs no groups at all. Against one slow link within a rack no grouping helps: its \
+              worker is in a group in every round.",
     run,
 };
 
@@ -36,7 +36,7 @@ struct RacksGrid {
     /// Bytes per second of a worker's link.
     link: f64,
     latency: f64,
-    settings: Vec<Setting>,
+    settings: Vec<RackNetwork>,
     /// The first two average among all workers: BSP.
     schemes: Vec<Rival>,
     /// Of each run that is timed.
@@ -50,7 +50,7 @@ struct RacksGrid {
 /// A network.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Setting {
+struct RackNetwork {
     name: String,
     /// Bytes per second of a rack's link to the core.
     uplink: f64,
@@ -80,7 +80,7 @@ struct Rival {
 }
 
 impl RacksGrid {
-    fn cluster(&self, setting: &Setting, rival: &Rival, seed: u64) -> Result<Cluster, Error> {
+    fn cluster(&self, setting: &RackNetwork, rival: &Rival, seed: u64) -> Result<Cluster, Error> {
         let mut cluster = Cluster::new(scheme(&rival.scheme)?, self.workers, seed);
         let flows = |(from, to, count): &(usize, usize, usize)| std::iter::repeat_n((*from, *to), *count);
         let network = &mut cluster.network;
@@ -113,7 +113,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
 }
 
 /// The cells of each setting with each scheme.
-fn cells(grid: &RacksGrid) -> impl Iterator<Item = (&Setting, &Rival)> {
+fn cells(grid: &RacksGrid) -> impl Iterator<Item = (&RackNetwork, &Rival)> {
     grid.settings.iter().flat_map(|setting| grid.schemes.iter().map(move |rival| (setting, rival)))
 }
 

@@ -57,10 +57,10 @@ pub enum SchemeConfig {
         staleness: u64,
     },
     /// Bounded asynchronous parallel (Li et al., HPCC 2016): whole clocks are folded in order, as in BSP, and workers
-    /// run ahead of them on copies that the server pushes, so that none waits for a download within its bound, and go on
-    /// while their gradients are on their way. Only the abstract was at hand: it gives a bound on the "distance" of stale parameters in a
-    /// cache. That the distance is counted in clocks, and that the server makes whole versions in order, are
-    /// reconstructions. At staleness 0 it is BSP to the bit.
+    /// run ahead of them on copies that the server pushes, so that none waits for a download within its bound, and go
+    /// on while their gradients are on their way. Only the abstract was at hand: it gives a bound on the "distance" of
+    /// stale parameters in a cache. That the distance is counted in clocks, and that the server makes whole versions in
+    /// order, are reconstructions. At staleness 0 it is BSP to the bit.
     Bap {
         /// Most clocks that a copy may be behind its reader; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,

@@ -221,8 +221,8 @@ mod tests {
 
     /// Steps of 1, a smoothness of 1/2, |grad F|^2 of 1, a variance of 4, and times of 1, 2, 3 and 4. By hand: with the
     /// factor f the gain is f - f^2/4 - f^2/k. Constant: -1/4, 1/4, 5/12, 1/2, of which k = 3 has the most per second.
-    /// Proportional, f = k/4: 11/64, 20/64, 27/64, 32/64: one has the most. A knee at 2, f = 1/2 with one: 3/16, 1/4, 5/12,
-    /// 1/2: again one.
+    /// Proportional, f = k/4: 11/64, 20/64, 27/64, 32/64: one has the most. A knee at 2, f = 1/2 with one: 3/16, 1/4,
+    /// 5/12, 1/2: again one.
     #[test]
     fn the_best_k_counts_with_the_step_size_of_each_k() {
         let gain = Gain { learning_rate: 1.0, smoothness: 0.5, norm_squared: 1.0, variance: 4.0 };

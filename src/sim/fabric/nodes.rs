@@ -244,8 +244,8 @@ impl Incarnation {
     /// Works until the job is over or the worker is to begin again.
     async fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
         let mut published = None;
-        // The gradient of the clock before, where a step begins while it is on its way. After the loss of a server it may
-        // be void.
+        // The gradient of the clock before, where a step begins while it is on its way. After the loss of a server it
+        // may be void.
         let mut on_its_way = None;
         let scheme = self.plan.scheme.built_in();
         let goes_on = scheme.is_some_and(|scheme| scheme.publishes_in_background());

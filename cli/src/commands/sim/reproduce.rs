@@ -32,7 +32,7 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
             .help(format!("use one of {}, or all", names.join(", "))));
     }
-    // A page of one result does not take the place of that of all.
+    // A page of one result does not overwrite that of all.
     let page = if name == "all" { PAGE.to_owned() } else { format!("{name}.md") };
     if let Some(docs) = &args.docs {
         check_docs(docs, &page)?;
