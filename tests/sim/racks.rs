@@ -46,9 +46,9 @@ fn pairs_share_the_links_of_racks_for_as_long_as_both_are_on_them() {
 }
 
 /// Worker 2 has a link of 20 bytes/s, the others of 1 MB/s. Round 0 of {2, 3} carries 160 bytes at 20 bytes/s, from 1 s
-/// to 9 s. Both pairs of round 1 begin at 10 s, when {2, 3} have their second gradients. The link of worker 2 holds pair
-/// A at 20 bytes/s; that leaves B 80 of the racks' 100 bytes/s, and not the half. B is done 160 / 80 = 2 s later, at
-/// 12 s, and A after 160 / 20 = 8 s, at 18 s.
+/// to 9 s. Both pairs of round 1 begin at 10 s, when {2, 3} have their second gradients. The link of worker 2
+/// holds pair A at 20 bytes/s; that leaves B 80 of the racks' 100 bytes/s, and not the half. B is done 160 / 80 = 2 s
+/// later, at 12 s, and A after 160 / 20 = 8 s, at 18 s.
 #[test]
 fn a_pair_leaves_to_others_what_a_link_of_its_own_keeps_it_from() {
     let slow = || four(2, 160, Racks { links: vec![1e6, 1e6, 20.0, 1e6], ..two_racks() });
