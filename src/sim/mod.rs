@@ -65,7 +65,7 @@ pub use error::SimError;
 pub use faults::{Crash, Direction, Faults, NetworkPartition};
 pub use histogram::CountHistogram;
 pub use network::Network;
-pub use problem::{Evaluation, Factorisation, GradientMoments, Logistic, Problem, Quadratic, Shape};
+pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
 pub use racks::{Collective, Racks};
 pub use random::Random;
 pub use report::{ClusterReport, Counts, OfWorker, Point, WaitedFor};

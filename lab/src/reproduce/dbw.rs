@@ -7,16 +7,15 @@ use slackline::scheme::SchemeConfig;
 use slackline::sim::{Change, Cluster, ClusterReport, Distribution, Logistic, Until};
 
 use super::tuned::times;
-use super::{Error, Findings, Recipe, Trial, dbw_oracle, scheme, simulate};
-use crate::parallel;
+use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
 
-pub(super) const N: usize = 16;
+const N: usize = 16;
 /// The seed from which the examples are drawn; the seeds of runs differ in times and in the order of the examples.
 const DATA: u64 = 1;
 /// The factor by which half the workers become slower.
-pub(super) const SLOW_BY: f64 = 5.0;
+const SLOW_BY: f64 = 5.0;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw",
@@ -56,7 +55,7 @@ pub(super) struct Times {
     compute: String,
     /// The second at which half the workers become slower.
     #[serde(default)]
-    pub(super) slowed_at: Option<f64>,
+    slowed_at: Option<f64>,
     /// The step sizes and batches, where they are not all of the grid's.
     #[serde(default)]
     pairs: Option<Vec<(f32, usize)>>,
@@ -66,7 +65,7 @@ pub(super) struct Times {
 pub(super) struct Setting<'a> {
     pub(super) grid: &'a DbwGrid,
     pub(super) times: &'a Times,
-    pub(super) compute: Distribution,
+    compute: Distribution,
     pub(super) rate: f32,
     pub(super) batch: usize,
 }
@@ -77,26 +76,22 @@ impl Setting<'_> {
         cluster.compute = self.compute.clone();
         let slowed = self.times.slowed_at.map(|at| Change { at, workers: 0..N / 2, factor: SLOW_BY });
         cluster.changes = slowed.into_iter().collect();
-        cluster.problem = Some(Box::new(self.problem(seed)));
+        let problem = Logistic::new(2000, 20, self.batch, 1e-4, DATA).narrowed(self.grid.narrowed);
+        cluster.problem = Some(Box::new(problem.in_order(seed)));
         cluster.learning_rate = self.rate;
         cluster.until = Until::Loss { target: self.grid.target, within: self.grid.within };
         cluster.evaluate_every = Some(0.5);
         cluster
     }
-
-    pub(super) fn problem(&self, seed: u64) -> Logistic {
-        Logistic::new(2000, 20, self.batch, 1e-4, DATA).narrowed(self.grid.narrowed).in_order(seed)
-    }
 }
 
-/// What came of a setting: the times of each seed, by static k, of DBW, of DBW that is blind, and of the oracle.
+/// What came of a setting: the times of each seed, by static k, of DBW, and of DBW that is blind.
 struct DbwResult<'a> {
     setting: &'a Setting<'a>,
     /// Index k - 1.
     fixed: Vec<Vec<f64>>,
     dynamic: Vec<f64>,
     blind: Vec<f64>,
-    oracle: Vec<f64>,
     /// A run of DBW.
     report: &'a ClusterReport,
 }
@@ -117,10 +112,6 @@ impl DbwResult<'_> {
 
     fn over(&self, k: usize) -> Interval {
         Interval::of_ratio(&self.dynamic, &self.fixed[k - 1])
-    }
-
-    fn oracle_over_best(&self) -> Interval {
-        Interval::of_ratio(&self.oracle, &self.fixed[self.best_k() - 1])
     }
 
     fn label(&self) -> String {
@@ -146,28 +137,15 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         }
     }
     let reports = simulate("dbw", &runs, |(setting, scheme, seed)| Ok(setting.cluster(*scheme, *seed)))?;
-    let asked: Vec<(&Setting, u64)> =
-        settings.iter().flat_map(|setting| seeds.iter().map(move |seed| (setting, *seed))).collect();
-    let oracle = parallel::map("dbw: oracle", &asked, |(setting, seed)| {
-        Ok::<_, Error>(dbw_oracle::time(setting, *seed))
-    })?;
     let results: Vec<DbwResult> = settings
         .iter()
         .zip(reports.chunks(schemes.len() * seeds.len()))
-        .zip(oracle.chunks(seeds.len()))
-        .map(|((setting, own), oracle)| {
+        .map(|(setting, own)| {
             let mut all: Vec<Vec<f64>> =
                 own.chunks(seeds.len()).map(|own| times(own, setting.grid.within)).collect();
             let blind = all.pop().unwrap_or_default();
             let dynamic = all.pop().unwrap_or_default();
-            DbwResult {
-                setting,
-                fixed: all,
-                dynamic,
-                blind,
-                oracle: oracle.to_vec(),
-                report: &own[N * seeds.len()],
-            }
+            DbwResult { setting, fixed: all, dynamic, blind, report: &own[N * seeds.len()] }
         })
         .collect();
     let mut findings = Findings::new(figure(&file.grid.grids, &results));
@@ -207,8 +185,6 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
         "DBW, s",
         "over best",
         "blind, s",
-        "oracle, s",
-        "over best ",
         "worst k",
         "over DBW",
     ];
@@ -216,7 +192,7 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
     let own: Vec<&DbwResult> =
         results.iter().filter(|result| result.setting.grid.name == grid.name).collect();
     for result in &own {
-        let DbwResult { setting, fixed, dynamic, blind, oracle, .. } = result;
+        let DbwResult { setting, fixed, dynamic, blind, .. } = result;
         let (best, worst) = (result.best_k(), result.worst_k());
         let time = |times: &[f64]| number(mean(times.iter().copied()));
         table.row([
@@ -228,14 +204,12 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
             time(dynamic),
             result.over(best).to_string(),
             time(blind),
-            time(oracle),
-            result.oracle_over_best().to_string(),
             worst.to_string(),
             number(1.0 / result.over(worst).middle),
         ]);
         findings.rows.push(json!({
             "grid": grid.name, "times": setting.times.name, "learning_rate": setting.rate.to_string(),
-            "batch": setting.batch, "static": fixed, "dbw": dynamic, "blind": blind, "oracle": oracle,
+            "batch": setting.batch, "static": fixed, "dbw": dynamic, "blind": blind,
         }));
     }
     let claim = format!("within-{}", grid.name);
@@ -244,12 +218,6 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
     if let Some(worst) = worst {
         let label = format!("{within} of {} within; the worst ({})", own.len(), worst.label());
         findings.measure(claim, label, worst.over(worst.best_k()));
-    }
-    let ahead = own.iter().filter(|result| result.oracle_over_best().high <= 1.1).count();
-    let worst = own.iter().max_by(|a, b| a.oracle_over_best().high.total_cmp(&b.oracle_over_best().high));
-    if let Some(worst) = worst {
-        let label = format!("{ahead} of {} within; the worst ({})", own.len(), worst.label());
-        findings.measure(format!("oracle-{}", grid.name), label, worst.oracle_over_best());
     }
     if grid.name == "third" {
         let best = own.iter().map(|result| result.best_k() as f64);

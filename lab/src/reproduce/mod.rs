@@ -11,9 +11,7 @@ mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
-mod dbw_oracle;
 mod dbw_published;
-mod dbw_steps;
 mod ds_sync;
 mod ds_sync_network;
 mod essp;
@@ -122,7 +120,6 @@ pub const RECIPES: &[Recipe] = &[
     dbw_argmax::RECIPE,
     dbw::RECIPE,
     dbw_published::RECIPE,
-    dbw_steps::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
     essp::RECIPE,

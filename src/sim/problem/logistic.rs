@@ -59,78 +59,6 @@ impl Logistic {
     }
 }
 
-/// What mini-batch gradients are like at some parameters, over all data.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GradientMoments {
-    /// Squared norm of the gradient of the loss over all data.
-    pub norm_squared: f64,
-    /// Trace of the covariance of the gradient of one mini-batch.
-    pub variance: f64,
-    /// With the Hessian `H` and the gradient `g`: `g'Hg`.
-    pub along: f64,
-    /// With the covariance `C` of the gradient of one mini-batch: the trace of `HC`.
-    pub across: f64,
-}
-
-impl GradientMoments {
-    /// The fall of the loss that a step of this size against the mean of `k` gradients has in expectation, to second
-    /// order.
-    pub fn fall(&self, step_size: f64, k: usize) -> f64 {
-        let bend = self.along + self.across / k.max(1) as f64;
-        step_size * self.norm_squared - 0.5 * step_size * step_size * bend
-    }
-}
-
-impl Logistic {
-    /// The moments of mini-batch gradients at these parameters. Those with the Hessian are means over a quarter of the
-    /// examples.
-    pub fn moments(&self, parameters: &[f32]) -> GradientMoments {
-        const EVERY: usize = 4;
-        let (width, count) = (self.features, self.train.classes.len());
-        let example = |index: usize| {
-            let (row, margin) = self.train.margin(index, parameters);
-            let wrong = 1.0 / (1.0 + f64::from(margin).exp());
-            (row, -f64::from(self.train.classes[index]) * wrong, wrong * (1.0 - wrong))
-        };
-        let square = |row: &[f32]| row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
-        let (mut data, mut squares) = (vec![0.0; width], 0.0);
-        for (row, slope, _) in (0..count).map(example) {
-            data.iter_mut().zip(row).for_each(|(sum, x)| *sum += slope * f64::from(*x) / count as f64);
-            squares += slope * slope * square(row) / count as f64;
-        }
-        let some = count.div_ceil(EVERY) as f64;
-        let mut hessian = vec![0.0; width * width];
-        for (row, _, bend) in (0..count).step_by(EVERY).map(example) {
-            for (x, sums) in row.iter().zip(hessian.chunks_exact_mut(width)) {
-                let scaled = f64::from(*x) * bend / some;
-                sums.iter_mut().zip(row).for_each(|(sum, y)| *sum += scaled * f64::from(*y));
-            }
-        }
-        let penalty = f64::from(self.penalty);
-        hessian.iter_mut().step_by(width + 1).for_each(|diagonal| *diagonal += penalty);
-        let curvature = |v: &dyn Fn(usize) -> f64| -> f64 {
-            let rows = hessian.chunks_exact(width).enumerate();
-            rows.map(|(at, row)| v(at) * row.iter().enumerate().map(|(to, h)| h * v(to)).sum::<f64>()).sum()
-        };
-        let gradient: Vec<f64> = data
-            .iter()
-            .zip(parameters)
-            .map(|(data, parameter)| data + penalty * f64::from(*parameter))
-            .collect();
-        let of_examples = (0..count).step_by(EVERY).map(example);
-        let second: f64 = of_examples
-            .map(|(row, slope, _)| slope * slope * curvature(&|at| f64::from(row[at])) / some)
-            .sum();
-        let norm = |v: &[f64]| v.iter().map(|x| x * x).sum::<f64>();
-        GradientMoments {
-            norm_squared: norm(&gradient),
-            variance: (squares - norm(&data)) / self.batch as f64,
-            along: curvature(&|at| gradient[at]),
-            across: (second - curvature(&|at| data[at])) / self.batch as f64,
-        }
-    }
-}
-
 impl Examples {
     fn draw(count: usize, hidden: &[f64], random: &mut Random) -> Examples {
         let mut features = Vec::with_capacity(count * hidden.len());
@@ -225,30 +153,6 @@ impl Problem for Logistic {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Ten thousand steps from the same parameters, each against the mean of four mini-batches of eight.
-    #[test]
-    fn moments_promise_what_many_steps_lower_the_loss_by() {
-        let mut problem = Logistic::new(2000, 5, 8, 1e-2, 1);
-        let parameters = [0.5, -0.2, 0.1, 0.3, -0.4];
-        let (moments, before) = (problem.moments(&parameters), problem.evaluate(&parameters).loss);
-        let (step_size, k, steps) = (0.2_f32, 4, 10_000);
-        let (mut fallen, mut spread, mut gradient) = (0.0, 0.0, [0.0; 5]);
-        for step in 0..steps {
-            let mut mean = [0.0; 5];
-            for worker in 0..k {
-                problem.gradient(worker, step, &parameters, &mut gradient);
-                mean.iter_mut().zip(&gradient).for_each(|(mean, own)| *mean += own / k as f32);
-            }
-            let moved: Vec<f32> = parameters.iter().zip(&mean).map(|(at, by)| at - step_size * by).collect();
-            fallen += (before - problem.evaluate(&moved).loss) / steps as f64;
-            spread += mean.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / steps as f64;
-        }
-        let expected = moments.fall(f64::from(step_size), k);
-        assert!((fallen / expected - 1.0).abs() < 0.03, "{fallen}, expected {expected}");
-        let expected = moments.norm_squared + moments.variance / k as f64;
-        assert!((spread / expected - 1.0).abs() < 0.02, "{spread}, expected {expected}");
-    }
 
     #[test]
     fn losses_of_many_margins_are_the_sum_of_each() {

@@ -5,7 +5,7 @@ mod logistic;
 mod quadratic;
 
 pub use factorisation::{Factorisation, Shape};
-pub use logistic::{GradientMoments, Logistic};
+pub use logistic::Logistic;
 pub use quadratic::Quadratic;
 
 /// A learning problem: everything about it is a function of what it is given, so that a simulation replays.
