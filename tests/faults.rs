@@ -2,6 +2,7 @@
 //! TCP, one of them behind a proxy that delays, cuts, stalls and damages what passes.
 
 mod faults {
+    mod background;
     mod corruption;
     mod job;
     mod network;

@@ -10,6 +10,8 @@ mod judge;
 mod limits;
 #[path = "sim/loosened.rs"]
 mod loosened;
+#[path = "sim/racks.rs"]
+mod racks;
 #[path = "sim/times.rs"]
 mod times;
 #[path = "sim/versions.rs"]

@@ -63,9 +63,25 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
     pub(crate) group: Option<String>,
 
-    /// Partition of the workers into groups (ds-sync): digits, authors or uneven
+    /// Step size by the number of gradients (dbw): constant, proportional or knee
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "RULE")]
+    pub(crate) steps: Option<String>,
+
+    /// Gradients from which on the step size is whole (dbw with --steps knee)
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
+    pub(crate) knee: Option<String>,
+
+    /// Partition of the workers into groups (ds-sync): digits, authors, uneven, near or random
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) partition: Option<String>,
+
+    /// Steps between two averages (ds-sync) [default: 1]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
+    pub(crate) period: Option<String>,
+
+    /// Averages within racks for each across (ds-sync, near) [default: 1]
+    #[arg(long, hide = true, help_heading = "Scheme", value_name = "N")]
+    pub(crate) inside: Option<String>,
 
     /// Effect of staleness on the weight of a gradient, under any scheme
     #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
@@ -134,7 +150,11 @@ impl SchemeArgs {
             ("bound", &self.bound),
             ("strength", &self.strength),
             ("group", &self.group),
+            ("steps", &self.steps),
+            ("knee", &self.knee),
             ("partition", &self.partition),
+            ("period", &self.period),
+            ("inside", &self.inside),
             ("seed", &self.delay_seed),
         ];
         all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
@@ -157,6 +177,12 @@ pub(crate) fn check_steps(
     if scheme.requires_sgd() && optimizer != OptimizerName::Sgd {
         let why = "takes each update for a step of plain SGD";
         return refuse(format!("--optimizer {}: {scheme} {why}", optimizer.name()), "use --optimizer sgd");
+    }
+    let is_adam = matches!(optimizer, OptimizerName::Adam | OptimizerName::AdamW);
+    if scheme.requires_step_size() && is_adam {
+        let why = "takes each update for a step along the gradient";
+        let help = "use --optimizer sgd or momentum";
+        return refuse(format!("--optimizer {}: {scheme} {why}", optimizer.name()), help);
     }
     if schedule == Schedule::Constant {
         return Ok(());

@@ -108,6 +108,19 @@ fn bap_takes_the_time_of_the_recurrence_within_2_per_cent() {
 }
 
 #[test]
+fn bap_hides_a_network_that_is_no_slower_than_its_workers() {
+    let network = agrees("bap-network", 5 * 4 * 2 + 3 * 4 * 7);
+    network.follows_theory(2);
+    for row in network.with("time_per_clock") {
+        let time = row["time_per_clock"][0].as_f64().expect("a time");
+        let (ratio, staleness) = (number(row, "communication"), number(row, "staleness"));
+        // BSP goes up, down and computes by turns; one clock of run-ahead leaves the computing alone.
+        let expected = if staleness == 0.0 { 1.0 + ratio } else { 1.0 };
+        assert!((time / expected - 1.0).abs() < 0.03, "{row}");
+    }
+}
+
+#[test]
 fn no_staleness_hides_a_worker_that_is_always_slow() {
     let straggler = agrees("bap-straggler", 8);
     straggler.follows_theory(2);
@@ -225,6 +238,14 @@ fn ds_sync_takes_what_rings_of_its_groups_take_and_learns() {
         let served = 0.08 * (workers + 1.0) + 2.0 * 20e-6;
         assert!((number(row, "bsp_s") / served - 1.0).abs() < 1e-5, "{row}");
     }
+}
+
+/// The record's times by hand are in the recipe's file: a fluid on the links of workers and racks.
+#[test]
+fn on_racks_averages_take_as_long_as_by_hand() {
+    let racks = agrees("ds-sync-network", 5 * 7 + 5 * 7 * 7);
+    racks.follows_theory(1);
+    assert_eq!(racks.with("communication_s").count(), 35);
 }
 
 #[test]

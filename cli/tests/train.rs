@@ -332,6 +332,11 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
     );
     let published = ["--scheme", "dbw(choice=published)", "--optimizer", "adam"];
     misused(&published, "--optimizer adam: dbw(choice=published)", "--optimizer sgd");
+    misused(
+        &["--scheme", "dbw", "--optimizer", "adamw"],
+        "--optimizer adamw: dbw",
+        "--optimizer sgd or momentum",
+    );
     let falling = ["--schedule", "inverse-root", "--optimizer", "sgd"];
     let with = |more: &[&'static str]| [&falling[..], more].concat();
     misused(

@@ -209,6 +209,7 @@ impl slackline_simulate_options {
             worker_bandwidth: unless_zero(self.worker_bandwidth),
             server_bandwidth: unless_zero(self.server_bandwidth),
             message_bytes: (self.message_bytes > 0).then_some(self.message_bytes),
+            racks: None,
         };
         let until = [
             (slackline_until::Clocks as u64, Until::Clocks(self.clocks)),

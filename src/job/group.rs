@@ -93,7 +93,7 @@ impl GroupTrainer {
         optimizer: Optimizer,
         learning_rate: f32,
     ) -> Result<GroupTrainer, Error> {
-        let SchemeConfig::DsSync { group, partition } = scheme else {
+        let SchemeConfig::DsSync { group, partition, .. } = scheme else {
             return Err(Error::Scheme {
                 scheme: scheme.into(),
                 reason: "has servers; use ds-sync in a group",

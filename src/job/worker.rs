@@ -24,7 +24,7 @@ pub struct JobWorker<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Published {
-    /// All servers have the gradient.
+    /// All servers have the gradient; under BAP it may still be on its way.
     Delivered,
     /// A server was lost meanwhile: each shard has the gradient once or not at all. The next step connects again.
     Unknown,
@@ -303,8 +303,9 @@ impl JobStep<'_> {
         self.step.step.should_stop().unwrap_or(true)
     }
 
-    /// Publishes the gradient and waits until every server has it whole, at most the plan's timeout. `loss` is the mean
-    /// loss of the batch, for the schemes that ask for it.
+    /// Publishes the gradient and waits until every server has it whole, at most the plan's timeout; under BAP it waits
+    /// for that of the step before, as [`Step::publish_in_background`](crate::Step::publish_in_background) does. `loss`
+    /// is the mean loss of the batch, for the schemes that ask for it.
     ///
     /// # Errors
     /// The timeout passed, or a server is lost and the plan does not say

@@ -179,9 +179,10 @@ pub(super) struct LoopStep<'a> {
 }
 
 impl LoopStep<'_> {
-    /// Publishes the gradient: false if a server was lost meanwhile that may come back.
+    /// Publishes the gradient, in the background where the scheme goes on meanwhile: false if a server was lost that
+    /// may come back.
     pub(super) fn publish(self, loss: Option<f32>) -> Result<bool, Error> {
-        let published = self.step.publish(loss, self.timeout);
+        let published = self.step.publish_in_background(loss, self.timeout);
         Ok(self.loss.keep(published)?.is_some())
     }
 

@@ -29,6 +29,17 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
+    /// The step size of plain SGD that gets as far in the long run as steps of `rate` do: with momentum each gradient
+    /// goes on to count in the steps that follow. `None` where that depends on the gradients.
+    #[doc(hidden)]
+    pub fn step_of_sgd(&self, rate: f32) -> Option<f64> {
+        match self {
+            Optimizer::Sgd { .. } => Some(f64::from(rate)),
+            Optimizer::Momentum { momentum, .. } => Some(f64::from(rate) / (1.0 - f64::from(*momentum))),
+            Optimizer::Adam(_) | Optimizer::AdamW(_) => None,
+        }
+    }
+
     /// Its name in lower case, without its constants.
     #[doc(hidden)]
     pub fn name(&self) -> &'static str {

@@ -225,8 +225,14 @@ impl<T: Transport> Server<T> {
         }
         options.scheme.check()?;
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
-        if !is_sgd && options.scheme.built_in().is_some_and(|scheme| scheme.requires_sgd()) {
+        let (built_in, step) = (options.scheme.built_in(), options.optimizer.step_of_sgd(1.0));
+        if !is_sgd && built_in.is_some_and(|scheme| scheme.requires_sgd()) {
             let reason = "takes each update for a step of plain SGD; use Optimizer::Sgd";
+            return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
+        }
+        if step.is_none() && built_in.is_some_and(|scheme| scheme.requires_step_size()) {
+            let reason =
+                "takes each update for a step along the gradient; use Optimizer::Sgd or Optimizer::Momentum";
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
         }
         let needs = options.scheme.needs();
@@ -663,7 +669,7 @@ impl<T: Transport> Server<T> {
         let version = self.shard.frames.latest().version.next();
         let moments = self.folder.moments();
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
-        let learning_rate = Some(f64::from(self.work.learning_rate));
+        let learning_rate = self.optimizer.step_of_sgd(self.work.learning_rate);
         let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
         self.status.gradients = (self.work.shares.len() - self.work.left_out.len()) as u64;
         self.status.loss = statistics.loss.or(self.status.loss);

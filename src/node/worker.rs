@@ -1,5 +1,6 @@
 //! The worker: reads parameters, publishes gradients, to all shards at once, as its scheme says.
 
+mod background;
 mod decide;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -208,6 +209,12 @@ pub struct Worker<T: Transport> {
     table: Table,
     parameters: Option<Buffer>,
     gradient: Option<Buffer>,
+    /// The gradient that is on its way while the next one is computed, and its memory afterwards.
+    other_gradient: Option<Buffer>,
+    /// The gradient of the last clock is on its way, and the clock has moved on.
+    outgoing: bool,
+    /// The gradient lies in memory of the caller's.
+    is_callers_gradient: bool,
     /// Copies of GPUs out of the parameters and into the gradient.
     copies: Copies,
     /// The magnitude of the gradient that is being published.
@@ -287,6 +294,9 @@ impl<T: Transport> Worker<T> {
             table,
             parameters,
             gradient: None,
+            other_gradient: None,
+            outgoing: false,
+            is_callers_gradient: false,
             copies: Copies::default(),
             magnitude: None,
             own,
@@ -425,6 +435,7 @@ impl<T: Transport> Worker<T> {
             *old = new;
         }
         // A gradient that is being published keeps the memory that it is in.
+        self.is_callers_gradient |= gradient.is_some();
         self.gradient = gradient.or(self.gradient.take());
         Ok(())
     }
@@ -517,7 +528,7 @@ impl<T: Transport> Worker<T> {
     /// True while a gradient is being written.
     #[doc(hidden)]
     pub fn is_publishing(&self) -> bool {
-        self.phase == WorkerPhase::Publishing
+        self.phase == WorkerPhase::Publishing || self.outgoing
     }
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.
@@ -533,7 +544,7 @@ impl<T: Transport> Worker<T> {
             // Each shard counts for itself: one that this worker joined late has another clock.
             let consumed =
                 |part: &Part<T>| part.link.publish.as_ref().is_none_or(|p| p.consumed() >= p.clock());
-            worker.parts.iter().all(consumed)
+            !worker.outgoing && worker.parts.iter().all(consumed)
         });
         let flushed = flushed.await;
         self.watch_consumed(self.needs.waits_for_own);
@@ -643,20 +654,15 @@ impl<T: Transport> Worker<T> {
             progress |= part.link.advance()?;
         }
         self.tell_consumed(now);
+        if self.outgoing && self.has_arrived() {
+            self.outgoing = false;
+            progress = true;
+        }
         match self.phase {
             WorkerPhase::Refreshing { bound } => self.collect_copies(now, bound, &mut progress)?,
             WorkerPhase::Publishing => {
-                for part in &mut self.parts {
-                    part.published |= part.link.publish.as_mut().is_none_or(|publish| publish.take());
-                }
-                self.release_first();
-                if self.parts.iter().all(|part| part.published) {
-                    self.clock = self.clock.next();
-                    self.statistics.clocks += 1;
-                    self.counted = false;
-                    let magnitude = self.magnitude;
-                    self.scheme.handle_event(now, WorkerEvent::Published { magnitude });
-                    self.phase = WorkerPhase::Deciding;
+                if self.has_arrived() {
+                    self.end_clock(now);
                     progress = true;
                 }
             }

@@ -1,4 +1,4 @@
-//! Bulk synchronous: one update per clock, out of the gradients of all workers.
+//! Bulk synchronous: one update per clock, out of the gradients of all workers; and BAP's server, which pushes each.
 
 use std::collections::VecDeque;
 
@@ -12,6 +12,9 @@ use crate::time::Instant;
 /// A worker belongs to every round from the clock it joins at. One that leaves takes its gradient out of the round,
 /// and if all others are there the round goes on without it. Once a round is handed out for folding it is closed: one
 /// that joins at that clock before the fold is done gets its gradient of that clock dropped.
+///
+/// With `pushes`, a push follows whenever the round moves on, and whenever a worker joins, so that the new worker gets
+/// a copy: workers find the newest version in memory of their own.
 ///
 /// The server ignores what no sane driver sends: a gradient that is not its worker's next, one of a worker that is
 /// not in, joining twice, leaving twice, an `Applied` that it did not ask for.
@@ -28,10 +31,12 @@ pub(super) struct BspServer {
     /// The members of this round have changed since the last `Expect`.
     changed: bool,
     late: VecDeque<GradientId>,
+    pushes: bool,
+    push_is_due: bool,
 }
 
 impl BspServer {
-    pub(super) fn new(workers: usize, clock: Clock) -> BspServer {
+    pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> BspServer {
         BspServer {
             members: GateMembers::new(workers),
             round: clock,
@@ -40,6 +45,8 @@ impl BspServer {
             folding: false,
             changed: false,
             late: VecDeque::new(),
+            pushes,
+            push_is_due: false,
         }
     }
 
@@ -92,9 +99,11 @@ impl BspServer {
 
 impl ServerScheme for BspServer {
     fn handle_event(&mut self, _now: Instant, event: ServerEvent) {
+        let before = self.round;
         match event {
             ServerEvent::Joined { worker, clock, returns } => {
                 if self.members.join(worker, clock, returns) {
+                    self.push_is_due = self.pushes;
                     self.count();
                 }
             }
@@ -118,9 +127,13 @@ impl ServerScheme for BspServer {
                 }
             }
         }
+        self.push_is_due |= self.pushes && self.round != before;
     }
 
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+        if std::mem::take(&mut self.push_is_due) {
+            return Some(ServerAction::Push);
+        }
         if let Some(gradient) = self.late.pop_front() {
             return Some(ServerAction::Drop { gradient });
         }

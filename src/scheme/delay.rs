@@ -63,13 +63,6 @@ impl DelayServer {
 
     /// Returns the number of rounds by which this gradient is late.
     fn delay(&self, gradient: GradientId) -> u64 {
-        // SplitMix64 over what names the gradient.
-        let mix = |state: u64, word: u64| {
-            let mut z = (state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        };
         let drawn = mix(mix(mix(0, self.seed), u64::from(gradient.worker.0)), gradient.clock.get());
         // The high half of a product is uniform up to one part in 2^64 / (s + 1).
         ((u128::from(drawn) * (u128::from(self.staleness) + 1)) >> 64) as u64
@@ -193,6 +186,14 @@ impl ServerScheme for DelayServer {
     fn smallest_clock(&self) -> Clock {
         self.smallest
     }
+}
+
+/// A random number that belongs to a state and a word: SplitMix64.
+pub(super) fn mix(state: u64, word: u64) -> u64 {
+    let mut z = (state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -19,11 +19,11 @@
 //! | ASP | folds each gradient as it comes | never waits |
 //! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
-//! | BAP(s) | as BSP, `slots() = s + 2` | as SSP, over the newest copy: runs at most `s` clocks ahead |
+//! | BAP(s) | as BSP, `slots() = s + 2`, pushes each version | as ESSP: runs at most `s` clocks ahead |
 //! | VAP | as ASP; strong: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
 //! | DBW | folds the first `k` of the newest version, drops the late | computes once on a version |
 //! | ABS | folds `K` that are not too stale, drops and interrupts the others | goes on once its own is [consumed] |
-//! | DS-Sync | none | steps, then [averages](WorkerAction::Average) with its group of this round |
+//! | DS-Sync | none | makes steps, then [averages](WorkerAction::Average) with its group of this round |
 //! | delay | as BSP, each gradient so many rounds late, across the order of clocks | as DBW |
 //!
 //! DBW learns its `k` from [`ServerEvent::Applied`]'s statistics and the times of arrival, ABS from the loss. Any
@@ -51,7 +51,7 @@ pub use abs::{Shrink, WaitFor};
 pub use config::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
 pub use damping::{Damping, damped};
 #[doc(inline)]
-pub use dbw::{Choice, Delivery};
+pub use dbw::{Choice, Delivery, StepRule};
 #[doc(hidden)]
 pub use groups::Groups;
 pub use groups::Partition;
@@ -99,7 +99,8 @@ pub struct Statistics {
     pub variance: Option<f64>,
     /// Mean of the losses that came with the gradients, where they did.
     pub loss: Option<f64>,
-    /// The step size that the update was made with.
+    /// The step size that the update was made with; with momentum that of plain SGD which gets as far in the long run,
+    /// `rate / (1 - momentum)`, and nothing with Adam.
     pub learning_rate: Option<f64>,
 }
 

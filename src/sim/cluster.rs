@@ -109,7 +109,7 @@ impl Cluster {
         self.check()?;
         self.scheme.check()?;
         let scheme = self.scheme.clone();
-        if let Some(SchemeConfig::DsSync { group, partition }) = scheme.built_in() {
+        if let Some(SchemeConfig::DsSync { group, partition, .. }) = scheme.built_in() {
             let groups = Groups::new(self.workers, group, partition)?;
             let members = |worker, round| groups.members(worker, round).collect();
             return SimEngine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
@@ -222,6 +222,13 @@ impl Cluster {
             &format!("{} with {}", self.optimizer.name(), self.scheme),
             "the scheme takes each update for a step of plain SGD: use sgd",
         )?;
+        holds(
+            self.optimizer.step_of_sgd(rate).is_some()
+                || self.scheme.built_in().is_none_or(|scheme| !scheme.requires_step_size()),
+            "optimizer",
+            &format!("{} with {}", self.optimizer.name(), self.scheme),
+            "the scheme takes each update for a step along the gradient: use sgd or momentum",
+        )?;
         let (schedule, falls) = (self.schedule.to_string(), self.schedule != Schedule::Constant);
         holds(
             self.schedule.check().is_ok(),
@@ -254,6 +261,11 @@ impl Cluster {
             "what a worker wrote is not always folded in there, or not in order or with this weight: leave it out, or \
              use bsp, asp, ssp, essp, bap or vap",
         )?;
+        if let Some(racks) = &self.network.racks {
+            let remedy = "messages to a server take no link of a rack: use ds-sync, or leave it out";
+            holds(!has_server, "racks", &format!("used with {}", self.scheme), remedy)?;
+            racks.check(self.workers)?;
+        }
         holds(
             self.damping == Damping::None || has_server,
             "damping",

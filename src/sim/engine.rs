@@ -188,6 +188,10 @@ impl<'a> SimEngine<'a> {
                 self.receive_down(worker as usize, incarnation, message)
             }
             AgendaEvent::Averaged { round, first } => self.averaged(round, first as usize),
+            AgendaEvent::Flows { number } => {
+                self.advance_flows(number);
+                Ok(())
+            }
             AgendaEvent::Change { index } => {
                 let change = self.cluster.changes[index].clone();
                 self.workers[change.workers].iter_mut().for_each(|worker| worker.factor *= change.factor);

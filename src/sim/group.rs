@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::agenda::AgendaEvent;
 use super::engine::SimEngine;
 use super::model::{Model, Payload, mean, payload};
+use super::network::AverageTime;
 use super::{SimError, Until};
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::{ServerAction, ServerEvent, ServerScheme, Share, WorkerEvent};
@@ -188,12 +189,35 @@ impl SimEngine<'_> {
             gathering.mean = Some(payload(&mean));
             self.judge.averages(&parts, &mean).map_err(|what| self.broken(what))?;
         }
-        let at = self.wires.average(now, &members, self.bytes);
+        let time = self.wires.average(now, key, &members, self.bytes);
         let counts = &mut self.record.report.counts;
         counts.averages += 1;
         counts.carry(2 * (members.len() as u64 - 1), self.bytes);
-        self.agenda.put(at, AgendaEvent::Averaged { round: key.0, first: key.1 as u32 });
+        match time {
+            AverageTime::At(at) => self.put_averaged(at, key),
+            AverageTime::Ask { at, number } => self.ask_flows(at, number),
+        }
         Ok(())
+    }
+
+    fn put_averaged(&mut self, at: u64, (round, first): (u64, usize)) {
+        self.agenda.put(at, AgendaEvent::Averaged { round, first: first as u32 });
+    }
+
+    fn ask_flows(&mut self, at: Option<u64>, number: u64) {
+        if let Some(at) = at {
+            self.agenda.put(at, AgendaEvent::Flows { number });
+        }
+    }
+
+    /// A ring on the links of racks begins or ends.
+    pub(super) fn advance_flows(&mut self, number: u64) {
+        let now = self.agenda.now();
+        let Some((done, time)) = self.wires.advance(now, number) else { return };
+        done.into_iter().for_each(|key| self.put_averaged(now, key));
+        if let AverageTime::Ask { at, number } = time {
+            self.ask_flows(at, number);
+        }
     }
 
     /// The mean of a group has come to its members.

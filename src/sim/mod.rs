@@ -52,6 +52,7 @@ mod judge;
 mod model;
 mod network;
 mod problem;
+mod racks;
 mod random;
 mod report;
 mod server;
@@ -65,6 +66,7 @@ pub use faults::{Crash, Direction, Faults, NetworkPartition};
 pub use histogram::CountHistogram;
 pub use network::Network;
 pub use problem::{Evaluation, Factorisation, Logistic, Problem, Quadratic, Shape};
+pub use racks::{Collective, Racks};
 pub use random::Random;
 pub use report::{ClusterReport, Counts, OfWorker, Point, WaitedFor};
 

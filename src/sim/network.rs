@@ -3,6 +3,7 @@
 use super::distribution::{Distribution, Sampler};
 use super::faults::{Direction, Faults};
 use super::nanos;
+use super::racks::{AverageKey, Flows, Racks};
 use super::random::Random;
 
 /// The network. By default it takes no time at all.
@@ -22,6 +23,9 @@ pub struct Network {
     pub server_bandwidth: Option<f64>,
     /// Bytes of a gradient, and of a copy of the parameters; `None`: four for each parameter of the problem.
     pub message_bytes: Option<u64>,
+    /// Racks whose links workers share while they average; for schemes without a server. `None`: no two groups share a
+    /// link.
+    pub racks: Option<Racks>,
 }
 
 impl Default for Network {
@@ -31,6 +35,7 @@ impl Default for Network {
             worker_bandwidth: None,
             server_bandwidth: None,
             message_bytes: None,
+            racks: None,
         }
     }
 }
@@ -75,7 +80,21 @@ pub(super) struct Wires {
     down: Vec<NetworkLink>,
     ingress: u64,
     egress: u64,
+    flows: Option<Flows>,
+    /// How often the links of racks were shared anew.
+    number: u64,
     pub(super) lost: u64,
+}
+
+/// When an average is there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AverageTime {
+    At(u64),
+    /// That depends on the others: ask [`Wires::advance`] at this time, unless it was told of a higher number since.
+    Ask {
+        at: Option<u64>,
+        number: u64,
+    },
 }
 
 impl Wires {
@@ -92,6 +111,8 @@ impl Wires {
             down: vec![NetworkLink::default(); workers],
             ingress: 0,
             egress: 0,
+            flows: network.racks.as_ref().map(|racks| Flows::new(racks, workers, network.worker_bandwidth)),
+            number: 0,
             lost: 0,
         }
     }
@@ -154,16 +175,40 @@ impl Wires {
         MessageDelivery { at, again: self.again(at) }
     }
 
-    /// Returns the time at which a group of workers that begins at `now` has reduced and gathered `bytes` among its
-    /// members in a ring.
-    pub(super) fn average(&mut self, now: u64, members: &[usize], bytes: u64) -> u64 {
-        let steps = 2 * (members.len() as u64 - 1);
-        let latency = (0..steps).map(|_| self.delay()).fold(0, u64::saturating_add);
-        let bytes = bytes as f64 * steps as f64 / members.len() as f64;
+    /// A group of workers begins at `now` to reduce and gather `bytes` among its members. Without racks it is in a
+    /// ring that shares its links with no other.
+    pub(super) fn average(
+        &mut self,
+        now: u64,
+        key: AverageKey,
+        members: &[usize],
+        bytes: u64,
+    ) -> AverageTime {
         let reached = members.iter().fold(now, |at, worker| {
             self.held(*worker, Direction::Down, self.held(*worker, Direction::Up, at))
         });
-        reached.saturating_add(latency).saturating_add((bytes * self.worker_pace).round() as u64)
+        if let Some(mut flows) = self.flows.take() {
+            let mut held = reached - now;
+            let latency = || self.delay().saturating_add(std::mem::take(&mut held));
+            let at = flows.begin(now, key, members, bytes, latency);
+            (self.flows, self.number) = (Some(flows), self.number + 1);
+            return AverageTime::Ask { at, number: self.number };
+        }
+        let steps = 2 * (members.len() as u64 - 1);
+        let latency = (0..steps).map(|_| self.delay()).fold(0, u64::saturating_add);
+        let bytes = bytes as f64 * steps as f64 / members.len() as f64;
+        AverageTime::At(
+            reached.saturating_add(latency).saturating_add((bytes * self.worker_pace).round() as u64),
+        )
+    }
+
+    /// The averages that are there at `now`, and when to ask again. Nothing if the links were shared anew since
+    /// `number`.
+    pub(super) fn advance(&mut self, now: u64, number: u64) -> Option<(Vec<AverageKey>, AverageTime)> {
+        let flows = self.flows.as_mut().filter(|_| number == self.number)?;
+        let (done, at) = flows.advance(now);
+        self.number += 1;
+        Some((done, AverageTime::Ask { at, number: self.number }))
     }
 
     /// The latency of a message and of all attempts that were lost.

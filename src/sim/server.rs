@@ -351,9 +351,10 @@ impl SimEngine<'_> {
         let version = self.server.version + 1;
         let mut statistics = Statistics {
             loss: (measured > 0).then(|| losses / f64::from(measured)),
-            learning_rate: Some(f64::from(
-                self.cluster.schedule.rate(self.cluster.learning_rate, version - 1),
-            )),
+            learning_rate: {
+                let rate = self.cluster.schedule.rate(self.cluster.learning_rate, version - 1);
+                self.cluster.optimizer.step_of_sgd(rate)
+            },
             ..Statistics::default()
         };
         if let Some(model) = &mut self.server.model {

@@ -5,7 +5,7 @@ use slackline::internals::param::FrameGeometry;
 use slackline::internals::transport::Inline;
 use slackline::{
     Server, ServerOptions, Shm, Version,
-    scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, Strength, WaitFor},
+    scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, StepRule, Strength, WaitFor},
 };
 
 use super::raw::{HEARTBEAT, Raw, worker_role};
@@ -25,7 +25,8 @@ const PIN: usize = 128;
 const HEADERS: usize = 192;
 
 fn schemes() -> Vec<SchemeConfig> {
-    let dbw = |delivery, k| SchemeConfig::Dbw { delivery, choice: Choice::Static { k } };
+    let dbw =
+        |delivery, k| SchemeConfig::Dbw { delivery, choice: Choice::Static { k }, steps: StepRule::Constant };
     let vap = |strength| SchemeConfig::Vap { bound: 1.0, strength };
     let abs = |staleness| {
         let (wait_for, shrink, local_steps) = (WaitFor::Fixed(2), Shrink::Fixed, 1);

@@ -24,6 +24,8 @@ fn a_few_averages_with_no_steps_between_give_everybody_the_mean_of_all() {
         (4, 4, Partition::Digits),
         (4, 2, Partition::Authors),
         (8, 2, Partition::Uneven),
+        (16, 4, Partition::Near { inside: 3 }),
+        (27, 3, Partition::Near { inside: 2 }),
     ] {
         let what = format!("{workers} in groups of {group}, {partition:?}");
         let groups = Groups::new(workers, group, partition).unwrap();
@@ -82,6 +84,68 @@ fn uneven_groups_are_a_partition_and_agreement_grows() {
             let spread = models.iter().fold(0.0_f64, |most, model| most.max((model - models[0]).abs()));
             assert!(spread < 1e-6, "{workers} in groups of {group}: {spread}");
         }
+    }
+}
+
+/// With `k` equal groups at random the squared distance from the mean shrinks to `(k - 1) / (N - 1)` of itself in
+/// expectation: two workers are in one group with probability `(N / k - 1) / (N - 1)`.
+#[test]
+fn random_groups_are_a_partition_and_agree_as_fast_as_chance_has_it() {
+    for (workers, group, left) in [(4, 2, 1.0 / 3.0), (16, 4, 1.0 / 5.0), (15, 5, 1.0 / 7.0)] {
+        let groups = Groups::new(workers, group, Partition::Random { seed: 9 }).unwrap();
+        let other = Groups::new(workers, group, Partition::Random { seed: 10 }).unwrap();
+        let (mut sum, mut same, rounds) = (0.0, 0, 4000);
+        for round in 0..rounds {
+            let members = |rank| groups.members(rank, round).collect::<Vec<_>>();
+            let mut random = Random::stream(5, round, 0);
+            let models: Vec<f64> = (0..workers).map(|_| random.normal()).collect();
+            let mean = models.iter().sum::<f64>() / workers as f64;
+            let apart = |models: &[f64]| models.iter().map(|model| (model - mean).powi(2)).sum::<f64>();
+            let averaged: Vec<f64> = (0..workers)
+                .map(|rank| {
+                    let own = members(rank);
+                    assert!(own.contains(&rank) && own.is_sorted() && own.len() == usize::from(group));
+                    assert!(own.iter().all(|member| members(*member) == own));
+                    own.iter().map(|member| models[*member]).sum::<f64>() / own.len() as f64
+                })
+                .collect();
+            sum += apart(&averaged) / apart(&models);
+            same += usize::from(other.members(0, round).eq(members(0)));
+        }
+        let found = sum / rounds as f64;
+        assert!(
+            (found / left - 1.0).abs() < 0.05,
+            "{workers} in groups of {group}: {found}, expected {left}"
+        );
+        assert!(same < rounds as usize / 2, "{workers} in groups of {group}: seeds make no difference");
+    }
+}
+
+#[test]
+fn dbw_takes_shorter_steps_with_fewer_gradients_where_its_rule_says_so() {
+    for (rule, weight) in
+        [("constant", 0.5), ("proportional", 0.25), ("knee, knee=4", 0.25), ("knee, knee=2", 0.5)]
+    {
+        let mut server = config(&format!("dbw(k=2, steps={rule})")).server(4).unwrap();
+        (0..4).for_each(|worker| server.handle_event(NOW, joined(worker, 0)));
+        (0..2).for_each(|worker| server.handle_event(NOW, arrived(worker, 0)));
+        let mut shares: Vec<Share> = Vec::new();
+        assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply), "{rule}");
+        assert_eq!(shares.iter().map(|share| share.weight).collect::<Vec<_>>(), [weight; 2], "{rule}");
+    }
+}
+
+#[test]
+fn ds_sync_makes_as_many_steps_as_its_period_between_two_averages() {
+    let mut worker = config("ds-sync(group=2, period=3)").worker();
+    worker.handle_event(NOW, WorkerEvent::Joined { clock: Clock::new(0) });
+    for round in 0..4 {
+        for _ in 0..3 {
+            assert_eq!(worker.poll_action(), Some(WorkerAction::Compute));
+            worker.handle_event(NOW, WorkerEvent::Published { magnitude: None });
+        }
+        assert_eq!(worker.poll_action(), Some(WorkerAction::Average { round }));
+        worker.handle_event(NOW, WorkerEvent::Averaged { round });
     }
 }
 

@@ -113,7 +113,7 @@ fn what_a_dead_incarnation_sent_holds_up_nothing_of_the_next() {
 
 #[test]
 fn who_comes_back_to_a_group_that_has_begun_keeps_its_own_parameters() {
-    let groups = SchemeConfig::DsSync { group: 3, partition: scheme::Partition::Digits };
+    let groups = SchemeConfig::DsSync { group: 3, partition: scheme::Partition::Digits, period: 1 };
     let mut cluster = Cluster::new(groups, 3, 1);
     cluster.problem = Some(Box::new(Quadratic::new(8, 2.0, 1.0, 1)));
     cluster.network.latency = Distribution::Constant { seconds: 10.0 };

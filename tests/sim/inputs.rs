@@ -2,7 +2,7 @@
 
 use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
-use slackline::{Optimizer, Schedule};
+use slackline::{AdamParameters, Optimizer, Schedule};
 
 use super::{near, run};
 
@@ -120,6 +120,14 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
                 c.until = Until::Versions(9);
             },
             "optimizer cannot be momentum with dbw(choice=published)",
+        ),
+        (
+            |c| {
+                c.scheme = scheme("dbw").into();
+                c.optimizer = Optimizer::Adam(AdamParameters::new(0.0));
+                c.until = Until::Versions(9);
+            },
+            "optimizer cannot be adam with dbw",
         ),
         (|c| c.schedule = Schedule::Cosine { updates: 0 }, "schedule cannot be cosine(0)"),
         (

@@ -2,8 +2,8 @@
 
 use slackline::Clock;
 use slackline::scheme::{
-    self, Choice, Delivery, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Shrink, Strength,
-    WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
+    self, Choice, Delivery, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Shrink, StepRule,
+    Strength, WaitFor, WorkerAction, WorkerEvent, WorkerScheme,
 };
 use slackline::{
     Instant,
@@ -81,13 +81,27 @@ fn promises_are_kept_whatever_is_learnt() {
             [(4, 2, digits), (9, 3, digits), (4, 2, authors), (4, 4, digits)][seed as usize % 4];
         for (scheme, members) in [
             (SchemeConfig::Vap { bound: random.unit() as f32 + 0.01, strength }, None),
-            (SchemeConfig::Dbw { delivery, choice: Choice::Dynamic { window: 3, loss_growth: 1.01 } }, None),
-            (SchemeConfig::Dbw { delivery, choice: Choice::Blind { window: 1 + k } }, None),
-            (SchemeConfig::Dbw { delivery, choice: Choice::Static { k } }, None),
+            (
+                SchemeConfig::Dbw {
+                    delivery,
+                    choice: Choice::Dynamic { window: 3, loss_growth: 1.01 },
+                    steps: StepRule::Constant,
+                },
+                None,
+            ),
+            (
+                SchemeConfig::Dbw {
+                    delivery,
+                    choice: Choice::Blind { window: 1 + k },
+                    steps: StepRule::Constant,
+                },
+                None,
+            ),
+            (SchemeConfig::Dbw { delivery, choice: Choice::Static { k }, steps: StepRule::Constant }, None),
             (SchemeConfig::Abs { wait_for: WaitFor::LossRatio(k), staleness, shrink, local_steps: k }, None),
             (SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), staleness, shrink, local_steps: 1 }, None),
-            (SchemeConfig::DsSync { group, partition }, Some(members)),
-            (SchemeConfig::DsSync { group: k + 1, partition: scheme::Partition::Uneven }, None),
+            (SchemeConfig::DsSync { group, partition, period: 1 }, Some(members)),
+            (SchemeConfig::DsSync { group: k + 1, partition: scheme::Partition::Uneven, period: 1 }, None),
         ] {
             let mut cluster = drawn(scheme, seed);
             cluster.workers = members.unwrap_or(cluster.workers.max(3));

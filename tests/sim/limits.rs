@@ -1,7 +1,7 @@
 //! Schemes at their limits, where they agree bit for bit.
 
 use slackline::Schedule;
-use slackline::scheme::{Choice, Delivery, SchemeConfig};
+use slackline::scheme::{Choice, Delivery, SchemeConfig, StepRule};
 use slackline::sim::{
     Cluster, ClusterReport, Distribution, Factorisation, Logistic, Problem, Quadratic, Shape, Until,
 };
@@ -63,9 +63,14 @@ fn serial_at(
 fn a_schedule_is_that_of_a_serial_loop_to_the_bit() {
     let half_of_it = |round: u64| RATE / (1u64 << (round / 7)) as f32;
     let expected = [serial_at(half_of_it, quadratic(), 3, 60)];
-    for scheme in
-        [SchemeConfig::Bsp, SchemeConfig::Dbw { delivery: Delivery::Pull, choice: Choice::Static { k: 3 } }]
-    {
+    for scheme in [
+        SchemeConfig::Bsp,
+        SchemeConfig::Dbw {
+            delivery: Delivery::Pull,
+            choice: Choice::Static { k: 3 },
+            steps: StepRule::Constant,
+        },
+    ] {
         let mut cluster = learning(scheme, 3, quadratic(), 60);
         cluster.schedule = Schedule::Steps { every: 7, factor: 0.5 };
         assert_eq!(run(cluster).parameters, expected, "{scheme}");

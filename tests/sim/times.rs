@@ -88,6 +88,7 @@ fn a_round_of_bsp_grows_with_those_who_come_at_once() {
             worker_bandwidth: Some(1e7),
             server_bandwidth: Some(1e7),
             message_bytes: Some(1_000_000),
+            racks: None,
         };
         cluster.until = Until::Versions(50);
         // The last copy has left after 0.1 s for each worker; it takes a latency, then 1 s of computing, then another
@@ -153,7 +154,7 @@ fn a_target_is_looked_for_though_times_have_no_mean() {
 #[test]
 fn a_thousand_workers_average_as_one_group() {
     let mut cluster =
-        Cluster::new(SchemeConfig::DsSync { group: 1000, partition: Partition::Digits }, 1000, 1);
+        Cluster::new(SchemeConfig::DsSync { group: 1000, partition: Partition::Digits, period: 1 }, 1000, 1);
     cluster.until = Until::Versions(2);
     let report = run(cluster);
     assert_eq!((report.end, report.counts.averages), (2.0, 2));

@@ -1,6 +1,8 @@
 //! Schemes that count versions, and those without a server, against what is known of them.
 
-use slackline::scheme::{Choice, Damping, Delivery, Partition, SchemeConfig, Shrink, Strength, WaitFor};
+use slackline::scheme::{
+    Choice, Damping, Delivery, Partition, SchemeConfig, Shrink, StepRule, Strength, WaitFor,
+};
 use slackline::sim::{Cluster, ClusterReport, Distribution, Evaluation, Problem, Quadratic, SimError, Until};
 
 use super::{near, run};
@@ -17,7 +19,7 @@ fn abs(k: u16, staleness: Option<u64>) -> SchemeConfig {
 }
 
 fn backup(k: u16, delivery: Delivery) -> SchemeConfig {
-    SchemeConfig::Dbw { delivery, choice: Choice::Static { k } }
+    SchemeConfig::Dbw { delivery, choice: Choice::Static { k }, steps: StepRule::Constant }
 }
 
 /// K-async: `M / K - 1` in the mean.
@@ -78,7 +80,11 @@ fn a_gradient_that_was_interrupted_or_came_late_does_not_count() {
 #[test]
 fn dbw_waits_for_more_as_the_gradient_shrinks() {
     let choice = Choice::Dynamic { window: 5, loss_growth: 1.01 };
-    let mut cluster = Cluster::new(SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice }, 16, 1);
+    let mut cluster = Cluster::new(
+        SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice, steps: StepRule::Constant },
+        16,
+        1,
+    );
     cluster.compute = Distribution::Exponential { mean: 1.0 };
     let mut problem = Quadratic::new(64, 4.0, 8.0, 1);
     let target = 1e-3 * problem.evaluate(&problem.initial(1)).loss;
@@ -96,7 +102,11 @@ fn dbw_waits_for_more_as_the_gradient_shrinks() {
 #[test]
 fn a_blind_choice_over_exponential_times_ends_with_one() {
     let choice = Choice::Blind { window: 5 };
-    let report = exponential(SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice }, 8, 2_000);
+    let report = exponential(
+        SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice, steps: StepRule::Constant },
+        8,
+        2_000,
+    );
     let folded = report.lag.total();
     assert!(folded < 2 * report.versions, "{folded} gradients in {} versions", report.versions);
 }
@@ -160,7 +170,7 @@ fn every_bound_loosened_by_one_is_caught() {
 
 #[test]
 fn groups_that_do_not_agree_are_caught() {
-    let scheme = SchemeConfig::DsSync { group: 2, partition: Partition::Digits };
+    let scheme = SchemeConfig::DsSync { group: 2, partition: Partition::Digits, period: 1 };
     let cluster = Cluster::new(scheme, 4, 1);
     let error = cluster.run_in_groups(&|worker, _| vec![worker, (worker + 1) % 4], &mut |_| scheme.worker());
     assert!(matches!(error, Err(SimError::Broken { .. })));
@@ -196,7 +206,7 @@ impl Problem for Scattered {
 fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
     for (workers, group, rounds) in [(4u16, 2, 2), (16, 4, 2), (8, 2, 3), (9, 3, 2), (16, 16, 1)] {
         let cluster = |rounds| {
-            let scheme = SchemeConfig::DsSync { group, partition: Partition::Digits };
+            let scheme = SchemeConfig::DsSync { group, partition: Partition::Digits, period: 1 };
             let mut cluster = Cluster::new(scheme, workers.into(), 1);
             cluster.compute = Distribution::Exponential { mean: 1.0 };
             cluster.problem = Some(Box::new(Scattered));
@@ -226,7 +236,8 @@ fn groups_that_shuffle_have_the_exact_mean_after_as_many_rounds_as_digits() {
 #[test]
 fn averaging_costs_what_a_ring_does() {
     for group in [2u16, 4, 16] {
-        let mut cluster = Cluster::new(SchemeConfig::DsSync { group, partition: Partition::Digits }, 16, 1);
+        let mut cluster =
+            Cluster::new(SchemeConfig::DsSync { group, partition: Partition::Digits, period: 1 }, 16, 1);
         cluster.network.latency = Distribution::Constant { seconds: 0.01 };
         cluster.network.worker_bandwidth = Some(1e7);
         cluster.network.message_bytes = Some(1_000_000);

@@ -114,8 +114,7 @@ pub(super) const RECIPE: Recipe = Recipe {
     remarks: "Bytes hardly differ between small groups and a ring of all: each worker moves 2 (g - 1) / g \
               messages instead of 2 (N - 1) / N, so against a ring the gain falls towards the latency of the \
               longer ring as N grows. Against one server, whose link takes N messages each way at every \
-              clock, it grows with N. The times of communication follow from the simulator's formula for rings and \
-              say nothing of real switches.",
+              clock, it grows with N. Groups do not share links here; `ds-sync-network` has racks.",
     run,
 };
 

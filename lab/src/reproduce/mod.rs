@@ -6,12 +6,14 @@
 
 mod abs;
 mod bap;
+mod bap_network;
 mod claims;
 mod dai;
 mod dbw;
 mod dbw_argmax;
 mod dbw_published;
 mod ds_sync;
+mod ds_sync_network;
 mod essp;
 mod k_async;
 mod losing;
@@ -120,6 +122,7 @@ pub enum Error {
 /// In the order of the page.
 pub const RECIPES: &[Recipe] = &[
     bap::RECIPE,
+    bap_network::RECIPE,
     bap::STRAGGLER,
     dbw_argmax::RECIPE,
     dbw::RECIPE,
@@ -130,6 +133,7 @@ pub const RECIPES: &[Recipe] = &[
     regret::RECIPE,
     ds_sync::MEAN,
     ds_sync::RECIPE,
+    ds_sync_network::RECIPE,
     dai::RECIPE,
     losing::RECIPE,
     shards::DIGITS,

@@ -115,8 +115,10 @@ impl Coordination {
             Some(_) => slots.max(u128::from(scheme.staleness().unwrap_or(0))) + 1,
             None => 0,
         };
-        // Slots at the server and one source; parameters and gradient.
-        let worker = (slots + 1 + kept) * published + 2 * own + pushed;
+        // The next gradient is computed while one is on its way.
+        let sources = if scheme.publishes_in_background() { 2 } else { 1 };
+        // Slots at the server and sources; parameters and gradient.
+        let worker = (slots + sources + kept) * published + 2 * own + pushed;
         servers + workers * worker + coordinator
     }
 }

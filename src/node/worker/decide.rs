@@ -137,7 +137,8 @@ impl<T: Transport> Worker<T> {
                 .map(|publish| publish.clock().get().saturating_sub(publish.consumed().get()))
         };
         let most = self.parts.iter().filter_map(outstanding).max().unwrap_or_default();
-        let clock = Clock::new(self.clock.get().saturating_sub(most));
+        let announced = self.clock.get().saturating_sub(u64::from(self.outgoing));
+        let clock = Clock::new(announced.saturating_sub(most));
         if clock > self.consumed {
             self.consumed = clock;
             self.scheme.handle_event(now, WorkerEvent::Consumed { clock });

@@ -2,6 +2,7 @@
 
 use super::join::{self, Reached, Who};
 use super::{Part, Worker, WorkerPhase};
+use crate::clock::Clock;
 use crate::node::Error;
 use crate::node::runtime::complete;
 use crate::scheme::WorkerEvent;
@@ -36,6 +37,9 @@ impl<T: Transport> Worker<T> {
         }
         self.phase = WorkerPhase::Apart;
         self.computing_since = None;
+        // Whether a gradient on its way was announced only the servers know.
+        let announced = self.clock.get() - u64::from(std::mem::take(&mut self.outgoing));
+        self.clock = Clock::new(announced);
         let reached = Reached { clock: self.clock, shards: &self.reached };
         let links = join::join(
             &self.transport,

@@ -110,6 +110,7 @@ impl<'a, T: Transport> Step<'a, T> {
     pub(crate) async fn publish_async(self, loss: Option<f32>, timeout: Duration) -> Result<(), Error> {
         let deadline = self.worker.runtime.now() + timeout;
         self.worker.finish_copies(timeout).await?;
+        self.worker.finish_outgoing(deadline - self.worker.runtime.now()).await?;
         self.worker.start_memory(loss)?;
         self.worker.finish_publish(deadline - self.worker.runtime.now()).await
     }
@@ -118,11 +119,18 @@ impl<'a, T: Transport> Step<'a, T> {
     /// step, which finishes this one.
     ///
     /// # Errors
-    /// A GPU still copies the gradient; the step is abandoned.
+    /// A GPU still copies the gradient, or that of the step before is still
+    /// [on its way](Self::publish_in_background); the step is abandoned.
     pub fn start_publish(self, loss: Option<f32>) -> Result<(), Error> {
+        let too_early = |reason| Err(Error::OutOfTurn { operation: "begin to publish", reason });
         if !self.worker.copies.are_done()? {
-            let reason = "a GPU still copies: call `publish`, or wait for it first";
-            return Err(Error::OutOfTurn { operation: "begin to publish", reason });
+            return too_early("a GPU still copies: call `publish`, or wait for it first");
+        }
+        self.worker.advance_outgoing()?;
+        if self.worker.outgoing {
+            return too_early(
+                "the gradient of the step before is on its way: call `publish`, or wait for it first",
+            );
         }
         self.worker.start_memory(loss)
     }
@@ -158,6 +166,7 @@ impl<'a, T: Transport> Step<'a, T> {
     /// none is under way (over TCP some microseconds).
     pub fn should_stop(&mut self) -> Result<bool, Error> {
         let mut stop = false;
+        self.worker.advance_outgoing()?;
         for part in &mut self.worker.parts {
             stop |= part.link.interrupt()? > part.version;
         }
@@ -212,7 +221,7 @@ impl<T: Transport> Worker<T> {
         }
     }
 
-    fn start_memory(&mut self, loss: Option<f32>) -> Result<(), Error> {
+    pub(super) fn start_memory(&mut self, loss: Option<f32>) -> Result<(), Error> {
         self.gradient_buffer()?;
         let width = self.options.encoding.bytes();
         let Some(gradient) = &mut self.gradient else { return Err(Error::InFlight { what: "gradient" }) };
@@ -237,6 +246,8 @@ impl<T: Transport> Worker<T> {
     }
 
     fn reserve_slots(&mut self, timeout: Duration) -> Result<(), Error> {
+        let deadline = self.runtime.now() + timeout;
+        complete(self.finish_outgoing(timeout))?;
         for part in &mut self.parts {
             let shard = part.link.welcome.shard;
             if let Some(publish) = &mut part.link.publish {
@@ -245,7 +256,8 @@ impl<T: Transport> Worker<T> {
         }
         let is_reserved =
             |part: &Part<T>| part.link.publish.as_ref().is_some_and(|publish| publish.reserved().is_some());
-        complete(self.wait(timeout, "waiting for a free slot", |worker| worker.parts.iter().all(is_reserved)))
+        let left = deadline - self.runtime.now();
+        complete(self.wait(left, "waiting for a free slot", |worker| worker.parts.iter().all(is_reserved)))
     }
 
     /// Does nothing once the gradient is on its way.

@@ -15,7 +15,9 @@ use super::groups::Averager;
 use super::ssp::{SspReader, SspServer};
 use super::turn::{OncePerVersion, OwnConsumed};
 use super::vap::{Unseen, VapWorker};
-use super::{Choice, Delivery, Groups, Partition, ServerScheme, Shrink, Strength, WaitFor, WorkerScheme};
+use super::{
+    Choice, Delivery, Groups, Partition, ServerScheme, Shrink, StepRule, Strength, WaitFor, WorkerScheme,
+};
 use crate::clock::{Clock, Version};
 
 /// The staleness of schemes that take one, where none is given: enough to hide jitter, small enough to hardly cost
@@ -55,9 +57,10 @@ pub enum SchemeConfig {
         staleness: u64,
     },
     /// Bounded asynchronous parallel (Li et al., HPCC 2016): whole clocks are folded in order, as in BSP, and workers
-    /// run ahead of them. Only the abstract was at hand: it gives a bound on the "distance" of stale parameters in a
-    /// cache. That the distance is counted in clocks, and that the server makes whole versions in order, are
-    /// reconstructions. At staleness 0 it is BSP to the bit.
+    /// run ahead of them on copies that the server pushes, so that none waits for a download within its bound, and go
+    /// on while their gradients are on their way. Only the abstract was at hand: it gives a bound on the "distance" of
+    /// stale parameters in a cache. That the distance is counted in clocks, and that the server makes whole versions in
+    /// order, are reconstructions. At staleness 0 it is BSP to the bit.
     Bap {
         /// Most clocks that a copy may be behind its reader; at most [`RUN_AHEAD_MAX`](Self::RUN_AHEAD_MAX).
         staleness: u64,
@@ -79,6 +82,8 @@ pub enum SchemeConfig {
         delivery: Delivery,
         /// The rule that chooses how few gradients a version waits for.
         choice: Choice,
+        /// How the step size depends on that number. The published choice is of `Constant` alone.
+        steps: StepRule,
     },
     /// Adaptive bounded staleness (Tan et al., arXiv 2301.08895): each version waits for a few updates that are at most
     /// so many versions behind, and workers that are further behind begin again. Both adaptive rules are
@@ -100,6 +105,8 @@ pub enum SchemeConfig {
         group: u16,
         /// The rule that finds the groups.
         partition: Partition,
+        /// Steps that a worker makes between two averages, at least 1.
+        period: u16,
     },
     /// Synchronous rounds whose updates are folded in late on purpose, each `0..=staleness` rounds, drawn uniformly
     /// (Dai et al., arXiv 1810.03264): a model of staleness. Drawn per update; the paper draws for every reader of it.
@@ -165,6 +172,12 @@ impl SchemeConfig {
             }
             SchemeConfig::Vap { bound, .. } if bound > 0.0 && bound.is_finite() => Ok(()),
             SchemeConfig::Vap { bound, .. } => Err(self.bad("bound", bound, text::POSITIVE)),
+            SchemeConfig::Dbw { steps: StepRule::Knee { gradients: 0 }, .. } => {
+                Err(self.bad("knee", 0, text::COUNT))
+            }
+            SchemeConfig::Dbw { choice: Choice::Published, steps, .. } if steps != StepRule::Constant => {
+                Err(self.bad("steps", "another rule", "constant with choice=published"))
+            }
             SchemeConfig::Dbw { choice: Choice::Static { k }, .. } => self.check_k(k, workers),
             SchemeConfig::Dbw { choice: Choice::Dynamic { window, loss_growth }, .. } => {
                 if !(loss_growth > 0.0 && loss_growth.is_finite()) {
@@ -181,7 +194,10 @@ impl SchemeConfig {
                 }
                 self.check_k(wait_for.k(), workers)
             }
-            SchemeConfig::DsSync { group, partition } => Groups::new(workers, group, partition).map(|_| ()),
+            SchemeConfig::DsSync { group, partition, period } => {
+                self.check_count("period", period)?;
+                Groups::new(workers, group, partition).map(|_| ())
+            }
         }
     }
 
@@ -240,7 +256,18 @@ impl SchemeConfig {
     /// True if the server pushes copies, so that workers must hold frames to receive them.
     #[doc(hidden)]
     pub const fn pushes(&self) -> bool {
-        matches!(self, SchemeConfig::Essp { .. } | SchemeConfig::Dbw { delivery: Delivery::Wait, .. })
+        matches!(
+            self,
+            SchemeConfig::Bap { .. }
+                | SchemeConfig::Essp { .. }
+                | SchemeConfig::Dbw { delivery: Delivery::Wait, .. }
+        )
+    }
+
+    /// True if a worker goes on to its next clock while its gradient is on its way to the servers.
+    #[doc(hidden)]
+    pub const fn publishes_in_background(&self) -> bool {
+        matches!(self, SchemeConfig::Bap { .. })
     }
 
     /// True if servers are to be told which version each worker holds: see
@@ -267,6 +294,13 @@ impl SchemeConfig {
     #[doc(hidden)]
     pub const fn requires_sgd(&self) -> bool {
         matches!(self, SchemeConfig::Dbw { choice: Choice::Published, .. })
+    }
+
+    /// True if it takes each update for a step along the gradient, so that a server refuses optimisers whose steps have
+    /// other lengths in each element.
+    #[doc(hidden)]
+    pub const fn requires_step_size(&self) -> bool {
+        matches!(self, SchemeConfig::Dbw { choice: Choice::Dynamic { .. }, .. })
     }
 
     /// True if servers may ask a worker to abandon what it computes, so that asking whether they did is worth while.
@@ -349,7 +383,9 @@ impl SchemeConfig {
     ) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
         self.check(workers)?;
         Ok(match *self {
-            SchemeConfig::Bsp | SchemeConfig::Bap { .. } => Box::new(BspServer::new(workers, clock)),
+            SchemeConfig::Bsp | SchemeConfig::Bap { .. } => {
+                Box::new(BspServer::new(workers, self.pushes(), clock))
+            }
             SchemeConfig::Asp | SchemeConfig::Ssp { .. } | SchemeConfig::Essp { .. } => {
                 Box::new(SspServer::new(workers, self.pushes(), clock))
             }
@@ -360,8 +396,8 @@ impl SchemeConfig {
                     Strength::Strong => server.holding_back(Unseen::new(bound, newest)),
                 })
             }
-            SchemeConfig::Dbw { delivery, choice } => {
-                Box::new(DbwServer::new(workers, clock, newest, delivery, choice))
+            SchemeConfig::Dbw { delivery, choice, steps } => {
+                Box::new(DbwServer::new(workers, clock, newest, delivery, choice, steps))
             }
             SchemeConfig::Abs { wait_for, staleness, shrink, .. } => {
                 Box::new(AbsServer::new(workers, clock, newest, Rules { wait_for, staleness, shrink }))
@@ -386,7 +422,7 @@ impl SchemeConfig {
             SchemeConfig::Vap { bound, strength } => Box::new(VapWorker::new(bound, strength, self.slots())),
             SchemeConfig::Dbw { .. } | SchemeConfig::Delay { .. } => Box::new(OncePerVersion::new()),
             SchemeConfig::Abs { .. } => Box::new(OwnConsumed::new()),
-            SchemeConfig::DsSync { .. } => Box::new(Averager::default()),
+            SchemeConfig::DsSync { period, .. } => Box::new(Averager::new(period)),
         }
     }
 }

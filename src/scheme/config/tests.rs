@@ -13,7 +13,10 @@ fn any_scheme() -> impl Strategy<Value = SchemeConfig> {
             let strength = if strong { Strength::Strong } else { Strength::Weak };
             SchemeConfig::Vap { bound, strength }
         }),
-        (delivery(), choice()).prop_map(|(delivery, choice)| SchemeConfig::Dbw { delivery, choice }),
+        (delivery(), choice(), steps()).prop_map(|(delivery, choice, steps)| {
+            let steps = if choice == Choice::Published { StepRule::Constant } else { steps };
+            SchemeConfig::Dbw { delivery, choice, steps }
+        }),
         (any::<bool>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16, 1..=u32::MAX, 0..3_usize).prop_map(
             |(with_k, staleness, k, local_steps, millis, rule)| {
                 let rules = [WaitFor::Fixed(k), WaitFor::LossRatio(k), WaitFor::LossOverTime { k, millis }];
@@ -22,7 +25,11 @@ fn any_scheme() -> impl Strategy<Value = SchemeConfig> {
                 SchemeConfig::Abs { wait_for, staleness, shrink, local_steps }
             }
         ),
-        (2..u16::MAX, partition()).prop_map(|(group, partition)| SchemeConfig::DsSync { group, partition }),
+        (2..u16::MAX, partition(), 1..9_u16).prop_map(|(group, partition, period)| SchemeConfig::DsSync {
+            group,
+            partition,
+            period
+        }),
         (0..=SchemeConfig::RUN_AHEAD_MAX, any::<u64>())
             .prop_map(|(staleness, seed)| SchemeConfig::Delay { staleness, seed }),
     ]
@@ -32,8 +39,22 @@ fn delivery() -> impl Strategy<Value = Delivery> {
     prop_oneof![Just(Delivery::Interrupt), Just(Delivery::Wait), Just(Delivery::Pull)]
 }
 
+fn steps() -> impl Strategy<Value = StepRule> {
+    prop_oneof![
+        Just(StepRule::Constant),
+        Just(StepRule::Proportional),
+        (1..u16::MAX).prop_map(|gradients| StepRule::Knee { gradients }),
+    ]
+}
+
 fn partition() -> impl Strategy<Value = Partition> {
-    prop_oneof![Just(Partition::Digits), Just(Partition::Authors), Just(Partition::Uneven)]
+    prop_oneof![
+        Just(Partition::Digits),
+        Just(Partition::Authors),
+        Just(Partition::Uneven),
+        (1..9_u16).prop_map(|inside| Partition::Near { inside }),
+        any::<u64>().prop_map(|seed| Partition::Random { seed }),
+    ]
 }
 
 fn choice() -> impl Strategy<Value = Choice> {
@@ -144,7 +165,12 @@ fn every_setting_is_read_from_and_written_as_the_same_text() {
         assert_eq!(text.parse(), Ok(config), "{text}");
         assert_eq!(config.to_string(), text);
     };
-    let dbw = |delivery, choice| SchemeConfig::Dbw { delivery, choice };
+    let dbw = |delivery, choice| SchemeConfig::Dbw { delivery, choice, steps: StepRule::Constant };
+    let knee = StepRule::Knee { gradients: 8 };
+    is(
+        "dbw(k=3, steps=knee, knee=8)",
+        SchemeConfig::Dbw { delivery: Delivery::Interrupt, choice: Choice::Static { k: 3 }, steps: knee },
+    );
     let dynamic = Choice::Dynamic { window: 10, loss_growth: 1.0 };
     is("dbw", dbw(Delivery::Interrupt, dynamic));
     is("dbw(delivery=wait, k=3)", dbw(Delivery::Wait, Choice::Static { k: 3 }));
@@ -155,7 +181,10 @@ fn every_setting_is_read_from_and_written_as_the_same_text() {
         "abs(k=4, staleness=2)",
         SchemeConfig::Abs { wait_for, staleness, shrink: Shrink::WithK, local_steps: 1 },
     );
-    is("ds-sync(group=2)", SchemeConfig::DsSync { group: 2, partition: Partition::Digits });
+    let ds_sync = |group, partition, period| SchemeConfig::DsSync { group, partition, period };
+    is("ds-sync(group=2)", ds_sync(2, Partition::Digits, 1));
+    is("ds-sync(group=4, partition=near, period=2, inside=3)", ds_sync(4, Partition::Near { inside: 3 }, 2));
+    is("ds-sync(group=4, partition=random, seed=7)", ds_sync(4, Partition::Random { seed: 7 }, 1));
     is("delay(staleness=4, seed=7)", SchemeConfig::Delay { staleness: 4, seed: 7 });
     is("vap(bound=0.5, strength=strong)", SchemeConfig::Vap { bound: 0.5, strength: Strength::Strong });
     for (alias, text) in [
@@ -219,7 +248,10 @@ fn what_cannot_be_is_refused_also_where_nothing_was_parsed() {
         Choice::Dynamic { window: 0, loss_growth: 1.0 },
         Choice::Dynamic { window: 1, loss_growth },
     ] {
-        assert!(SchemeConfig::Dbw { delivery, choice }.server(2).is_err(), "{choice:?}");
+        assert!(
+            SchemeConfig::Dbw { delivery, choice, steps: StepRule::Constant }.server(2).is_err(),
+            "{choice:?}"
+        );
     }
     assert!(SchemeConfig::Vap { bound: f32::INFINITY, strength: Strength::Weak }.server(2).is_err());
     let (wait_for, shrink) = (WaitFor::Fixed(1), Shrink::Fixed);

@@ -4,7 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::{DEFAULT_STALENESS, SchemeConfig, SchemeConfigError};
-use crate::scheme::{Choice, Delivery, Partition, Shrink, Strength, WaitFor};
+use crate::scheme::{Choice, Delivery, Partition, Shrink, StepRule, Strength, WaitFor};
 
 /// A name that people can write, and what it takes. The first setting may be given without its name.
 struct SchemeEntry {
@@ -39,7 +39,11 @@ const ENTRIES: [SchemeEntry; 13] = [
         make: |given| Ok(SchemeConfig::Bap { staleness: given.run_ahead()? }),
     },
     SchemeEntry { name: "vap", takes: &["bound", "strength"], make: vap },
-    SchemeEntry { name: "dbw", takes: &["k", "delivery", "choice", "window", "loss-growth"], make: dbw },
+    SchemeEntry {
+        name: "dbw",
+        takes: &["k", "delivery", "choice", "window", "loss-growth", "steps", "knee"],
+        make: dbw,
+    },
     SchemeEntry {
         name: "abs",
         takes: &["k", "staleness", "rule", "shrink", "local-steps", "interval"],
@@ -60,7 +64,11 @@ const ENTRIES: [SchemeEntry; 13] = [
         takes: &["k", "local-steps", "interval"],
         make: |given| first_k(given, WaitFor::LossRatio, None),
     },
-    SchemeEntry { name: "ds-sync", takes: &["group", "partition"], make: ds_sync },
+    SchemeEntry {
+        name: "ds-sync",
+        takes: &["group", "partition", "period", "inside", "seed"],
+        make: ds_sync,
+    },
     SchemeEntry { name: "delay", takes: &["staleness", "seed"], make: delay },
 ];
 
@@ -104,7 +112,15 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
             Choice::Dynamic { window: given.count("window", DBW_WINDOW)?, loss_growth }
         }
     };
-    Ok(SchemeConfig::Dbw { delivery, choice })
+    let steps = match given.word("steps", &STEPS, "constant, proportional or knee")? {
+        StepRule::Knee { .. } => StepRule::Knee { gradients: given.count("knee", 1)? },
+        _ if given.text("knee").is_some() => return Err(given.bad("knee", "it with steps=knee only")),
+        steps => steps,
+    };
+    if choice == Choice::Published && steps != StepRule::Constant {
+        return Err(given.bad("steps", "constant with choice=published"));
+    }
+    Ok(SchemeConfig::Dbw { delivery, choice, steps })
 }
 
 fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
@@ -145,9 +161,29 @@ fn first_k(
 }
 
 fn ds_sync(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
+    let named = given.word("partition", &PARTITIONS, "digits, authors, uneven, near or random")?;
+    let partition = match named {
+        Partition::Near { .. } => Partition::Near { inside: given.count("inside", 1)? },
+        Partition::Random { .. } => {
+            Partition::Random { seed: given.value("seed", 0, |_| true, "a whole number")? }
+        }
+        other => other,
+    };
+    let fits = |of: &str| match of {
+        "inside" => matches!(partition, Partition::Near { .. }),
+        _ => matches!(partition, Partition::Random { .. }),
+    };
+    for (setting, expected) in
+        [("inside", "it with partition=near only"), ("seed", "it with partition=random only")]
+    {
+        if given.text(setting).is_some() && !fits(setting) {
+            return Err(given.bad(setting, expected));
+        }
+    }
     Ok(SchemeConfig::DsSync {
         group: given.value("group", 2, |group| *group >= 2, "a whole number from 2 to 65535")?,
-        partition: given.word("partition", &PARTITIONS, "digits, authors or uneven")?,
+        partition,
+        period: given.count("period", 1)?,
     })
 }
 
@@ -167,10 +203,20 @@ type BarrierRule = fn(u16) -> WaitFor;
 const STRENGTHS: [(&str, Strength); 2] = [("weak", Strength::Weak), ("strong", Strength::Strong)];
 const DELIVERIES: [(&str, Delivery); 3] =
     [("interrupt", Delivery::Interrupt), ("wait", Delivery::Wait), ("pull", Delivery::Pull)];
+const STEPS: [(&str, StepRule); 3] = [
+    ("constant", StepRule::Constant),
+    ("proportional", StepRule::Proportional),
+    ("knee", StepRule::Knee { gradients: 1 }),
+];
 const RULES: [(&str, BarrierRule); 2] = [("loss-ratio", WaitFor::LossRatio), ("fixed", WaitFor::Fixed)];
 const SHRINKS: [(&str, Shrink); 2] = [("with-k", Shrink::WithK), ("fixed", Shrink::Fixed)];
-const PARTITIONS: [(&str, Partition); 3] =
-    [("digits", Partition::Digits), ("authors", Partition::Authors), ("uneven", Partition::Uneven)];
+const PARTITIONS: [(&str, Partition); 5] = [
+    ("digits", Partition::Digits),
+    ("authors", Partition::Authors),
+    ("uneven", Partition::Uneven),
+    ("near", Partition::Near { inside: 1 }),
+    ("random", Partition::Random { seed: 0 }),
+];
 
 /// The word of a value, unless it is the default.
 fn word_of<T: PartialEq>(words: &[(&'static str, T)], value: T) -> Option<&'static str> {
@@ -319,7 +365,7 @@ impl fmt::Display for SchemeConfig {
                 list.add("bound", bound)?;
                 list.add_some("strength", word_of(&STRENGTHS, strength))?;
             }
-            SchemeConfig::Dbw { delivery, choice } => {
+            SchemeConfig::Dbw { delivery, choice, steps } => {
                 list.add_some("delivery", word_of(&DELIVERIES, delivery))?;
                 match choice {
                     Choice::Static { k } => list.add("k", k)?,
@@ -332,6 +378,13 @@ impl fmt::Display for SchemeConfig {
                         list.add("choice", "blind")?;
                         list.add_some("window", Some(window).filter(|it| *it != DBW_BLIND_WINDOW))?;
                     }
+                }
+                match steps {
+                    StepRule::Knee { gradients } => {
+                        list.add("steps", "knee")?;
+                        list.add("knee", gradients)?;
+                    }
+                    steps => list.add_some("steps", word_of(&STEPS, steps))?,
                 }
             }
             SchemeConfig::Abs { wait_for, staleness, shrink, local_steps } => {
@@ -347,9 +400,17 @@ impl fmt::Display for SchemeConfig {
                     list.add("interval", f64::from(millis) / 1e3)?;
                 }
             }
-            SchemeConfig::DsSync { group, partition } => {
+            SchemeConfig::DsSync { group, partition, period } => {
                 list.add("group", group)?;
-                list.add_some("partition", word_of(&PARTITIONS, partition))?;
+                let (named, inside, seed) = match partition {
+                    Partition::Near { inside } => (Partition::Near { inside: 1 }, Some(inside), None),
+                    Partition::Random { seed } => (Partition::Random { seed: 0 }, None, Some(seed)),
+                    other => (other, None, None),
+                };
+                list.add_some("partition", word_of(&PARTITIONS, named))?;
+                list.add_some("period", Some(period).filter(|period| *period != 1))?;
+                list.add_some("inside", inside.filter(|inside| *inside != 1))?;
+                list.add_some("seed", seed.filter(|seed| *seed != 0))?;
             }
             SchemeConfig::Delay { staleness, seed } => {
                 list.add("staleness", staleness)?;

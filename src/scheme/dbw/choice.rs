@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gain::{Estimates, Gain};
 use super::published::PublishedRule;
+use super::step::StepRule;
 use super::time::Times;
 use crate::scheme::Statistics;
 
@@ -56,7 +57,13 @@ pub enum Choice {
 /// assert_eq!(best_k(&Gain { norm_squared: 0.0, ..gain }, &[1.0, 1.1, 1.2, 9.0]), 4);
 /// ```
 pub fn best_k(gain: &Gain, times: &[f64]) -> usize {
-    largest(times.len(), |k| gain.of(k), times).unwrap_or(times.len())
+    best_k_of_steps(gain, StepRule::Constant, times)
+}
+
+/// The same where the step size depends on `k`.
+pub(super) fn best_k_of_steps(gain: &Gain, steps: StepRule, times: &[f64]) -> usize {
+    let n = times.len();
+    largest(n, |k| gain.of_steps(steps.factor(k, n)).of(k), times).unwrap_or(n)
 }
 
 /// The `k` with the most gradients per second: the choice that is blind to what they are worth.
@@ -79,6 +86,7 @@ const ONES: std::ops::RangeInclusive<u16> = 5..=80;
 #[derive(Debug)]
 pub(super) struct Chooser {
     choice: Choice,
+    steps: StepRule,
     estimates: Estimates,
     published: PublishedRule,
     times: Times,
@@ -94,7 +102,7 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    pub(super) fn new(choice: Choice, by_busy: bool) -> Chooser {
+    pub(super) fn new(choice: Choice, steps: StepRule, by_busy: bool) -> Chooser {
         let (window, first) = match choice {
             Choice::Dynamic { window, .. } => (window, 0),
             Choice::Blind { window } => (1, window),
@@ -103,6 +111,7 @@ impl Chooser {
         let estimates = Estimates::new(usize::from(window));
         Chooser {
             choice,
+            steps,
             estimates,
             published: PublishedRule::default(),
             times: Times::new(by_busy),
@@ -148,13 +157,15 @@ impl Chooser {
                 most_gradients_k(&self.row)
             }
             Choice::Dynamic { loss_growth, .. } => {
-                self.estimates.add(k, measured);
+                self.estimates.add(k, self.steps.factor(k, workers), measured);
                 // Nothing was measured: nothing speaks for fewer.
                 let Some(gain) = self.estimates.gain() else { return workers };
                 self.times.estimate(k, workers, &mut self.row);
                 let more = (k + 1).min(workers);
                 // That nothing gains is often noise, and to wait for all the costliest of all mistakes.
-                let best = if gain.of(workers) > 0.0 { best_k(&gain, &self.row) } else { more };
+                let most = gain.of_steps(self.steps.factor(workers, workers));
+                let best =
+                    if most.of(workers) > 0.0 { best_k_of_steps(&gain, self.steps, &self.row) } else { more };
                 match self.estimates.loss_grows(f64::from(loss_growth)) {
                     Some(true) if self.has_grown => self.least = (2 * self.least).min(workers),
                     Some(true) => self.has_grown = true,
@@ -208,6 +219,22 @@ mod tests {
         }
     }
 
+    /// Steps of 1, a smoothness of 1/2, |grad F|^2 of 1, a variance of 4, and times of 1, 2, 3 and 4. By hand: with the
+    /// factor f the gain is f - f^2/4 - f^2/k. Constant: -1/4, 1/4, 5/12, 1/2, of which k = 3 has the most per second.
+    /// Proportional, f = k/4: 11/64, 20/64, 27/64, 32/64: one has the most. A knee at 2, f = 1/2 with one: 3/16, 1/4,
+    /// 5/12, 1/2: again one.
+    #[test]
+    fn the_best_k_counts_with_the_step_size_of_each_k() {
+        let gain = Gain { learning_rate: 1.0, smoothness: 0.5, norm_squared: 1.0, variance: 4.0 };
+        let knee = StepRule::Knee { gradients: 2 };
+        let best = [StepRule::Constant, StepRule::Proportional, knee]
+            .map(|steps| best_k_of_steps(&gain, steps, &[1.0, 2.0, 3.0, 4.0]));
+        assert_eq!(best, [3, 1, 1]);
+        let even = [StepRule::Constant, StepRule::Proportional, knee]
+            .map(|steps| best_k_of_steps(&gain, steps, &[1.0; 4]));
+        assert_eq!(even, [4, 4, 4]);
+    }
+
     #[test]
     fn the_blind_choice_depends_on_the_spread_of_the_times() {
         let chosen = [0.0, 0.2, 0.5, 1.0].map(|spread| {
@@ -218,7 +245,8 @@ mod tests {
     }
 
     fn learning(window: u16) -> Chooser {
-        let mut chooser = Chooser::new(Choice::Dynamic { window, loss_growth: 1.01 }, false);
+        let choice = Choice::Dynamic { window, loss_growth: 1.01 };
+        let mut chooser = Chooser::new(choice, StepRule::Constant, false);
         chooser.make_room(4);
         (1..=4).for_each(|k| chooser.add_time(4, k, k as f64));
         chooser
@@ -265,7 +293,8 @@ mod tests {
     /// A time never seen counts as that of the next fewer: more of them are tried where more would gain.
     #[test]
     fn what_was_never_tried_is_tried() {
-        let mut chooser = Chooser::new(Choice::Dynamic { window: 5, loss_growth: 1.01 }, false);
+        let choice = Choice::Dynamic { window: 5, loss_growth: 1.01 };
+        let mut chooser = Chooser::new(choice, StepRule::Constant, false);
         chooser.make_room(4);
         (1..=2).for_each(|k| chooser.add_time(4, k, k as f64));
         // Steps of 1 on a loss that does not fall: all that the gradient promised was curvature.
@@ -276,7 +305,8 @@ mod tests {
 
     #[test]
     fn without_anything_measured_all_are_waited_for() {
-        let mut chooser = Chooser::new(Choice::Dynamic { window: 1, loss_growth: 1.01 }, true);
+        let choice = Choice::Dynamic { window: 1, loss_growth: 1.01 };
+        let mut chooser = Chooser::new(choice, StepRule::Constant, true);
         chooser.make_room(3);
         assert_eq!([(); 3].map(|()| chooser.next(3, 3, &Statistics::default())), [3; 3]);
     }

@@ -22,6 +22,11 @@ impl Gain {
         let curvature = self.smoothness * self.learning_rate * self.learning_rate / 2.0;
         (self.learning_rate - curvature) * self.norm_squared - curvature * self.variance / k.max(1) as f64
     }
+
+    /// The same of steps that are so many times as long.
+    pub(super) fn of_steps(self, factor: f64) -> Gain {
+        Gain { learning_rate: factor * self.learning_rate, ..self }
+    }
 }
 
 /// A mean that forgets: of all values at first, then exponentially, as if of the last `part` of all there were, and of
@@ -93,6 +98,8 @@ pub(super) struct Estimates {
     /// The losses of the window before, and since.
     losses: Vec<f64>,
     last: Option<PreviousStep>,
+    /// The step size of the last update, before its rule made it shorter.
+    learning_rate: Option<f64>,
 }
 
 /// The part of all updates that norm and variance are means of.
@@ -128,11 +135,13 @@ impl Estimates {
             loss_noise: long(),
             losses: Vec::with_capacity(2 * window.max(WINDOW_MAX)),
             last: None,
+            learning_rate: None,
         }
     }
 
-    /// Takes note of an update out of `k` gradients. What was not measured is left as it was.
-    pub(super) fn add(&mut self, k: usize, measured: &Statistics) {
+    /// Takes note of an update out of `k` gradients, whose step was `factor` times the measured step size. What was not
+    /// measured is left as it was.
+    pub(super) fn add(&mut self, k: usize, factor: f64, measured: &Statistics) {
         if let Some(variance) = measured.variance.filter(|variance| variance.is_finite()) {
             let weight = k.saturating_sub(1).max(1) as f64;
             self.variances.add(variance * weight);
@@ -143,7 +152,7 @@ impl Estimates {
         let step = (|| {
             let mean_norm_squared = measured.mean_norm_squared?;
             Some(PreviousStep {
-                learning_rate: measured.learning_rate?,
+                learning_rate: factor * measured.learning_rate?,
                 mean_norm_squared,
                 norm_squared: mean_norm_squared - self.variance()? * part,
                 loss: measured.loss?,
@@ -164,12 +173,12 @@ impl Estimates {
             self.squares.add(last.learning_rate * last.learning_rate * last.mean_norm_squared);
             self.loss_noise.add(0.5 * fallen * fallen);
         }
-        self.last = Some(step);
+        (self.last, self.learning_rate) = (Some(step), measured.learning_rate);
     }
 
-    /// `None` until a gradient and its variance were measured.
+    /// Of steps of the server's own step size; `None` until a gradient and its variance were measured.
     pub(super) fn gain(&self) -> Option<Gain> {
-        let learning_rate = self.last?.learning_rate;
+        let learning_rate = self.learning_rate?;
         let variance = self.variance()?;
         let mean = self.norms.get()? - variance * self.parts.get()?;
         let spread = (self.norms_squared.get()? - mean * mean).max(0.0);
@@ -233,7 +242,7 @@ mod tests {
         let mut estimates = Estimates::new(5);
         let mut w = 2.0_f64;
         for _ in 0..4 {
-            estimates.add(2, &measured(w * w, Some(0.0), 0.5 * w * w));
+            estimates.add(2, 1.0, &measured(w * w, Some(0.0), 0.5 * w * w));
             w *= 0.5;
         }
         let square = estimates.squares.get().unwrap();
@@ -247,7 +256,7 @@ mod tests {
     fn means_are_clipped_and_samples_are_not() {
         let mut estimates = Estimates::new(3);
         let mut norm_squared_after = |mean_norm_squared: f64| {
-            estimates.add(4, &measured(mean_norm_squared, Some(8.0), 1.0));
+            estimates.add(4, 1.0, &measured(mean_norm_squared, Some(8.0), 1.0));
             estimates.gain().unwrap().norm_squared
         };
         // With 8 / 4 taken off: -1, of whose error nothing is known yet.
@@ -281,7 +290,7 @@ mod tests {
                 let odd = [0.5, f64::NAN, f64::MAX, -f64::MAX, f64::INFINITY][update % 5];
                 let measured =
                     Statistics { learning_rate: Some(learning_rate), ..measured(odd, Some(odd), odd) };
-                estimates.add(2, &measured);
+                estimates.add(2, 1.0, &measured);
                 let _ = (estimates.gain(), estimates.loss_grows(1.0));
             }
             assert_eq!(estimates.losses.capacity(), room, "at {learning_rate}");
@@ -291,11 +300,11 @@ mod tests {
     #[test]
     fn one_gradient_alone_keeps_the_variance_of_those_before() {
         let mut estimates = Estimates::new(1);
-        estimates.add(2, &measured(2.0, Some(2.0), 1.0));
-        estimates.add(1, &measured(5.0, None, 1.0));
+        estimates.add(2, 1.0, &measured(2.0, Some(2.0), 1.0));
+        estimates.add(1, 1.0, &measured(5.0, None, 1.0));
         let gain = estimates.gain().unwrap();
         assert_eq!((gain.variance, gain.norm_squared), (2.0, 3.0));
-        estimates.add(2, &Statistics::default());
+        estimates.add(2, 1.0, &Statistics::default());
         assert_eq!(estimates.gain(), Some(gain), "nothing measured, nothing changed");
     }
 
@@ -304,7 +313,7 @@ mod tests {
         let mut estimates = Estimates::new(2);
         let mut ends = |losses: &[f64]| {
             let answers = losses.iter().map(|loss| {
-                estimates.add(2, &measured(1.0, Some(1.0), *loss));
+                estimates.add(2, 1.0, &measured(1.0, Some(1.0), *loss));
                 estimates.loss_grows(1.5)
             });
             answers.collect::<Vec<_>>()

@@ -12,10 +12,12 @@
 mod choice;
 mod gain;
 mod published;
+mod step;
 mod time;
 
 pub use choice::{Choice, best_k, most_gradients_k};
 pub use gain::Gain;
+pub use step::StepRule;
 
 use std::collections::VecDeque;
 
@@ -70,6 +72,7 @@ pub(super) struct DbwServer {
     /// The number of gradients that the newest version waits for; clipped to the members when it counts.
     k: usize,
     chooser: Chooser,
+    steps: StepRule,
     /// The last versions; the newest is the last.
     rounds: VecDeque<VersionTime>,
     /// By worker: the version of the last gradient that came from it.
@@ -92,6 +95,7 @@ impl DbwServer {
         newest: Version,
         delivery: Delivery,
         choice: Choice,
+        steps: StepRule,
     ) -> DbwServer {
         let k = match choice {
             Choice::Static { k } => usize::from(k),
@@ -106,7 +110,8 @@ impl DbwServer {
             folded: ClockTable::at(clock),
             newest,
             k,
-            chooser: Chooser::new(choice, delivery != Delivery::Interrupt),
+            chooser: Chooser::new(choice, steps, delivery != Delivery::Interrupt),
+            steps,
             rounds: VecDeque::with_capacity(ROUNDS_MAX),
             answered: Vec::new(),
             admitted: Vec::new(),
@@ -248,6 +253,9 @@ impl ServerScheme for DbwServer {
         self.taken.sort_unstable();
         self.folding = Some(k);
         Share::each(&self.taken, shares);
+        // The step is that much shorter.
+        let factor = self.steps.factor(k, self.members.len()) as f32;
+        shares.iter_mut().for_each(|share| share.weight *= factor);
         Some(ServerAction::Apply)
     }
 

@@ -260,6 +260,11 @@ impl Incarnation {
     /// Works until the job is over or the worker is to begin again.
     async fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
         let mut published = None;
+        // The gradient of the clock before, where a step begins while it is on its way. After the loss of a server it
+        // may be void.
+        let mut on_its_way = None;
+        let scheme = self.plan.scheme.built_in();
+        let goes_on = scheme.is_some_and(|scheme| scheme.publishes_in_background());
         while !self.is_over() {
             let timeout = self.timeout();
             let step = async { Ok(worker.step_async(timeout).await?.suspend()) };
@@ -268,7 +273,7 @@ impl Incarnation {
                 Ok(view) => view,
                 Err(Error::Deadline { .. }) => continue,
                 Err(_) if self.come_back(index, worker, servers).await => {
-                    published = None;
+                    (published, on_its_way) = (None, None);
                     continue;
                 }
                 Err(_) => return,
@@ -284,7 +289,10 @@ impl Incarnation {
             match self.compute(index, worker, is_done).await {
                 Ok(true) => {}
                 Ok(false) => continue,
-                Err(_) if self.come_back(index, worker, servers).await => continue,
+                Err(_) if self.come_back(index, worker, servers).await => {
+                    on_its_way = None;
+                    continue;
+                }
                 Err(_) => return,
             }
             let Some(number) = self.judge.borrow_mut().computed(index, view.clock.get(), bases) else {
@@ -310,22 +318,31 @@ impl Incarnation {
             // It falls about as fast as gradients of this size promise, so that the schemes that learn from it
             // choose.
             let loss = 1e12 / (1.0 + view.clock.get() as f32);
-            let publish = async { worker.resume()?.publish_async(Some(loss), timeout).await };
+            let publish = async { worker.resume()?.publish_in_background_async(Some(loss), timeout).await };
             match self.call("publish", timeout, publish).await {
                 Ok(()) => {
                     published = None;
-                    self.judge.borrow_mut().announced(index, number);
+                    let out = if goes_on { on_its_way.replace(number) } else { Some(number) };
+                    out.into_iter().for_each(|number| self.judge.borrow_mut().announced(index, number));
                 }
                 Err(Error::Deadline { .. }) => {}
-                Err(_) if self.come_back(index, worker, servers).await => published = None,
+                Err(_) if self.come_back(index, worker, servers).await => {
+                    (published, on_its_way) = (None, None);
+                }
                 Err(_) => return,
             }
             if self.draw(0, 9) == 0 {
                 let timeout = self.timeout();
                 match self.call("flush", timeout, worker.flush_async(timeout)).await {
-                    Ok(()) if published.is_none() => self.judge.borrow_mut().flushed(index),
+                    Ok(()) if published.is_none() => {
+                        let mut judge = self.judge.borrow_mut();
+                        on_its_way.take().into_iter().for_each(|number| judge.announced(index, number));
+                        judge.flushed(index);
+                    }
                     Ok(()) | Err(Error::Deadline { .. }) => {}
-                    Err(_) if self.come_back(index, worker, servers).await => published = None,
+                    Err(_) if self.come_back(index, worker, servers).await => {
+                        (published, on_its_way) = (None, None);
+                    }
                     Err(_) => return,
                 }
             }
@@ -348,8 +365,10 @@ impl Incarnation {
             // A worker that has reached the goal goes on, so that the others are not alone, but slowly.
             (least, most) = (10_000_000, 30_000_000);
         }
+        let scheme = &self.plan.scheme;
+        let goes_on = scheme.built_in().is_some_and(|scheme| scheme.publishes_in_background());
         // Now and then a worker does not ask.
-        if !self.plan.scheme.needs().interrupts || self.draw(0, 4) == 0 {
+        if !(scheme.needs().interrupts || goes_on) || self.draw(0, 4) == 0 {
             self.pause(least, most).await;
             return Ok(true);
         }

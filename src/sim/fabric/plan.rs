@@ -7,7 +7,7 @@ use super::class::Class;
 use super::net::{NetRules, TransportShape};
 use super::random::FabricRandom;
 use crate::node::DeltaOptions;
-use crate::scheme::{AnyScheme, Choice, Delivery, SchemeConfig, Shrink, Strength, WaitFor};
+use crate::scheme::{AnyScheme, Choice, Delivery, SchemeConfig, Shrink, StepRule, Strength, WaitFor};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -361,7 +361,7 @@ fn draw_scheme(random: &mut FabricRandom) -> SchemeConfig {
         SchemeConfig::Essp { staleness },
         SchemeConfig::Bap { staleness },
         SchemeConfig::Vap { bound, strength },
-        SchemeConfig::Dbw { delivery, choice },
+        SchemeConfig::Dbw { delivery, choice, steps: StepRule::Constant },
         abs(Some(staleness)),
         abs(None),
         SchemeConfig::Delay { staleness, seed: u64::from(k) },

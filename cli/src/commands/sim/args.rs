@@ -43,6 +43,18 @@ pub(crate) struct SimArgs {
     #[arg(long, help_heading = "What to run", requires = "real")]
     pub(super) quick: bool,
 
+    /// With --reproduce: run it so often again, with seeds that no other run has, and count how often each claim holds;
+    /// one that held at first and does not in nine of ten is a failure
+    #[arg(
+        long,
+        help_heading = "What to run",
+        value_name = "N",
+        requires = "reproduce",
+        hide_short_help = true
+    )]
+    #[arg(conflicts_with_all = ["plot", "docs", "real"])]
+    pub(super) again: Option<u64>,
+
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every
     /// copy against what was promised; job and faults are drawn from the seed, and so is the scheme unless it is
     /// given
@@ -331,7 +343,7 @@ mod tests {
             |id: &str| id != "damping" && settings.get_arguments().any(|argument| argument.get_id() == id);
         let ours =
             ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "only", "scheme", "json", "plot", "docs"];
-        let ours = [&ours[..], &["real", "quick"]].concat();
+        let ours = [&ours[..], &["real", "quick", "again"]].concat();
         let (fabric, reproduce) = (conflicts("fabric"), conflicts("reproduce"));
         for argument in command.get_arguments() {
             let id = argument.get_id().to_string();

@@ -1,5 +1,6 @@
 //! `slackline sim`: jobs in virtual time, one or many, and the results of the literature beside ours.
 
+mod again;
 mod args;
 mod fabric;
 mod parse;

@@ -8,7 +8,7 @@ use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, Part, RECIPES,
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
-use super::{give, keep, real, setup};
+use super::{again, give, keep, real, setup};
 use crate::failure::Failure;
 use crate::output;
 use crate::scheme_args;
@@ -44,6 +44,9 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
     }
     if args.real {
         return real::run(args, &recipes);
+    }
+    if let Some(times) = args.again {
+        return again::run(args, &recipes, times);
     }
     let run = |recipe: &&'static Recipe| recipe.run(args.seed, args.seeds);
     let done: Vec<Outcome> =

@@ -31,6 +31,7 @@ pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Res
         worker_bandwidth: args.bandwidth,
         server_bandwidth: args.server_bandwidth,
         message_bytes: args.message_bytes.map(|bytes| bytes.round() as u64),
+        racks: None,
     };
     cluster.faults = Faults {
         crashes: args.crash.clone(),

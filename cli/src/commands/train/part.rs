@@ -130,7 +130,7 @@ impl Taken {
         }
         let WorkerOrder { scheme, learning_rate, .. } = order;
         let steps = u64::from(scheme.local_steps());
-        let is_plain = !scheme.interrupts() && steps == 1;
+        let is_plain = !(scheme.interrupts() || scheme.publishes_in_background()) && steps == 1;
         let mut local = LocalSteps::new(steps, learning_rate);
         let (mut base, mut gradient) = (Vec::new(), vec![0.0; computer.parameters()]);
         let mut work = self.member.connect(order)?;
