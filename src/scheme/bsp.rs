@@ -109,7 +109,7 @@ impl ServerScheme for BspServer {
                     self.arrive(gradient, before);
                 }
             }
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
             ServerEvent::Applied { .. } => {
                 if self.folding {
                     self.folding = false;

@@ -1,6 +1,7 @@
 //! The judge, which holds schemes to their promises.
 
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
 use super::Cluster;
 use super::model::ModelSnapshot;
@@ -187,6 +188,12 @@ impl Judge {
             }
             _ => self.lag,
         }
+    }
+
+    /// The update of `version`, made of these, moved the parameters by so much.
+    pub(super) fn moves(&mut self, version: u64, shares: &[Share], update: &Rc<[f64]>) -> Result<(), String> {
+        let (Some(transit), [share]) = (&mut self.transit, shares) else { return Ok(()) };
+        transit.moves(version, share.gradient.worker, update)
     }
 
     /// A gradient is one of `of` in the update of `version`.
