@@ -150,9 +150,8 @@ pub(crate) fn option_of(setting: &str) -> &str {
 pub(crate) fn check_real(scheme: &SchemeConfig) -> Result<(), Failure> {
     if AnyScheme::from(*scheme).needs().weighs_updates {
         let why = "it runs in simulated clusters alone, for real servers keep no updates to add up";
-        return Err(
-            Failure::usage(format!("--scheme {scheme}: {why}")).help("use --strength weak or strong, or `sim`")
-        );
+        return Err(Failure::usage(format!("--scheme {scheme}: {why}"))
+            .help("use --strength weak or strong, or `sim`"));
     }
     Ok(())
 }

@@ -238,6 +238,10 @@ impl<T: Transport> Server<T> {
             clock: start.smallest_clock,
             newest: start.version,
         })?;
+        if options.additive && !scheme::adds_up(&needs) {
+            return Err(Error::Scheme { scheme: options.scheme.clone(), reason: scheme::NO_SUM });
+        }
+        let scheme = scheme::summed(scheme, options.additive);
         let scheme = scheme::damped(scheme, options.damping, start.version);
         let learning_rate = check_learning_rate(options.learning_rate)?;
         options.schedule.check().map_err(|error| Error::Option {

@@ -44,6 +44,7 @@ mod gate;
 mod groups;
 mod open;
 mod ssp;
+mod sum;
 mod turn;
 mod vap;
 
@@ -57,6 +58,7 @@ pub use groups::Groups;
 pub use groups::Partition;
 pub(crate) use open::is_text;
 pub use open::{AnyScheme, Needs, Registry, Scheme, Start};
+pub(crate) use sum::{NO_SUM, adds_up, summed};
 pub use vap::Strength;
 
 pub use crate::clock::WorkerId;

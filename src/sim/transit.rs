@@ -99,12 +99,7 @@ impl Transit {
 
     /// As published: a gradient of `worker` made a version. What this worker has made and not all have seen has a sum
     /// within the bound, or is this one update alone.
-    pub(super) fn moves(
-        &mut self,
-        version: u64,
-        worker: WorkerId,
-        update: &Rc<[f64]>,
-    ) -> Result<(), String> {
+    pub(super) fn moves(&mut self, version: u64, worker: WorkerId, update: &Rc<[f64]>) -> Result<(), String> {
         if self.strength != Strength::Published {
             return Ok(());
         }

@@ -193,7 +193,8 @@ fn a_strong_vap_worker_that_waits_goes_on_once_its_own_is_consumed() {
 /// Two workers, whose second updates are small beside their first: what counts is the sum of a worker's own.
 #[test]
 fn published_vap_holds_back_the_worker_whose_sum_is_too_large_and_no_other() {
-    let mut server = config("vap(4, strength=published)").server_at(2, Clock::new(0), Version::new(0)).unwrap();
+    let mut server =
+        config("vap(4, strength=published)").server_at(2, Clock::new(0), Version::new(0)).unwrap();
     let mut shares = Vec::new();
     let mut poll = |server: &mut Box<dyn ServerScheme>| {
         shares.clear();

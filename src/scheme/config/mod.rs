@@ -362,7 +362,9 @@ impl SchemeConfig {
                 Box::new(match strength {
                     Strength::Weak => server,
                     Strength::Strong => server.holding_back(HoldBack::Unseen(Unseen::new(bound, newest))),
-                    Strength::Published => server.holding_back(HoldBack::OwnSums(OwnSums::new(bound, newest))),
+                    Strength::Published => {
+                        server.holding_back(HoldBack::OwnSums(OwnSums::new(bound, newest)))
+                    }
                 })
             }
             SchemeConfig::Dbw { delivery, choice } => {

@@ -86,8 +86,7 @@ impl OwnSums {
     /// Says what may be done with the next gradient of a worker.
     pub(in crate::scheme) fn admit(&mut self, worker: WorkerId) -> Admission {
         let seen = Version::new(self.seen.smallest().get());
-        let (Some(last), Some(size)) =
-            (self.last.get(worker.index()), self.sizes.get_mut(worker.index()))
+        let (Some(last), Some(size)) = (self.last.get(worker.index()), self.sizes.get_mut(worker.index()))
         else {
             return Admission::Wait;
         };
