@@ -208,7 +208,7 @@ fn vap_waits_for_all_and_essp_is_tried_on_uneven_workers_and_shared_links() {
     };
     assert!(pairs("vap-tight", "essp").all(|(vap, essp)| vap > essp + 0.1));
     assert!(pairs("vap-wide", "vap-tight").all(|(wide, tight)| wide <= tight));
-    agrees("essp-settings", 6 * 4 * 7 * 2);
+    agrees("essp-settings", 6 * 4 * 8 * 2);
     agrees("abs-sorted", 7 * 8 * 4);
 }
 

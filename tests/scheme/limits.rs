@@ -1,8 +1,8 @@
 //! The schemes that count versions, values or groups.
 
 use slackline::scheme::{
-    Damping, Groups, Partition, SchemeConfig, ServerAction, ServerEvent, Share, WorkerAction, WorkerEvent,
-    damped,
+    Damping, Groups, Partition, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction,
+    WorkerEvent, damped,
 };
 use slackline::{Clock, Version};
 
