@@ -202,7 +202,7 @@ fn vap_waits_for_all_and_essp_is_tried_on_uneven_workers_and_shared_links() {
         let row = vap.rows.iter().find(|row| row["case"] == case && row["scheme"] == scheme);
         by_step_size(row.unwrap_or_else(|| panic!("{case}, {scheme}")), key)
     };
-    // A bound that lets one update through at a time is lock step; one that lets all through costs a round trip a clock.
+    // A bound that lets one update through at a time is lock step; one that lets all through costs a round trip.
     let pairs = |left: &str, right: &str| {
         of("uneven", left, "waiting").into_iter().zip(of("uneven", right, "waiting"))
     };

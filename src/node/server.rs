@@ -182,8 +182,8 @@ struct IncarnationStart<'a> {
 const CHUNKS_PER_TURN: usize = 16;
 
 /// Why no real server runs a scheme that weighs updates.
-const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; run it \
-                                in sim::Cluster, or use vap with strength=weak or strong";
+const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; run \
+                                it in sim::Cluster, or use vap with strength=weak or strong";
 
 impl<T: Transport> Server<T> {
     /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.

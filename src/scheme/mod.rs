@@ -20,7 +20,7 @@
 //! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
 //! | BAP(s) | as BSP, `slots() = s + 2` | as SSP, over the newest copy: runs at most `s` clocks ahead |
-//! | VAP | as ASP; strong, published: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
+//! | VAP | as ASP; not weak: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
 //! | DBW | folds the first `k` of the newest version, drops the late | computes once on a version |
 //! | ABS | folds `K` that are not too stale, drops and interrupts the others | goes on once its own is [consumed] |
 //! | DS-Sync | none | steps, then [averages](WorkerAction::Average) with its group of this round |

@@ -66,8 +66,8 @@ pub struct Needs {
     pub measures_magnitude: bool,
     /// See [`SchemeConfig::measures_moments`].
     pub measures_moments: bool,
-    /// The server's half asks for [`ServerAction::Weigh`](super::ServerAction::Weigh). A simulated cluster answers; a real
-    /// server keeps no updates, and refuses the scheme.
+    /// The server's half asks for [`ServerAction::Weigh`](super::ServerAction::Weigh). A simulated cluster answers; a
+    /// real server keeps no updates, and refuses the scheme.
     pub weighs_updates: bool,
     /// See [`SchemeConfig::folds_all_in_order`]: the simulator holds the scheme to it.
     pub folds_all_in_order: bool,

@@ -72,7 +72,7 @@ impl SspServer {
         1.0 / self.members.len() as f32
     }
 
-    /// Returns the place in the queue of the gradient that may be folded next, or of one to ask about first.
+    /// Returns the index in the queue of the gradient that may be folded next, or of one to ask about first.
     fn choose(&mut self) -> Option<(usize, Admission)> {
         let weight = self.weight();
         match &mut self.held {

@@ -17,8 +17,8 @@ pub struct Cluster {
     pub scheme: AnyScheme,
     /// The effect of a gradient's staleness on its weight; without a server it has none.
     pub damping: Damping,
-    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up. Only where every gradient is
-    /// folded in.
+    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up. Only where every gradient
+    /// is folded in.
     pub additive: bool,
     /// The number of workers, up to [`MAX_WORKERS`](super::MAX_WORKERS); with a problem, a scheme may fold up to
     /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) gradients at once.

@@ -62,7 +62,8 @@ impl Updates {
 }
 
 impl SimEngine<'_> {
-    /// Tells the server's scheme how large the updates of a worker are in sum, with the one that its gradient would make.
+    /// Tells the server's scheme how large the updates of a worker are in sum, with the one that its gradient would
+    /// make.
     pub(super) fn weigh(&mut self, since: u64, shares: &[Share]) -> Result<(), SimError> {
         let [Share { gradient, weight }] = *shares else {
             return Err(self.broken(format!("{} gradients are weighed at once", shares.len())));

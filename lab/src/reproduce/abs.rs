@@ -118,8 +118,8 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
     let score = |report: &ClusterReport| report.reached.unwrap_or(grid.within);
     let tuned: Vec<Tuned> =
         reports.chunks(of_scheme).map(|own| Tuned::new(&grid.step_sizes, own, &score)).collect();
-    let place = |rate: f32| grid.step_sizes.iter().position(|own| *own == rate).unwrap_or(0);
-    let common = place(grid.common);
+    let index_of = |rate: f32| grid.step_sizes.iter().position(|own| *own == rate).unwrap_or(0);
+    let common = index_of(grid.common);
     let ours = grid.schemes.iter().position(|entry| entry.id == grid.ours).unwrap_or(0);
 
     let mut findings = Findings::new(figure(grid, &tuned, common, ours));
@@ -190,7 +190,7 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
         let own = grid.schemes.iter().position(|entry| entry.id == id);
         // How the loss of a worker's own examples moves K says nothing where those of others are of another class.
         let (Some(own), Some(rate), false) = (own, rate, grid.sorted) else { continue };
-        let runs = tuned[own].of(place(rate));
+        let runs = tuned[own].of(index_of(rate));
         let furthest =
             runs.iter().map(|run| furthest_k(run, from)).max_by(|a, b| a.abs().total_cmp(&b.abs()));
         findings.measure(name, "", Interval::exact(furthest.unwrap_or(f64::NAN)));

@@ -50,7 +50,7 @@ struct ContestGrid {
     schemes: Vec<Entrant>,
     cases: Vec<ContestCase>,
     /// What is measured for the claims.
-    compare: Vec<Comparison>,
+    compare: Vec<ContestPair>,
 }
 
 #[derive(Deserialize)]
@@ -84,7 +84,7 @@ struct ContestCase {
 /// Two schemes in one setting.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Comparison {
+struct ContestPair {
     check: String,
     #[serde(default)]
     label: String,
@@ -196,7 +196,7 @@ fn run(trial: &Trial, what: &str, title: &str) -> Result<Findings, Error> {
         let scheme = grid.schemes.iter().position(|own| own.id == scheme)?;
         tuned.get(case * grid.schemes.len() + scheme)
     };
-    for Comparison { check, label, case, left, right, of } in &grid.compare {
+    for ContestPair { check, label, case, left, right, of } in &grid.compare {
         let (left, right) = (find(case, left), find(case, right));
         let found = left.zip(right).map(|(left, right)| of.compare(left, right));
         // A name that stands for nothing makes a claim that does not hold.

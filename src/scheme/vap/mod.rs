@@ -1,7 +1,7 @@
 //! Value-bounded asynchronous parallel: what is in transit may be so large and no larger.
 //!
 //! From Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*, AAAI 2015,
-//! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. These two are counted here in a form of our own:
+//! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. These two are counted in a form of our own:
 //! the magnitude of a gradient is that of its largest element, times the weight that it is folded with, magnitudes are
 //! added, and the bound of clock `c` is `bound / sqrt(c + 1)`. One gradient alone is always let through, however large
 //! it is, so what is in transit is at most the larger of the bound and one gradient. The form that was published, with
@@ -30,9 +30,9 @@ pub enum Strength {
     /// A worker's own, and all gradients that are folded in and not yet seen by every worker: the server waits too.
     Strong,
     /// As published: each worker's own updates that some worker has not yet seen, counted by the largest element of
-    /// their sum. The server holds an update back that would take the sum beyond the bound, and its worker waits for it;
-    /// `bound / sqrt(t)` is that of update `t` of the server. For plain SGD, in the simulator alone: a real server keeps
-    /// no updates to add up.
+    /// their sum. The server holds an update back that would take the sum beyond the bound, and its worker waits for
+    /// it; `bound / sqrt(t)` is that of update `t` of the server. For plain SGD, in the simulator alone: a real server
+    /// keeps no updates to add up.
     Published,
 }
 

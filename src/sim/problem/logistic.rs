@@ -49,8 +49,8 @@ impl Logistic {
         self
     }
 
-    /// The same examples, sorted by class and dealt out: worker `i` draws from part `i` of `workers` equal parts (at least
-    /// 1, at most as many as there are examples), so that most workers know one class alone.
+    /// The same examples, sorted by class and dealt out: worker `i` draws from part `i` of `workers` equal parts (at
+    /// least 1, at most as many as there are examples), so that most workers know one class alone.
     pub fn sorted(mut self, workers: usize) -> Logistic {
         let features = self.features;
         let mut order: Vec<usize> = (0..self.train.classes.len()).collect();
