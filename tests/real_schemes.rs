@@ -65,10 +65,13 @@ struct History {
 /// Runs four workers of different speeds under `scheme` until `versions` versions are made, or each worker has made so
 /// many clocks.
 fn run(scheme: SchemeConfig, clocks: u64, versions: u64) -> History {
+    run_with(ServerOptions::new(scheme, WORKERS, 1.0), scheme, clocks, versions)
+}
+
+fn run_with(options: ServerOptions, scheme: SchemeConfig, clocks: u64, versions: u64) -> History {
     let elements = WORKERS * clocks as usize;
     let address = Address::random();
     let table = Table::flat(elements as u64, ElementType::F32).unwrap();
-    let options = ServerOptions::new(scheme, WORKERS, 1.0);
     let mut server = Server::new(Shm::new(), &address, table, &vec![0.0; elements], options).unwrap();
     let (over, newest, left) = (AtomicBool::new(false), AtomicU64::new(0), WORKERS as u64);
     let published = Mutex::new(Vec::new());
@@ -430,4 +433,16 @@ fn trained(scheme: SchemeConfig) -> Vec<u32> {
 #[test]
 fn bap_without_run_ahead_is_bsp_to_the_bit() {
     assert!(trained(SchemeConfig::Bap { staleness: 0 }) == trained(SchemeConfig::Bsp));
+}
+
+/// A sum and no mean: one clock of all moves a parameter as far as its gradients do together.
+#[test]
+fn updates_that_add_up_count_whole() {
+    for (text, clocks) in [("ssp(2)", 50), ("essp(2)", 50), ("bsp", 20)] {
+        let options = ServerOptions { additive: true, ..ServerOptions::new(scheme(text), WORKERS, 1.0) };
+        let history = run_with(options, scheme(text), clocks, u64::MAX);
+        let shares: Vec<_> = history.updates.iter().flat_map(|update| &update.shares).collect();
+        assert!(shares.len() > clocks as usize, "{text}: {} shares", shares.len());
+        assert!(shares.iter().all(|(_, weight)| *weight == 1.0), "{text}: {shares:?}");
+    }
 }

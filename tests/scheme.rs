@@ -23,6 +23,7 @@ fn all(staleness: u64) -> Vec<SchemeConfig> {
         "bap(2)",
         "vap(2)",
         "vap(2, strength=strong)",
+        "vap(2, strength=published)",
         "dbw",
         "dbw(delivery=wait)",
         "dbw(delivery=pull, choice=blind)",

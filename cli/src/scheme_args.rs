@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 use slackline::Schedule;
-use slackline::scheme::{Damping, SchemeConfig, SchemeConfigError};
+use slackline::scheme::{AnyScheme, Damping, SchemeConfig, SchemeConfigError};
 
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
@@ -55,7 +55,7 @@ pub(crate) struct SchemeArgs {
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "VALUE")]
     pub(crate) bound: Option<String>,
 
-    /// Whether the bound also covers what only some have seen (vap): weak or strong
+    /// What the bound covers (vap): weak, strong or published
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "HOW")]
     pub(crate) strength: Option<String>,
 
@@ -166,6 +166,16 @@ pub(crate) fn option_of(setting: &str) -> &str {
     if setting == "seed" { "delay-seed" } else { setting }
 }
 
+/// Whether real servers can run the scheme.
+pub(crate) fn check_real(scheme: &SchemeConfig) -> Result<(), Failure> {
+    if AnyScheme::from(*scheme).needs().weighs_updates {
+        let why = "it runs in simulated clusters alone, for real servers keep no updates to add up";
+        return Err(Failure::usage(format!("--scheme {scheme}: {why}"))
+            .help("use --strength weak or strong, or `sim`"));
+    }
+    Ok(())
+}
+
 /// Whether the scheme can run with steps of this optimiser and schedule.
 pub(crate) fn check_steps(
     scheme: &SchemeConfig,
@@ -174,6 +184,7 @@ pub(crate) fn check_steps(
     read_my_writes: bool,
 ) -> Result<(), Failure> {
     let refuse = |what: String, help| Err(Failure::usage(what).help(help));
+    check_real(scheme)?;
     if scheme.requires_sgd() && optimizer != OptimizerName::Sgd {
         let why = "takes each update for a step of plain SGD";
         return refuse(format!("--optimizer {}: {scheme} {why}", optimizer.name()), "use --optimizer sgd");

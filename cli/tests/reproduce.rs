@@ -204,6 +204,24 @@ fn essp_reads_what_is_fresh_and_ssp_what_the_bound_allows() {
     }
 }
 
+/// What ends here agrees with its record; the settings in which each must lose are among its claims.
+#[test]
+fn vap_waits_for_all_and_essp_is_tried_on_uneven_workers_and_shared_links() {
+    let vap = agrees("vap", 4 * 5 * 7 * 2);
+    let of = |case: &str, scheme: &str, key: &str| {
+        let row = vap.rows.iter().find(|row| row["case"] == case && row["scheme"] == scheme);
+        by_step_size(row.unwrap_or_else(|| panic!("{case}, {scheme}")), key)
+    };
+    // A bound that lets one update through at a time is lock step; one that lets all through costs a round trip.
+    let pairs = |left: &str, right: &str| {
+        of("uneven", left, "waiting").into_iter().zip(of("uneven", right, "waiting"))
+    };
+    assert!(pairs("vap-tight", "essp").all(|(vap, essp)| vap > essp + 0.05));
+    assert!(pairs("vap-wide", "vap-tight").all(|(wide, tight)| wide <= tight));
+    agrees("essp-settings", 6 * 4 * 8 * 2);
+    agrees("abs-sorted", 7 * 8 * 4);
+}
+
 /// The theorems hold for every seed; the growth is told of all seeds together.
 #[test]
 fn regret_stays_below_the_bounds_of_the_theorems() {

@@ -63,6 +63,15 @@ fn names(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
+fn a_scheme_that_real_servers_cannot_run_is_refused() {
+    misused(
+        &["--scheme", "vap(strength=published)"],
+        "real servers keep no updates",
+        "--strength weak or strong",
+    );
+}
+
+#[test]
 fn without_options_it_learns_the_digits() {
     let output = run(&[]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -444,6 +444,7 @@ impl slackline_server_options {
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
             damping: named(DAMPINGS, self.damping, "setting of damping")?,
+            additive: false,
             // SAFETY: the caller's promise.
             scheme: unsafe { scheme(self.scheme, self.staleness)? },
             workers: self.workers,

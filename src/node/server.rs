@@ -185,6 +185,10 @@ struct IncarnationStart<'a> {
 /// Chunks that one poll folds at most.
 const CHUNKS_PER_TURN: usize = 16;
 
+/// Why no real server runs a scheme that weighs updates.
+const KEEPS_NO_UPDATES: &str = "asks how large updates in transit are in sum, and a real server keeps no updates; run \
+                                it in sim::Cluster, or use vap with strength=weak or strong";
+
 impl<T: Transport> Server<T> {
     /// Begins to serve a shard of `table` at `address`. `initial` holds the shard's own values as version 0.
     pub fn new(
@@ -236,11 +240,18 @@ impl<T: Transport> Server<T> {
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason });
         }
         let needs = options.scheme.needs();
+        if needs.weighs_updates {
+            return Err(Error::Scheme { scheme: options.scheme.clone(), reason: KEEPS_NO_UPDATES });
+        }
         let scheme = options.scheme.server(scheme::Start {
             workers: options.workers,
             clock: start.smallest_clock,
             newest: start.version,
         })?;
+        if options.additive && !scheme::adds_up(&needs) {
+            return Err(Error::Scheme { scheme: options.scheme.clone(), reason: scheme::NO_SUM });
+        }
+        let scheme = scheme::summed(scheme, options.additive);
         let scheme = scheme::damped(scheme, options.damping, start.version);
         let learning_rate = check_learning_rate(options.learning_rate)?;
         options.schedule.check().map_err(|error| Error::Option {
@@ -488,6 +499,9 @@ impl<T: Transport> Server<T> {
                 ServerAction::Interrupt { worker } => self.interrupt(worker),
                 ServerAction::Push => {
                     (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
+                }
+                ServerAction::Weigh { .. } => {
+                    return Err(Error::Scheme { scheme: self.kind.clone(), reason: KEEPS_NO_UPDATES });
                 }
                 ServerAction::Fail { reason } => return Err(self.kind.failure(reason).into()),
             }

@@ -219,7 +219,7 @@ impl ServerScheme for AbsServer {
                     self.arrive(gradient, base);
                 }
             }
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
             ServerEvent::Applied { version, statistics } => self.applied(now, version, statistics.loss),
         }
     }

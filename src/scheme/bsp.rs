@@ -118,7 +118,7 @@ impl ServerScheme for BspServer {
                     self.arrive(gradient, before);
                 }
             }
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
             ServerEvent::Applied { .. } => {
                 if self.folding {
                     self.folding = false;

@@ -89,7 +89,7 @@ impl ServerScheme for Damped {
                 self.bases[index].push_back((gradient.clock, base));
             }
             ServerEvent::Applied { version, .. } => self.newest = version,
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
         }
         self.server.handle_event(now, event);
     }
@@ -105,7 +105,7 @@ impl ServerScheme for Damped {
     fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
         let action = self.server.poll_action(shares)?;
         match action {
-            ServerAction::Expect | ServerAction::Apply => {
+            ServerAction::Expect | ServerAction::Apply | ServerAction::Weigh { .. } => {
                 for share in shares.iter_mut() {
                     // One that has yet to come is taken to be fresh.
                     if let Some((_, base)) = self.base(share.gradient) {

@@ -153,7 +153,7 @@ impl ServerScheme for DelayServer {
                     self.late.push_back(gradient);
                 }
             }
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
             ServerEvent::Applied { version, .. } => {
                 if std::mem::take(&mut self.folding) {
                     self.newest = version;

@@ -20,7 +20,7 @@
 //! | SSP(s) | as ASP | uses its copy while its clock is at most `s` behind, else pulls |
 //! | ESSP(s) | as ASP, pushes whenever the smallest clock moves | as SSP, over copies that are pushed to it |
 //! | BAP(s) | as BSP, `slots() = s + 2`, pushes each version | as ESSP: runs at most `s` clocks ahead |
-//! | VAP | as ASP; strong: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
+//! | VAP | as ASP; not weak: waits until enough was [seen](ServerEvent::Seen) | waits until enough was [consumed] |
 //! | DBW | folds the first `k` of the newest version, drops the late | computes once on a version |
 //! | ABS | folds `K` that are not too stale, drops and interrupts the others | goes on once its own is [consumed] |
 //! | DS-Sync | none | makes steps, then [averages](WorkerAction::Average) with its group of this round |
@@ -44,6 +44,7 @@ mod gate;
 mod groups;
 mod open;
 mod ssp;
+mod sum;
 mod turn;
 mod vap;
 
@@ -57,6 +58,7 @@ pub use groups::Groups;
 pub use groups::Partition;
 pub(crate) use open::is_text;
 pub use open::{AnyScheme, Needs, Registry, Scheme, Start};
+pub(crate) use sum::{NO_SUM, adds_up, summed};
 pub use vap::Strength;
 
 pub use crate::clock::WorkerId;
@@ -141,6 +143,13 @@ pub enum ServerEvent {
         /// The version; over several shards, that of this one.
         version: Version,
     },
+    /// The answer to [`ServerAction::Weigh`].
+    Weighed {
+        /// The gradient that was handed out beside the question.
+        gradient: GradientId,
+        /// Largest magnitude of the elements of the sum; infinite where it cannot be told.
+        largest: f64,
+    },
     /// An update was applied and can be read.
     Applied {
         /// The version it made.
@@ -160,6 +169,13 @@ pub enum ServerAction {
     /// Fold the shares handed out beside this action into one new version. All of them have arrived. There may be none:
     /// then the version is a step of the optimiser on a gradient of zero.
     Apply,
+    /// Say how large the updates of one worker are in sum: those that its gradients made in versions after `since`, and
+    /// the one that the share handed out beside this action would make if it were folded next. Answered by
+    /// [`ServerEvent::Weighed`]; only asked by schemes that [need](Needs::weighs_updates) it.
+    Weigh {
+        /// The version that the sum begins after.
+        since: Version,
+    },
     /// Consume a gradient without folding it in.
     Drop {
         /// The gradient.

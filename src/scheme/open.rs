@@ -5,7 +5,7 @@ use core::fmt;
 use core::ops::Deref;
 use std::sync::Arc;
 
-use super::{SchemeConfig, SchemeConfigError, ServerScheme, WorkerScheme};
+use super::{SchemeConfig, SchemeConfigError, ServerScheme, Strength, WorkerScheme};
 use crate::clock::{Clock, Version};
 
 /// A scheme with its settings: makes both halves, and says what they need of the nodes that run them.
@@ -66,6 +66,9 @@ pub struct Needs {
     pub measures_magnitude: bool,
     /// See [`SchemeConfig::measures_moments`].
     pub measures_moments: bool,
+    /// The server's half asks for [`ServerAction::Weigh`](super::ServerAction::Weigh). A simulated cluster answers; a
+    /// real server keeps no updates, and refuses the scheme.
+    pub weighs_updates: bool,
     /// See [`SchemeConfig::folds_all_in_order`]: the simulator holds the scheme to it.
     pub folds_all_in_order: bool,
     /// See [`SchemeConfig::counts_versions`].
@@ -83,6 +86,7 @@ impl Default for Needs {
             reports_reads: false,
             measures_magnitude: false,
             measures_moments: false,
+            weighs_updates: false,
             folds_all_in_order: false,
             counts_versions: false,
         }
@@ -110,6 +114,7 @@ impl Scheme for SchemeConfig {
             reports_reads: self.reports_reads(),
             measures_magnitude: self.measures_magnitude(),
             measures_moments: self.measures_moments(),
+            weighs_updates: matches!(self, SchemeConfig::Vap { strength: Strength::Published, .. }),
             folds_all_in_order: self.folds_all_in_order(),
             counts_versions: self.counts_versions(),
         }

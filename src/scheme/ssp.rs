@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::gate::GateMembers;
 use super::turn::TurnStep;
-use super::vap::Unseen;
+use super::vap::{Admission, HoldBack};
 use super::{
     Bound, GradientId, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction, WorkerEvent,
     WorkerScheme,
@@ -32,8 +32,8 @@ pub(super) struct SspServer {
     /// The clocks of the members, counted by what has been applied; filled when the gate opens.
     folded: ClockTable,
     queue: VecDeque<(GradientId, Option<f32>)>,
-    /// The record that holds gradients back, under strong VAP.
-    unseen: Option<Unseen>,
+    /// What holds gradients back, under strong and published VAP.
+    held: Option<HoldBack>,
     fold: FoldState,
     expected: Option<GradientId>,
     pushes: bool,
@@ -50,9 +50,9 @@ enum FoldState {
 }
 
 impl SspServer {
-    /// Makes the server hold a gradient back as long as too much of what was folded is not yet seen by all workers.
-    pub(super) fn holding_back(self, unseen: Unseen) -> SspServer {
-        SspServer { unseen: Some(unseen), ..self }
+    /// Makes the server hold gradients back as long as too much of what was folded is not yet seen by all workers.
+    pub(super) fn holding_back(self, held: HoldBack) -> SspServer {
+        SspServer { held: Some(held), ..self }
     }
 
     pub(super) fn new(workers: usize, pushes: bool, clock: Clock) -> SspServer {
@@ -60,7 +60,7 @@ impl SspServer {
             members: GateMembers::new(workers),
             folded: ClockTable::at(clock),
             queue: VecDeque::new(),
-            unseen: None,
+            held: None,
             fold: FoldState::Idle,
             expected: None,
             pushes,
@@ -70,6 +70,26 @@ impl SspServer {
 
     fn weight(&self) -> f32 {
         1.0 / self.members.len() as f32
+    }
+
+    /// Returns the index in the queue of the gradient that may be folded next, or of one to ask about first.
+    fn choose(&mut self) -> Option<(usize, Admission)> {
+        let weight = self.weight();
+        match &mut self.held {
+            None => Some((0, Admission::Fold)),
+            Some(HoldBack::Unseen(unseen)) => {
+                let (gradient, magnitude) = self.queue.front()?;
+                unseen.admit(gradient.clock, *magnitude, weight).then_some((0, Admission::Fold))
+            }
+            // One that is held back holds up no other worker's: the one that waits for it could be that worker.
+            Some(HoldBack::OwnSums(sums)) => {
+                let gradients = self.queue.iter().map(|(gradient, _)| gradient).enumerate();
+                gradients
+                    .filter(|(_, gradient)| self.folded.get(gradient.worker) == Some(gradient.clock))
+                    .map(|(index, gradient)| (index, sums.admit(gradient.worker)))
+                    .find(|(_, admission)| *admission != Admission::Wait)
+            }
+        }
     }
 
     /// Returns the gradient to expect, unless it was returned before. With one member only, its next gradient is the
@@ -92,8 +112,8 @@ impl ServerScheme for SspServer {
                 if !self.members.join_into(worker, clock, returns, &mut self.folded) {
                     return;
                 }
-                if let Some(unseen) = &mut self.unseen {
-                    unseen.join(worker);
+                if let Some(held) = &mut self.held {
+                    held.join(worker);
                 }
                 self.push_is_due = self.pushes;
             }
@@ -107,28 +127,38 @@ impl ServerScheme for SspServer {
                 }
                 self.expected = None;
                 self.folded.leave(worker);
-                if let Some(unseen) = &mut self.unseen {
-                    unseen.leave(worker);
+                if let Some(held) = &mut self.held {
+                    held.leave(worker);
                 }
             }
             ServerEvent::Arrived { gradient, base, magnitude, .. } => {
                 if self.members.arrive(gradient.worker, gradient.clock).is_some() {
                     self.queue.push_back((gradient, magnitude));
-                    if let Some(unseen) = &mut self.unseen {
-                        unseen.see(gradient.worker, base);
+                    if let Some(held) = &mut self.held {
+                        held.see(gradient.worker, base);
                     }
                 }
             }
             ServerEvent::Seen { worker, version } => {
-                if let Some(unseen) = &mut self.unseen {
-                    unseen.see(worker, version);
+                if let Some(held) = &mut self.held {
+                    held.see(worker, version);
+                }
+            }
+            ServerEvent::Weighed { gradient, largest } => {
+                if let Some(held) = &mut self.held {
+                    held.weighed(gradient, largest);
                 }
             }
             ServerEvent::Applied { version, .. } => {
-                if let Some(unseen) = self.unseen.as_mut().filter(|_| self.fold != FoldState::Idle) {
-                    unseen.applied(version);
+                let fold = std::mem::replace(&mut self.fold, FoldState::Idle);
+                let folded = match fold {
+                    FoldState::Running(gradient) => Some(gradient),
+                    FoldState::Idle | FoldState::Orphaned => None,
+                };
+                if let Some(held) = self.held.as_mut().filter(|_| fold != FoldState::Idle) {
+                    held.applied(version, folded.map(|gradient| gradient.worker));
                 }
-                if let FoldState::Running(gradient) = std::mem::replace(&mut self.fold, FoldState::Idle) {
+                if let Some(gradient) = folded {
                     self.folded.advance(gradient.worker, gradient.clock.next());
                 }
             }
@@ -144,13 +174,15 @@ impl ServerScheme for SspServer {
             return None;
         }
         let weight = self.weight();
-        if let Some((gradient, magnitude)) = self.queue.front().copied() {
-            if self.unseen.as_mut().is_some_and(|unseen| !unseen.admit(gradient.clock, magnitude, weight)) {
-                return None;
-            }
-            self.queue.pop_front();
+        if !self.queue.is_empty() {
+            let (index, admission) = self.choose()?;
+            let (gradient, _) = self.queue[index];
             shares.clear();
             shares.push(Share { gradient, weight });
+            if let Admission::Weigh(since) = admission {
+                return Some(ServerAction::Weigh { since });
+            }
+            self.queue.remove(index);
             self.fold = FoldState::Running(gradient);
             return Some(ServerAction::Apply);
         }

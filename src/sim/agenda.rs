@@ -10,6 +10,8 @@ use crate::scheme::Bound;
 /// crash.
 #[derive(Clone, Debug)]
 pub(super) enum AgendaEvent {
+    /// A worker that is in begins.
+    Start { worker: u32, incarnation: u32 },
     /// A worker comes back.
     Join { worker: u32 },
     /// A worker crashes, if it is still in this incarnation; `None`: in whichever it is.

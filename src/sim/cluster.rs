@@ -6,7 +6,10 @@ use super::engine::SimEngine;
 use super::{ClusterReport, Distribution, Faults, Network, Problem, SimError};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::kernel::{Optimizer, Schedule};
-use crate::scheme::{AnyScheme, Damping, Groups, SchemeConfig, ServerScheme, Start, WorkerScheme, damped};
+use crate::scheme::{
+    AnyScheme, Damping, Groups, NO_SUM, SchemeConfig, ServerScheme, Start, WorkerScheme, adds_up, damped,
+    summed,
+};
 
 /// A job to simulate: [`new`](Self::new), change what should differ, [`run`](Self::run).
 pub struct Cluster {
@@ -14,6 +17,9 @@ pub struct Cluster {
     pub scheme: AnyScheme,
     /// The effect of a gradient's staleness on its weight; without a server it has none.
     pub damping: Damping,
+    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up. Only where every gradient
+    /// is folded in.
+    pub additive: bool,
     /// The number of workers, up to [`MAX_WORKERS`](super::MAX_WORKERS); with a problem, a scheme may fold up to
     /// [`MAX_GRADIENTS`](crate::kernel::MAX_GRADIENTS) gradients at once.
     pub workers: usize,
@@ -24,6 +30,10 @@ pub struct Cluster {
     /// The factors by which each worker's times are longer than the distribution says; 1 for those that the list is
     /// too short for.
     pub factors: Vec<f64>,
+    /// The time, in seconds, at which each worker begins, though all are in from the first moment; 0 for those that the
+    /// list is too short for. Even workers that begin at different times stay apart: nothing but a bound brings them
+    /// together.
+    pub starts: Vec<f64>,
     /// Workers that become slower, or faster, on the way.
     pub changes: Vec<Change>,
     /// The network that carries messages.
@@ -31,7 +41,7 @@ pub struct Cluster {
     /// The faults of workers and of the network.
     pub faults: Faults,
     /// Workers see their own gradients before the server has folded them in: to a copy each adds those that are not in
-    /// it, at the weight `1/workers`. With SGD only.
+    /// it, at the weight `1/workers`, or 1 if updates add up. With SGD only.
     pub read_my_writes: bool,
     /// The end of the simulation.
     pub until: Until,
@@ -87,10 +97,12 @@ impl Cluster {
         Cluster {
             scheme: scheme.into(),
             damping: Damping::None,
+            additive: false,
             workers,
             seed,
             compute: Distribution::Constant { seconds: 1.0 },
             factors: Vec::new(),
+            starts: Vec::new(),
             changes: Vec::new(),
             network: Network::default(),
             faults: Faults::default(),
@@ -115,7 +127,7 @@ impl Cluster {
             return SimEngine::new(self, None, Some(&members), &mut |_| scheme.worker()).run();
         }
         let start = Start { workers: self.workers, clock: Clock::new(0), newest: Version::new(0) };
-        let server = damped(scheme.server(start)?, self.damping, start.newest);
+        let server = damped(summed(scheme.server(start)?, self.additive), self.damping, start.newest);
         SimEngine::new(self, Some(server), None, &mut |_| scheme.worker()).run()
     }
 
@@ -174,6 +186,14 @@ impl Cluster {
         )?;
         for factor in &self.factors {
             holds(positive(*factor), "a factor of a worker's times", factor, "it is finite and above 0")?;
+        }
+        for start in &self.starts {
+            holds(
+                not_negative(*start),
+                "the start of a worker",
+                start,
+                "it is in seconds, finite, at least 0",
+            )?;
         }
         for change in &self.changes {
             holds(
@@ -266,6 +286,12 @@ impl Cluster {
             holds(!has_server, "racks", &format!("used with {}", self.scheme), remedy)?;
             racks.check(self.workers)?;
         }
+        holds(
+            !self.additive || (has_server && adds_up(&self.scheme.needs())),
+            "additive",
+            &format!("used with {}", self.scheme),
+            NO_SUM,
+        )?;
         holds(
             self.damping == Damping::None || has_server,
             "damping",

@@ -147,18 +147,33 @@ impl<'a> SimEngine<'a> {
         }
         self.measure(false);
         self.drive_server()?;
-        let workers = self.workers.len();
-        for worker in 0..workers {
-            let clock = Clock::new(self.workers[worker].clock);
-            self.tell_worker(worker, WorkerEvent::Membership { workers })?;
-            self.tell_worker(worker, WorkerEvent::Joined { clock })?;
+        for worker in 0..self.workers.len() {
+            match self.cluster.starts.get(worker).copied().map(nanos) {
+                None | Some(0) => self.tell_joined(worker)?,
+                Some(at) => {
+                    let incarnation = self.workers[worker].incarnation;
+                    self.agenda.put(at, AgendaEvent::Start { worker: worker as u32, incarnation });
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Tells a worker that it is in.
+    fn tell_joined(&mut self, id: usize) -> Result<(), SimError> {
+        let (clock, workers) = (Clock::new(self.workers[id].clock), self.server.members);
+        self.tell_worker(id, WorkerEvent::Membership { workers })?;
+        self.tell_worker(id, WorkerEvent::Joined { clock })
     }
 
     fn step(&mut self, event: AgendaEvent) -> Result<(), SimError> {
         let now = self.agenda.now();
         match event {
+            AgendaEvent::Start { worker, incarnation } => {
+                let id = worker as usize;
+                let own = &self.workers[id];
+                if own.is_in && own.incarnation == incarnation { self.tell_joined(id) } else { Ok(()) }
+            }
             AgendaEvent::Join { worker } => self.join(worker as usize),
             AgendaEvent::Crash { worker, incarnation, back } => {
                 self.crash(worker as usize, incarnation, back);
@@ -230,9 +245,7 @@ impl<'a> SimEngine<'a> {
         self.gather_all()?;
         self.drive_server()?;
         self.tell_membership(id)?;
-        let (clock, workers) = (Clock::new(self.workers[id].clock), self.server.members);
-        self.tell_worker(id, WorkerEvent::Membership { workers })?;
-        self.tell_worker(id, WorkerEvent::Joined { clock })
+        self.tell_joined(id)
     }
 
     fn crash(&mut self, id: usize, incarnation: Option<u32>, back: Option<u64>) {

@@ -1,6 +1,7 @@
 //! The judge, which holds schemes to their promises.
 
 use std::ops::RangeInclusive;
+use std::rc::Rc;
 
 use super::Cluster;
 use super::model::ModelSnapshot;
@@ -22,6 +23,8 @@ pub(super) struct Judge {
     /// No gradient is consumed without being folded in.
     folds_all: bool,
     is_damped: bool,
+    /// Each gradient counts whole.
+    is_additive: bool,
     /// A gradient is added to a version at most so many after the one it was computed on.
     lag: Option<u64>,
     /// An update is made of so many gradients.
@@ -57,6 +60,7 @@ impl Judge {
                         Some(SchemeConfig::Abs { staleness: None, .. }) | Some(SchemeConfig::Delay { .. })
                     )),
             is_damped: cluster.damping != Damping::None,
+            is_additive: cluster.additive,
             lag: match scheme {
                 Some(SchemeConfig::Bsp) if stays => Some(0),
                 Some(SchemeConfig::Bap { staleness }) | Some(SchemeConfig::Delay { staleness, .. })
@@ -152,6 +156,7 @@ impl Judge {
         }
         let weight = match self.scheme {
             _ if self.is_damped => return Ok(()),
+            _ if self.is_additive => 1.0,
             Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. }) | Some(SchemeConfig::Abs { .. }) => {
                 1.0 / shares.len() as f32
             }
@@ -187,6 +192,12 @@ impl Judge {
             }
             _ => self.lag,
         }
+    }
+
+    /// The update of `version`, made of these, moved the parameters by so much.
+    pub(super) fn moves(&mut self, version: u64, shares: &[Share], update: &Rc<[f64]>) -> Result<(), String> {
+        let (Some(transit), [share]) = (&mut self.transit, shares) else { return Ok(()) };
+        transit.moves(version, share.gradient.worker, update)
     }
 
     /// A gradient is one of `of` in the update of `version`.

@@ -57,6 +57,7 @@ mod random;
 mod report;
 mod server;
 mod transit;
+mod updates;
 mod worker;
 
 pub use cluster::{Change, Cluster, Until};

@@ -20,7 +20,7 @@ pub(super) struct ModelSnapshot {
 pub(super) type Payload = Rc<[u8]>;
 
 /// Parameters that their owner updates: the server or, without one, a worker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Model {
     optimizer: Optimizer,
     learning_rate: f32,

@@ -7,6 +7,7 @@ use super::agenda::{AgendaEvent, Down, Held, Up};
 use super::engine::SimEngine;
 use super::model::{Model, ModelSnapshot, Payload};
 use super::report::{Point, WaitedFor};
+use super::updates::{Updates, moved};
 use super::{SimError, Until, nanos, seconds};
 use crate::clock::{Clock, Version, WorkerId};
 use crate::scheme::{
@@ -22,6 +23,8 @@ pub(super) struct SimServer {
     snapshot: Option<Rc<ModelSnapshot>>,
     /// None on time alone.
     pub(super) model: Option<Model>,
+    /// Kept for a scheme that weighs them.
+    pub(super) updates: Updates,
     pub(super) accounts: Vec<Account>,
     pub(super) members: usize,
     /// The requests that wait for a smallest clock, and perhaps for a version besides.
@@ -82,6 +85,7 @@ impl SimServer {
             smallest_clock: 0,
             snapshot: None,
             model,
+            updates: Updates::default(),
             accounts: (0..workers).map(|_| Account::default()).collect(),
             members: 0,
             by_clock: BTreeMap::new(),
@@ -135,6 +139,7 @@ impl SimEngine<'_> {
         };
         self.server.members += 1;
         self.judge.joined(worker, clock, self.server.version);
+        self.server.updates.joined(worker, self.server.version);
         self.wires.connect(worker);
         self.tell_server(ServerEvent::Joined {
             worker: WorkerId(worker as u32),
@@ -154,6 +159,7 @@ impl SimEngine<'_> {
         account.gradients.clear();
         self.server.members -= 1;
         self.judge.left(worker);
+        self.server.updates.left(worker);
         self.record.published.leave(WorkerId(worker as u32));
         if let Some(peers) = &mut self.peers {
             peers.leave(worker);
@@ -175,7 +181,7 @@ impl SimEngine<'_> {
         Ok(())
     }
 
-    fn tell_server(&mut self, event: ServerEvent) {
+    pub(super) fn tell_server(&mut self, event: ServerEvent) {
         self.server.scheme.handle_event(Instant::from_nanos(self.agenda.now()), event);
     }
 
@@ -223,6 +229,7 @@ impl SimEngine<'_> {
                 if let Some(transit) = &mut self.judge.transit {
                     transit.saw(worker, version);
                 }
+                self.server.updates.saw(worker, version);
                 let worker = WorkerId(worker as u32);
                 self.tell_server(ServerEvent::Seen { worker, version: Version::new(version) });
                 self.drive_server()
@@ -279,6 +286,7 @@ impl SimEngine<'_> {
             match action {
                 ServerAction::Expect => {}
                 ServerAction::Apply => self.apply(&shares)?,
+                ServerAction::Weigh { since } => self.weigh(since.get(), &shares)?,
                 ServerAction::Drop { gradient } => {
                     self.judge.drops(gradient).map_err(|what| self.broken(what))?;
                     self.consume(gradient)?;
@@ -357,11 +365,18 @@ impl SimEngine<'_> {
             },
             ..Statistics::default()
         };
+        let needs = self.cluster.scheme.needs();
         if let Some(model) = &mut self.server.model {
+            let before = needs.weighs_updates.then(|| model.values());
             let moments = model
-                .fold(version, &inputs, self.cluster.scheme.needs().measures_moments)
+                .fold(version, &inputs, needs.measures_moments)
                 .map_err(|source| SimError::Fold { version, source })?;
             (statistics.mean_norm_squared, statistics.variance) = moments.statistics();
+            if let Some(before) = before {
+                let update = moved(&before, &model.values());
+                self.server.updates.made(version, shares, &update);
+                self.judge.moves(version, shares, &update).map_err(|what| self.broken(what))?;
+            }
         }
         self.server.version = version;
         self.count_gradients(version, shares.len());

@@ -1,7 +1,9 @@
 //! The gradients in transit, as the value-bounded scheme counts them: the judge's own book.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
+use super::updates::largest;
 use crate::clock::{Clock, ClockTable, WorkerId};
 use crate::scheme::Strength;
 
@@ -17,6 +19,8 @@ pub(super) struct Transit {
     /// Version and magnitude of what is folded in and not seen by all workers, as far as the server knows.
     unseen: VecDeque<(u64, f64)>,
     seen: ClockTable,
+    /// For each worker, version and update of each of its gradients that was folded in and not seen by all.
+    made: Vec<VecDeque<(u64, Rc<[f64]>)>>,
 }
 
 /// Sums of the same numbers in another order differ by rounding.
@@ -31,6 +35,7 @@ impl Transit {
             last: vec![0.0; workers],
             unseen: VecDeque::new(),
             seen: ClockTable::default(),
+            made: vec![VecDeque::new(); workers],
         }
     }
 
@@ -57,6 +62,9 @@ impl Transit {
     /// A worker begins a clock, and knows its gradients of clocks before `credited` consumed: one more that is as large
     /// as its last must have room, unless there is none.
     pub(super) fn computes(&mut self, worker: usize, clock: u64, credited: u64) -> Result<(), String> {
+        if self.strength == Strength::Published {
+            return Ok(());
+        }
         let own = &mut self.own[worker];
         own.retain(|(published, _)| *published >= credited);
         let sum: f64 = own.iter().map(|(_, magnitude)| magnitude).sum();
@@ -72,7 +80,7 @@ impl Transit {
 
     /// The server folds a gradient of some clock into version `version`.
     pub(super) fn folds(&mut self, clock: u64, version: u64, magnitude: f64) -> Result<(), String> {
-        if self.strength == Strength::Weak {
+        if self.strength != Strength::Strong {
             return Ok(());
         }
         let (seen, nobody) = (self.seen.smallest().get(), self.seen.is_empty());
@@ -86,6 +94,29 @@ impl Transit {
             ));
         }
         self.unseen.push_back((version, magnitude));
+        Ok(())
+    }
+
+    /// As published: a gradient of `worker` made a version. What this worker has made and not all have seen has a sum
+    /// within the bound, or is this one update alone.
+    pub(super) fn moves(&mut self, version: u64, worker: WorkerId, update: &Rc<[f64]>) -> Result<(), String> {
+        if self.strength != Strength::Published {
+            return Ok(());
+        }
+        let seen = self.seen.smallest().get();
+        let Some(made) = self.made.get_mut(worker.index()) else { return Ok(()) };
+        made.retain(|(version, _)| *version > seen);
+        made.push_back((version, Rc::clone(update)));
+        let sum = largest(made.iter().map(|(_, update)| &**update));
+        let bound = self.bound / (version as f64).sqrt();
+        if made.len() > 1 && sum > bound * (1.0 + SLACK) {
+            return Err(format!(
+                "version {version} makes the {} updates of worker {} that not all have seen {sum} in sum, and the \
+                 bound is {bound}",
+                made.len(),
+                worker.0
+            ));
+        }
         Ok(())
     }
 }

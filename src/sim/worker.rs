@@ -272,7 +272,8 @@ impl SimEngine<'_> {
             return Rc::clone(&copy.snapshot.values);
         }
         let mut view = copy.snapshot.values.to_vec();
-        let (rate, weight) = (self.cluster.learning_rate, 1.0 / self.server.members as f32);
+        let weight = if self.cluster.additive { 1.0 } else { 1.0 / self.server.members as f32 };
+        let rate = self.cluster.learning_rate;
         for (_, own) in &worker.own {
             view.iter_mut().zip(values(own)).for_each(|(view, own)| *view -= rate * (weight * own));
         }

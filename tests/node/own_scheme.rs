@@ -184,6 +184,19 @@ fn what_no_server_can_keep_is_made_by_no_registry() {
     assert_eq!(Registry::new().make("ssp(3)"), Ok(SchemeConfig::Ssp { staleness: 3 }.into()));
 }
 
+/// It asks how large updates are in sum, which a real server does not keep.
+#[test]
+fn a_real_server_refuses_vap_as_published() {
+    let table = Table::new([("w", ElementType::F32, &[4][..])]).unwrap();
+    let scheme: SchemeConfig = "vap(strength=published)".parse().unwrap();
+    let options = ServerOptions { scheme: scheme.into(), ..ServerOptions::default() };
+    let made = Server::new(Shm::new(), &Address::random(), table, &[0.0; 4], options);
+    let error = made.err().expect("it is refused");
+    assert!(matches!(error, Error::Scheme { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("keeps no updates") && said.contains("use vap with strength=weak"), "{said}");
+}
+
 #[test]
 fn a_registry_takes_any_name_and_a_closure() {
     let staleness = 3;

@@ -1,8 +1,8 @@
 //! The schemes that count versions, values or groups.
 
 use slackline::scheme::{
-    Damping, Groups, Partition, SchemeConfig, ServerAction, ServerEvent, Share, WorkerAction, WorkerEvent,
-    damped,
+    Damping, Groups, Partition, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, WorkerAction,
+    WorkerEvent, damped,
 };
 use slackline::{Clock, Version};
 
@@ -252,4 +252,53 @@ fn a_strong_vap_worker_that_waits_goes_on_once_its_own_is_consumed() {
     assert!(worker.poll_action().is_some());
     worker.handle_event(NOW, WorkerEvent::Consumed { clock: Clock::new(1) });
     assert_eq!(worker.poll_action(), newest);
+}
+
+/// Two workers, whose second updates are small beside their first: what counts is the sum of a worker's own.
+#[test]
+fn published_vap_holds_back_the_worker_whose_sum_is_too_large_and_no_other() {
+    let mut server =
+        config("vap(4, strength=published)").server_at(2, Clock::new(0), Version::new(0)).unwrap();
+    let mut shares = Vec::new();
+    let mut poll = |server: &mut Box<dyn ServerScheme>| {
+        shares.clear();
+        let action = server.poll_action(&mut shares);
+        action.map(|action| (action, shares[0].gradient.worker.0))
+    };
+    let weighed = |worker: u32, clock: u64, largest: f64| ServerEvent::Weighed {
+        gradient: super::gradient(worker, clock),
+        largest,
+    };
+    for event in [joined(0, 0), joined(1, 0), computed(0, 0, 0, 9.0), computed(1, 0, 0, 9.0)] {
+        server.handle_event(NOW, event);
+    }
+    // One update alone, of each.
+    for worker in [0, 1] {
+        assert_eq!(poll(&mut server), Some((ServerAction::Apply, worker)));
+        server.handle_event(NOW, applied(u64::from(worker) + 1));
+    }
+    let seen = |worker: u32, version: u64| ServerEvent::Seen {
+        worker: slackline::internals::clock::WorkerId(worker),
+        version: Version::new(version),
+    };
+    for event in [seen(0, 1), computed(0, 1, 1, 9.0), seen(1, 2), computed(1, 1, 2, 9.0)] {
+        server.handle_event(NOW, event);
+    }
+    // All have seen version 1, so that worker 0 has nothing in transit; version 2 is worker 1's.
+    assert_eq!(poll(&mut server), Some((ServerAction::Apply, 0)));
+    server.handle_event(NOW, applied(3));
+    let since = Version::new(1);
+    assert_eq!(poll(&mut server), Some((ServerAction::Weigh { since }, 1)));
+    assert_eq!(poll(&mut server), None, "it was asked");
+    // The bound of update 4 is 4 / sqrt(4).
+    server.handle_event(NOW, weighed(1, 1, 2.01));
+    assert_eq!(poll(&mut server), None);
+    server.handle_event(NOW, seen(0, 2));
+    assert_eq!(poll(&mut server), Some((ServerAction::Apply, 1)), "version 2 is seen by all");
+    server.handle_event(NOW, applied(4));
+    server.handle_event(NOW, seen(1, 4));
+    server.handle_event(NOW, computed(1, 2, 4, 9.0));
+    assert_eq!(poll(&mut server), Some((ServerAction::Weigh { since: Version::new(2) }, 1)));
+    server.handle_event(NOW, weighed(1, 2, 4.0 / 5f64.sqrt()));
+    assert_eq!(poll(&mut server), Some((ServerAction::Apply, 1)), "opposite updates add up to little");
 }

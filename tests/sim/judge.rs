@@ -73,7 +73,7 @@ fn promises_are_kept_whatever_is_learnt() {
         let mut random = Random::new(!seed);
         let k = 1 + random.below(3) as u16;
         let delivery = [Delivery::Interrupt, Delivery::Wait, Delivery::Pull][seed as usize % 3];
-        let strength = [Strength::Weak, Strength::Strong][seed as usize % 2];
+        let strength = [Strength::Weak, Strength::Strong, Strength::Published][seed as usize % 3];
         let staleness = [None, Some(seed % 4)][seed as usize % 2];
         let shrink = [Shrink::Fixed, Shrink::WithK][seed as usize / 2 % 2];
         let (digits, authors) = (scheme::Partition::Digits, scheme::Partition::Authors);

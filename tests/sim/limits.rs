@@ -282,3 +282,18 @@ fn more_workers_than_the_peers_of_a_real_server_each_make_their_own_clocks() {
     assert!(report.of_workers.iter().all(|worker| worker.clocks >= 2));
     assert_eq!(report.gradients, report.of_workers.iter().map(|worker| worker.clocks).sum::<u64>());
 }
+
+/// Four is a power of two, so that a quarter of a gradient and a quarter of the step size round alike.
+#[test]
+fn updates_that_add_up_are_means_at_a_step_size_divided_by_the_workers() {
+    for scheme in ["bsp", "asp", "ssp(2)", "essp(2)", "bap(2)"] {
+        let ended = |additive, rate| {
+            let mut cluster = learning(of(scheme), 4, logistic(), 200);
+            (cluster.additive, cluster.learning_rate, cluster.read_my_writes) = (additive, rate, true);
+            run(cluster).parameters
+        };
+        let sums = ended(true, 0.125);
+        assert_eq!(sums, ended(false, 0.5), "{scheme}");
+        assert_ne!(sums, ended(false, 0.125), "{scheme}");
+    }
+}

@@ -159,3 +159,18 @@ fn a_thousand_workers_average_as_one_group() {
     let report = run(cluster);
     assert_eq!((report.end, report.counts.averages), (2.0, 2));
 }
+
+/// One worker begins a clock and a half late. When another one begins clock `c`, at second `c`, it has completed those
+/// before `c - 2`: what is read is of clock `c - 3`. The late one reads what holds all but its own last gradient, which
+/// it has only just sent. Nothing brings even workers together again.
+#[test]
+fn even_workers_that_begin_apart_stay_apart() {
+    let mut cluster = Cluster::new(SchemeConfig::Essp { staleness: 4 }, 8, 1);
+    cluster.starts = vec![1.5];
+    cluster.until = Until::Clocks(200);
+    let report = run(cluster);
+    let apart = report.staleness.part(-3..=-3);
+    assert!((0.86..=0.89).contains(&apart), "seven of eight workers: {apart}");
+    near("the one that is late waits for nobody", report.staleness.part(-2..=-2), 1.0 / 8.0, 0.1);
+    assert_eq!(report.end, 201.5);
+}

@@ -152,6 +152,8 @@ fn every_bound_loosened_by_one_is_caught() {
         // Requests follow gradients, so only a worker that does not ask has any in transit.
         (vap(0.1, Strength::Weak), SchemeConfig::Ssp { staleness: 3 }, "in transit and"),
         (vap(2.0, Strength::Strong), vap(2.05, Strength::Strong), "that not all have seen"),
+        (vap(0.5, Strength::Published), vap(0.505, Strength::Published), "that not all have seen"),
+        (vap(0.5, Strength::Published), SchemeConfig::Asp, "that not all have seen"),
     ];
     for (promised, kept, says) in pairs {
         let mut cluster = Cluster::new(promised, 8, 1);
@@ -279,7 +281,7 @@ fn delayed_updates_are_as_late_as_they_say() {
 /// Weak: a worker with much in transit waits. Strong: so does the server, for all to have seen.
 #[test]
 fn bounded_values_wait_the_longer_the_smaller_the_bound() {
-    for strength in [Strength::Weak, Strength::Strong] {
+    for strength in [Strength::Weak, Strength::Strong, Strength::Published] {
         let end = |bound| {
             let mut cluster = Cluster::new(SchemeConfig::Vap { bound, strength }, 4, 1);
             cluster.compute = Distribution::Exponential { mean: 1.0 };

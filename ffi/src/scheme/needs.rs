@@ -94,6 +94,7 @@ impl slackline_scheme_needs {
             measures_moments: self.measures_moments != 0,
             folds_all_in_order: self.folds_all_in_order != 0,
             counts_versions: self.counts_versions != 0,
+            ..Needs::default()
         })
     }
 }

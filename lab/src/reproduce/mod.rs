@@ -8,6 +8,7 @@ mod abs;
 mod bap;
 mod bap_network;
 mod claims;
+mod contest;
 mod dai;
 mod dbw;
 mod dbw_argmax;
@@ -129,7 +130,10 @@ pub const RECIPES: &[Recipe] = &[
     dbw_published::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
+    abs::SORTED,
     essp::RECIPE,
+    contest::ESSP,
+    contest::VAP,
     regret::RECIPE,
     ds_sync::MEAN,
     ds_sync::RECIPE,

@@ -16,6 +16,9 @@ pub struct ServerOptions {
     pub scheme: scheme::AnyScheme,
     /// The effect of a gradient's staleness on its weight.
     pub damping: scheme::Damping,
+    /// Each gradient counts whole, whatever its scheme would weigh it with: updates add up, as counts do, and the step
+    /// size is not shared among the workers. Under BSP, ASP, SSP, ESSP, BAP and others that fold every gradient in.
+    pub additive: bool,
     /// Number of workers of the job: nothing is applied before that many have joined.
     pub workers: usize,
     /// The optimiser, by which gradients move parameters.
@@ -59,6 +62,7 @@ impl ServerOptions {
         ServerOptions {
             scheme: scheme.into(),
             damping: scheme::Damping::None,
+            additive: false,
             workers,
             optimizer: Optimizer::Sgd { weight_decay: 0.0 },
             learning_rate,

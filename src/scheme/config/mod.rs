@@ -14,7 +14,7 @@ use super::delay::DelayServer;
 use super::groups::Averager;
 use super::ssp::{SspReader, SspServer};
 use super::turn::{OncePerVersion, OwnConsumed};
-use super::vap::{Unseen, VapWorker};
+use super::vap::{HoldBack, OwnSums, Unseen, VapWorker};
 use super::{
     Choice, Delivery, Groups, Partition, ServerScheme, Shrink, StepRule, Strength, WaitFor, WorkerScheme,
 };
@@ -68,7 +68,7 @@ pub enum SchemeConfig {
     /// Value-bounded asynchronous parallel (Dai et al., AAAI 2015, arXiv 1410.8043): no clock bounds anything; what is
     /// in transit may be so large, counted in largest elements of gradients times their weights, and `1 / sqrt(c + 1)`
     /// of that in clock `c`. How large a gradient is is known only when it is computed: until then its worker takes it
-    /// to be as large as its last.
+    /// to be as large as its last. [`Strength::Published`] counts sums of updates instead.
     Vap {
         /// The bound in clock 0; above 0.
         bound: f32,
@@ -244,7 +244,7 @@ impl SchemeConfig {
     pub const fn slots(&self) -> u16 {
         match *self {
             // What no clock bounds goes as far as there is room.
-            SchemeConfig::Vap { .. } => 4,
+            SchemeConfig::Vap { strength: Strength::Weak | Strength::Strong, .. } => 4,
             SchemeConfig::Bap { staleness } | SchemeConfig::Delay { staleness, .. } => {
                 let ahead = if staleness < Self::RUN_AHEAD_MAX { staleness } else { Self::RUN_AHEAD_MAX };
                 ahead as u16 + 2
@@ -274,13 +274,13 @@ impl SchemeConfig {
     /// [`ServerEvent::Seen`](super::ServerEvent::Seen).
     #[doc(hidden)]
     pub const fn reports_reads(&self) -> bool {
-        matches!(self, SchemeConfig::Vap { strength: Strength::Strong, .. })
+        matches!(self, SchemeConfig::Vap { strength: Strength::Strong | Strength::Published, .. })
     }
 
     /// True if workers are to measure the largest magnitude of their gradients.
     #[doc(hidden)]
     pub const fn measures_magnitude(&self) -> bool {
-        matches!(self, SchemeConfig::Vap { .. })
+        matches!(self, SchemeConfig::Vap { strength: Strength::Weak | Strength::Strong, .. })
     }
 
     /// True if servers are to measure norm and variance of the gradients that they fold. Losses they report whenever
@@ -293,7 +293,11 @@ impl SchemeConfig {
     /// True if it promises what it does of plain SGD alone, so that a server refuses other optimisers.
     #[doc(hidden)]
     pub const fn requires_sgd(&self) -> bool {
-        matches!(self, SchemeConfig::Dbw { choice: Choice::Published, .. })
+        matches!(
+            self,
+            SchemeConfig::Dbw { choice: Choice::Published, .. }
+                | SchemeConfig::Vap { strength: Strength::Published, .. }
+        )
     }
 
     /// True if it takes each update for a step along the gradient, so that a server refuses optimisers whose steps have
@@ -352,7 +356,7 @@ impl SchemeConfig {
     pub const fn counts_versions(&self) -> bool {
         matches!(
             self,
-            SchemeConfig::Vap { strength: Strength::Strong, .. }
+            SchemeConfig::Vap { strength: Strength::Strong | Strength::Published, .. }
                 | SchemeConfig::Dbw { .. }
                 | SchemeConfig::Abs { staleness: Some(_), .. }
                 | SchemeConfig::Abs {
@@ -393,7 +397,10 @@ impl SchemeConfig {
                 let server = SspServer::new(workers, false, clock);
                 Box::new(match strength {
                     Strength::Weak => server,
-                    Strength::Strong => server.holding_back(Unseen::new(bound, newest)),
+                    Strength::Strong => server.holding_back(HoldBack::Unseen(Unseen::new(bound, newest))),
+                    Strength::Published => {
+                        server.holding_back(HoldBack::OwnSums(OwnSums::new(bound, newest)))
+                    }
                 })
             }
             SchemeConfig::Dbw { delivery, choice, steps } => {
@@ -419,6 +426,7 @@ impl SchemeConfig {
             SchemeConfig::Essp { staleness } | SchemeConfig::Bap { staleness } => {
                 Box::new(SspReader::fresh(Some(staleness)))
             }
+            SchemeConfig::Vap { strength: Strength::Published, .. } => Box::new(OwnConsumed::new()),
             SchemeConfig::Vap { bound, strength } => Box::new(VapWorker::new(bound, strength, self.slots())),
             SchemeConfig::Dbw { .. } | SchemeConfig::Delay { .. } => Box::new(OncePerVersion::new()),
             SchemeConfig::Abs { .. } => Box::new(OwnConsumed::new()),

@@ -75,7 +75,7 @@ const ENTRIES: [SchemeEntry; 13] = [
 fn vap(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     Ok(SchemeConfig::Vap {
         bound: given.value("bound", 1.0, |bound: &f32| *bound > 0.0 && bound.is_finite(), POSITIVE)?,
-        strength: given.word("strength", &STRENGTHS, "weak or strong")?,
+        strength: given.word("strength", &STRENGTHS, "weak, strong or published")?,
     })
 }
 
@@ -200,7 +200,8 @@ const DBW_LOSS_GROWTH: f32 = 1.0;
 type BarrierRule = fn(u16) -> WaitFor;
 
 /// The words that stand for values of a setting; the first word is the default.
-const STRENGTHS: [(&str, Strength); 2] = [("weak", Strength::Weak), ("strong", Strength::Strong)];
+const STRENGTHS: [(&str, Strength); 3] =
+    [("weak", Strength::Weak), ("strong", Strength::Strong), ("published", Strength::Published)];
 const DELIVERIES: [(&str, Delivery); 3] =
     [("interrupt", Delivery::Interrupt), ("wait", Delivery::Wait), ("pull", Delivery::Pull)];
 const STEPS: [(&str, StepRule); 3] = [

@@ -226,7 +226,7 @@ impl ServerScheme for DbwServer {
                     self.arrive(now, gradient, base);
                 }
             }
-            ServerEvent::Seen { .. } => {}
+            ServerEvent::Seen { .. } | ServerEvent::Weighed { .. } => {}
             ServerEvent::Applied { version, statistics } => self.applied(now, version, &statistics),
         }
     }

@@ -30,6 +30,7 @@ pub(super) fn run(args: &SimArgs) -> Result<ExitCode, Failure> {
         ))
         .help("choose another"));
     }
+    scheme.as_ref().map_or(Ok(()), scheme_args::check_real)?;
     let scheme = scheme.map(Into::into);
     let options = FabricOptions { scheme, spare_nodes: args.spare_nodes, only: args.only };
     let Some(count) = args.seeds else {

@@ -1,19 +1,24 @@
 //! Value-bounded asynchronous parallel: what is in transit may be so large and no larger.
 //!
 //! From Dai et al., *High-Performance Distributed ML at Scale through Parameter Server Consistency Models*, AAAI 2015,
-//! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. The magnitude of a gradient is that of its
-//! largest element, times the weight that it is folded with; the bound of clock `c` is `bound / sqrt(c + 1)`. One
-//! gradient alone is always let through, however large it is, so what is in transit is at most the larger of the bound
-//! and one gradient.
+//! arXiv 1410.8043, after arXiv 1312.7869, which tells weak from strong. These two are counted in a form of our own:
+//! the magnitude of a gradient is that of its largest element, times the weight that it is folded with, magnitudes are
+//! added, and the bound of clock `c` is `bound / sqrt(c + 1)`. One gradient alone is always let through, however large
+//! it is, so what is in transit is at most the larger of the bound and one gradient. The form that was published, with
+//! sums of updates instead, is in `published`.
+
+mod published;
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
 use super::turn::{TurnStep, after};
-use super::{Bound, WorkerAction, WorkerEvent, WorkerScheme};
+use super::{Bound, GradientId, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::clock::{Clock, ClockTable, Version, WorkerId};
 use crate::time::Instant;
+
+pub(super) use published::{Admission, OwnSums};
 
 /// The gradients that count as in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +29,11 @@ pub enum Strength {
     Weak,
     /// A worker's own, and all gradients that are folded in and not yet seen by every worker: the server waits too.
     Strong,
+    /// As published: each worker's own updates that some worker has not yet seen, counted by the largest element of
+    /// their sum. The server holds an update back that would take the sum beyond the bound, and its worker waits for
+    /// it; `bound / sqrt(t)` is that of update `t` of the server. For plain SGD, in the simulator alone: a real server
+    /// keeps no updates to add up.
+    Published,
 }
 
 /// The bound of a clock.
@@ -93,16 +103,16 @@ impl Unseen {
     }
 
     /// Takes a worker in. It holds nothing that could be too old: what it will pull is the newest version.
-    pub(super) fn join(&mut self, worker: WorkerId) {
+    fn join(&mut self, worker: WorkerId) {
         self.seen.join_at(worker, Clock::new(self.newest.get()));
     }
 
-    pub(super) fn leave(&mut self, worker: WorkerId) {
+    fn leave(&mut self, worker: WorkerId) {
         self.seen.leave(worker);
         self.forget();
     }
 
-    pub(super) fn see(&mut self, worker: WorkerId, version: Version) {
+    fn see(&mut self, worker: WorkerId, version: Version) {
         self.seen.advance(worker, Clock::new(version.min(self.newest).get()));
         self.forget();
     }
@@ -123,10 +133,54 @@ impl Unseen {
         admitted
     }
 
-    pub(super) fn applied(&mut self, version: Version) {
+    fn applied(&mut self, version: Version) {
         self.newest = version;
         self.folded.push(version, self.folding);
         self.forget();
+    }
+}
+
+/// What holds gradients back at a server, if anything does.
+#[derive(Debug)]
+pub(super) enum HoldBack {
+    Unseen(Unseen),
+    OwnSums(OwnSums),
+}
+
+impl HoldBack {
+    pub(super) fn join(&mut self, worker: WorkerId) {
+        match self {
+            HoldBack::Unseen(unseen) => unseen.join(worker),
+            HoldBack::OwnSums(sums) => sums.join(worker),
+        }
+    }
+
+    pub(super) fn leave(&mut self, worker: WorkerId) {
+        match self {
+            HoldBack::Unseen(unseen) => unseen.leave(worker),
+            HoldBack::OwnSums(sums) => sums.leave(worker),
+        }
+    }
+
+    pub(super) fn see(&mut self, worker: WorkerId, version: Version) {
+        match self {
+            HoldBack::Unseen(unseen) => unseen.see(worker, version),
+            HoldBack::OwnSums(sums) => sums.see(worker, version),
+        }
+    }
+
+    pub(super) fn weighed(&mut self, gradient: GradientId, largest: f64) {
+        if let HoldBack::OwnSums(sums) = self {
+            sums.weighed(gradient, largest);
+        }
+    }
+
+    /// A version was made of a gradient of `worker`, if it is still in.
+    pub(super) fn applied(&mut self, version: Version, worker: Option<WorkerId>) {
+        match self {
+            HoldBack::Unseen(unseen) => unseen.applied(version),
+            HoldBack::OwnSums(sums) => sums.applied(version, worker),
+        }
     }
 }
 
