@@ -1,4 +1,4 @@
-//! A block of a ConvNet: convolution, batch normalisation, rectified linear units, and the largest of each 2 x 2 pixels.
+//! A block of a ConvNet: convolution, batch normalisation, rectified linear units, the largest of each 2 x 2 pixels.
 //!
 //! Batch normalisation (Ioffe and Szegedy, 2015) takes mean and variance of each map over the batch while it trains,
 //! and those that it has remembered when it is evaluated. The remembered ones are parameters like all others, so that
@@ -7,7 +7,7 @@
 
 use super::TensorSpec;
 use super::compute::{Pieces, Stopped};
-use super::convolution::{KERNEL, Shape};
+use super::convolution::{Image, KERNEL};
 use super::kernels::Rows;
 
 /// Maps of the two blocks.
@@ -49,7 +49,7 @@ pub(super) struct Room {
     mean: Vec<f32>,
     variance: Vec<f32>,
     scale: Vec<f32>,
-    /// For each output the place of the largest pixel among the maps.
+    /// For each output the index of the largest pixel among all maps.
     largest: Vec<usize>,
     /// Examples x maps x a quarter of the pixels.
     pub(super) outputs: Vec<f32>,
@@ -58,23 +58,23 @@ pub(super) struct Room {
 }
 
 impl Block {
-    fn shape(&self) -> Shape {
-        Shape { planes: self.planes, side: self.side }
+    fn image(&self) -> Image {
+        Image { planes: self.planes, side: self.side }
     }
 
     /// Values that come in for each example.
     pub(super) fn inputs(&self) -> usize {
-        self.planes * self.shape().pixels()
+        self.planes * self.image().pixels()
     }
 
     /// Values that go out for each example.
     pub(super) fn outputs(&self) -> usize {
-        self.channels * self.shape().pixels() / 4
+        self.channels * self.image().pixels() / 4
     }
 
     /// Weights of one map.
     pub(super) fn fan_in(&self) -> usize {
-        self.shape().fan_in()
+        self.image().fan_in()
     }
 
     pub(super) fn parameters(&self) -> usize {
@@ -119,7 +119,7 @@ impl Block {
             pieces.before(example)?;
             self.convolve(parameters, inputs.get(example), example, room);
         }
-        let count = (examples * self.shape().pixels()) as f64;
+        let count = (examples * self.image().pixels()) as f64;
         for channel in 0..self.channels {
             let mean = self.values(&room.maps, channel).map(f64::from).sum::<f64>() / count;
             let squares = self.values(&room.maps, channel).map(|value| (f64::from(value) - mean).powi(2));
@@ -147,7 +147,7 @@ impl Block {
     }
 
     fn prepare(&self, examples: usize, room: &mut Room) {
-        room.maps.resize(examples * self.channels * self.shape().pixels(), 0.0);
+        room.maps.resize(examples * self.channels * self.image().pixels(), 0.0);
         for part in [&mut room.mean, &mut room.variance, &mut room.scale] {
             part.resize(self.channels, 0.0);
         }
@@ -155,20 +155,20 @@ impl Block {
 
     /// Fills the maps of one example.
     fn convolve(&self, parameters: &[f32], image: &[f32], example: usize, room: &mut Room) {
-        let length = self.channels * self.shape().pixels();
+        let length = self.channels * self.image().pixels();
         let maps = &mut room.maps[example * length..][..length];
-        self.shape().convolve(image, self.of(parameters).weight, maps, &mut room.patches);
+        self.image().convolve(image, self.of(parameters).weight, maps, &mut room.patches);
     }
 
     /// The values of one map, of all examples.
     fn values<'a>(&self, maps: &'a [f32], channel: usize) -> impl Iterator<Item = f32> + 'a {
-        let pixels = self.shape().pixels();
+        let pixels = self.image().pixels();
         maps.chunks_exact(pixels).skip(channel).step_by(self.channels).flatten().copied()
     }
 
     fn normalise_and_pool(&self, parameters: &[f32], room: &mut Room) {
         let Own { factor, shift, .. } = self.of(parameters);
-        let (side, pixels) = (self.side, self.shape().pixels());
+        let (side, pixels) = (self.side, self.image().pixels());
         room.outputs.clear();
         room.largest.clear();
         // The first pixel of each square, of which the others are one to the right, one down, and both.
@@ -179,16 +179,16 @@ impl Block {
             let (mean, scale) = (room.mean[channel], room.scale[channel]);
             map.iter_mut().for_each(|value| *value = (*value - mean) * scale);
             for first in corners() {
-                let (mut place, mut largest) = (first, f32::NEG_INFINITY);
+                let (mut pixel, mut largest) = (first, f32::NEG_INFINITY);
                 for at in [first, first + 1, first + side, first + side + 1] {
                     let value = factor[channel] * map[at] + shift[channel];
                     // NaN stays NaN: a run that diverged must show it.
                     if value > largest || value.is_nan() {
-                        (place, largest) = (at, value);
+                        (pixel, largest) = (at, value);
                     }
                 }
                 room.outputs.push(if largest < 0.0 { 0.0 } else { largest });
-                room.largest.push(index * pixels + place);
+                room.largest.push(index * pixels + pixel);
             }
         }
     }
@@ -207,9 +207,9 @@ impl Block {
         let (own, gradient) = (self.of(parameters), self.of_mut(gradient));
         room.deltas.clear();
         room.deltas.resize(room.maps.len(), 0.0);
-        for ((place, output), delta) in room.largest.iter().zip(&room.outputs).zip(&room.output_deltas) {
+        for ((pixel, output), delta) in room.largest.iter().zip(&room.outputs).zip(&room.output_deltas) {
             // Nothing flows back through a unit that is off.
-            room.deltas[*place] = if *output == 0.0 { 0.0 } else { *delta };
+            room.deltas[*pixel] = if *output == 0.0 { 0.0 } else { *delta };
         }
         for channel in 0..self.channels {
             let (shift, factor) = self.through_norm(own.factor[channel], channel, room);
@@ -218,13 +218,13 @@ impl Block {
             gradient.mean[channel] = own.mean[channel] - room.mean[channel];
             gradient.variance[channel] = own.variance[channel] - room.variance[channel];
         }
-        let length = self.channels * self.shape().pixels();
+        let length = self.channels * self.image().pixels();
         for (example, deltas) in room.deltas.chunks_exact(length).enumerate() {
             pieces.before(example)?;
-            self.shape().add_gradient(inputs.get(example), deltas, gradient.weight, &mut room.patches);
+            self.image().add_gradient(inputs.get(example), deltas, gradient.weight, &mut room.patches);
             if let Some(input_deltas) = &mut input_deltas {
                 let image = &mut input_deltas[example * self.inputs()..][..self.inputs()];
-                self.shape().image_deltas(deltas, own.weight, image, &mut room.patches);
+                self.image().image_deltas(deltas, own.weight, image, &mut room.patches);
             }
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Block {
     ///
     /// With x normalised over n values, the derivative before it is scale * factor * (d - mean(d) - x * mean(d x)).
     fn through_norm(&self, factor: f32, channel: usize, room: &mut Room) -> (f32, f32) {
-        let (pixels, channels) = (self.shape().pixels(), self.channels);
+        let (pixels, channels) = (self.image().pixels(), self.channels);
         let pairs = self.values(&room.deltas, channel).zip(self.values(&room.maps, channel));
         let (mut sum, mut product, mut count) = (0.0f64, 0.0f64, 0.0f64);
         for (delta, value) in pairs {

@@ -216,7 +216,7 @@ impl ModelSpec {
         assert!(data.classes <= self.classes(), "the data have {} classes, for a {self}", data.classes);
     }
 
-    /// The scratch, with a place for each block and each layer.
+    /// The scratch, with room for each block and each layer.
     fn room<'a>(&self, scratch: &'a mut Scratch) -> &'a mut Scratch {
         scratch.blocks.resize_with(self.blocks.len(), Room::default);
         scratch.outputs.resize_with(self.layers.len(), Vec::new);

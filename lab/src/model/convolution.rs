@@ -8,14 +8,14 @@ use super::kernels::{add_scaled, dot};
 /// The side of a square of weights.
 pub(super) const KERNEL: usize = 5;
 
-/// An image: planes of squares, one after the other, row by row.
+/// The shape of an image: planes of squares, one after the other, row by row.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct Image {
     pub(super) planes: usize,
     pub(super) side: usize,
 }
 
-impl Shape {
+impl Image {
     pub(super) fn pixels(self) -> usize {
         self.side * self.side
     }

@@ -31,7 +31,7 @@ pub enum ModelSpecError {
     TooLarge { columns: usize, classes: usize, hidden: Vec<usize>, limit: usize },
 
     /// There are more hidden layers than any perceptron learns through.
-    #[error("{layers} hidden layers are more than the {limit} that are possible; {}", self.remedy().unwrap_or_default())]
+    #[error("{layers} hidden layers are more than {limit}; {}", self.remedy().unwrap_or_default())]
     TooDeep { layers: usize, limit: usize },
 
     /// A convolution has nothing to slide over.

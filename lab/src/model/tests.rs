@@ -309,12 +309,12 @@ fn a_worker_with_a_shard_takes_all_of_it_in_an_epoch_and_nothing_else() {
         }
     }
     // Two workers whose shards are as long take them in different orders.
-    let places = |worker: usize| -> Vec<usize> {
+    let positions = |worker: usize| -> Vec<usize> {
         let dealt = Shards::Sorted.deal(&labels, 4, 5).unwrap().unwrap();
         let rows = sharded(worker, 25).rows(0).to_vec();
         rows.iter().map(|row| dealt[worker].iter().position(|own| own == row).unwrap()).collect()
     };
-    assert_ne!(places(0), places(1));
+    assert_ne!(positions(0), positions(1));
     // A dirichlet shard may have fewer examples than a batch: then a step takes them all.
     let uneven = Shards::Dirichlet(0.3);
     let shortest =

@@ -13,11 +13,11 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "k-async",
     title: "K-async updates are M/K - 1 versions stale; a bound is kept",
     file: include_str!("settings/k-async.toml"),
-    remarks: "The formula under a bound: exponential times have no memory, so that in each round each worker is among \
-              the K of M with the probability K/M, whatever it computes on. The age of what it computes on is therefore \
-              a with a probability in proportion to q^a, where q = 1 - K/M, and a goes from 0 to the bound b: mean \
-              staleness is that of this distribution, and in each round M q P(b) workers are older than the bound \
-              and begin again.",
+    remarks: "The formula under a bound: exponential times have no memory, so that in each round each \
+              worker is among the K of M with the probability K/M, whatever it computes on. The age of \
+              what it computes on is therefore a with a probability in proportion to q^a, where q = 1 - \
+              K/M, and a goes from 0 to the bound b: mean staleness is that of this distribution, and in \
+              each round M q P(b) workers are older than the bound and begin again.",
     run,
 };
 

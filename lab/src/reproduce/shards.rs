@@ -20,8 +20,9 @@ pub(super) const DIGITS: Recipe = Recipe {
     name: "shards",
     title: "What uneven shards cost each scheme",
     file: include_str!("settings/shards.toml"),
-    remarks: "Each scheme sees as many examples whatever the shards. Accuracy is that of the parameters that all share, \
-              or of the mean of all workers' parameters; the ConvNet's uses the means and variances that it remembers.",
+    remarks: "Each scheme sees as many examples whatever the shards. Accuracy is that of the parameters \
+              that all share, or of the mean of all workers' parameters; the ConvNet's uses the means and \
+              variances that it remembers.",
     run,
 };
 

@@ -273,8 +273,8 @@ const RACE: &str = "
 Four workers on the digits (perceptron, momentum 0.9), whose steps sleep 10 ms on average: the time to 95 % of the test
 examples over that of BSP, with its 95 % interval over the seeds, at the best step size of each, which stands behind it;
 the row of BSP has seconds. \"An end\" says that a step size beyond the grid may be better still. The settings lie in
-`lab/src/reproduce/settings/race.toml`. An earlier grid of step sizes, 0.02 to 0.16, had an end as the best in ten of the
-sixteen cells, so that it was widened at both ends.
+`lab/src/reproduce/settings/race.toml`. An earlier grid of step sizes, 0.02 to 0.16, had an end as the best in ten of
+the sixteen cells, so that it was widened at both ends.
 
 ";
 

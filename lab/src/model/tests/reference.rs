@@ -71,15 +71,15 @@ fn block(
             sum
         };
         let map = |image: &Vec<f64>| -> Vec<f64> {
-            (0..side * side).map(|place| at(image, place / side, place % side)).collect()
+            (0..side * side).map(|index| at(image, index / side, index % side)).collect()
         };
         let maps: Vec<Vec<f64>> = images.iter().map(map).collect();
         let count = (maps.len() * side * side) as f64;
         let mean = maps.iter().flatten().sum::<f64>() / count;
         let variance = maps.iter().flatten().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
         for (map, output) in maps.iter().zip(&mut outputs) {
-            for place in 0..side * side / 4 {
-                let (y, x) = (place / (side / 2) * 2, place % (side / 2) * 2);
+            for index in 0..side * side / 4 {
+                let (y, x) = (index / (side / 2) * 2, index % (side / 2) * 2);
                 let square = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(down, right)| {
                     let normal = (map[(y + down) * side + x + right] - mean) / (variance + 1e-5).sqrt();
                     (factor[channel] * normal + shift[channel]).max(0.0)
