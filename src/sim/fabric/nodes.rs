@@ -452,7 +452,7 @@ impl Incarnation {
                 continue;
             };
             let tell = |publisher: &Publisher<SimTransport>| {
-                let (version, label, payload) = publisher.served();
+                let (version, label, payload) = publisher.served().expect("the fabric has host memory alone");
                 let payload = payload.as_volatile();
                 self.judge.borrow_mut().relayed(publisher.epoch(), version.get(), label.origin, payload);
             };
