@@ -44,7 +44,7 @@ fn a_chunk_that_has_landed_is_whole() {
             }
         });
         for clock in [0, 1].map(Clock::new) {
-            let payload = inbox.payload(clock).unwrap();
+            let payload = inbox.payload(clock).unwrap().host().unwrap().clone();
             let (landed, value) = (inbox.landed(clock), clock.get() + 1);
             if landed >= 1 {
                 assert_eq!(words(&payload, [0]), [value], "a chunk was read before it had landed");
@@ -86,7 +86,7 @@ pub(crate) fn announced<E: Endpoint + 'static>(
             Version::new(clock.get()),
             "the header is not that of the gradient that was announced"
         );
-        let words = words(&inbox.payload(clock).unwrap(), [0, 1]);
+        let words = words(inbox.payload(clock).unwrap().host().unwrap(), [0, 1]);
         assert_eq!(words, [clock.get() + 1; 2], "the gradient is not the one that was announced");
         read.store(clock.get() + 1, Relaxed);
         frames.set_consumed(0, clock.next());

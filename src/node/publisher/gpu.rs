@@ -92,10 +92,11 @@ impl<T: Transport> Draft<T> {
     pub fn copy_from_gpu(&mut self, offset: u64, from: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let into = self.range(offset, from.bytes())?;
         let copies = &mut self.copies.tickets;
-        Ok(match &into {
+        match &into {
             PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
             PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
-        })
+        }
+        Ok(())
     }
 
     /// Publishes it as the next version once the GPU has copied all of it. It returns at once; the publisher's thread
