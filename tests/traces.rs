@@ -4,8 +4,7 @@ mod traces {
     pub(super) mod runs;
 }
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use slackline::internals::param::Consistency;
 use slackline::internals::trace::Property;
@@ -14,9 +13,7 @@ use slackline::{
     Wanted,
 };
 
-use traces::runs::{
-    READS, TIMEOUT, a_run_is_accepted_and_each_read_verified, judge, publish_without_a_pause, publisher, run,
-};
+use traces::runs::{READS, TIMEOUT, a_run_is_accepted_and_each_read_verified, judge, publisher, run};
 
 /// The same run, with a reader that takes whatever is there.
 fn a_run_with_torn_reads_is_rejected<T: Transport + Clone + Send + Sync>(transport: T, at: &Address) {

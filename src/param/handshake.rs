@@ -89,7 +89,7 @@ pub enum PeerRole {
     Reader,
     /// Only asks what there is, and leaves.
     Inquirer,
-    /// Only asks a publisher from whom to read, and leaves: it is answered with a [`TreePosition`](super::TreePosition).
+    /// Only asks a publisher from whom to read, and leaves: the answer is a [`TreePosition`](super::TreePosition).
     Joiner(Joiner),
 }
 

@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn positions_round_trip_and_those_that_cannot_be_are_refused() {
-        for sample in place_samples() {
+        for sample in position_samples() {
             let position = TreePosition::decode(&sample).unwrap();
             assert_eq!(position.encode(), sample);
             let nowhere = TreePosition { owners: Vec::new(), ..position.clone() };

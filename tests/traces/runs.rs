@@ -25,10 +25,7 @@ pub(crate) fn publisher<T: Transport>(transport: T, at: &Address, table: Table) 
 }
 
 /// Publishes version after version until it is told to stop, and returns the trace.
-pub(crate) fn publish_without_a_pause<T: Transport>(
-    publisher: &BackgroundPublisher<T>,
-    stop: &AtomicBool,
-) -> String {
+fn publish_without_a_pause<T: Transport>(publisher: &BackgroundPublisher<T>, stop: &AtomicBool) -> String {
     let mut trace = String::new();
     let bytes = publisher.table().bytes();
     for number in 1.. {

@@ -6,8 +6,8 @@
 //! the owner serves no peer. `relay_early`: a relay announces a chunk before its payload. `relay_origin`: it passes on
 //! whatever it finds upstream. `relay_void`: its followers keep what they have of an attempt that it begins again.
 //! `resume`: a copy goes on with the same number of another publisher. `silence`: time in which an owner did not
-//! listen counts. `taken`: a worker may begin at a clock that was taken of it. `withheld`: the peer index of a worker is given away while its gradient is being
-//! folded, and its credit is believed by the worker that had the index.
+//! listen counts. `taken`: a worker may begin at a clock that was taken of it. `withheld`: the peer index of a worker
+//! is given away while its gradient is being folded, and its credit is believed by the worker that had the index.
 //!
 //! A gradient that names a version later than the latest has no mutant here: schemes are told the version that an
 //! incarnation begins with, so none of the seeds is harmed by one. `tests/failure/words.rs` holds that such a worker is

@@ -153,16 +153,13 @@ impl<T: Transport + Clone> InTree<T> {
 }
 
 /// Begins to serve a table that comes from another owner, whose publisher began at this version.
-fn serve<T: Transport>(
+fn serve<T: Transport + Clone>(
     transport: &T,
     (table, geometry): (Table, FrameGeometry),
     address: &Address,
     mut options: PublisherOptions,
     (begin_at, origin): (Version, u64),
-) -> Result<Publisher<T>, Error>
-where
-    T: Clone,
-{
+) -> Result<Publisher<T>, Error> {
     options.begin_at = begin_at;
     options.memory.frames = geometry.frames;
     options.memory.chunk_bytes = geometry.chunk_bytes;
