@@ -187,9 +187,9 @@ fn what_no_server_can_keep_is_made_by_no_registry() {
 /// It asks how large updates are in sum, which a real server does not keep.
 #[test]
 fn a_real_server_refuses_vap_as_published() {
-    let table = Table::new([("w", ElementType::F32, &[4][..])]).unwrap();
+    let table = Table::flat(4, ElementType::F32).unwrap();
     let scheme: SchemeConfig = "vap(strength=published)".parse().unwrap();
-    let options = ServerOptions { scheme: scheme.into(), ..ServerOptions::default() };
+    let options = ServerOptions::new(scheme, 1, 0.5);
     let made = Server::new(Shm::new(), &Address::random(), table, &[0.0; 4], options);
     let error = made.err().expect("it is refused");
     assert!(matches!(error, Error::Scheme { .. }), "{error:?}");
