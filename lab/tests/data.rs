@@ -39,8 +39,8 @@ fn a_perceptron_learns_fashion_mnist_as_debian_packs_it() {
     assert!(accuracy > 0.75, "{accuracy}");
 }
 
-/// LeCun et al. (1998) give 88 % for a linear classifier and 99 % for LeNet-5, from fifteen times as many images that are
-/// seen many times.
+/// LeCun et al. (1998) give 88 % for a linear classifier and 99 % for LeNet-5, from fifteen times as many images, seen
+/// many times.
 #[test]
 fn the_convnet_learns_mnist_from_four_thousand_images() {
     let split = load(mnist()).unwrap();
