@@ -233,7 +233,8 @@ mod tests {
             server.script.apply(&[(0, 0)]);
             server.script.apply(&[]);
             let statistics = server.script.hear_version(2);
-            assert_eq!(statistics, Statistics { learning_rate: Some(0.5), ..Statistics::default() });
+            // 0.5 / (1 - 0.5): the step of plain SGD that gets as far in the long run.
+            assert_eq!(statistics, Statistics { learning_rate: Some(1.0), ..Statistics::default() });
             let step = worker.step(PATIENCE).unwrap();
             assert_eq!(step.view().version, Version::new(2));
             // 1 - 0.5 * 1, then the momentum alone: 0.5 - 0.5 * 0.5.
