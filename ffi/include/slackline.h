@@ -2879,10 +2879,10 @@ slackline_status slackline_relay_start(const char *const *upstream,
                                        struct slackline_relay **relay);
 
 /**
- * Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for a place, and
- * serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says from
- * whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again. `options` is as
- * for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
+ * Joins the tree that the publisher at `publisher` arranges of its relays, waiting up to `timeout_ms` for it, and
+ * serves at `address`, which is as for a publisher, and must be one at which others reach it. The publisher says
+ * from whom the relay reads, and sends readers with `in_tree` to it; if its owner is lost, it says so again.
+ * `options` is as for `slackline_relay_start`. The relay is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_relay_join(const char *publisher,
                                       const char *address,

@@ -5,6 +5,7 @@ mod driving;
 mod finite;
 mod folding;
 mod follow;
+mod pushing;
 mod restart;
 mod status;
 
@@ -26,7 +27,7 @@ use crate::kernel::{Optimizer, Schedule};
 #[cfg(feature = "sim")]
 use crate::mem::LocalSlice;
 use crate::mem::{Access, VolatileSlice, streaming_threshold};
-use crate::param::{FrameHeader, PeerInbox};
+use crate::param::PeerInbox;
 use crate::scheme::{self, GradientId, ServerAction, ServerEvent, ServerScheme, Share, Statistics};
 use crate::table::{ElementType, Encoding, Table};
 use crate::time::Instant;
@@ -739,13 +740,6 @@ impl<T: Transport> Server<T> {
         }
     }
 
-    /// Has the newest version pushed to a peer that takes pushes.
-    fn push_to(&mut self, peer_index: u16) {
-        if let Some(peer) = &mut self.shard.peers[usize::from(peer_index)] {
-            peer.wants_push = peer.push.is_some();
-        }
-    }
-
     /// Mean of the losses in the headers of the gradients at hand.
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
@@ -762,31 +756,6 @@ impl<T: Transport> Server<T> {
             self.say_clock(clock);
             self.announced_clock = clock;
             self.shard.frames.set_smallest_clock(clock);
-        }
-    }
-
-    fn push(&mut self) {
-        let frames = &self.shard.frames;
-        let latest = frames.latest();
-        for (index, peer) in self.shard.peers.iter_mut().enumerate() {
-            let Some(peer) = peer else { continue };
-            let Some(push) = &mut peer.push else { continue };
-            while let Some(completion) = peer.endpoint.poll() {
-                push.complete(completion);
-            }
-            if peer.wants_push {
-                let payload = frames.payload(latest.frame);
-                let included = frames.included(latest.frame, index as u16);
-                let header = FrameHeader { included, ..frames.header(latest.frame) };
-                match push.start(&mut peer.endpoint, latest.frame, &header, &payload) {
-                    Ok(started) => peer.wants_push = !started,
-                    // Its connection is gone or its grants are bad; `poll` notices the former and evicts it.
-                    Err(error) => {
-                        tracing::warn!(peer = index, %error, "push failed");
-                        peer.wants_push = false;
-                    }
-                }
-            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod decider;
 mod joining;
+mod reason;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
+pub use self::reason::DisconnectReason;
 use super::Error;
 use super::payloads;
 use super::runtime::Runtime;
@@ -25,8 +27,8 @@ use crate::scheme;
 use crate::table::{Encoding, Table};
 use crate::time::{Instant, Silence};
 use crate::transport::{
-    Address, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
-    Refusal, Transport,
+    Address, Endpoint, HANDSHAKE_TIMEOUT, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer, Refusal,
+    Transport,
 };
 
 type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
@@ -71,39 +73,6 @@ impl Default for ShardOptions {
             lease: Duration::from_secs(3),
             checksums: false,
             idle: Idle::Poll,
-        }
-    }
-}
-
-/// The reason why a peer left.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DisconnectReason {
-    /// Its connection ended: it finished, or died.
-    Closed(Disconnected),
-    /// It was silent for longer than the lease.
-    Silent,
-    /// The data that it wrote broke the protocol.
-    Misbehaved(String),
-}
-
-impl DisconnectReason {
-    /// Returns the code that the peer finds in its line.
-    fn eviction(&self) -> Eviction {
-        match self {
-            DisconnectReason::Closed(_) => Eviction::Left,
-            DisconnectReason::Silent => Eviction::Silent,
-            DisconnectReason::Misbehaved(_) => Eviction::Misbehaved,
-        }
-    }
-}
-
-impl std::fmt::Display for DisconnectReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            DisconnectReason::Closed(gone) => f.write_str(gone.reason),
-            DisconnectReason::Silent => f.write_str("it was silent for longer than the lease"),
-            DisconnectReason::Misbehaved(how) => f.write_str(how),
         }
     }
 }
