@@ -51,11 +51,17 @@ The first k gradients are an update:
               delivery     slower workers interrupt, wait or pull            [default: interrupt]
               window       updates that estimates average over, at least     [default: 10, blind: 5]
               loss-growth  more workers once the loss grows by this factor           [default: 1]
+              steps        step size by k: constant, proportional or knee     [default: constant]
+              knee         steps=knee: gradients up to which it grows                [default: 1]
 
 Without a server:
   ds-sync   workers average their parameters in groups that change at each clock
               group        workers in a group                                        [default: 2]
-              partition    how groups change: digits, authors or uneven         [default: digits]
+              partition    how groups change: digits, authors, uneven,          [default: digits]
+                           near (racks) or random
+              period       steps from one average to the next                        [default: 1]
+              inside       partition=near: rounds within racks for each across       [default: 1]
+              seed         partition=random: decides the groups                      [default: 0]
 
 For tests:
   delay     each gradient is up to `staleness` rounds late
@@ -91,7 +97,7 @@ mod tests {
     #[test]
     fn the_page_has_each_scheme_with_the_settings_that_it_takes() {
         let settings = "staleness k delivery choice window loss-growth rule shrink local-steps interval bound strength \
-             group partition seed";
+             group partition period inside seed steps knee";
         for name in SchemeConfig::NAMES {
             let entry = entry(name);
             assert!(!entry.is_empty(), "{name} is missing");
