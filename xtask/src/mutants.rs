@@ -28,10 +28,10 @@ pub(crate) const MUTANTS: &[(&str, &str)] = &[
     ("resume", "was given a mixture"),
     ("prepare", "an owner served no peer"),
     ("delta_verify", "was given a mixture"),
-    ("second_header", "does not match its checksum"),
+    ("second_header", "a relay was given version"),
     ("silence", "was evicted though it lives"),
     ("taken", "is in it as clock"),
-    ("withheld", "is in transit under"),
+    ("withheld", "was folded as of"),
 ];
 
 /// The same for copies of GPUs, which unit tests over the scripted driver must find.
