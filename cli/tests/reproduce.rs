@@ -281,6 +281,11 @@ fn delay_costs_the_more_rounds_the_deeper_the_network() {
 }
 
 #[test]
+fn shards_agree_with_their_record() {
+    agrees("shards", 15 * 7);
+}
+
+#[test]
 fn losing_agrees_with_its_record() {
     agrees("losing", 22 * 7);
 }
