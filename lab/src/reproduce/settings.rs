@@ -39,8 +39,8 @@ impl<Grid: DeserializeOwned> Settings<Grid> {
     }
 }
 
-/// Reads a value out of TOML. It goes through a JSON value, so that the reader of TOML is compiled for one type: for all
-/// types of all recipes, it was two fifths of this crate's code.
+/// Reads a value out of TOML. It goes through a JSON value, so that the reader of TOML is compiled for one type: for
+/// all types of all recipes, it was two fifths of this crate's code.
 pub(super) fn from_toml<T: DeserializeOwned>(text: &str) -> Result<T, toml::de::Error> {
     let value: serde_json::Value = toml::from_str(text)?;
     serde_json::from_value(value).map_err(serde::de::Error::custom)
