@@ -219,7 +219,7 @@ static void a_relay_passes_versions_on(void)
     slackline_publisher_destroy(publisher);
 }
 
-/* A reader that asks the publisher for its position in the tree reads the same version, whoever serves it. */
+/* A reader that asks the publisher for its position in the tree reads the same version, whichever relay serves it. */
 static void a_relay_joins_the_tree_of_its_publisher(void)
 {
     struct slackline_publisher_options options;

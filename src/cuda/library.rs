@@ -180,9 +180,9 @@ impl DriverLibrary {
             let access = AccessDescriptor { location, flags };
             // SAFETY: as above; the range was just mapped.
             let set = || check(unsafe { (self.functions.mem_set_access)(pointer, bytes, &access, 1) });
-            // SAFETY: nobody has the address yet.
+            // SAFETY: no other code has the address yet.
             let unmap = || check(unsafe { (self.functions.mem_unmap)(pointer, bytes) });
-            // SAFETY: nobody has the address yet, and nothing is mapped there.
+            // SAFETY: no other code has the address yet, and nothing is mapped there.
             let give_back = || check(unsafe { (self.functions.mem_address_free)(pointer, bytes) });
             let set = mapped.and_then(|()| set().inspect_err(|_| ignore(unmap())));
             set.inspect_err(|_| ignore(give_back()))

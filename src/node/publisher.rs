@@ -286,7 +286,7 @@ impl<T: Transport> Publisher<T> {
         Ok(self.draft.map(|(frame, _)| frame))
     }
 
-    /// Says of the version at which it begins that it is this publisher's, or nobody's (0).
+    /// Says of the version at which it begins that it is this publisher's, or no publisher's (0).
     pub(super) fn begin_as_relay(&mut self, origin: u64) {
         let frames = &self.shard.frames;
         frames.set_label(frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });

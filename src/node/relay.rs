@@ -130,7 +130,7 @@ impl Relay {
         })
     }
 
-    /// Leaves a relay to a thread. If what is upstream is another publisher's, `again` begins it anew.
+    /// Leaves a relay to a thread. If what is upstream is another publisher's, `again` begins it once more.
     fn run<T: Transport>(
         mut passing: Passing<T>,
         again: impl Fn(&RelayState) -> Option<Passing<T>> + Send + 'static,
@@ -140,7 +140,7 @@ impl Relay {
         let thread = std::thread::Builder::new().name("slackline-relay".into()).spawn(move || {
             while let Err(error) = complete(passing.run(|| told.is_over(), |publisher| told.note(publisher)))
             {
-                // Its address is free, and its readers are told, before it begins anew.
+                // Its address is free, and its readers are told, before it begins once more.
                 drop(passing);
                 let begun = matches!(error, Error::Shards { .. }).then(|| again(&told)).flatten();
                 passing = match begun {

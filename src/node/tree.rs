@@ -1,7 +1,7 @@
 //! The tree of relays that a publisher arranges: who reads from whom.
 //!
 //! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one. So a tree
-//! mends itself, and a publisher that begins anew knows its tree once all have announced themselves again.
+//! repairs itself, and a publisher that restarts knows its tree once all have announced themselves again.
 //!
 //! A relay gets a number when it first announces itself, larger than those before, and keeps it until it ends. It is
 //! only ever told to read from relays with *smaller* numbers, or from the publisher. Whatever a relay still believes of
@@ -384,10 +384,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens and whoever still believes an older answer, no relay is under its own descendant. Once
-        /// nothing more happens, each reads from an owner that lives and has a branch for it.
+        /// Whatever happens, and though some member may still hold to an older answer, no relay is under its own
+        /// descendant. Once nothing more happens, each reads from an owner that lives and has a branch for it.
         #[test]
-        fn no_tree_has_a_circle_and_each_is_mended(
+        fn no_tree_has_a_cycle_and_each_repairs_itself(
             happenings in prop::collection::vec(happening(), 1..60),
             branches in 1u16..4,
         ) {

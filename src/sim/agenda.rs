@@ -28,7 +28,7 @@ pub(super) enum AgendaEvent {
     Down { worker: u32, incarnation: u32, message: Down },
     /// A group has its mean.
     Averaged { round: u64, first: u32 },
-    /// A ring of an average begins or ends, unless the links were shared anew since.
+    /// A ring of an average begins or ends, unless the links were shared out again since.
     Flows { number: u64 },
     /// Some workers change their pace.
     Change { index: usize },

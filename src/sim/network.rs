@@ -81,7 +81,7 @@ pub(super) struct Wires {
     ingress: u64,
     egress: u64,
     flows: Option<Flows>,
-    /// How often the links of racks were shared anew.
+    /// How often the links of racks were shared out again.
     number: u64,
     pub(super) lost: u64,
 }
@@ -202,7 +202,7 @@ impl Wires {
         )
     }
 
-    /// The averages that are there at `now`, and when to ask again. Nothing if the links were shared anew since
+    /// The averages that are there at `now`, and when to ask again. Nothing if the links were shared out again since
     /// `number`.
     pub(super) fn advance(&mut self, now: u64, number: u64) -> Option<(Vec<AverageKey>, AverageTime)> {
         let flows = self.flows.as_mut().filter(|_| number == self.number)?;

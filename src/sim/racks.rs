@@ -220,7 +220,7 @@ impl Flows {
         }
     }
 
-    /// Shares the links anew. Returns when the next ring begins or ends.
+    /// Shares the links out again. Returns when the next ring begins or ends.
     fn settle(&mut self, now: u64) -> Option<u64> {
         let Flows { capacity, others, transfers, .. } = self;
         let mut free = capacity.clone();

@@ -171,6 +171,6 @@ fn even_workers_that_begin_apart_stay_apart() {
     let report = run(cluster);
     let apart = report.staleness.part(-3..=-3);
     assert!((0.86..=0.89).contains(&apart), "seven of eight workers: {apart}");
-    near("the one that is late waits for nobody", report.staleness.part(-2..=-2), 1.0 / 8.0, 0.1);
+    near("the late worker waits for no other", report.staleness.part(-2..=-2), 1.0 / 8.0, 0.1);
     assert_eq!(report.end, 201.5);
 }

@@ -97,7 +97,7 @@ pub(crate) fn a_tree_mends_itself_while_a_relay_dies_and_others_join<T: Transpor
     read(2);
     until("the chain is one again", || {
         let relays = [&second, &third, &fourth, &fifth];
-        // One reads from the publisher, and each other one from another: only the last has nobody behind it.
+        // One reads from the publisher, and each other one from another: only the last has no reader behind it.
         let ends = relays.iter().filter(|relay| relay.readers().is_empty()).count();
         publisher.readers().len() == 1 && ends <= 1
     });

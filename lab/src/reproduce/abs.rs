@@ -39,7 +39,7 @@ pub(super) const SORTED: Recipe = Recipe {
     file: include_str!("settings/abs-sorted.toml"),
     remarks: "Nothing falls apart on sorted shards here: gradients that come late are folded in or made \
               again, and who is slow is not the same class in each run. ABS is ahead of all but ASP and \
-              AdaSync in time; AdaSync, which restarts nobody, is ahead of ABS. Local steps save messages \
+              AdaSync in time; AdaSync, which restarts no worker, is ahead of ABS. Local steps save messages \
               here as well.",
     run: |trial| run(trial, "abs-sorted"),
 };

@@ -295,8 +295,8 @@ of an hour, two thirds of it for the table of all schemes; it takes Debian's pac
 and [the record](records/real.json) has them for programs. Some of them run in CI, where each must agree within 5 %.
 
 The part of reads that are at most one clock old, under ESSP with even times, is decided by time that workers lose: at
-the start, by pauses, on a busy machine. One that falls behind stays behind, for nobody waits below the bound, and what
-the others read is as old as it is late. A simulator that knows of no lost time finds all reads fresh, whatever happens.
+the start, by pauses, on a busy machine. One that falls behind stays behind, as no worker waits below the bound, and
+what the others read is as old as it is late. A simulator that knows of no lost time finds all reads fresh, whatever happens.
 So the simulator is told how much longer than the least each worker took to compute, as a late start of that worker.
 
 ";

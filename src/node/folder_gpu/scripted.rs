@@ -135,7 +135,7 @@ mod tests {
                 step.publish(None, PATIENCE).unwrap();
                 worker.flush(PATIENCE).unwrap();
             });
-            // The memory of the worker's slots is made. From here on nobody does the work of the server's GPU.
+            // The memory of the worker's slots is made. From here on no thread does the work of the server's GPU.
             assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
             drop(making);
             may_publish.store(true, Relaxed);

@@ -30,8 +30,8 @@ impl JudgedRelays {
         Ok(version > before)
     }
 
-    /// A reader got these bytes of one, which are of this publisher, or nobody's (0): a relay that has none yet has
-    /// zeros, and no version after 0.
+    /// A reader got these bytes of one, which are of this publisher, or of none (0): a relay that has no version yet
+    /// has zeros, and no version after 0.
     pub(super) fn gave(&mut self, epoch: u64, origin: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
         let Some(relay) = self.0.get_mut(&epoch) else { return Ok(()) };
         if origin == 0 && (version > 0 || bytes.iter().any(|byte| *byte != 0)) {

@@ -347,7 +347,7 @@ impl ProgressState {
                     BEATS => {
                         self.take_beats();
                         self.beats_due = Some(now + BEATS_EVERY);
-                        // Nobody waits for an answer, or sends more at once.
+                        // No thread waits for an answer, or sends more at once.
                         continue;
                     }
                     token => self.handle(token),

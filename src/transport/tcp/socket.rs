@@ -29,7 +29,7 @@ pub(super) struct Socket {
     stream: TcpStream,
     /// The records in which everything travels, if it is encrypted.
     records: Option<Box<Records>>,
-    /// True for heartbeats, on which nobody waits for an answer.
+    /// True for heartbeats, to which no thread waits for an answer.
     is_timed: bool,
     guard: ForkGuard,
 }

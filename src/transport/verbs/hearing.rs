@@ -139,7 +139,7 @@ mod tests {
             hearing.listen();
             ears.iter().map(Ear::take_heard).collect::<Vec<bool>>()
         };
-        assert!(!heard().contains(&true), "nobody has spoken");
+        assert!(!heard().contains(&true), "no socket has bytes");
         for (_, peer) in &pairs {
             (&*peer).write_all(b"one").unwrap();
         }

@@ -118,7 +118,7 @@ fn infiniband_goes_by_a_global_route_between_subnets_or_where_a_port_asks() {
 /// The transport over the device, which tells of all that happens to its queue pairs, as adapters do.
 pub(super) fn verbs_of_an_adapter() -> Verbs {
     let mut verbs = verbs(None);
-    let shared = Arc::get_mut(&mut verbs.shared).expect("nobody else has it yet");
+    let shared = Arc::get_mut(&mut verbs.shared).expect("no other handle exists yet");
     let info = &mut shared.rails[0].info;
     info.is_soft_roce = false;
     (info.limits.queue_depth, info.limits.completions) = (1 << 15, 1 << 22);

@@ -70,7 +70,7 @@ mod tests {
     }
 
     impl Scene {
-        /// Has the trainer's kernel fill the weights with `value`, and publishes them once somebody does the work.
+        /// Has the trainer's kernel fill the weights with `value`, and publishes them once a thread does the work.
         fn begin(&self, value: u8) -> crate::node::Publishing {
             let Side { driver, raw, stream, weights, .. } = &self.from;
             driver.launch_fill(*raw, weights.pointer(), BYTES, value);
