@@ -27,9 +27,9 @@ pub(super) fn moved(before: &[f32], after: &[f32]) -> Rc<[f64]> {
 pub(super) fn largest<'a>(vectors: impl Iterator<Item = &'a [f64]> + Clone) -> f64 {
     let elements = vectors.clone().next().map_or(0, <[f64]>::len);
     let sum = |at: usize| vectors.clone().map(|vector| vector[at]).sum::<f64>().abs();
-    let most = (0..elements).map(sum).fold(0.0, |most: f64, sum| if sum > most { sum } else { most });
-    // What has diverged is as large as can be.
-    if (0..elements).any(|at| sum(at).is_nan()) { f64::INFINITY } else { most }
+    // A sum that has diverged is as large as can be.
+    let greater = |most: f64, sum: f64| if sum.is_nan() { f64::INFINITY } else { most.max(sum) };
+    (0..elements).map(sum).fold(0.0, greater)
 }
 
 impl Updates {

@@ -30,7 +30,6 @@ struct KAsyncGrid {
     k: Vec<usize>,
 }
 
-/// What is expected of one K.
 /// The mean staleness of what is folded, and the forced restarts of a round, under a bound.
 fn bounded_staleness(workers: usize, k: usize, bound: u64) -> (f64, f64) {
     let stays = 1.0 - k as f64 / workers as f64;

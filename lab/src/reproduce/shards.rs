@@ -23,7 +23,7 @@ pub(super) const DIGITS: Recipe = Recipe {
     remarks: "Each scheme sees as many examples whatever the shards. Accuracy is that of the parameters \
               that all share, or of the mean of all workers' parameters; the ConvNet's uses the means and \
               variances that it remembers.",
-    run,
+    run: |trial| run(trial, "shards", "What uneven shards cost"),
 };
 
 pub(super) const FASHION: Recipe = Recipe {
@@ -32,7 +32,7 @@ pub(super) const FASHION: Recipe = Recipe {
     file: include_str!("settings/fashion.toml"),
     remarks: "A point of accuracy is a hundred of the 10,000 test images. It takes Debian's package \
               dataset-fashion-mnist.",
-    run,
+    run: |trial| run(trial, "fashion", "What uneven shards cost on Fashion-MNIST"),
 };
 
 #[derive(Deserialize)]
@@ -106,7 +106,7 @@ impl ShardsGrid {
     }
 }
 
-fn run(trial: &Trial) -> Result<Findings, Error> {
+fn run(trial: &Trial, name: &str, title: &str) -> Result<Findings, Error> {
     let settings = trial.settings::<ShardsGrid>()?;
     let (grid, seeds) = (&settings.grid, settings.seeds(trial));
     let split = Arc::new(grid.split()?);
@@ -121,11 +121,10 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
             }
         }
     }
-    let reports = simulate("shards", &runs, |(kind, shards, step_size, seed)| {
+    let reports = simulate(name, &runs, |(kind, shards, step_size, seed)| {
         grid.cluster(kind, &split, *shards, *step_size, *seed)
     })?;
-    let figure = Figure::new("What uneven shards cost")
-        .subtitle("test errors, each scheme and each way at its best step size");
+    let figure = Figure::new(title).subtitle("test errors, each scheme and each way at its best step size");
     let mut findings = Findings::new(figure);
     let mut table = Table::new(["scheme", "shards", "step size", "accuracy", "points lost"]);
     let x = Axis::names("shards", grid.shards.iter().cloned());

@@ -296,8 +296,10 @@ and [the record](records/real.json) has them for programs. Some of them run in C
 
 The part of reads that are at most one clock old, under ESSP with even times, is decided by time that workers lose: at
 the start, by pauses, on a busy machine. One that falls behind stays behind, as no worker waits below the bound, and
-what the others read is as old as it is late. A simulator that knows of no lost time finds all reads fresh, whatever happens.
-So the simulator is told how much longer than the least each worker took to compute, as a late start of that worker.
+what the others read is as old as it is late. A simulator that knows of no lost time finds all reads fresh, whatever
+happens. So the simulator is told how much longer than the least each worker took to compute, as a late start of that
+worker. Before it was told, it said 1.00 where real processes had 0.273 (+267 %). Three runs on a machine with ten times
+the work that it could do had 0.204, 0.168 and 0.358; told, it said 0.255, 0.256 and 0.132 (+25, +52 and -63 %): a miss.
 
 ";
 

@@ -50,7 +50,8 @@ pub(crate) struct SimArgs {
         help_heading = "What to run",
         value_name = "N",
         requires = "reproduce",
-        hide_short_help = true
+        hide_short_help = true,
+        value_parser = clap::value_parser!(u64).range(1..)
     )]
     #[arg(conflicts_with_all = ["plot", "docs", "real"])]
     pub(super) again: Option<u64>,

@@ -48,12 +48,16 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
     if let Some(times) = args.again {
         return again::run(args, &recipes, times);
     }
-    let run = |recipe: &&'static Recipe| recipe.run(args.seed, args.seeds);
-    let done: Vec<Outcome> =
-        recipes.iter().map(run).collect::<Result<_, _>>().map_err(|error| failure(&error))?;
-    if let Some(docs) = &args.docs {
+    let mut done = Vec::new();
+    let ran = recipes.iter().try_for_each(|recipe| {
+        done.push(recipe.run(args.seed, args.seeds)?);
+        Ok(())
+    });
+    // One that fails loses nothing of those before it.
+    if let Some(docs) = args.docs.as_deref().filter(|_| !done.is_empty()) {
         write_docs(docs, &done)?;
     }
+    ran.map_err(|error| failure(&error))?;
     let text: Vec<_> = done.iter().map(Outcome::text).collect();
     let json = || match &done[..] {
         [outcome] => outcome.json(),
