@@ -41,12 +41,17 @@ impl GpuFolder {
     fn retire(&mut self) -> Result<bool, GpuError> {
         let mut progress = false;
         while let Some((end, ticket)) = self.launches.front_mut() {
-            if !ticket.are_done()? && !mutant!("fold_counts_before_it_is_made") {
+            // A ticket tells a fault once: its launch counts for nothing.
+            let is_done = ticket.are_done().inspect_err(|_| *end = self.done)?;
+            if !is_done && !mutant!("fold_counts_before_it_is_made") {
                 break;
             }
             self.done = *end;
             self.launches.pop_front();
             progress = true;
+        }
+        if let Some(job) = self.job.as_ref().filter(|_| progress && self.is_running) {
+            job.progress.raise(self.done);
         }
         Ok(progress)
     }
@@ -61,10 +66,11 @@ impl GpuFolder {
         }
         let mut ticket = Tickets::default();
         let launched = self.kernels.launch(fold_of(job, begin, end)?, &mut ticket);
-        // Where the driver fails late, the launch may be under way all the same.
-        self.launches.push_back((end, ticket));
-        self.launched = end;
+        // Where the driver fails late, the launch may be under way all the same. It counts for nothing: its chunks are
+        // folded again, out of other arrays than they are written to.
+        self.launches.push_back((if launched.is_ok() { end } else { begin }, ticket));
         launched?;
+        self.launched = end;
         Ok(true)
     }
 }
@@ -120,9 +126,6 @@ impl Folder for GpuFolder {
 
     fn advance(&mut self, _: usize) -> Result<bool, Error> {
         let progress = self.retire()?;
-        if let Some(job) = self.job.as_ref().filter(|_| progress && self.is_running) {
-            job.progress.raise(self.done);
-        }
         Ok(self.launch()? || progress)
     }
 

@@ -155,15 +155,14 @@ impl<E: Endpoint> Link<E> {
     ) -> Result<TreePosition, Error> {
         let runtime = Runtime::of(transport);
         let hello = PeerHello { role: PeerRole::Joiner(joiner), push: None, resume: None };
-        let offer = Offer { message: hello.encode(), grants: Vec::new() };
         let deadline = runtime.now() + timeout;
-        let (_, received) = Self::exchange(&runtime, transport, address, offer, deadline, timeout).await?;
+        let asked = Self::exchange(transport, address, hello.encode(), &[], deadline, timeout);
+        let (_, received) = asked.await?;
         TreePosition::decode(&received.message)
             .map_err(|source| Error::Handshake { address: address.clone(), source })
     }
 
-    /// Shakes hands with an owner. One that drops the connection before it has answered is asked again: it may be so
-    /// busy, or so many may have come at once, that this peer was among those that had to go.
+    /// Shakes hands with an owner.
     pub(super) async fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
@@ -172,41 +171,39 @@ impl<E: Endpoint> Link<E> {
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
+        let exchanged = Self::exchange(transport, address, hello.encode(), &grants, deadline, timeout);
+        let (endpoint, received) = exchanged.await?;
+        let welcome = Welcome::decode(&received.message, &hello.role, &received.grants)
+            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
+        Ok((endpoint, received, welcome))
+    }
+
+    /// Connects, and takes the owner's answer as it is. An owner that drops the connection before it has answered is
+    /// asked again: it may be so busy, or so many may have come at once, that this peer was among those that had to go.
+    async fn exchange<T: Transport<Endpoint = E>>(
+        transport: &T,
+        address: &Address,
+        message: Vec<u8>,
+        grants: &[LocalSlice],
+        deadline: Instant,
+        timeout: Duration,
+    ) -> Result<(E, Received), Error> {
         let runtime = Runtime::of(transport);
         let mut pause = ASK_AGAIN.0;
         loop {
-            let offer = Offer { message: hello.encode(), grants: grants.clone() };
-            match Self::shake_hands_once(&runtime, transport, address, &hello.role, offer, deadline, timeout)
-                .await
-            {
+            let offer = Offer { message: message.clone(), grants: grants.to_vec() };
+            match Self::exchange_once(&runtime, transport, address, offer, deadline, timeout).await {
                 Err(Error::Connect(ConnectError::Closed { .. })) if runtime.now() + pause < deadline => {
                     tracing::debug!(%address, "turned away in the handshake; asking again");
                     runtime.sleep(pause).await;
                     pause = (2 * pause).min(ASK_AGAIN.1);
                 }
-                shaken => return shaken,
+                exchanged => return exchanged,
             }
         }
     }
 
-    async fn shake_hands_once<T: Transport<Endpoint = E>>(
-        runtime: &Runtime,
-        transport: &T,
-        address: &Address,
-        role: &PeerRole,
-        offer: Offer,
-        deadline: Instant,
-        timeout: Duration,
-    ) -> Result<(E, Received, Welcome), Error> {
-        let exchanged = Self::exchange(runtime, transport, address, offer, deadline, timeout);
-        let (endpoint, received) = exchanged.await?;
-        let welcome = Welcome::decode(&received.message, role, &received.grants)
-            .map_err(|source| Error::Handshake { address: address.clone(), source })?;
-        Ok((endpoint, received, welcome))
-    }
-
-    /// Connects, and takes the owner's answer as it is.
-    async fn exchange<T: Transport<Endpoint = E>>(
+    async fn exchange_once<T: Transport<Endpoint = E>>(
         runtime: &Runtime,
         transport: &T,
         address: &Address,

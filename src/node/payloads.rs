@@ -2,7 +2,9 @@
 
 use super::Error;
 use crate::cuda::Gpu;
+use crate::kernel::encode;
 use crate::mem::{Access, LocalSlice};
+use crate::table::Encoding;
 use crate::transport::{PayloadMemory, PayloadSlice, Transport};
 
 /// Zeroed memory for payloads: on the GPU of the transport, if it has one.
@@ -51,13 +53,13 @@ pub(super) fn read(payload: &PayloadSlice, gpu: Option<&Gpu>, into: &mut [u8]) -
     Ok(())
 }
 
-/// Copies `from` into a payload, which is as long. To `gpu`, on which it may be, it takes a while, and this waits.
+/// Writes f32 values into a payload, which has room for as many. To `gpu`, on which it may be, it takes a while, and this waits.
 ///
 /// # Errors
 /// The GPU does not copy it, or not in time.
-pub(super) fn write(payload: &PayloadSlice, gpu: Option<&Gpu>, from: &[u8]) -> Result<(), Error> {
+pub(super) fn write(payload: &PayloadSlice, gpu: Option<&Gpu>, from: &[f32]) -> Result<(), Error> {
     match (payload, gpu) {
-        (PayloadSlice::Host(slice), _) => slice.as_volatile().write(from),
+        (PayloadSlice::Host(slice), _) => encode(from, slice.as_volatile(), Encoding::F32),
         #[cfg(feature = "cuda")]
         (PayloadSlice::Gpu(slice), Some(gpu)) => on_gpu::write(gpu, slice, from)?,
         (PayloadSlice::Gpu(_), _) => on_host(payload.clone(), "write a payload").map(drop)?,
@@ -68,9 +70,11 @@ pub(super) fn write(payload: &PayloadSlice, gpu: Option<&Gpu>, from: &[u8]) -> R
 #[cfg(feature = "cuda")]
 mod on_gpu {
     use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
+    use crate::kernel::encode;
     use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion};
     use crate::node::wait::Backoff;
     use crate::node::{Error, now};
+    use crate::table::Encoding;
     use crate::time::Duration;
     use crate::transport::PayloadMemory;
 
@@ -139,13 +143,14 @@ mod on_gpu {
         Ok(())
     }
 
-    pub(super) fn write(gpu: &Gpu, into: &GpuSlice, from: &[u8]) -> Result<(), GpuError> {
-        let blocks = blocks(from.len())?;
+    pub(super) fn write(gpu: &Gpu, into: &GpuSlice, from: &[f32]) -> Result<(), GpuError> {
+        let bytes = size_of_val(from);
+        let blocks = blocks(bytes)?;
         let mut tickets: [Tickets; BLOCKS] = Default::default();
-        for (block, begin, end) in parts(from.len()) {
+        for (block, begin, end) in parts(bytes) {
             wait(&mut tickets[block])?;
             let filled = blocks[block].slice(0, end - begin).map_err(beyond)?;
-            filled.as_volatile().write(&from[begin..end]);
+            encode(&from[begin / 4..end / 4], filled.as_volatile(), Encoding::F32);
             let into = into.slice(begin, end - begin).map_err(beyond)?;
             gpu.copy(GpuCopy::FromHost { from: filled, into }, &mut tickets[block])?;
         }

@@ -56,6 +56,9 @@ pub struct Relay {
 /// Time between two attempts of a relay in a tree to begin again.
 const BEGIN_AGAIN: Duration = Duration::from_millis(100);
 
+/// Longest time of one attempt to begin again: a relay that is dropped waits for it.
+const BEGIN_WITHIN: Duration = Duration::from_secs(5);
+
 impl Relay {
     /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Frames and
     /// chunks are as many and as long as the upstream's, whatever `options` says of them.
@@ -120,7 +123,7 @@ impl Relay {
         tree.address = passing.address();
         Self::run(passing, move |state| {
             while !state.is_over() {
-                match complete(tree.begin(timeout)) {
+                match complete(tree.begin(timeout.min(BEGIN_WITHIN))) {
                     Ok(passing) => return Some(passing),
                     Err(error) => tracing::warn!(%error, "the relay cannot begin again yet"),
                 }

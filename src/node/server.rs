@@ -276,13 +276,13 @@ impl<T: Transport> Server<T> {
             return Err(Error::Length { given: start.parameters.len(), expected: payload.len() / 4 });
         }
         let gpu = shard.transport().gpu().cloned();
-        payloads::write(&payload, gpu.as_ref(), &bytes_of(start.parameters))?;
+        payloads::write(&payload, gpu.as_ref(), start.parameters)?;
         let mut states = Vec::new();
         for index in 0..options.optimizer.states() {
             let state = || payloads::allocate(shard.transport(), payload.len(), Access::LOCAL);
             let copies: [PayloadMemory; 2] = [state()?, state()?];
             if let Some(values) = start.states.get(index) {
-                payloads::write(&copies[0].slice(0, payload.len())?, gpu.as_ref(), &bytes_of(values))?;
+                payloads::write(&copies[0].slice(0, payload.len())?, gpu.as_ref(), values)?;
             }
             states.push(copies);
         }
@@ -430,10 +430,14 @@ impl<T: Transport> Server<T> {
     /// A copy of the newest parameters of this shard.
     pub fn parameters(&self) -> Result<Vec<f32>, Error> {
         let payload = self.shard.frames.payload(self.shard.frames.latest().frame);
-        let mut bytes = vec![0; payload.len()];
-        payloads::read(&payload, self.shard.transport().gpu(), &mut bytes)?;
         let mut values = vec![0.0; payload.len() / 4];
-        crate::kernel::decode(VolatileSlice::from_ref(&bytes), Encoding::F32, &mut values);
+        if let Some(payload) = payload.host() {
+            crate::kernel::decode(payload.as_volatile(), Encoding::F32, &mut values);
+        } else {
+            let mut bytes = vec![0; payload.len()];
+            payloads::read(&payload, self.shard.transport().gpu(), &mut bytes)?;
+            crate::kernel::decode(VolatileSlice::from_ref(&bytes), Encoding::F32, &mut values);
+        }
         Ok(values)
     }
 
@@ -758,11 +762,6 @@ impl<T: Transport> Server<T> {
             self.shard.frames.set_smallest_clock(clock);
         }
     }
-}
-
-/// Values as a payload has them.
-fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn check_learning_rate(rate: f32) -> Result<f32, Error> {

@@ -87,10 +87,11 @@ impl Tree {
         let last = self.relays.last_key_value().map_or(TreePosition::PUBLISHER, |(number, _)| *number);
         let number = notice.number.filter(|number| *number != TreePosition::PUBLISHER);
         let number = number.unwrap_or_else(|| fresh.max(last.saturating_add(1)));
+        let taken = self.taken(number);
         let current = notice.reads_from.filter(|owner| {
-            joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, number)
+            joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
         });
-        let mut chosen = self.choose_for_relay(joiner, number);
+        let mut chosen = self.choose_for_relay(joiner, number, &taken);
         if let Some(current) = current {
             chosen.retain(|owner| *owner != current);
             chosen.insert(0, current);
@@ -111,14 +112,14 @@ impl Tree {
 
     /// The owners from which a relay of this number may read, the best one first: on its own host, then nearest to the
     /// publisher.
-    fn choose_for_relay(&self, joiner: &Joiner, number: u64) -> Vec<u64> {
+    fn choose_for_relay(&self, joiner: &Joiner, number: u64, taken: &BTreeMap<u64, usize>) -> Vec<u64> {
         let before = self.relays.range(..number).map(|(number, _)| *number);
         let all = [TreePosition::PUBLISHER].into_iter().chain(before);
         let mut owners: Vec<u64> = all
-            .filter(|owner| joiner.lost != Some(*owner) && self.has_branch(*owner, number))
+            .filter(|owner| joiner.lost != Some(*owner) && self.has_branch(*owner, taken))
             .filter(|owner| self.is_reached(*owner, &joiner.host))
             .collect();
-        owners.sort_by_key(|owner| (!self.is_on(*owner, &joiner.host), self.depth(*owner), *owner));
+        owners.sort_by_cached_key(|owner| (!self.is_on(*owner, &joiner.host), self.depth(*owner), *owner));
         owners
     }
 
@@ -145,15 +146,23 @@ impl Tree {
         owner == TreePosition::PUBLISHER || (owner < number && self.relays.contains_key(&owner))
     }
 
-    /// Whether `owner` has a branch for the relay of this number, once those that came before it have theirs.
-    fn has_branch(&self, owner: u64, number: u64) -> bool {
+    /// The branches of each owner that are taken by the relays before this number.
+    fn taken(&self, number: u64) -> BTreeMap<u64, usize> {
+        let mut taken = BTreeMap::new();
+        for owner in self.relays.range(..number).filter_map(|(_, member)| member.notice.reads_from) {
+            *taken.entry(owner).or_default() += 1;
+        }
+        taken
+    }
+
+    /// Whether `owner` has a branch for one more relay.
+    fn has_branch(&self, owner: u64, taken: &BTreeMap<u64, usize>) -> bool {
         let has = match self.relays.get(&owner) {
             None => self.branches,
             // Less would leave those behind it without a position.
             Some(member) => member.notice.branches.max(1),
         };
-        let before = self.relays.range(..number);
-        before.filter(|(_, member)| member.notice.reads_from == Some(owner)).count() < usize::from(has)
+        taken.get(&owner).copied().unwrap_or(0) < usize::from(has)
     }
 
     fn is_on(&self, owner: u64, host: &Host) -> bool {

@@ -44,7 +44,7 @@ enum PullStep {
     /// A frame is pinned: read its header next.
     PinBegin,
     PinHeader,
-    PayloadSlice,
+    Payload,
     Verify,
     /// Read the header of the frame that is being written next.
     FollowBegin,
@@ -439,7 +439,7 @@ impl Pull {
             PullStep::Search => self.on_search(endpoint),
             PullStep::PinBegin => self.look_at_pinned(endpoint),
             PullStep::PinHeader => self.on_pinned(endpoint),
-            PullStep::PayloadSlice => self.on_payload(endpoint),
+            PullStep::Payload => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
             PullStep::FollowHeader => self.on_follow(endpoint),

@@ -69,7 +69,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         let built = build(site)?;
         std::fs::copy(&built, &program).map_err(|error| cannot("make", &program, &error))?;
     }
-    let mut pieces = read(&done);
+    let (before, mut pieces) = (read(&done), Vec::new());
     let mut file = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
@@ -77,7 +77,9 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         .map_err(|error| cannot("open", &done, &error))?;
     for from in (0..plan.count).step_by(PIECE as usize) {
         let to = plan.count.min(from + PIECE);
-        if pieces.iter().any(|piece| piece["from"] == from && piece["to"] == to) {
+        // Pieces of a run to another count may lie across these: they count for that one alone.
+        if let Some(piece) = before.iter().find(|piece| piece["from"] == from && piece["to"] == to) {
+            pieces.push(piece.clone());
             continue;
         }
         let piece = run_piece(site, &program, from, to)?;
@@ -88,7 +90,6 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         let left = (plan.count - to) as f64 / per_second;
         println!("seeds to {to}: all promises kept; {per_second:.0} seeds a second, {left:.0} s left");
     }
-    pieces.retain(|piece| piece["to"].as_u64() <= Some(plan.count));
     let mut record = sum(&pieces);
     record["sources"] = json!(sources);
     record["processor"] = json!(processor());

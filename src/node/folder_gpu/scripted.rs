@@ -222,6 +222,93 @@ mod tests {
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
     }
 
+    #[test]
+    fn a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background() {
+        let (driver, _gpu, transport) = gpu();
+        let _working = driver.work_in_a_thread();
+        let sgd = Optimizer::Sgd { weight_decay: 0.0 };
+        let options = ServerOptions { scheme: SchemeConfig::Bap { staleness: 2 }.into(), ..options(sgd, 1) };
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let their_driver = Arc::new(Scripted::new());
+                let (gpu, _, stream) = their_driver.open_gpu();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                let working = their_driver.work_in_a_thread();
+                let options = WorkerOptions::new(SchemeConfig::Bap { staleness: 2 });
+                let transport = Shm::new().with_gpu(&gpu);
+                let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.encode(&initial()).unwrap();
+                // From here on nothing does the work of the GPU: the first gradient stays on its way.
+                drop(working);
+                step.publish_in_background(None, PATIENCE).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                let _working = their_driver.work_in_a_thread();
+                step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap();
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+        });
+        assert_eq!(server.status().version, Version::new(2));
+    }
+
+    #[test]
+    fn a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made() {
+        const CLOCKS: usize = 3;
+        let run = |server: &mut Server<Shm>, worker: Shm| {
+            let address = server.address();
+            let (mut refused, mut left) = (0, false);
+            std::thread::scope(|scope| {
+                let working = scope.spawn(move || -> Result<(), Error> {
+                    let options = WorkerOptions::new(SchemeConfig::Bsp);
+                    let mut worker = Worker::connect(worker, &[address], options, PATIENCE)?;
+                    for clock in 0..CLOCKS {
+                        let mut step = worker.step(PATIENCE)?;
+                        let parameters = step.parameters()?.to_vec();
+                        let mut values = vec![0.0; ELEMENTS];
+                        gradient(0, clock, &parameters, &mut values);
+                        step.encode(&values)?;
+                        step.publish(None, PATIENCE)?;
+                    }
+                    worker.flush(PATIENCE)
+                });
+                while !left && !working.is_finished() {
+                    match server.drive(|server| server.status().left == 1, Duration::from_millis(50)) {
+                        Ok(has_left) => left = has_left,
+                        Err(_) => refused += 1,
+                    }
+                }
+                working.join().unwrap().is_ok().then_some(refused)
+            })
+        };
+        let options = || options(Optimizer::AdamW(AdamParameters::new(0.01)), 1);
+        let mut server = Server::new(Shm::new(), &Address::random(), table(), &initial(), options()).unwrap();
+        assert_eq!(run(&mut server, Shm::new()), Some(0));
+        let expected = bits(&server.parameters().unwrap());
+        let mut made_again = 0;
+        for call in 0.. {
+            let (driver, _gpu, transport) = gpu();
+            let (their_driver, _their_gpu, theirs) = gpu();
+            let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
+            let mut server =
+                Server::new(transport, &Address::random(), table(), &initial(), options()).unwrap();
+            driver.fail(call, crate::cuda::NOT_PERMITTED);
+            let ended = run(&mut server, theirs);
+            if !driver.has_failed() {
+                break;
+            }
+            // A call that fails elsewhere may cost the worker its place: then there is nothing to compare.
+            if let Some(refused) = ended {
+                assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
+                assert_eq!(bits(&server.parameters().unwrap()), expected, "call {call}");
+                made_again += refused;
+            }
+        }
+        assert!(made_again > 0, "no fold was refused");
+    }
+
     #[cfg(feature = "checkpoint")]
     #[test]
     fn a_checkpoint_of_a_server_on_a_gpu_is_taken_up_by_one_on_processors() {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::link::Link;
 use super::super::reader::RelayStep;
 use super::super::runtime::Runtime;
-use super::super::wait::Backoff;
+use super::super::wait::{Backoff, retry};
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
 use super::announcer::Announcer;
 use crate::clock::Version;
@@ -106,7 +106,9 @@ impl<T: Transport + Clone> InTree<T> {
         let runtime = Runtime::of(transport);
         let deadline = runtime.now() + timeout;
         let left = || deadline - runtime.now();
-        let welcome = Link::<T::Endpoint>::ask(transport, root, timeout).await?;
+        let ask = async || Link::<T::Endpoint>::ask(transport, root, left()).await;
+        let may_pass = |error: &Error| error.is_refused_for_now() || error.is_no_listener();
+        let welcome = retry(&runtime, deadline, may_pass, ask).await?;
         let host = Host::own();
         let joiner = Joiner { host, lost: None, relay: None };
         let position = Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
@@ -228,7 +230,10 @@ impl<T: Transport> Passing<T> {
             if matches!(turn, Ok(true)) || now - told >= TELL_EVERY {
                 told = now;
                 tell(&self.publisher);
-                self.look_at_position().await?;
+                // A loss is that of the present owner: it is dealt with before there is another one.
+                if turn.is_ok() {
+                    self.look_at_position().await?;
+                }
             }
             match turn {
                 Ok(true) => {

@@ -5,7 +5,7 @@ use super::NonFinite;
 use super::{Server, ServerOptions};
 use crate::clock::Clock;
 #[cfg(feature = "cuda")]
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, MAX_GRADIENTS};
 use crate::node::Error;
 use crate::node::aggregate::Aggregator;
 use crate::node::folder::Folder;
@@ -45,6 +45,10 @@ fn folder_on(gpu: &Gpu, options: &ServerOptions, scheme_measures: bool) -> Resul
     }
     if options.non_finite != NonFinite::Allow {
         return refuse("non_finite", format!("{:?}", options.non_finite));
+    }
+    if options.workers > MAX_GRADIENTS {
+        let (option, value) = ("workers", options.workers.to_string());
+        return Err(Error::Option { option, value, reason: "a GPU folds at most 256 gradients at a time" });
     }
     Ok(Box::new(GpuFolder::new(gpu, &options.optimizer)?))
 }

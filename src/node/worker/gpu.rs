@@ -82,6 +82,8 @@ impl<T: Transport> Step<'_, T> {
             let (given, expected) = (from.bytes(), worker.gradient_bytes() as usize);
             return Err(Error::Length { given, expected });
         }
+        let deadline = worker.runtime.now() + timeout;
+        complete(worker.finish_outgoing(timeout))?;
         stream.hold_copies()?;
         let width = worker.options.encoding.bytes();
         let slice = |part: &super::Part<T>| from.slice(part.begin / 4 * width, part.bytes / 4 * width);
@@ -89,7 +91,7 @@ impl<T: Transport> Step<'_, T> {
             worker.parts.iter().map(|part| slice(part).map(GradientSource::Gpu)).collect();
         worker.start_sources(sources?, loss)?;
         worker.count_published();
-        complete(worker.finish_publish(timeout))
+        complete(worker.finish_publish(deadline - worker.runtime.now()))
     }
 }
 

@@ -37,7 +37,7 @@ impl Pull {
             let posted = endpoint.post(std::slice::from_ref(look));
             self.is_look_due = posted.is_err();
             // The payload goes along with it, if there is any left.
-            if !self.posted(posted, PullStep::PayloadSlice)? || self.copied == total {
+            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
                 return Ok(!self.is_look_due);
             }
         }
@@ -66,7 +66,7 @@ impl Pull {
                 Some(look) => endpoint.post(&[look, payload]),
                 None => endpoint.post(&[payload]),
             };
-            let is_posted = self.read(posted, end, PullStep::PayloadSlice)?;
+            let is_posted = self.read(posted, end, PullStep::Payload)?;
             if is_posted {
                 (self.has_batch, self.look_proves) = (true, proves);
             }
@@ -80,7 +80,7 @@ impl Pull {
         let request = WorkRequest::signalled(PULL_TAG, local.read(remote, streaming));
         let posted = endpoint.post(std::slice::from_ref(&request));
         self.into = PayloadSlice::of(request.operation);
-        self.read(posted, end, PullStep::PayloadSlice)
+        self.read(posted, end, PullStep::Payload)
     }
 
     /// Reads the next pieces; `copied` counts those that are read.
@@ -104,7 +104,7 @@ impl Pull {
         }
         let end = self.copied + requests.len() as u64;
         let posted = endpoint.post(&requests);
-        self.read(posted, end, PullStep::PayloadSlice)
+        self.read(posted, end, PullStep::Payload)
     }
 
     pub(super) fn read(

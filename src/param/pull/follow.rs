@@ -61,7 +61,7 @@ impl Pull {
     pub(super) fn has_landed(&self) -> u64 {
         let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
         match self.state {
-            PullStep::PayloadSlice | PullStep::Verify => self.copied,
+            PullStep::Payload | PullStep::Verify => self.copied,
             PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => {
                 (self.follow.chunks as u64 * chunk_bytes).min(payload_bytes)
             }
@@ -73,7 +73,7 @@ impl Pull {
     /// of that version is proved at the end only; until then [`retries`](Self::retries) grows if they were not.
     pub(crate) fn landed(&self) -> Option<(Version, usize)> {
         let version = match self.state {
-            PullStep::PayloadSlice | PullStep::Verify => self.before.version,
+            PullStep::Payload | PullStep::Verify => self.before.version,
             PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => self.follow.version,
             _ => return None,
         };

@@ -89,7 +89,7 @@ impl Endpoint for ShmEndpoint {
             Some(gpu) => gpu.post(&mut self.local, batch)?,
             None => {
                 self.local.post(batch)?;
-                batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
+                self.doorbell.is_some() && batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
             }
         };
         if notifies && let Some(doorbell) = &self.doorbell {

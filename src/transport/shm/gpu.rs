@@ -44,7 +44,7 @@ impl GpuSide {
         let is_plain = self.held.is_empty() && self.copying.is_empty();
         if is_plain && !batch.iter().any(|request| self.concerns(&request.operation)) {
             local.post(batch)?;
-            return Ok(notify(batch));
+            return Ok(notifies(batch));
         }
         local.check()?;
         for (index, request) in batch.iter().enumerate() {
@@ -107,16 +107,15 @@ impl GpuSide {
                 notified |= request.flags.contains(Flags::NOTIFY);
                 continue;
             }
-            let copy = match self.copy_of(local, &request.operation) {
+            let alive = local.check().map_err(|_| CompletionError::Flushed);
+            let copy = match alive.and_then(|()| self.copy_of(local, &request.operation)) {
                 Ok(copy) => copy,
                 Err(error) => {
-                    // Those before it come first.
-                    if !self.copying.is_empty() {
-                        self.held.push_front(request);
-                        return notified;
-                    }
                     self.held.push_front(request);
-                    self.fail(local, error);
+                    // Those before it come first.
+                    if self.copying.is_empty() {
+                        self.fail(local, error);
+                    }
                     return notified;
                 }
             };
@@ -184,7 +183,7 @@ impl GpuSide {
     }
 }
 
-fn notify(batch: &[WorkRequest]) -> bool {
+fn notifies(batch: &[WorkRequest]) -> bool {
     batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
 }
 

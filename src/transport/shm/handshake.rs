@@ -100,7 +100,7 @@ impl Outbox {
             grants.insert((*at).min(grants.len()), Grant { bytes: memory.bytes() as u64, ..segment });
             exported.push(file);
         }
-        if segments.len() > MAX_GRANTS {
+        if grants.len() > MAX_GRANTS {
             return Err(ShmHandshakeError::Offer(
                 "it grants more than 16 ranges; make them parts of one region",
             ));

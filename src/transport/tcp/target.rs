@@ -59,7 +59,7 @@ enum ServeStep {
     /// Between two requests.
     Header,
     /// In the payload of a write.
-    PayloadSlice { span: Span, received: usize, answer: bool, notify: bool },
+    Payload { span: Span, received: usize, answer: bool, notify: bool },
     /// In the payload of an answer.
     Answering { span: Span, sent: usize },
     /// A request was refused, or the connection is closed.
@@ -191,7 +191,7 @@ impl Target {
     /// Receives once. True if the socket is empty then: a short read says so without another call.
     fn receive(&mut self, budget: &mut usize) -> Result<bool, Broken> {
         let (mut straight, mut buffer) = (None, &mut self.inbox.0[self.end..]);
-        if let ServeStep::PayloadSlice { span, received, .. } = &self.state {
+        if let ServeStep::Payload { span, received, .. } = &self.state {
             let rest = span.bytes - received;
             let piece = rest.min(TURN_BYTES);
             straight = Some(memory(&self.connection, span).subslice(*received, piece));
@@ -209,7 +209,7 @@ impl Target {
             Err(broken) => return Err(broken),
         };
         *budget = budget.saturating_sub(bytes);
-        if let ServeStep::PayloadSlice { received, .. } = &mut self.state {
+        if let ServeStep::Payload { received, .. } = &mut self.state {
             *received += bytes.min(room);
         }
         self.end += bytes.saturating_sub(room);
@@ -241,7 +241,7 @@ impl Target {
                         return Ok(wants);
                     }
                 }
-                ServeStep::PayloadSlice { span, received, answer, notify } => {
+                ServeStep::Payload { span, received, answer, notify } => {
                     let taken = (span.bytes - *received).min(self.end - self.begin);
                     let (answer, notify) = (*answer, *notify);
                     let piece = &self.inbox.0[self.begin..self.begin + taken];
@@ -302,7 +302,7 @@ impl Target {
                 self.begin(request, len);
                 mem::fence(Ordering::Release);
                 let (answer, notify) = (request.answer, request.notify);
-                self.state = ServeStep::PayloadSlice { span, received: 0, answer, notify };
+                self.state = ServeStep::Payload { span, received: 0, answer, notify };
             }
             Kind::Words => {
                 self.begin(request, len);
@@ -376,7 +376,7 @@ impl Target {
         match self.state {
             ServeStep::Answering { .. } => return false,
             ServeStep::Draining { .. } => {}
-            ServeStep::Header | ServeStep::PayloadSlice { .. } => {
+            ServeStep::Header | ServeStep::Payload { .. } => {
                 self.tell();
                 self.answer(Response::Closed { code });
                 self.drain();

@@ -60,7 +60,7 @@ impl Hearing {
         }))
     }
 
-    /// Listens to this socket from now on, until the ear is dropped. The first look hears of what it holds already.
+    /// Listens to this socket from now on, until `forget`. The first look hears of what it holds already.
     pub(super) fn listen_to(self: &Arc<Self>, socket: impl AsFd) -> io::Result<Ear> {
         let has_heard = Arc::new(AtomicBool::new(false));
         let mut ears = lock(&self.ears);

@@ -13,7 +13,7 @@ const REFUSED: CompletionError = CompletionError::RemoteAccess;
 enum Kind {
     Word,
     /// A write that may be striped.
-    PayloadSlice,
+    Payload,
     Look,
     /// A READ that may be striped.
     Pull,
@@ -23,7 +23,7 @@ enum Kind {
     Add,
 }
 
-use Kind::{Add, Look, LookOnly, PayloadSlice, Pull, PullOnly, Word};
+use Kind::{Add, Look, LookOnly, Payload, Pull, PullOnly, Word};
 
 #[derive(Clone, Copy, Debug)]
 struct Plan {
@@ -41,7 +41,7 @@ impl Plan {
         let (local, streaming) = (MEMORY.with(|memory| memory.slice(0, 8).unwrap()), Streaming::Never);
         let operation = match self.kind {
             Word => Operation::WriteInline { data: Inline::word(id), remote },
-            PayloadSlice => Operation::Write { local, remote, streaming },
+            Payload => Operation::Write { local, remote, streaming },
             Look | Pull | LookOnly | PullOnly => Operation::Read { local, remote, streaming },
             Add => Operation::FetchAdd { local, remote, add: 1 },
         };
@@ -49,12 +49,12 @@ impl Plan {
     }
 
     fn writes(self) -> bool {
-        matches!(self.kind, Word | PayloadSlice | Add)
+        matches!(self.kind, Word | Payload | Add)
     }
 
     /// Whether a fence waits for it.
     fn brings(self) -> bool {
-        !matches!(self.kind, Word | PayloadSlice)
+        !matches!(self.kind, Word | Payload)
     }
 
     fn lane(self) -> Lane {
@@ -62,7 +62,7 @@ impl Plan {
     }
 
     fn may_be_striped(self) -> bool {
-        matches!(self.kind, PayloadSlice | Pull | PullOnly)
+        matches!(self.kind, Payload | Pull | PullOnly)
     }
 }
 
@@ -140,7 +140,7 @@ impl World {
                 _ if plan.lane() == Lane::Reads => is_fenced && before.brings(),
                 _ if is_fenced => true,
                 // Only what is striped and writes may pass anything.
-                Plan { kind: PayloadSlice, .. } if self.is_striped[at] => false,
+                Plan { kind: Payload, .. } if self.is_striped[at] => false,
                 _ => before.writes(),
             };
             let arrived = self.missing[earlier] == 0;
@@ -190,10 +190,10 @@ fn plan(kind: Kind) -> Plan {
 #[test]
 fn a_word_waits_for_earlier_payloads_on_other_rails_and_for_no_later_one() {
     let mut world = World::new(2);
-    assert_eq!(world.post(plan(PayloadSlice)), Some(Dispatch::Striped(0, Lane::Data)));
+    assert_eq!(world.post(plan(Payload)), Some(Dispatch::Striped(0, Lane::Data)));
     assert_eq!(world.post(plan(Word)), Some(Dispatch::Held));
     assert_eq!(
-        world.post(plan(PayloadSlice)),
+        world.post(plan(Payload)),
         Some(Dispatch::Striped(2, Lane::Data)),
         "payloads pass what is held"
     );
@@ -223,7 +223,7 @@ fn reads_are_striped_between_writes_and_only_fenced_writes_wait_for_them() {
 #[test]
 fn reads_of_what_may_only_be_read_wait_for_no_write_fenced_ones_for_reads() {
     let mut world = World::new(2);
-    world.post(plan(PayloadSlice));
+    world.post(plan(Payload));
     assert_eq!(world.post(plan(Word)), Some(Dispatch::Held));
     assert_eq!(world.post(plan(PullOnly)), Some(Dispatch::Striped(2, Lane::Reads)), "it passes what is held");
     let fenced = |kind| Plan { flags: Flags::SIGNALLED | Flags::FENCE, ..plan(kind) };
@@ -244,7 +244,7 @@ fn reads_of_what_may_only_be_read_wait_for_no_write_fenced_ones_for_reads() {
 fn what_is_held_when_a_rail_fails_comes_back_flushed_behind_the_failure() {
     let mut world = World::new(2);
     world.refuses = Some((1, 0));
-    for kind in [PayloadSlice, Word, PayloadSlice, Word] {
+    for kind in [Payload, Word, Payload, Word] {
         world.post(Plan { kind, flags: Flags::empty() });
     }
     world.finish();
@@ -255,7 +255,7 @@ fn what_is_held_when_a_rail_fails_comes_back_flushed_behind_the_failure() {
 #[test]
 fn what_a_device_never_took_does_not_keep_the_others_from_being_told() {
     let mut striper = Striper::new(2, DEPTH);
-    striper.admit(&plan(PayloadSlice).request(7), 3, Lane::Data, true);
+    striper.admit(&plan(Payload).request(7), 3, Lane::Data, true);
     striper.admit(&plan(Word).request(8), 1, Lane::Data, false);
     assert_eq!(striper.free(), DEPTH - 4);
     striper.complete(0, 0, Ok(()));
@@ -268,8 +268,7 @@ fn what_a_device_never_took_does_not_keep_the_others_from_being_told() {
 }
 
 fn plans() -> impl Strategy<Value = Vec<Plan>> {
-    let kind =
-        prop::sample::select(vec![Word, PayloadSlice, PayloadSlice, Look, Pull, LookOnly, PullOnly, Add]);
+    let kind = prop::sample::select(vec![Word, Payload, Payload, Look, Pull, LookOnly, PullOnly, Add]);
     let flags = (any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(signalled, fence)| {
         let mut flags = Flags::empty();
         flags.set(Flags::SIGNALLED, signalled);
