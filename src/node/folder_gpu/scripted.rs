@@ -302,7 +302,8 @@ mod tests {
             // A call that fails elsewhere may cost the worker its place: then there is nothing to compare.
             if let Some(refused) = ended {
                 assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
-                assert_eq!(bits(&server.parameters().unwrap()), expected, "call {call}");
+                let is_same = bits(&server.parameters().unwrap()) == expected;
+                assert!(is_same, "call {call}: other parameters than on processors");
                 made_again += refused;
             }
         }
