@@ -301,6 +301,10 @@ happens. So the simulator is told how much longer than the least each worker too
 worker. Before it was told, it said 1.00 where real processes had 0.273 (+267 %). Three runs on a machine with ten times
 the work that it could do had 0.204, 0.168 and 0.358; told, it said 0.255, 0.256 and 0.132 (+25, +52 and -63 %): a miss.
 
+K-async's staleness is told by one run, and runs of one seed differ: which gradients make up an update depends on
+milliseconds. Twelve runs on a machine that did nothing else had 10.78 clocks in the mean, and 9.26 to 11.95 each; the
+simulator has 10.8.
+
 ";
 
 #[cfg(test)]
