@@ -40,8 +40,8 @@ fn a_perceptron_learns_fashion_mnist_as_debian_packs_it() {
 }
 
 /// LeCun et al. (1998) give 88 % for a linear classifier and 99 % for LeNet-5, from fifteen times as many images, seen
-/// many times. A first form had the step size 0.1 and the bound 90 %, and reached 50.2 %. `train` with 0.02 reaches 88.2 %;
-/// 80 % was set after that was seen, and only tells learning from chance, which is 10 %.
+/// many times. A first form had the step size 0.1 and the bound 90 %, and reached 50.2 %. `train` with 0.02 reaches
+/// 88.2 %; 80 % was set after that was seen, and only tells learning from chance, which is 10 %.
 #[test]
 fn the_convnet_learns_mnist_from_four_thousand_images() {
     let split = load(mnist()).unwrap();

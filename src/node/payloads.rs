@@ -53,7 +53,8 @@ pub(super) fn read(payload: &PayloadSlice, gpu: Option<&Gpu>, into: &mut [u8]) -
     Ok(())
 }
 
-/// Writes f32 values into a payload, which has room for as many. To `gpu`, on which it may be, it takes a while, and this waits.
+/// Writes f32 values into a payload, which has room for as many. Where the payload is on `gpu` this waits until the
+/// values are there.
 ///
 /// # Errors
 /// The GPU does not copy it, or not in time.

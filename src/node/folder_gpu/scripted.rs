@@ -299,7 +299,7 @@ mod tests {
             if !driver.has_failed() {
                 break;
             }
-            // A call that fails elsewhere may cost the worker its place: then there is nothing to compare.
+            // A call that fails elsewhere may end the worker: then there is nothing to compare.
             if let Some(refused) = ended {
                 assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
                 let is_same = bits(&server.parameters().unwrap()) == expected;
