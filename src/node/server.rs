@@ -702,7 +702,10 @@ impl<T: Transport> Server<T> {
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             match self.work.left_out.contains(&share.gradient) {
                 true => self.status.dropped += 1,
-                false => self.status.folded += 1,
+                false => {
+                    let header = source.inbox.header_again(share.gradient.clock, self.shard.frames.epoch());
+                    self.status.count_folded(header.map_or(version, |header| header.base), version);
+                }
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);
             let index = share.gradient.worker.index();
@@ -748,7 +751,8 @@ impl<T: Transport> Server<T> {
     fn mean_loss(&self) -> Option<f64> {
         let epoch = self.shard.frames.epoch();
         let folded = self.work.shares.iter().zip(&self.work.sources);
-        let losses = folded.filter_map(|(share, source)| source.inbox.loss(share.gradient.clock, epoch));
+        let headers = folded.filter_map(|(share, from)| from.inbox.header_again(share.gradient.clock, epoch));
+        let losses = headers.filter_map(|header| header.loss);
         let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
         (count > 0).then(|| sum / f64::from(count))
     }

@@ -149,10 +149,10 @@ impl PeerInbox {
         Ok(header)
     }
 
-    /// The loss that came with the announced gradient of `clock`.
-    pub fn loss(&self, clock: Clock, epoch: u64) -> Option<f32> {
-        let header = self.line(clock)?;
-        (header.clock == clock && header.epoch == epoch).then_some(header.loss)?
+    /// Header of the announced gradient of `clock`, which [`header`](Self::header) has found to be what it should be;
+    /// `None` if the peer has written over it since.
+    pub fn header_again(&self, clock: Clock, epoch: u64) -> Option<SlotHeader> {
+        self.line(clock).filter(|header| header.clock == clock && header.epoch == epoch)
     }
 
     fn line(&self, clock: Clock) -> Option<SlotHeader> {

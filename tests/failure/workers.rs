@@ -12,7 +12,7 @@ use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Versi
 
 use super::raw::{Raw, worker_role};
 use super::second::{
-    EVICTED, LONG_LEASE, NOTICE, SCHEMES, Second, drive, retry, scheme, server, told, train,
+    EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, told, train,
     train_until_it_fails, wait_for, worker,
 };
 
@@ -219,4 +219,45 @@ fn nothing_shows_of_a_gradient_whose_worker_died_before_it_was_announced() {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         assert!(bits(&server.parameters().unwrap()) == bits(&parameters), "with {threads} threads");
     }
+}
+
+#[test]
+fn a_server_counts_how_many_versions_each_gradient_is_behind() {
+    let scheme = SchemeConfig::Asp;
+    let mut server = server(100, ServerOptions::new(scheme, 2, 0.001));
+    let address = server.address();
+    let (has_begun, may_end) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut slow = worker(&address, scheme);
+            let mut step = slow.step(PATIENCE).unwrap();
+            step.gradient().unwrap().fill(1.0);
+            has_begun.store(true, SeqCst);
+            wait_for("the fast one to end", || may_end.load(SeqCst).then_some(()));
+            step.publish(None, PATIENCE).unwrap();
+            slow.flush(PATIENCE).unwrap();
+        });
+        drive(&mut server, "the slow one to begin", |_| has_begun.load(SeqCst));
+        let fast = scope.spawn(|| {
+            let mut fast = worker(&address, scheme);
+            let behind = (0..3).map(|before| {
+                let mut step = fast.step(PATIENCE).unwrap();
+                let computed_on = step.view().version.get();
+                step.gradient().unwrap().fill(1.0);
+                step.publish(None, PATIENCE).unwrap();
+                before - computed_on
+            });
+            let behind: Vec<u64> = behind.collect();
+            fast.flush(PATIENCE).unwrap();
+            behind
+        });
+        drive(&mut server, "the fast one to end", |server| server.status().left == 1);
+        // Version n + 1 has the gradient that is the fast one's n-th, from 0, and version 4 has the slow one's.
+        let behind = fast.join().unwrap();
+        may_end.store(true, SeqCst);
+        drive(&mut server, "the slow one to end", |server| server.status().left == 2);
+        let expected = (4, behind.iter().sum::<u64>() + 3, behind.iter().filter(|behind| **behind == 0).count());
+        let status = server.status();
+        assert_eq!((status.folded, status.versions_behind, status.fresh as usize), expected, "{behind:?}");
+    });
 }

@@ -61,6 +61,10 @@ pub struct ServerReport {
     pub lost_updates: Option<u64>,
     /// Gradients that were folded in.
     pub folded: u64,
+    /// The sum of the versions that these were behind.
+    pub versions_behind: u64,
+    /// Those of them that were computed on the version before theirs.
+    pub fresh: u64,
     /// Gradients that came too late, and were not folded in.
     pub dropped: u64,
     /// Gradients that were announced, and void because their worker left first.
@@ -91,6 +95,8 @@ impl From<ServerStatus> for ServerReport {
             checkpointed: status.checkpointed.map(|version| version.get()),
             lost_updates: status.lost_updates,
             folded: status.folded,
+            versions_behind: status.versions_behind,
+            fresh: status.fresh,
             dropped: status.dropped,
             voided: status.voided,
             non_finite: status.non_finite,

@@ -100,6 +100,12 @@ pub struct ServerStatus {
     pub misbehaved: u64,
     /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with.
     pub folded: u64,
+    /// The sum, over the gradients that this incarnation folded in, of the versions made between the one that a
+    /// gradient was computed on and the one that it is in. In a server that began at version 0 this over `folded` is the
+    /// mean staleness in versions.
+    pub versions_behind: u64,
+    /// Those of them that were computed on the version before the one that they are in.
+    pub fresh: u64,
     /// Gradients that were consumed without being folded in.
     pub dropped: u64,
     /// Gradients that were announced, and void because their worker left before they were folded in or dropped.
@@ -135,4 +141,14 @@ pub struct ServerStatus {
     /// The most versions that a worker which came back had seen beyond the one that this incarnation began at: updates
     /// that were lost with the incarnation before. `None` while no such worker has come.
     pub lost_updates: Option<u64>,
+}
+
+impl ServerStatus {
+    /// Counts a gradient that was computed on version `base` and is folded into `version`.
+    pub(super) fn count_folded(&mut self, base: Version, version: Version) {
+        let behind = version.get().saturating_sub(base.get()).saturating_sub(1);
+        self.folded += 1;
+        self.versions_behind = self.versions_behind.saturating_add(behind);
+        self.fresh += u64::from(behind == 0);
+    }
 }

@@ -31,9 +31,16 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
     let begun = Instant::now();
     let progress = Progress::new("real runs", twins.len());
     let mut comparisons: Vec<Comparison> = Vec::new();
+    // Several figures of one run stand one after the other.
+    let mut last: Option<(Vec<String>, Value)> = None;
     for (recipe, twin) in &twins {
-        let run = train(&twin.words())?;
+        let words = twin.words();
+        let run = match last.take() {
+            Some((of, run)) if of == words => run,
+            _ => train(&words)?,
+        };
         comparisons.push(twin.compare(recipe, &run).map_err(|error| reproduce::failure(&error))?);
+        last = Some((words, run));
         progress.show(comparisons.len());
     }
     drop(progress);
