@@ -14,6 +14,7 @@ use super::Error;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
+use super::tree::ASK_FOR;
 use super::wait::{WaitTurn, retry, wait};
 use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
@@ -123,9 +124,6 @@ pub(super) struct RelayTurn {
     pub(super) retries: u64,
     pub(super) progress: bool,
 }
-
-/// Longest time that an owner in a tree may take to answer before the next one is asked.
-const ASK_FOR: Duration = Duration::from_secs(1);
 
 /// A reader looks after its connection once for so many bytes, also if every pull succeeds at once.
 const BYTES_BETWEEN_LOOKS: usize = 1 << 20;

@@ -15,6 +15,10 @@ use crate::param::{Joiner, RelayNotice, TreeOwner, TreePosition};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Host};
 
+/// Longest time that a publisher may take to say who is to be read from, and an owner to let a reader in before the next
+/// one is asked.
+pub(super) const ASK_FOR: Duration = Duration::from_secs(1);
+
 /// The part of a lease after which a relay announces itself again.
 const PART_OF_LEASE: u32 = 3;
 
@@ -73,7 +77,12 @@ impl Tree {
                 owners.push(TreeOwner { number: owner, address });
             }
         }
-        owners.truncate(TreePosition::OWNERS_MAX);
+        if owners.len() > TreePosition::OWNERS_MAX {
+            // The last one is whom to ask where all others fail.
+            let last = owners.split_off(owners.len() - 1);
+            owners.truncate(TreePosition::OWNERS_MAX - 1);
+            owners.extend(last);
+        }
         let (origin, begin_at) = (self.began.0, self.began.1.get());
         TreePosition { number, again_ns, origin, begin_at, owners }
     }
@@ -312,6 +321,20 @@ mod tests {
         assert_eq!(elsewhere.len(), 3, "both relays and the publisher: {elsewhere:?}");
         let at_home = ask("trainer");
         assert_eq!(at_home[0].address, Some(Address::Abstract("root".into())));
+    }
+
+    #[test]
+    fn the_publisher_is_named_last_however_many_addresses_relays_have() {
+        let mut tree = tree(8);
+        for index in 0..3 {
+            let mut relay = Scripted::new(index, "far", 2);
+            let addresses = (1..=4).map(|host| format!("10.0.{host}.{index}:7000").parse().unwrap());
+            relay.notice().address = Address::Several(addresses.collect());
+            relay.announce(&mut tree, 1.0);
+        }
+        let owners = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own()).owners;
+        assert_eq!(owners.len(), TreePosition::OWNERS_MAX);
+        assert_eq!(owners.last(), Some(&TreeOwner { number: TreePosition::PUBLISHER, address: None }));
     }
 
     #[test]

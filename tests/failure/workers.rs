@@ -256,7 +256,8 @@ fn a_server_counts_how_many_versions_each_gradient_is_behind() {
         let behind = fast.join().unwrap();
         may_end.store(true, SeqCst);
         drive(&mut server, "the slow one to end", |server| server.status().left == 2);
-        let expected = (4, behind.iter().sum::<u64>() + 3, behind.iter().filter(|behind| **behind == 0).count());
+        let expected =
+            (4, behind.iter().sum::<u64>() + 3, behind.iter().filter(|behind| **behind == 0).count());
         let status = server.status();
         assert_eq!((status.folded, status.versions_behind, status.fresh as usize), expected, "{behind:?}");
     });

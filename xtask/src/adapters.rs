@@ -10,6 +10,7 @@ use crate::Command;
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
+use crate::softroce;
 
 pub(crate) const COMMAND: Command = Command {
     name: "adapters",
@@ -65,15 +66,7 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
 /// The first device by name, which is the one that `cargo xtask softroce --host` takes; or the reason why that is no
 /// adapter that could be tried.
 fn find(devices: &Path) -> Result<String, String> {
-    let is_active = |device: &Path| {
-        let ports = fs::read_dir(device.join("ports")).into_iter().flatten().flatten();
-        let states = ports.filter_map(|port| fs::read_to_string(port.path().join("state")).ok());
-        states.into_iter().any(|state| state.contains("ACTIVE"))
-    };
-    let entries = fs::read_dir(devices).into_iter().flatten().flatten();
-    let mut active: Vec<_> = entries.map(|entry| entry.path()).filter(|device| is_active(device)).collect();
-    active.sort();
-    let Some(first) = active.first() else {
+    let Some(first) = softroce::active(devices).next() else {
         return Err("this host has no RDMA device with an active port".into());
     };
     let name = first.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -112,7 +112,8 @@ fn sources(site: &Site) -> Result<String, Failure> {
             remedy: "commit them first".into(),
         });
     }
-    Ok(Cmd::new("git", &["rev-parse", "HEAD:src"]).answer(site)?.trim().to_owned())
+    let trees = Cmd::new("git", &["rev-parse", "HEAD:src", "HEAD:tests/seeds.rs"]).answer(site)?;
+    Ok(trees.split_whitespace().collect::<Vec<_>>().join("-"))
 }
 
 /// Builds the test, and returns its program. It is copied, so that the sources may change while it runs.

@@ -216,7 +216,8 @@ impl Measure {
         };
         // All servers fold the same gradients.
         let server = &run["server_status"][0];
-        let of_folded = |key: &str| server[key].as_f64().unwrap_or(f64::NAN) / server["folded"].as_f64().unwrap_or(0.0);
+        let of_folded =
+            |key: &str| server[key].as_f64().unwrap_or(f64::NAN) / server["folded"].as_f64().unwrap_or(0.0);
         match self {
             Measure::TimePerClock => seconds / sum("clocks"),
             Measure::TimePerVersion => {

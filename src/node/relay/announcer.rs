@@ -7,13 +7,11 @@ use std::thread::JoinHandle;
 
 use super::super::link::Link;
 use super::super::runtime::complete;
+use super::super::tree::ASK_FOR;
 use super::super::{Error, now};
 use crate::param::{Joiner, TreePosition};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
-
-/// Longest time that the publisher may take to answer.
-const ASK_FOR: Duration = Duration::from_secs(1);
 
 /// Shortest time between two announcements.
 const REST: Duration = Duration::from_millis(20);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::link::Link;
 use super::super::reader::RelayStep;
 use super::super::runtime::Runtime;
+use super::super::tree::ASK_FOR;
 use super::super::wait::{Backoff, retry};
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
 use super::announcer::Announcer;
@@ -16,9 +17,6 @@ use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
 use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Host, Transport};
-
-/// Longest time that one owner may take to answer before the next one is asked.
-const ASK_FOR: Duration = Duration::from_secs(1);
 
 /// Period at which a relay tells what it has, and looks whether it is to read from another owner.
 const TELL_EVERY: Duration = Duration::from_millis(10);

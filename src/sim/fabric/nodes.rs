@@ -257,14 +257,18 @@ impl Incarnation {
         self.judge.borrow_mut().joined(index, worker.links().map(|link| (link.epoch, link.peer)));
     }
 
+    /// Whether a worker begins its next step while a gradient is on its way.
+    fn goes_on(&self) -> bool {
+        self.plan.scheme.built_in().is_some_and(|scheme| scheme.publishes_in_background())
+    }
+
     /// Works until the job is over or the worker is to begin again.
     async fn session(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) {
         let mut published = None;
         // The gradient of the clock before, where a step begins while it is on its way. After the loss of a server it
         // may be void.
         let mut on_its_way = None;
-        let scheme = self.plan.scheme.built_in();
-        let goes_on = scheme.is_some_and(|scheme| scheme.publishes_in_background());
+        let goes_on = self.goes_on();
         while !self.is_over() {
             let timeout = self.timeout();
             let step = async { Ok(worker.step_async(timeout).await?.suspend()) };
@@ -365,10 +369,8 @@ impl Incarnation {
             // A worker that has reached the goal goes on, so that the others are not alone, but slowly.
             (least, most) = (10_000_000, 30_000_000);
         }
-        let scheme = &self.plan.scheme;
-        let goes_on = scheme.built_in().is_some_and(|scheme| scheme.publishes_in_background());
         // Now and then a worker does not ask.
-        if !(scheme.needs().interrupts || goes_on) || self.draw(0, 4) == 0 {
+        if !(self.plan.scheme.needs().interrupts || self.goes_on()) || self.draw(0, 4) == 0 {
             self.pause(least, most).await;
             return Ok(true);
         }

@@ -4,7 +4,7 @@ use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const DEVICES: &str = "/sys/class/infiniband";
 /// Of the device and the interface that are made.
@@ -25,7 +25,7 @@ pub(super) struct Device<'a> {
 impl Device<'_> {
     /// The first that is there, or one that is made, and goes when this does.
     pub(super) fn find(site: &Site) -> Result<Device<'_>, Failure> {
-        let mut active_now = active();
+        let mut active_now = names();
         if let Some(name) = active_now.next() {
             return Ok(Device { site, name, second: active_now.next(), is_ours: false });
         }
@@ -37,7 +37,7 @@ impl Device<'_> {
              && rdma link add {MADE} type rxe netdev {MADE}"
         );
         let output = admin(&script).outcome(site)?;
-        if output.status.success() && active().next().is_some() {
+        if output.status.success() && names().next().is_some() {
             return Ok(device);
         }
         let said = String::from_utf8_lossy(&output.stderr);
@@ -91,18 +91,23 @@ fn admin(script: &str) -> Cmd {
     Cmd::new("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin; {script}")])
 }
 
-/// By name.
-fn active() -> impl Iterator<Item = String> {
-    let is_active = |device: &Path| {
+/// The names of the active devices of this host.
+fn names() -> impl Iterator<Item = String> {
+    active(Path::new(DEVICES)).filter_map(|device| Some(device.file_name()?.to_string_lossy().into_owned()))
+}
+
+/// The devices of this folder that have an active port, by name.
+pub(crate) fn active(devices: &Path) -> impl Iterator<Item = PathBuf> {
+    let is_active = |device: &PathBuf| {
         let ports = fs::read_dir(device.join("ports")).into_iter().flatten().flatten();
         ports
             .filter_map(|port| fs::read_to_string(port.path().join("state")).ok())
             .any(|state| state.contains("ACTIVE"))
     };
-    let devices = fs::read_dir(DEVICES).into_iter().flatten().flatten();
-    let mut names: Vec<_> = devices.filter(|device| is_active(&device.path())).collect();
-    names.sort_by_key(fs::DirEntry::file_name);
-    names.into_iter().map(|device| device.file_name().to_string_lossy().into_owned())
+    let devices = fs::read_dir(devices).into_iter().flatten().flatten();
+    let mut active: Vec<PathBuf> = devices.map(|device| device.path()).filter(is_active).collect();
+    active.sort();
+    active.into_iter()
 }
 
 /// The first address in what `ip -oneline address` prints.

@@ -31,6 +31,7 @@ use crate::failure::Failure;
 use crate::needs::{self, Need};
 use crate::site::Site;
 use crate::steps::Step;
+pub(crate) use host::active;
 use report::RigReport;
 use rig::Rig;
 use runs::{BENCH, Guests, RUNS, Run};
