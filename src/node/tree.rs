@@ -15,8 +15,8 @@ use crate::param::{Joiner, RelayNotice, TreeOwner, TreePosition};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Host};
 
-/// Longest time that a publisher may take to say who is to be read from, and an owner to let a reader in before the next
-/// one is asked.
+/// Longest time that a publisher may take to name the owners, and an owner to let a reader in before the next one is
+/// asked.
 pub(super) const ASK_FOR: Duration = Duration::from_secs(1);
 
 /// The part of a lease after which a relay announces itself again.

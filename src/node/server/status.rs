@@ -101,8 +101,8 @@ pub struct ServerStatus {
     /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with.
     pub folded: u64,
     /// The sum, over the gradients that this incarnation folded in, of the versions made between the one that a
-    /// gradient was computed on and the one that it is in. In a server that began at version 0 this over `folded` is the
-    /// mean staleness in versions.
+    /// gradient was computed on and the one that it is in. In a server that began at version 0 this over `folded` is
+    /// the mean staleness in versions.
     pub versions_behind: u64,
     /// Those of them that were computed on the version before the one that they are in.
     pub fresh: u64,
