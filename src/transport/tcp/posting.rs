@@ -212,12 +212,12 @@ impl StagedPosting {
             let reads_to_gpu = |request: &StagedRequest| {
                 request.pieces > 0 && matches!(request.request.operation, Operation::ReadToGpu { .. })
             };
-            let waits = self.queue.range(..index.min(self.queue.len())).any(reads_to_gpu);
-            let Some(request) = self.queue.get_mut(index) else { return Ok(()) };
+            let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            if flags.contains(Flags::FENCE) && waits {
+            if flags.contains(Flags::FENCE) && self.queue.range(..index).any(reads_to_gpu) {
                 return Ok(());
             }
+            let Some(request) = self.queue.get_mut(index) else { return Ok(()) };
             let (gpu, remote, reads) = match &request.request.operation {
                 Operation::ReadToGpu { local, remote } => (local, remote, true),
                 Operation::WriteFromGpu { local, remote } => (local, remote, false),

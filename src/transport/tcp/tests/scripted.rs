@@ -376,12 +376,13 @@ fn each_failing_call_of_either_driver_is_told_and_leaves_nothing() {
                 }
             }
             honest_peers_are_served(&server, &mut listener);
-            drop((wire, mine, listener, tcp, server));
+            drop((batch, wire, mine, listener, tcp, server));
             for Device { driver, gpu } in devices {
                 driver.finish();
                 drop(gpu);
                 // What could not be given back, since that is what failed, is one thing.
-                assert!(driver.open() <= usize::from(has_failed), "call {call} of side {failing}");
+                let left = driver.open();
+                assert!(left <= usize::from(has_failed), "call {call} of side {failing}: {left} left");
             }
             if !has_failed {
                 assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
