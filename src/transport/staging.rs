@@ -17,12 +17,19 @@ pub(super) struct StagingBlocks {
 }
 
 impl StagingBlocks {
-    /// Blocks for memory of up to `longest` bytes.
+    /// Blocks for memory of up to `longest` bytes. The log tells `reason`, for which the network does not reach the GPU.
     ///
     /// # Errors
     /// There is no memory for them.
-    pub(super) fn new(gpu: &Gpu, longest: usize) -> Result<StagingBlocks, GpuError> {
+    pub(super) fn new(gpu: &Gpu, longest: usize, reason: &'static str) -> Result<StagingBlocks, GpuError> {
         let bytes = longest.clamp(1, BLOCK_BYTES).next_multiple_of(PAGE_SIZE);
+        tracing::info!(
+            gpu = gpu.ordinal(),
+            blocks = BLOCKS,
+            bytes,
+            reason,
+            "payloads of a GPU go through blocks of host memory"
+        );
         let memory = HostMemory::anonymous(BLOCKS * bytes);
         let memory = memory.map_err(|error| GpuError::Host { reason: error.to_string() })?;
         let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());

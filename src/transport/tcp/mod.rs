@@ -104,6 +104,9 @@ const QUEUE_DEPTH: usize = 1024;
 
 const NAME: &str = "tcp";
 
+#[cfg(feature = "cuda")]
+const NO_WAY_TO_GPU: &str = "the system sends and receives host memory alone";
+
 /// The one-sided contract over TCP. Clones share one progress thread.
 #[derive(Clone)]
 pub struct Tcp {

@@ -236,7 +236,9 @@ impl StagedPosting {
             let failed = |error| (number, error);
             let blocks = match &mut self.blocks {
                 Some(blocks) => blocks,
-                none => none.insert(StagingBlocks::new(&self.gpu, self.longest).map_err(failed)?),
+                none => none.insert(
+                    StagingBlocks::new(&self.gpu, self.longest, super::NO_WAY_TO_GPU).map_err(failed)?,
+                ),
             };
             let Some(block) = blocks.take() else { return Ok(()) };
             let bytes = block.len().min(gpu.bytes() - request.begun);

@@ -12,6 +12,7 @@ use super::{RESPONSE_BYTES, ServeOutcome, ServeStep, Target, Wants, memory};
 use crate::cuda::{GpuError, GpuSlice};
 use crate::mem::{self, LocalSlice, OutOfBounds, VolatileSlice};
 use crate::transport::staging::{StagedCopy, StagingBlocks};
+use crate::transport::tcp::NO_WAY_TO_GPU;
 use crate::transport::tcp::check::Span;
 use crate::transport::tcp::initiator::Broken;
 use crate::transport::tcp::wire::{Kind, Request, Response, SHORT_BYTES, checksum};
@@ -238,7 +239,7 @@ impl Target {
 
     fn staged(&self, longest: usize) -> Result<StagedServing, Broken> {
         let gpu = self.connection.gpu.as_ref().ok_or(NOT_COPIED)?;
-        let blocks = StagingBlocks::new(gpu, longest).map_err(broken)?;
+        let blocks = StagingBlocks::new(gpu, longest, NO_WAY_TO_GPU).map_err(broken)?;
         let (held, leaving) = (VecDeque::with_capacity(MAX_HELD), VecDeque::new());
         Ok(StagedServing { blocks, step: StagedStep::None, filling: None, held, leaving })
     }

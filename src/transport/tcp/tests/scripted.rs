@@ -216,7 +216,8 @@ fn a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before() {
         wait_for("the end", || {
             for _ in 0..20 {
                 if let Some(completion) = wire.client.poll() {
-                    return Some(assert_eq!(completion.result, Ok(())));
+                    assert_eq!(completion.result, Ok(()));
+                    return Some(());
                 }
                 std::thread::sleep(Duration::from_micros(200));
             }
