@@ -1,5 +1,5 @@
-//! Jobs whose servers and workers have GPUs, on scripted drivers: no GPU is needed, and none is tested. The processes are
-//! threads, each with a driver of its own.
+//! Jobs whose servers and workers have GPUs, on scripted drivers: no GPU is needed, and none is tested. The processes
+//! are threads, each with a driver of its own.
 
 #[cfg(test)]
 mod tests {

@@ -10,14 +10,14 @@ use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, OutOf
 const BLOCKS: usize = 8;
 const BLOCK_BYTES: usize = 2 << 20;
 
-/// The blocks of one side of a connection. A transport that keeps one takes a block out, and puts it back.
+/// The blocks of one side of a connection: each is taken out, and given back.
 pub(super) struct StagingBlocks {
     gpu: Gpu,
     free: Vec<LocalSlice>,
 }
 
 impl StagingBlocks {
-    /// Blocks for memory of up to `longest` bytes. The log tells `reason`, for which the network does not reach the GPU.
+    /// Blocks for memory of up to `longest` bytes. The log tells the `reason` why the network does not reach the GPU.
     ///
     /// # Errors
     /// There is no memory for them.

@@ -143,8 +143,8 @@ impl Tcp {
         Tcp { secret: Some(secret), ..Tcp::new() }
     }
 
-    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and a
-    /// server folds there. A peer publishes straight out of memory of its GPU and pulls straight into it, whether the
+    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
+    /// a server folds there. A peer publishes straight out of memory of its GPU and pulls straight into it, whether the
     /// owner has a GPU or not. On the way the bytes pass the host: a GPU copies them into and out of blocks of locked
     /// memory, 8 of 2 MiB for each connection that needs them, while others are sent and received.
     #[cfg(feature = "cuda")]

@@ -1,5 +1,5 @@
-//! Requests of an endpoint whose local memory is on a GPU: they are cut into blocks of host memory, which the lane sends
-//! and receives.
+//! Requests of an endpoint whose local memory is on a GPU: they are cut into blocks of host memory, which the lane
+//! sends and receives.
 //!
 //! Requests take effect in the order of posting. A WRITE from a GPU is sent block by block, each once its copy is done,
 //! and what was posted behind it is held until then; meanwhile the copies of later blocks, also of later requests, are
@@ -36,9 +36,9 @@ pub(super) struct StagedPosting {
     /// The number of the request of which a piece is begun next.
     next: u64,
     /// Pieces that are begun and not posted, in order.
-    begun: VecDeque<Piece>,
+    begun: VecDeque<LanePiece>,
     /// Pieces on the lane, in order.
-    posted: VecDeque<Piece>,
+    posted: VecDeque<LanePiece>,
     /// Copies to the GPU, and the numbers of their requests.
     copying: VecDeque<(u64, StagedCopy)>,
 }
@@ -53,7 +53,7 @@ struct StagedRequest {
 }
 
 /// What the lane carries out with one request.
-struct Piece {
+struct LanePiece {
     number: u64,
     flags: Flags,
     work: PieceWork,
@@ -164,7 +164,7 @@ impl StagedPosting {
     fn take_completions(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
         while let Some(completion) = lane.poll() {
             // What is not in here any more was given up with an earlier request.
-            let Some(Piece { number, work, .. }) = self.posted.pop_front() else { continue };
+            let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
             if let Err(error) = completion.result {
                 self.cut(number, error);
                 continue;
@@ -225,7 +225,7 @@ impl StagedPosting {
                     request.pieces = 1;
                     self.next += 1;
                     let flags = flags | Flags::SIGNALLED;
-                    self.begun.push_back(Piece { number, flags, work: PieceWork::Whole });
+                    self.begun.push_back(LanePiece { number, flags, work: PieceWork::Whole });
                     continue;
                 }
             };
@@ -253,7 +253,7 @@ impl StagedPosting {
             };
             request.begun += bytes;
             request.pieces += 1;
-            self.begun.push_back(Piece { number, flags: Flags::SIGNALLED | notify, work });
+            self.begun.push_back(LanePiece { number, flags: Flags::SIGNALLED | notify, work });
         }
     }
 

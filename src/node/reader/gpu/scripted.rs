@@ -4,12 +4,12 @@
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Write};
     use std::sync::Arc;
 
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, Working};
-    use crate::node::of_gpu::{OfGpu, over_each_transport};
+    use crate::node::of_gpu::tests::{OfGpu, over_each_transport};
     use crate::node::{
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,
@@ -376,7 +376,7 @@ mod tests {
             Reader::connect(into.transport.clone(), &publisher.parse().unwrap(), options, PATIENCE).unwrap();
         let (weights, late) = (into.weights.whole(), Duration::from_millis(100));
         reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, late).unwrap_err();
-        println!("{COPYING}");
+        writeln!(std::io::stdout(), "{COPYING}").unwrap();
         reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, 6 * PATIENCE).unwrap();
     }
 

@@ -5,10 +5,12 @@ use crate::cuda::Gpu;
 use crate::transport::{PostError, WorkCompletion, WorkRequest};
 
 /// Requests of an endpoint that has a GPU: there are none.
-pub(super) enum StagedPosting {}
+pub(super) enum NoPosting {}
 
-impl StagedPosting {
-    pub(super) fn new(gpu: &Gpu, _: usize, _: usize) -> StagedPosting {
+pub(super) use NoPosting as StagedPosting;
+
+impl NoPosting {
+    pub(super) fn new(gpu: &Gpu, _: usize, _: usize) -> NoPosting {
         match *gpu {}
     }
 

@@ -87,7 +87,7 @@ fn read_to(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation 
     Operation::ReadToGpu { local: memory.slice(offset, remote.len as usize).unwrap(), remote }
 }
 
-/// Writes and reads ranges of all lengths that are treated differently, at odd and even places, and looks at what is
+/// Writes and reads ranges of all lengths that are treated differently, at odd and even offsets, and looks at what is
 /// beside them.
 fn ranges_arrive_whole(tcp: [Tcp; 2], theirs: &Device, ours: &Device) {
     let mut listener = listen(&tcp[1]);

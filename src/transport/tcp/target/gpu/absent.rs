@@ -7,9 +7,11 @@ use crate::transport::tcp::check::Span;
 use crate::transport::tcp::initiator::Broken;
 use crate::transport::tcp::wire::Request;
 
-pub(super) enum StagedServing {}
+pub(super) enum NoServing {}
 
-impl StagedServing {
+pub(super) use NoServing as StagedServing;
+
+impl NoServing {
     pub(super) fn room(&mut self, _: usize) -> Option<VolatileSlice<'_>> {
         match *self {}
     }
