@@ -1,7 +1,5 @@
 //! Copies ordered with a stream of the caller's, and how one learns that they are done.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use smallvec::SmallVec;
 
 use super::driver::Driver;
@@ -192,7 +190,7 @@ impl Gpu {
         let (GpuCopy::ToHost { from: piece, .. }
         | GpuCopy::FromHost { into: piece, .. }
         | GpuCopy::Within { into: piece, .. }) = &copy;
-        self.inner().staged.fetch_add(piece.bytes() as u64, Relaxed);
+        self.inner().staged.fetch_add(piece.bytes() as u64, std::sync::atomic::Ordering::Relaxed);
         self.copy(copy, under_way)
     }
 

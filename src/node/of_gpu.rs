@@ -1,7 +1,10 @@
 //! Transports that take a GPU, for tests that hold over each of them.
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(super) use tests::{OfGpu, over_each_transport};
+
+#[cfg(test)]
+mod tests {
     use crate::cuda::Gpu;
     use crate::transport::shm::Shm;
     use crate::transport::tcp::Tcp;

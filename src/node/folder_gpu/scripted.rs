@@ -10,7 +10,7 @@ mod tests {
     use crate::clock::Version;
     use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted};
     use crate::kernel::{AdamParameters, Optimizer};
-    use crate::node::of_gpu::tests::{OfGpu, over_each_transport};
+    use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::{
         Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
         WorkerOptions,

@@ -116,8 +116,7 @@ impl TcpEndpoint {
 }
 
 fn staged(connection: &Connection, queue_depth: usize) -> Option<Box<StagedPosting>> {
-    let gpu = connection.gpu.as_ref()?;
-    Some(Box::new(StagedPosting::new(gpu, connection.longest_grant(), queue_depth)))
+    StagedPosting::new(connection.gpu.as_ref()?, connection.longest_grant(), queue_depth)
 }
 
 #[cold]

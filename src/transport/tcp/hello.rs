@@ -52,6 +52,7 @@ impl Blob for ConnectionIds {
 
 /// Makes terms that grant what `offer` does and memory of a GPU with it, under keys that no process can guess, and the
 /// memory in the same order. The error says what is wrong with it.
+#[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
 pub(super) fn terms(
     offer: &Offer,
     on_gpu: &[GpuGrant],

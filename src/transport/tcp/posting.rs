@@ -69,9 +69,9 @@ enum PieceWork {
 }
 
 impl StagedPosting {
-    /// Requests to a peer whose longest grant has `longest` bytes.
-    pub(super) fn new(gpu: &Gpu, longest: usize, depth: usize) -> StagedPosting {
-        StagedPosting {
+    /// Requests to a peer whose longest grant has `longest` bytes; `None` in a library without GPUs.
+    pub(super) fn new(gpu: &Gpu, longest: usize, depth: usize) -> Option<Box<StagedPosting>> {
+        Some(Box::new(StagedPosting {
             gpu: gpu.clone(),
             blocks: None,
             longest,
@@ -82,7 +82,7 @@ impl StagedPosting {
             begun: VecDeque::new(),
             posted: VecDeque::new(),
             copying: VecDeque::new(),
-        }
+        }))
     }
 
     /// True if no request is under way.

@@ -175,11 +175,7 @@ impl Target {
                 let turn = if is_dry { ServeOutcome::Idle } else { ServeOutcome::More };
                 return Ok(self.flush(&mut budget)?.unwrap_or(turn));
             }
-            is_dry = match self.receive(&mut budget) {
-                // What came before the end is carried out first.
-                Err(_) if self.is_holding() => return Ok(ServeOutcome::Copying),
-                received => received?,
-            };
+            is_dry = self.receive(&mut budget)?;
         }
     }
 

@@ -9,7 +9,7 @@ mod tests {
 
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, Working};
-    use crate::node::of_gpu::tests::{OfGpu, over_each_transport};
+    use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::{
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,

@@ -10,7 +10,7 @@ pub(super) enum NoPosting {}
 pub(super) use NoPosting as StagedPosting;
 
 impl NoPosting {
-    pub(super) fn new(gpu: &Gpu, _: usize, _: usize) -> NoPosting {
+    pub(super) fn new(gpu: &Gpu, _: usize, _: usize) -> Option<Box<NoPosting>> {
         match *gpu {}
     }
 

@@ -1,9 +1,9 @@
 //! Requests whose memory here is on a GPU: payloads go through blocks of host memory.
 //!
-//! A payload that comes is received block by block, each of which the GPU copies while the next one is received. What is
-//! behind it on the lane is held until the copies are done: words, which announce payloads, wait in a row, and behind
-//! them further payloads are received; anything else is not begun before. An answer is copied block by block, each of
-//! which is sent while the next ones are copied. Nothing here waits.
+//! A payload that comes is received block by block, each of which the GPU copies while the next one is received. The
+//! requests behind it are held until the copies are done: words, which announce payloads, wait in a row, and behind them
+//! further payloads are received; no other request is begun before. An answer is copied block by block, each of which is
+//! sent while the next ones are copied. Nothing here waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

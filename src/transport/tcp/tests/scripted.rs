@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::cuda::{Gpu, GpuMemory, Scripted};
 use crate::mem::MemoryRegion;
-use crate::transport::{GpuGrant, WorkCompletion, WorkRequestId};
+use crate::transport::{Flags, GpuGrant, WorkCompletion, WorkRequestId};
 
 const MIB: usize = 1 << 20;
 /// More than all blocks of a side hold, and odd.
@@ -204,6 +204,35 @@ fn a_read_to_a_gpu_is_complete_with_its_copy_and_those_behind_it_come_later() {
     let _working = theirs.driver.work_in_a_thread();
     assert_eq!([(); 2].map(|()| complete(&mut wire.client).id.0), [1, 2]);
     assert_eq!(theirs.driver.bytes(mine.pointer(), PAGE), [9; PAGE]);
+}
+
+#[test]
+fn a_fenced_write_waits_for_the_copy_of_a_read_to_a_gpu_and_others_do_not() {
+    let (theirs, ours, mut wire) = scene(PAGE);
+    let mine = theirs.memory(PAGE);
+    let word = |value, at| {
+        let remote = wire.remote[1].slice(at, 8).unwrap();
+        let data = Inline::word(value);
+        WorkRequest::signalled(value, Operation::WriteInline { data, remote })
+    };
+    let fenced = WorkRequest { flags: Flags::SIGNALLED | Flags::FENCE, ..word(3, 8) };
+    let reading = WorkRequest::signalled(1, read_to(&mine, 0, wire.remote[0]));
+    wire.client.post(&[reading, word(2, 0), fenced]).unwrap();
+    let working = ours.driver.work_in_a_thread();
+    let page = wire.page.clone();
+    let announced = || [page.as_volatile().load_u64(0), page.as_volatile().load_u64(8)];
+    wait_for("the write that is not fenced", || {
+        assert_eq!(wire.client.poll(), None, "the copy is not made");
+        (announced()[0] == 2).then_some(())
+    });
+    for _ in 0..50 {
+        assert_eq!(wire.client.poll(), None, "the copy is not made");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    assert_eq!(announced(), [2, 0], "a fenced write went ahead of the read before it");
+    let _working = (working, theirs.driver.work_in_a_thread());
+    assert_eq!([(); 3].map(|()| complete(&mut wire.client).id.0), [1, 2, 3]);
+    assert_eq!(announced(), [2, 3]);
 }
 
 #[test]
