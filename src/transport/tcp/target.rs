@@ -325,7 +325,8 @@ impl Target {
             return self.carry_out_on_gpu(request, len, span, grant);
         }
         if self.is_holding() {
-            return Ok(self.hold(request, len, span));
+            let may_be_held = is_nothing || (request.kind == Kind::Words && span.is_some());
+            return Ok(if may_be_held { self.hold(request, len, span) } else { Some(Wants::Copies) });
         }
         if is_nothing {
             self.begin(request, len);

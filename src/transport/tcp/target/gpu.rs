@@ -167,17 +167,16 @@ impl Target {
         Ok(())
     }
 
-    /// Holds a request behind copies, if it is one that can be held. What has to happen first otherwise.
+    /// Holds words for a span of host memory, or a request for an answer alone, behind copies. What has to happen first
+    /// if there is no room.
     pub(super) fn hold(&mut self, request: &Request, len: usize, span: Option<Span>) -> Option<Wants> {
         let held = self.gpu.as_mut().map(|gpu| &mut gpu.held).filter(|held| held.len() < MAX_HELD);
-        let Request { kind, sequence, answer, notify, .. } = *request;
-        match (held, kind, span) {
-            (Some(held), Kind::Words, Some(span)) => {
-                held.push_back(HeldWork::Words(Box::new(*request), span));
-            }
-            (Some(held), Kind::Nothing, None) => held.push_back(HeldWork::Done { sequence, answer, notify }),
-            _ => return Some(Wants::Copies),
-        }
+        let Some(held) = held else { return Some(Wants::Copies) };
+        let Request { sequence, answer, notify, .. } = *request;
+        held.push_back(match span {
+            Some(span) => HeldWork::Words(Box::new(*request), span),
+            None => HeldWork::Done { sequence, answer, notify },
+        });
         self.begin(request, len);
         None
     }
