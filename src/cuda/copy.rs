@@ -181,6 +181,19 @@ impl Gpu {
         self.put(work, None, under_way)
     }
 
+    /// The same, of a piece of a payload that goes through host memory on its way to or from a peer.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    #[cfg(feature = "tcp")]
+    pub(crate) fn copy_staged(&self, copy: GpuCopy, under_way: &mut Tickets) -> Result<(), GpuError> {
+        let (GpuCopy::ToHost { from: piece, .. }
+        | GpuCopy::FromHost { into: piece, .. }
+        | GpuCopy::Within { into: piece, .. }) = &copy;
+        self.inner().staged.fetch_add(piece.bytes() as u64, std::sync::atomic::Ordering::Relaxed);
+        self.copy(copy, under_way)
+    }
+
     /// Makes memory of the GPU zero, behind the copies within the GPU that were asked for before.
     ///
     /// # Errors

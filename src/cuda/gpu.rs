@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::GpuError;
@@ -48,6 +49,8 @@ pub(super) struct GpuInner {
     pub(super) within: GpuQueue,
     pub(super) folds: GpuQueue,
     pub(super) primary: PrimaryContext,
+    /// Bytes of payloads that went through blocks of host memory.
+    pub(super) staged: AtomicU64,
     name: String,
 }
 
@@ -180,7 +183,8 @@ impl Gpu {
         let queue = || GpuQueue::new(&primary);
         let (out, into, within, folds) = (queue()?, queue()?, queue()?, queue()?);
         tracing::debug!(gpu = ordinal, name, "opened a GPU");
-        Ok(Gpu { inner: Arc::new(GpuInner { out, into, within, folds, primary, name }) })
+        let staged = AtomicU64::new(0);
+        Ok(Gpu { inner: Arc::new(GpuInner { out, into, within, folds, primary, staged, name }) })
     }
 
     /// Number of GPUs that this process sees.
@@ -201,6 +205,12 @@ impl Gpu {
     /// The name of the model.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Bytes of payloads that connections have carried through blocks of host memory since it was opened, because the
+    /// network does not reach its memory. 0 where copy engines of GPUs alone move payloads.
+    pub fn host_bytes_copied(&self) -> u64 {
+        self.inner.staged.load(Relaxed)
     }
 
     pub(super) fn inner(&self) -> &GpuInner {

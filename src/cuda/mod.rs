@@ -42,7 +42,7 @@ pub use memory::{GpuMemory, GpuSlice};
 pub use probe::{GpuCopies, GpuProperties};
 pub(crate) use queue::HostBytes;
 #[cfg(test)]
-pub(crate) use scripted::Scripted;
+pub(crate) use scripted::{Scripted, Working};
 pub use stream::GpuStream;
 
 /// Errors that tests give to the scripted driver.

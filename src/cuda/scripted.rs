@@ -204,6 +204,11 @@ impl Scripted {
         self.state().device.at(pointer, bytes).expect("memory of the device").to_vec()
     }
 
+    /// Sets memory of the device, as if it had always been so.
+    pub(crate) fn set_bytes(&self, pointer: DevicePointer, bytes: &[u8]) {
+        self.state().device.at(pointer, bytes.len()).expect("memory of the device").copy_from_slice(bytes);
+    }
+
     /// Does one piece of work of a stream that chance picks; false if none has any that may be done.
     pub(crate) fn work(&self) -> bool {
         self.state().work()

@@ -23,6 +23,8 @@ mod messages;
 mod plan;
 pub mod rendezvous;
 mod roster;
+#[cfg(all(test, feature = "cuda", feature = "tcp"))]
+mod scripted;
 mod server;
 mod server_loop;
 pub mod transports;
@@ -48,6 +50,8 @@ use messages::{EndOnly, FromMember, encode};
 pub use rendezvous::MemberRole;
 use rendezvous::{Host, Introduction};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::Gpu;
 use crate::transport::TransportKind;
 
 /// One process's part in a job. Dropping it leaves the job; at rank 0 it ends the job.
@@ -114,6 +118,16 @@ impl Job {
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
         Ok(Job { plan, role, rank, workers, member: Arc::new(member), coordinator })
+    }
+
+    /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
+    /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
+    /// each other's memory, and those of others are reached over TCP, by way of host memory; RDMA is passed over. On
+    /// the host of a server with a GPU each worker names one, too.
+    #[cfg(feature = "cuda")]
+    pub fn with_gpu(self, gpu: &Gpu) -> Job {
+        self.member.transports.use_gpu(gpu);
+        self
     }
 
     /// The part of this process.

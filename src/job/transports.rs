@@ -12,6 +12,8 @@ pub use rdma::rdma_options;
 
 use super::JobError;
 use crate::channel::Secret;
+#[cfg(feature = "cuda")]
+use crate::cuda::Gpu;
 use crate::diagnostic::Diagnostic;
 use crate::transport::mixed::Mixed;
 #[cfg(feature = "verbs")]
@@ -29,6 +31,9 @@ pub struct Transports {
     ip: Option<IpAddr>,
     /// The number of this process among those of the job, which spreads them over the devices of a host.
     index: usize,
+    /// The GPU that payloads are on.
+    #[cfg(feature = "cuda")]
+    gpu: OnceLock<Gpu>,
     /// RDMA, or the reason why there is none.
     rdma: OnceLock<Result<Verbs, NoRdma>>,
 }
@@ -61,11 +66,30 @@ impl Diagnostic for NoRdma {
 impl Transports {
     /// The transports of process `index`, which others reach at `ip` (loopback if `None`).
     pub fn new(secret: Option<Secret>, ip: Option<IpAddr>, index: usize) -> Transports {
-        Transports { secret, ip, index, rdma: OnceLock::new() }
+        Transports {
+            secret,
+            ip,
+            index,
+            #[cfg(feature = "cuda")]
+            gpu: OnceLock::new(),
+            rdma: OnceLock::new(),
+        }
+    }
+
+    /// Puts payloads on a GPU from now on, unless they are on another one already. There is no RDMA then.
+    #[cfg(feature = "cuda")]
+    pub(super) fn use_gpu(&self, gpu: &Gpu) {
+        self.gpu.get_or_init(|| gpu.clone());
     }
 
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.
     pub fn rdma(&self) -> Result<(), NoRdma> {
+        #[cfg(feature = "cuda")]
+        if self.gpu.get().is_some() {
+            let text =
+                "its payloads are on a GPU, which RDMA does not reach yet; use shared memory or TCP".into();
+            return Err(NoRdma { text, remedy: Some("use shared memory or TCP".into()) });
+        }
         #[cfg(feature = "verbs")]
         let open = || rdma::open(self.secret.clone(), self.ip, self.index);
         #[cfg(not(feature = "verbs"))]
@@ -80,6 +104,10 @@ impl Transports {
         #[cfg(feature = "tcp")]
         let mixed = Mixed::new(Shm::new(), self.secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
         let rdma = self.rdma.get().and_then(|rdma| rdma.as_ref().ok());
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = self.gpu.get() {
+            return mixed.with_gpu(gpu);
+        }
         rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs)
     }
 

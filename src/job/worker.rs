@@ -11,7 +11,7 @@ use crate::clock::Clock;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
 use crate::mem::CallerMemory;
-use crate::node::{View, Worker, WorkerOptions, WorkerStatistics};
+use crate::node::{self, View, Worker, WorkerOptions, WorkerStatistics};
 use crate::transport::mixed::Mixed;
 
 /// A worker of a job, which connects again to servers that come back if the plan says so.
@@ -311,10 +311,30 @@ impl JobStep<'_> {
     /// The timeout passed, or a server is lost and the plan does not say
     /// [`reconnect`](super::JobPlan::reconnect): [`JobError::Failed`] has the cause if rank 0 told it.
     pub fn publish(self, loss: Option<f32>) -> Result<Published, JobError> {
-        match self.step.publish(loss) {
-            Ok(true) => Ok(Published::Delivered),
-            Ok(false) => Ok(Published::Unknown),
-            Err(error) => Err(self.job.cause(error)),
-        }
+        published(self.job, self.step.publish(loss))
+    }
+
+    /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
+    /// the job's GPU ([`Job::with_gpu`]), behind the work that `stream` has now. It waits as [`publish`](Self::publish)
+    /// does; the memory may change then. The stream does not wait.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish) and [`Step::publish_from_gpu`](crate::Step::publish_from_gpu).
+    #[cfg(feature = "cuda")]
+    pub fn publish_from_gpu(
+        self,
+        from: &GpuSlice,
+        stream: &GpuStream,
+        loss: Option<f32>,
+    ) -> Result<Published, JobError> {
+        published(self.job, self.step.publish_from_gpu(from, stream, loss))
+    }
+}
+
+fn published(job: &Job, published: Result<bool, node::Error>) -> Result<Published, JobError> {
+    match published {
+        Ok(true) => Ok(Published::Delivered),
+        Ok(false) => Ok(Published::Unknown),
+        Err(error) => Err(job.cause(error)),
     }
 }

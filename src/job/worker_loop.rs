@@ -7,6 +7,8 @@ use super::JobError;
 use super::member::{Conversation, End, JobMember};
 use super::plan::JobPlan;
 use super::rendezvous::MemberRole;
+#[cfg(feature = "cuda")]
+use crate::cuda::{GpuSlice, GpuStream};
 use crate::node::{Error, Step, Worker, WorkerOptions, now};
 use crate::transport::Address;
 use crate::transport::mixed::Mixed;
@@ -183,6 +185,18 @@ impl LoopStep<'_> {
     /// may come back.
     pub(super) fn publish(self, loss: Option<f32>) -> Result<bool, Error> {
         let published = self.step.publish_in_background(loss, self.timeout);
+        Ok(self.loss.keep(published)?.is_some())
+    }
+
+    /// Publishes the gradient out of memory of a GPU: false if a server was lost that may come back.
+    #[cfg(feature = "cuda")]
+    pub(super) fn publish_from_gpu(
+        self,
+        from: &GpuSlice,
+        stream: &GpuStream,
+        loss: Option<f32>,
+    ) -> Result<bool, Error> {
+        let published = self.step.publish_from_gpu(from, stream, loss, self.timeout);
         Ok(self.loss.keep(published)?.is_some())
     }
 

@@ -22,6 +22,8 @@ mod folder_gpu;
 mod group;
 mod heartbeat;
 mod link;
+#[cfg(all(test, feature = "cuda", feature = "tcp"))]
+mod of_gpu;
 mod payloads;
 mod publisher;
 mod reader;

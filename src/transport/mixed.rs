@@ -27,10 +27,11 @@ use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, HeartbeatWord,
-    Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport, TransportKind,
-    WorkCompletion, WorkRequest,
+    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant,
+    HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
+    TransportKind, WorkCompletion, WorkRequest,
 };
+use crate::cuda::Gpu;
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -57,6 +58,18 @@ impl Mixed {
     /// Puts both side by side, without RDMA.
     pub fn new(shm: Shm, tcp: Tcp) -> Mixed {
         Mixed { shm, tcp: Some(tcp), verbs: None }
+    }
+
+    /// The same with a GPU for those that take one: shared memory, and TCP.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    pub fn with_gpu(self, gpu: &Gpu) -> Mixed {
+        let shm = self.shm.with_gpu(gpu);
+        #[cfg(feature = "tcp")]
+        let tcp = self.tcp.map(|tcp| tcp.with_gpu(gpu));
+        #[cfg(not(feature = "tcp"))]
+        let tcp = self.tcp;
+        Mixed { shm, tcp, ..self }
     }
 
     /// The same with RDMA beside them.
@@ -108,6 +121,10 @@ impl Transport for Mixed {
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         self.register(shm::memory_for(bytes, access)?, access)
+    }
+
+    fn gpu(&self) -> Option<&Gpu> {
+        self.shm.gpu()
     }
 
     fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {
@@ -279,6 +296,14 @@ impl Incoming for MixedIncoming {
             MixedIncoming::Shm(incoming) => incoming.prepare(grants),
             MixedIncoming::Tcp(incoming) => incoming.prepare(grants),
             MixedIncoming::Verbs(incoming) => incoming.prepare(grants),
+        }
+    }
+
+    fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        match self {
+            MixedIncoming::Shm(incoming) => incoming.grant_gpu(grants),
+            MixedIncoming::Tcp(incoming) => incoming.grant_gpu(grants),
+            MixedIncoming::Verbs(incoming) => incoming.grant_gpu(grants),
         }
     }
 

@@ -47,6 +47,8 @@ mod payload;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
+#[cfg(all(feature = "cuda", feature = "tcp", not(loom)))]
+mod staging;
 #[cfg(all(feature = "tcp", not(loom)))]
 pub mod tcp;
 #[cfg(all(feature = "verbs", not(loom)))]

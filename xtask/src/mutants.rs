@@ -53,7 +53,7 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "gpu_copy_completes_at_once",
-        "node::reader::gpu::scripted::tests::\
+        "node::reader::gpu::scripted::tests::shm::\
          a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right",
         "`Ok` value",
     ),
@@ -68,6 +68,12 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "node::server::folding::tests::\
          a_slot_that_a_gpu_still_folds_is_not_given_back_when_it_is_dropped",
         "the GPU still reads the slot",
+    ),
+    (
+        "staging_block_before_ticket",
+        "transport::tcp::tests::scripted::\
+         a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before",
+        "a block was used again too early",
     ),
     (
         "pull_over_gpu_copy",

@@ -10,6 +10,7 @@ mod tests {
     use crate::clock::Version;
     use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted};
     use crate::kernel::{AdamParameters, Optimizer};
+    use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::{
         Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
         WorkerOptions,
@@ -44,10 +45,10 @@ mod tests {
     }
 
     /// A driver and its GPU, and a transport with that.
-    fn gpu() -> (Arc<Scripted>, Gpu, Shm) {
+    fn gpu<T: OfGpu>() -> (Arc<Scripted>, Gpu, T) {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
-        let transport = Shm::new().with_gpu(&gpu);
+        let transport = T::with(&gpu);
         (driver, gpu, transport)
     }
 
@@ -60,7 +61,12 @@ mod tests {
     }
 
     /// Trains with two workers under BSP, over the server's transport and one for each worker.
-    fn train(server: &mut Server<Shm>, workers: [Shm; 2], encoding: Encoding, clocks: usize) -> Vec<f32> {
+    fn train<T: OfGpu>(
+        server: &mut Server<T>,
+        workers: [T; 2],
+        encoding: Encoding,
+        clocks: usize,
+    ) -> Vec<f32> {
         let address = server.address();
         std::thread::scope(|scope| {
             for (rank, transport) in workers.into_iter().enumerate() {
@@ -89,23 +95,21 @@ mod tests {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
-    #[test]
-    fn a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors() {
+    fn a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors<T: OfGpu>() {
         for optimizer in OPTIMIZERS {
             for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F16] {
                 let by_processors = {
                     let options = options(optimizer, 2);
                     let mut server =
-                        Server::new(Shm::new(), &Address::random(), table(), &initial(), options).unwrap();
-                    train(&mut server, [Shm::new(), Shm::new()], encoding, 6)
+                        Server::new(T::without(), &T::address(), table(), &initial(), options).unwrap();
+                    train(&mut server, [T::without(), T::without()], encoding, 6)
                 };
-                let (driver, _gpu, transport) = gpu();
-                let sides = [gpu(), gpu()];
+                let (driver, _gpu, transport) = gpu::<T>();
+                let sides = [gpu::<T>(), gpu::<T>()];
                 let _working = driver.work_in_a_thread();
                 let _their_work = sides.each_ref().map(|(driver, ..)| driver.work_in_a_thread());
                 let options = options(optimizer, 2);
-                let mut server =
-                    Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+                let mut server = Server::new(transport, &T::address(), table(), &initial(), options).unwrap();
                 let workers = sides.each_ref().map(|(_, _, transport)| transport.clone());
                 let on_gpu = train(&mut server, workers, encoding, 6);
                 assert_eq!(bits(&on_gpu), bits(&by_processors), "{optimizer:?}, {encoding:?}");
@@ -116,12 +120,12 @@ mod tests {
 
     #[test]
     fn a_version_is_announced_once_the_gpu_has_folded_it_and_not_before() {
-        let (driver, _gpu, transport) = gpu();
+        let (driver, _gpu, transport) = gpu::<Shm>();
         let making = driver.work_in_a_thread();
         let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
         let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
         let (address, may_publish) = (server.address(), &AtomicBool::new(false));
-        let (their_driver, _their_gpu, theirs) = gpu();
+        let (their_driver, _their_gpu, theirs) = gpu::<Shm>();
         let _their_work = their_driver.work_in_a_thread();
         std::thread::scope(|scope| {
             let working = scope.spawn(move || {
@@ -154,12 +158,12 @@ mod tests {
 
     #[test]
     fn a_worker_that_leaves_while_its_gradient_is_folded_takes_no_memory_away() {
-        let (driver, _gpu, transport) = gpu();
+        let (driver, _gpu, transport) = gpu::<Shm>();
         let making = driver.work_in_a_thread();
         let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
         let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
         let (address, may_publish) = (server.address(), &AtomicBool::new(false));
-        let (their_driver, their_gpu, theirs) = gpu();
+        let (their_driver, their_gpu, theirs) = gpu::<Shm>();
         let _their_work = their_driver.work_in_a_thread();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -185,13 +189,11 @@ mod tests {
         });
     }
 
-    #[test]
-    fn a_gradient_goes_from_gpu_to_gpu_and_no_byte_of_it_through_the_host() {
-        let (driver, _gpu, transport) = gpu();
+    fn a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must<T: OfGpu>() {
+        let (driver, _gpu, transport) = gpu::<T>();
         let making = driver.work_in_a_thread();
         let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
-        let mut server =
-            Server::new(transport, &Address::random(), table(), &[1.0; ELEMENTS], options).unwrap();
+        let mut server = Server::new(transport, &T::address(), table(), &[1.0; ELEMENTS], options).unwrap();
         drop(making);
         let address = server.address();
         let before = driver.host_copies();
@@ -201,7 +203,7 @@ mod tests {
                 let (gpu, raw, stream) = their_driver.open_gpu();
                 let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
                 let options = WorkerOptions::new(SchemeConfig::Bsp);
-                let transport = Shm::new().with_gpu(&gpu);
+                let transport = T::with(&gpu);
                 let working = their_driver.work_in_a_thread();
                 let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
                 let step = worker.step(PATIENCE).unwrap();
@@ -209,26 +211,25 @@ mod tests {
                 // The stream is busy when the gradient is published, and computes it only then: 0x3f3f3f3f throughout.
                 their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
                 step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap();
-                assert_eq!(their_driver.host_copies(), copied);
+                assert_eq!(their_driver.host_copies() > copied, T::IS_STAGED);
                 worker.flush(PATIENCE).unwrap();
                 drop(working);
             });
             let _working = driver.work_in_a_thread();
             assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
         });
-        assert_eq!(driver.host_copies(), before);
+        assert_eq!(driver.host_copies() > before, T::IS_STAGED);
         let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
         let _working = driver.work_in_a_thread();
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
     }
 
-    #[test]
-    fn a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background() {
-        let (driver, _gpu, transport) = gpu();
+    fn a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background<T: OfGpu>() {
+        let (driver, _gpu, transport) = gpu::<T>();
         let _working = driver.work_in_a_thread();
         let sgd = Optimizer::Sgd { weight_decay: 0.0 };
         let options = ServerOptions { scheme: SchemeConfig::Bap { staleness: 2 }.into(), ..options(sgd, 1) };
-        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let mut server = Server::new(transport, &T::address(), table(), &initial(), options).unwrap();
         let address = server.address();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -237,7 +238,7 @@ mod tests {
                 let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
                 let working = their_driver.work_in_a_thread();
                 let options = WorkerOptions::new(SchemeConfig::Bap { staleness: 2 });
-                let transport = Shm::new().with_gpu(&gpu);
+                let transport = T::with(&gpu);
                 let mut worker = Worker::connect(transport, &[address], options, PATIENCE).unwrap();
                 let mut step = worker.step(PATIENCE).unwrap();
                 step.encode(&initial()).unwrap();
@@ -254,10 +255,9 @@ mod tests {
         assert_eq!(server.status().version, Version::new(2));
     }
 
-    #[test]
-    fn a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made() {
+    fn a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made<T: OfGpu>() {
         const CLOCKS: usize = 3;
-        let run = |server: &mut Server<Shm>, worker: Shm| {
+        let run = |server: &mut Server<T>, worker: T| {
             let address = server.address();
             let (mut refused, mut left) = (0, false);
             std::thread::scope(|scope| {
@@ -284,16 +284,15 @@ mod tests {
             })
         };
         let options = || options(Optimizer::AdamW(AdamParameters::new(0.01)), 1);
-        let mut server = Server::new(Shm::new(), &Address::random(), table(), &initial(), options()).unwrap();
-        assert_eq!(run(&mut server, Shm::new()), Some(0));
+        let mut server = Server::new(T::without(), &T::address(), table(), &initial(), options()).unwrap();
+        assert_eq!(run(&mut server, T::without()), Some(0));
         let expected = bits(&server.parameters().unwrap());
         let mut made_again = 0;
         for call in 0.. {
-            let (driver, _gpu, transport) = gpu();
-            let (their_driver, _their_gpu, theirs) = gpu();
+            let (driver, _gpu, transport) = gpu::<T>();
+            let (their_driver, _their_gpu, theirs) = gpu::<T>();
             let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
-            let mut server =
-                Server::new(transport, &Address::random(), table(), &initial(), options()).unwrap();
+            let mut server = Server::new(transport, &T::address(), table(), &initial(), options()).unwrap();
             driver.fail(call, crate::cuda::NOT_PERMITTED);
             let ended = run(&mut server, theirs);
             if !driver.has_failed() {
@@ -315,8 +314,8 @@ mod tests {
     fn a_checkpoint_of_a_server_on_a_gpu_is_taken_up_by_one_on_processors() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard.safetensors");
-        let (driver, _gpu, transport) = gpu();
-        let sides = [gpu(), gpu()];
+        let (driver, _gpu, transport) = gpu::<Shm>();
+        let sides = [gpu::<Shm>(), gpu::<Shm>()];
         let _working = driver.work_in_a_thread();
         let _their_work = sides.each_ref().map(|(driver, ..)| driver.work_in_a_thread());
         let optimizer = OPTIMIZERS[2];
@@ -334,7 +333,7 @@ mod tests {
             Server::resume(Shm::new(), &Address::random(), table(), checkpoint, options(optimizer, 2))
                 .unwrap();
         assert_eq!(bits(&on_host.parameters().unwrap()), bits(&trained));
-        let (other, _other_gpu, transport) = gpu();
+        let (other, _other_gpu, transport) = gpu::<Shm>();
         let _other_work = other.work_in_a_thread();
         let checkpoint = Checkpoint::read(&path).unwrap();
         let mut on_gpu =
@@ -347,7 +346,7 @@ mod tests {
     }
 
     /// As [`train`], of a server that has begun at a later version.
-    fn train_on(server: &mut Server<Shm>, workers: [Shm; 2], clocks: usize) -> Vec<f32> {
+    fn train_on<T: OfGpu>(server: &mut Server<T>, workers: [T; 2], clocks: usize) -> Vec<f32> {
         let (address, begun) = (server.address(), server.status().version);
         std::thread::scope(|scope| {
             for (rank, transport) in workers.into_iter().enumerate() {
@@ -372,7 +371,7 @@ mod tests {
 
     #[test]
     fn what_folds_on_a_gpu_do_not_have_is_refused_by_name() {
-        let (driver, _gpu, transport) = gpu();
+        let (driver, _gpu, transport) = gpu::<Shm>();
         let _working = driver.work_in_a_thread();
         let plain = || options(OPTIMIZERS[0], 1);
         let measured = ServerOptions { measure_moments: true, ..plain() };
@@ -412,5 +411,11 @@ mod tests {
             }
             failures += 1;
         }
+    }
+    over_each_transport! {
+        a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
+        a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+        a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
     }
 }

@@ -12,10 +12,11 @@ use super::engine::{Command, Engine};
 use super::hello::{self, Hello, Lane, Note, Terms, lanes};
 use super::socket::Socket;
 use crate::channel::{self, Channel, ChannelError};
-use crate::mem::{ForkGuard, LocalSlice};
+use crate::cuda::Gpu;
+use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::wireup::WireError;
-use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+use crate::transport::{Address, ConnectError, Connecting, Offer, PayloadSlice, Received};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
 /// gives up.
@@ -25,12 +26,13 @@ pub struct TcpConnecting {
     /// Serves what is granted to the peer; none if nothing is.
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
+    gpu: Option<Gpu>,
     state: Option<Handshake>,
     guard: ForkGuard,
 }
 
 enum Handshake {
-    Offering { channel: Channel, ours: Terms, memory: Vec<LocalSlice> },
+    Offering { channel: Channel, ours: Terms, memory: Vec<PayloadSlice> },
     Joining { first: Channel, connection: Arc<Connection>, received: Received, lanes: Vec<JoiningLane> },
 }
 
@@ -46,15 +48,16 @@ impl TcpConnecting {
         engine: Option<Arc<Engine>>,
         terms: channel::ChannelTerms,
         queue_depth: usize,
+        gpu: Option<Gpu>,
         offer: Offer,
     ) -> Result<TcpConnecting, ConnectError> {
-        let ours = hello::terms(&offer, [0; 16])
+        let (ours, memory) = hello::terms(&offer, &[], [0; 16])
             .map_err(|reason| ConnectError::Offer { address: Address::Tcp(address), reason })?;
         let said = Hello::Offer(ours.clone()).encode(&offer.message);
         let mut channel = Channel::connect(address, &terms).map_err(|error| failed(address, error))?;
         channel.send(&said).map_err(|error| failed(address, error))?;
-        let state = Some(Handshake::Offering { channel, ours, memory: offer.grants });
-        Ok(TcpConnecting { address, terms, engine, queue_depth, state, guard: ForkGuard::new() })
+        let state = Some(Handshake::Offering { channel, ours, memory });
+        Ok(TcpConnecting { address, terms, engine, queue_depth, gpu, state, guard: ForkGuard::new() })
     }
 
     /// Moves the handshake on; what it made once it is over.
@@ -95,7 +98,7 @@ impl TcpConnecting {
             joining.push(JoiningLane { lane, channel: Some(channel), joined: None });
         }
         let received = theirs.received(message);
-        let connection = Arc::new(Connection::new(ours, memory, theirs));
+        let connection = Arc::new(Connection::new(ours, memory, theirs, self.gpu.take()));
         self.state = Some(Handshake::Joining { first: channel, connection, received, lanes: joining });
         Ok(())
     }

@@ -7,10 +7,11 @@ use super::check::check;
 use super::hello::{Lane, Terms};
 use super::socket::Socket;
 use super::wire::{Kind, MAX_WORDS, Request};
-use crate::mem::{LocalSlice, RemoteSlice};
-use crate::transport::Disconnected;
+use crate::cuda::Gpu;
+use crate::mem::RemoteSlice;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::Grant;
+use crate::transport::{Disconnected, PayloadSlice};
 
 /// Takes a lock whose holder never leaves what it guards half done, so that a holder that panicked did no harm.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -24,7 +25,9 @@ pub(super) struct Connection {
     /// The terms of what the peer may reach here.
     pub(super) ours: Terms,
     /// The memory behind `ours.grants`, in the same order.
-    pub(super) memory: Vec<LocalSlice>,
+    pub(super) memory: Vec<PayloadSlice>,
+    /// What copies where this side's memory is on a GPU.
+    pub(super) gpu: Option<Gpu>,
     /// The terms of what this side may reach at the peer.
     pub(super) theirs: Terms,
     /// What wakes the owner of `memory`, if it wants to be woken.
@@ -36,12 +39,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(ours: Terms, memory: Vec<LocalSlice>, theirs: Terms) -> Connection {
+    pub(super) fn new(ours: Terms, memory: Vec<PayloadSlice>, theirs: Terms, gpu: Option<Gpu>) -> Connection {
         static IDS: AtomicU64 = AtomicU64::new(0);
         Connection {
             id: IDS.fetch_add(1, Ordering::Relaxed),
             ours,
             memory,
+            gpu,
             theirs,
             doorbell: OnceLock::new(),
             over: OnceLock::new(),
@@ -90,6 +94,12 @@ impl Connection {
     pub(super) fn is_writable_word(&self, word: &RemoteSlice) -> bool {
         let request = Request { bytes: word.len, ..words(0, self.theirs.blob.epoch, word, &[0]) };
         word.len == 8 && check(&self.theirs.grants, self.theirs.blob.epoch, &request).is_some()
+    }
+
+    /// The bytes of the longest range that this side may reach at the peer.
+    pub(super) fn longest_grant(&self) -> usize {
+        let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
+        longest.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX)
     }
 
     /// Returns the grants of memory that the peer may reach here.

@@ -7,6 +7,7 @@ use super::engine::{Command, Engine};
 use super::heartbeat::HeartbeatLane;
 use super::hello::Lane;
 use super::initiator::{Broken, ENDED, Initiator};
+use super::posting::StagedPosting;
 use super::socket::Socket;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{Disconnected, Endpoint, HeartbeatWord, PostError, WorkCompletion, WorkRequest};
@@ -20,6 +21,8 @@ pub struct TcpEndpoint {
     connection: Arc<Connection>,
     /// The lane of this side's requests; none on the accepting side until the peer has dialled it.
     data: Option<Initiator>,
+    /// What stands before that lane where this side has a GPU.
+    staged: Option<Box<StagedPosting>>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The thread that serves the peer's requests; none if the peer was granted nothing.
     engine: Option<Arc<Engine>>,
@@ -39,8 +42,10 @@ impl TcpEndpoint {
         queue_depth: usize,
     ) -> TcpEndpoint {
         let data = Initiator::new(data, connection.theirs.blob.epoch, queue_depth);
+        let staged = staged(&connection, queue_depth);
         TcpEndpoint {
             data: Some(data),
+            staged,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(Arc::clone(&connection), heartbeat))),
             engine,
             connection,
@@ -56,8 +61,10 @@ impl TcpEndpoint {
         engine: Arc<Engine>,
         queue_depth: usize,
     ) -> TcpEndpoint {
+        let staged = staged(&connection, queue_depth);
         TcpEndpoint {
             data: None,
+            staged,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(Arc::clone(&connection), None))),
             engine: Some(engine),
             connection,
@@ -67,13 +74,12 @@ impl TcpEndpoint {
         }
     }
 
-    /// The lane for requests, if it stands by now.
+    /// Takes the lane for requests, if it stands by now.
     #[inline]
-    fn data(&mut self) -> Option<&mut Initiator> {
+    fn take_data(&mut self) {
         if self.data.is_none() && !self.connection.theirs.grants.is_empty() {
             self.data = take_lane(&self.connection, self.queue_depth);
         }
-        self.data.as_mut()
     }
 
     /// Makes the end of any part of the connection the end of all of it.
@@ -109,6 +115,10 @@ impl TcpEndpoint {
     }
 }
 
+fn staged(connection: &Connection, queue_depth: usize) -> Option<Box<StagedPosting>> {
+    StagedPosting::new(connection.gpu.as_ref()?, connection.longest_grant(), queue_depth)
+}
+
 #[cold]
 fn take_lane(connection: &Connection, queue_depth: usize) -> Option<Initiator> {
     let socket = connection.reverse(Lane::ReverseData).take()?;
@@ -128,20 +138,25 @@ impl Endpoint for TcpEndpoint {
             return Err(PostError::BatchTooLong { batch: batch.len(), depth });
         }
         for (index, request) in batch.iter().enumerate() {
-            request.check().map_err(|reason| PostError::Malformed { index, reason })?;
+            let checked = if self.staged.is_some() { request.check_ranges() } else { request.check() };
+            checked.map_err(|reason| PostError::Malformed { index, reason })?;
         }
         if batch.is_empty() {
             return Ok(());
         }
         let grants_nothing = self.connection.theirs.grants.is_empty();
-        let Some(data) = self.data() else {
+        self.take_data();
+        let Some(data) = &mut self.data else {
             if grants_nothing {
                 return Err(PostError::Malformed { index: 0, reason: "the peer granted nothing" });
             }
             // The peer dials the lane right after it was accepted.
             return Err(PostError::QueueFull { free: 0, batch: batch.len() });
         };
-        let posted = data.post(batch);
+        let posted = match &mut self.staged {
+            Some(staged) => staged.post(data, batch),
+            None => data.post(batch),
+        };
         self.settle();
         posted
     }
@@ -154,7 +169,11 @@ impl Endpoint for TcpEndpoint {
         if self.connection.over().is_some() {
             self.settle();
         }
-        let completion = self.data.as_mut()?.poll();
+        let data = self.data.as_mut()?;
+        let completion = match &mut self.staged {
+            Some(staged) => staged.poll(data),
+            None => data.poll(),
+        };
         self.settle();
         completion
     }
@@ -167,8 +186,11 @@ impl Endpoint for TcpEndpoint {
             // A peer that goes, or lets this side go, closes the lanes that the progress thread serves as well, which
             // tells the connection: it costs a system call for each lane and look only where there are none.
             let is_told = self.engine.is_some();
-            if let Some(data) = self.data().filter(|data| !(is_told && data.is_idle())) {
-                data.advance();
+            self.take_data();
+            match (&mut self.data, &mut self.staged) {
+                (Some(data), Some(staged)) if !staged.is_idle() => staged.advance(data),
+                (Some(data), _) if !(is_told && data.is_idle()) => data.advance(),
+                _ => {}
             }
             if !is_told {
                 lock(&self.heartbeat).look();

@@ -43,6 +43,9 @@ const BEATS_EVERY: Duration = Duration::from_millis(20);
 /// The interest in the heartbeats' descriptor: it is told once, until the thread asks again.
 const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
+/// The time after which copies of a GPU are looked at again. The thread spins for a while first.
+const COPY_LOOK: Duration = Duration::from_micros(100);
+
 /// Events taken at a time.
 const EVENTS: usize = 64;
 
@@ -114,6 +117,7 @@ impl Engine {
             beats,
             beats_due: None,
             has_draining: false,
+            copying: Vec::new(),
             sources: Vec::new(),
             free: Vec::new(),
         };
@@ -296,6 +300,8 @@ struct ProgressState {
     beats_due: Option<Instant>,
     /// True while a lane may be kept only so that its peer hears why it ends.
     has_draining: bool,
+    /// The lanes for which a GPU copies: nothing but a look tells that it is done.
+    copying: Vec<u64>,
     sources: Vec<SourceEntry>,
     free: Vec<usize>,
 }
@@ -315,14 +321,16 @@ impl ProgressState {
                 self.tick(now);
             }
             self.ask_for_beats(now);
+            self.look_at_copies();
             let is_asked = round.is_open(&self.shared);
             if is_asked {
                 self.take_beats();
             }
-            let at_most = match (is_spinning || is_asked, self.has_draining) {
-                (true, _) => Some(Duration::ZERO),
-                (false, true) => Some(TICK),
-                (false, false) => None,
+            let at_most = match (is_spinning || is_asked, !self.copying.is_empty(), self.has_draining) {
+                (true, ..) => Some(Duration::ZERO),
+                (false, true, _) => Some(COPY_LOOK),
+                (false, false, true) => Some(TICK),
+                (false, false, false) => None,
             };
             let beats = self.beats_due.map(|due| due.saturating_duration_since(now));
             let wait = at_most.into_iter().chain(beats).min();
@@ -392,6 +400,16 @@ impl ProgressState {
             }
             if taken < EVENTS {
                 return;
+            }
+        }
+    }
+
+    /// Serves the lanes for which a GPU copies.
+    fn look_at_copies(&mut self) {
+        for token in std::mem::take(&mut self.copying) {
+            let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
+            if self.sources.get(index).is_some_and(|entry| entry.generation == generation) {
+                self.serve_lane(index);
             }
         }
     }
@@ -527,6 +545,11 @@ impl ProgressState {
         };
         match &mut entry.source {
             None => {}
+            // While a GPU copies nothing is received, and all that the system tells is that the peer is gone.
+            Some(EventSource::Lane(target)) if entry.interest.is_empty() => {
+                let connection = Arc::clone(target.connection());
+                self.end(&connection, super::initiator::ENDED);
+            }
             Some(EventSource::Lane(_)) => self.serve_lane(index),
             Some(EventSource::Finishing(..)) => {
                 if let Some(EventSource::Finishing(channel, connection)) = self.remove(index) {
@@ -537,11 +560,18 @@ impl ProgressState {
     }
 
     fn serve_lane(&mut self, index: usize) {
-        let Some(EventSource::Lane(target)) = &mut self.sources[index].source else { return };
+        let entry = &mut self.sources[index];
+        let token = u64::from(entry.generation) << 32 | index as u64;
+        let Some(EventSource::Lane(target)) = &mut entry.source else { return };
         match target.serve() {
             Ok(turn) => {
                 self.has_draining |= target.is_draining();
+                if target.is_copying() && !self.copying.contains(&token) {
+                    self.copying.push(token);
+                }
                 let interest = match turn == ServeOutcome::Blocked || target.is_sending() {
+                    // The system has nothing to tell before the GPU has.
+                    _ if turn == ServeOutcome::Copying => epoll::EventFlags::empty(),
                     true => epoll::EventFlags::OUT,
                     // What the system has handed over already is served once the others have had their turns.
                     false if target.has_input() => epoll::EventFlags::IN | epoll::EventFlags::OUT,
@@ -631,7 +661,7 @@ mod tests {
     fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
         let engine = Engine::start(Arc::default()).unwrap();
         let terms = || Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } };
-        let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms()));
+        let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms(), None));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();

@@ -4,8 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::mem::{LocalSlice, RemoteKey};
-use crate::transport::Offer;
 use crate::transport::wireup::{self, Blob, Grant, Side, check_offer, random};
+use crate::transport::{GpuGrant, MAX_GRANTS, Offer, PayloadSlice};
 
 /// Identifies a connection to which a further lane belongs.
 pub(super) type Ticket = [u8; 16];
@@ -50,16 +50,30 @@ impl Blob for ConnectionIds {
     }
 }
 
-/// Makes terms that grant what `offer` does, under keys that no process can guess. The error says what is wrong
-/// with it.
-pub(super) fn terms(offer: &Offer, ticket: Ticket) -> Result<Terms, &'static str> {
+/// Makes terms that grant what `offer` does and memory of a GPU with it, under keys that no process can guess, and the
+/// memory in the same order. The error says what is wrong with it.
+#[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
+pub(super) fn terms(
+    offer: &Offer,
+    on_gpu: &[GpuGrant],
+    ticket: Ticket,
+) -> Result<(Terms, Vec<PayloadSlice>), &'static str> {
     check_offer(offer)?;
-    let grant = |slice: &LocalSlice| {
+    let of_host = |slice: &LocalSlice| {
         let (offset, bytes) = (slice.offset() as u64, slice.len() as u64);
         Ok(Grant { key: RemoteKey(random()?), offset, bytes, access: slice.region().access() })
     };
-    let grants: Result<_, &'static str> = offer.grants.iter().map(grant).collect();
-    Ok(Terms { grants: grants?, blob: ConnectionIds { epoch: random()?, ticket } })
+    let grants: Result<Vec<_>, &'static str> = offer.grants.iter().map(of_host).collect();
+    let (mut grants, mut memory) = (grants?, offer.grants.iter().cloned().map(PayloadSlice::Host).collect());
+    for GpuGrant { at, memory: of_gpu, access } in on_gpu {
+        let (at, bytes) = ((*at).min(grants.len()), of_gpu.bytes() as u64);
+        grants.insert(at, Grant { key: RemoteKey(random()?), offset: 0, bytes, access: *access });
+        Vec::insert(&mut memory, at, of_gpu.whole().into());
+    }
+    if grants.len() > MAX_GRANTS {
+        return Err("it grants more than 16 ranges; make them parts of one region");
+    }
+    Ok((Terms { grants, blob: ConnectionIds { epoch: random()?, ticket } }, memory))
 }
 
 pub(super) fn random_ticket() -> Result<Ticket, &'static str> {

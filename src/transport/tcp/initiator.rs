@@ -142,13 +142,19 @@ impl Initiator {
         self.queue.is_empty()
     }
 
+    /// Requests for which there is room.
+    pub(super) fn free(&self) -> usize {
+        self.depth - (self.queue.len() - self.internal)
+    }
+
     /// Ends the lane, after what the peer had already answered is taken in.
     pub(super) fn end(&mut self, why: Broken) {
         while self.broken.is_none() && self.receive() {}
         self.fail(why);
     }
 
-    fn fail(&mut self, why: Broken) {
+    /// Ends the lane now.
+    pub(super) fn fail(&mut self, why: Broken) {
         if self.broken.is_none() {
             self.broken = Some(why);
             self.socket.close();
@@ -175,7 +181,7 @@ impl Initiator {
         while self.front_is_silent() {
             self.pop();
         }
-        let free = self.depth - (self.queue.len() - self.internal);
+        let free = self.free();
         if batch <= free {
             return Ok(());
         }
@@ -237,7 +243,7 @@ impl Initiator {
             Operation::Read { local, remote, .. } => {
                 (plain(Kind::Read, remote), Some(local.clone()), Answer::Data)
             }
-            // Refused when it was checked.
+            // Refused when it was checked, or cut into blocks of host memory.
             Operation::ReadToGpu { remote, .. } | Operation::WriteFromGpu { remote, .. } => {
                 (plain(Kind::Read, remote), None, Answer::None)
             }

@@ -9,10 +9,11 @@ use super::connection::Connection;
 use super::engine::{Command, Engine, Expected};
 use super::hello::{self, Hello, lanes};
 use crate::channel::{self, Secret, listen};
+use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
 use crate::transport::doorbell::Doorbell;
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive over TCP.
 pub struct TcpListener {
@@ -22,6 +23,7 @@ pub struct TcpListener {
     acceptor: Acceptor,
     engine: Arc<Engine>,
     queue_depth: usize,
+    gpu: Option<Gpu>,
     guard: ForkGuard,
     /// What wakes the owner, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
@@ -33,6 +35,7 @@ impl TcpListener {
         engine: Arc<Engine>,
         terms: channel::ChannelTerms,
         queue_depth: usize,
+        gpu: Option<Gpu>,
     ) -> Result<TcpListener, ConnectError> {
         if !terms.allow(address) {
             return Err(ConnectError::NeedsSecret { address: Address::Tcp(address) });
@@ -46,7 +49,7 @@ impl TcpListener {
         let copy = socket.try_clone().map_err(failed)?;
         let acceptor = Acceptor::start(copy, address.clone(), terms, Arc::clone(&engine)).map_err(failed)?;
         let (guard, doorbell) = (ForkGuard::new(), None);
-        Ok(TcpListener { socket, address, acceptor, engine, queue_depth, guard, doorbell })
+        Ok(TcpListener { socket, address, acceptor, engine, queue_depth, gpu, guard, doorbell })
     }
 
     /// Has peers that are let in from now on, and those that arrive, ring this.
@@ -81,6 +84,8 @@ impl Listener for TcpListener {
             address: self.address.clone(),
             engine: Arc::clone(&self.engine),
             queue_depth: self.queue_depth,
+            gpu: self.gpu.clone(),
+            on_gpu: Vec::new(),
             doorbell: self.doorbell.clone(),
         })
     }
@@ -119,6 +124,9 @@ pub struct TcpIncoming {
     address: Address,
     engine: Arc<Engine>,
     queue_depth: usize,
+    gpu: Option<Gpu>,
+    /// Memory of that GPU that the peer is granted.
+    on_gpu: Vec<GpuGrant>,
     doorbell: Option<Arc<Doorbell>>,
 }
 
@@ -133,10 +141,18 @@ impl Incoming for TcpIncoming {
         self.channel.reads_only()
     }
 
+    fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        if self.gpu.is_none() {
+            return Err("this transport has no GPU to copy by: open it with one (`Tcp::with_gpu`)");
+        }
+        self.on_gpu = grants;
+        Ok(())
+    }
+
     fn accept(mut self, offer: Offer) -> Result<TcpEndpoint, ConnectError> {
-        let terms = hello::random_ticket().and_then(|ticket| hello::terms(&offer, ticket));
-        let ours = match terms {
-            Ok(ours) => ours,
+        let terms = hello::random_ticket().and_then(|ticket| hello::terms(&offer, &self.on_gpu, ticket));
+        let (ours, memory) = match terms {
+            Ok(made) => made,
             Err(reason) => {
                 let address = self.address.clone();
                 self.refuse("the listener could not make its offer; look at its log".into());
@@ -145,7 +161,7 @@ impl Incoming for TcpIncoming {
         };
         let accept = Hello::Accept(ours.clone()).encode(&offer.message);
         let lanes = lanes(&ours, &self.theirs);
-        let connection = Arc::new(Connection::new(ours, offer.grants, self.theirs));
+        let connection = Arc::new(Connection::new(ours, memory, self.theirs, self.gpu));
         if let Some(doorbell) = self.doorbell {
             connection.set_doorbell(doorbell);
         }

@@ -71,6 +71,8 @@ mod heartbeat;
 mod hello;
 mod initiator;
 mod listener;
+#[cfg_attr(not(feature = "cuda"), path = "posting/absent.rs")]
+mod posting;
 mod record;
 mod socket;
 mod target;
@@ -94,6 +96,7 @@ pub(crate) use wire::{fuzz_headers, header_samples};
 use self::engine::Engine;
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
 use crate::channel::{self, Purpose, Secret};
+use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
 
 /// Requests that may be outstanding on an endpoint, unless [`Tcp::with_queue_depth`] says otherwise.
@@ -101,11 +104,15 @@ const QUEUE_DEPTH: usize = 1024;
 
 const NAME: &str = "tcp";
 
+#[cfg(feature = "cuda")]
+const NO_WAY_TO_GPU: &str = "the system sends and receives host memory alone";
+
 /// The one-sided contract over TCP. Clones share one progress thread.
 #[derive(Clone)]
 pub struct Tcp {
     queue_depth: usize,
     secret: Option<Secret>,
+    gpu: Option<Gpu>,
     /// The progress thread, once it was needed.
     engine: Arc<Mutex<Option<Arc<Engine>>>>,
     access_violations: Arc<AtomicU64>,
@@ -123,6 +130,7 @@ impl Tcp {
         Tcp {
             queue_depth: QUEUE_DEPTH,
             secret: None,
+            gpu: None,
             engine: Arc::default(),
             access_violations: Arc::default(),
         }
@@ -133,6 +141,15 @@ impl Tcp {
     /// refused.
     pub fn with_secret(secret: Secret) -> Self {
         Tcp { secret: Some(secret), ..Tcp::new() }
+    }
+
+    /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
+    /// a server folds there. A peer publishes straight out of memory of its GPU and pulls straight into it, whether the
+    /// owner has a GPU or not. On the way the bytes pass the host: a GPU copies them into and out of blocks of locked
+    /// memory, 8 of 2 MiB for each connection that needs them, while others are sent and received.
+    #[cfg(feature = "cuda")]
+    pub fn with_gpu(self, gpu: &Gpu) -> Self {
+        Tcp { gpu: Some(gpu.clone()), ..self }
     }
 
     /// The same with queues of `queue_depth` requests.
@@ -175,6 +192,7 @@ impl std::fmt::Debug for Tcp {
             .field("queue_depth", &self.queue_depth)
             .field("has_secret", &has_secret)
             .field("encrypts", &self.encrypts())
+            .field("gpu", &self.gpu)
             .finish()
     }
 }
@@ -202,9 +220,19 @@ impl Transport for Tcp {
         self.register(HostMemory::anonymous(bytes)?, access)
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
     fn listen(&self, address: &Address) -> Result<TcpListener, ConnectError> {
         let socket = takes("listen", address)?;
-        TcpListener::new(socket, self.engine("listen", address)?, self.terms(), self.queue_depth)
+        TcpListener::new(
+            socket,
+            self.engine("listen", address)?,
+            self.terms(),
+            self.queue_depth,
+            self.gpu.clone(),
+        )
     }
 
     fn access_violations(&self) -> u64 {
@@ -214,7 +242,7 @@ impl Transport for Tcp {
     fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {
         let socket = takes("connect", address)?;
         let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
-        TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, offer)
+        TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), offer)
     }
 }
 

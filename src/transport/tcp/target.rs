@@ -4,9 +4,14 @@
 //! fixed buffers: nothing is allocated for a request, and while a peer does not take its answers, nothing more of it is
 //! read.
 
+#[cfg_attr(not(feature = "cuda"), path = "target/gpu/absent.rs")]
+mod gpu;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use self::gpu::StagedServing;
 
 use super::check::{Span, check};
 use super::connection::Connection;
@@ -14,6 +19,7 @@ use super::initiator::{Broken, PROTOCOL};
 use super::socket::{Moved, Socket};
 use super::wire::{Kind, MAX_REQUEST_BYTES, RESPONSE_BYTES, Request, Response, SHORT_BYTES, checksum};
 use crate::mem::{self, Streaming, VolatileSlice};
+use crate::transport::PayloadSlice;
 
 /// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
 const TURN_BYTES: usize = 1 << 20;
@@ -46,6 +52,8 @@ pub(super) enum ServeOutcome {
     More,
     /// The peer does not take its answers.
     Blocked,
+    /// Nothing is sent or received before a GPU has copied.
+    Copying,
 }
 
 /// The event that must happen before more requests can be carried out.
@@ -53,6 +61,8 @@ pub(super) enum ServeOutcome {
 enum Wants {
     Input,
     Output,
+    /// Copies of a GPU.
+    Copies,
 }
 
 enum ServeStep {
@@ -62,6 +72,9 @@ enum ServeStep {
     Payload { span: Span, received: usize, answer: bool, notify: bool },
     /// In the payload of an answer.
     Answering { span: Span, sent: usize },
+    /// In a payload that comes into memory of a GPU, or goes out of it.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is no such memory"))]
+    OnGpu,
     /// A request was refused, or the connection is closed.
     Draining { until: Instant, bytes: usize },
 }
@@ -73,6 +86,8 @@ pub(super) struct Target {
     /// Counts what is refused.
     access_violations: Arc<AtomicU64>,
     state: ServeStep,
+    /// Made for the first request for memory of a GPU.
+    gpu: Option<Box<StagedServing>>,
     /// Sequence of the last request that began.
     sequence: u64,
     /// A completion that is to be told, and was not yet. A later answer of any kind tells it too.
@@ -96,6 +111,7 @@ impl Target {
             connection,
             access_violations,
             state: ServeStep::Header,
+            gpu: None,
             sequence: 0,
             to_tell: None,
             inbox: Box::new(Aligned([0; INBOX_BYTES])),
@@ -117,7 +133,9 @@ impl Target {
 
     /// True if answers wait to be sent; then nothing is received.
     pub(super) fn is_sending(&self) -> bool {
-        self.out_begin < self.out_end || matches!(self.state, ServeStep::Answering { .. })
+        self.out_begin < self.out_end
+            || matches!(self.state, ServeStep::Answering { .. })
+            || self.is_leaving_gpu()
     }
 
     /// True if there is more to serve of which the system does not tell.
@@ -140,11 +158,17 @@ impl Target {
         let mut budget = TURN_BYTES;
         let mut is_dry = false;
         loop {
+            self.release_held()?;
             if let Some(turn) = self.flush(&mut budget)? {
                 return Ok(turn);
             }
-            if self.digest()? == Wants::Output {
-                continue;
+            match self.digest()? {
+                Wants::Output => continue,
+                Wants::Copies => {
+                    self.tell();
+                    return Ok(self.flush(&mut budget)?.unwrap_or(ServeOutcome::Copying));
+                }
+                Wants::Input => {}
             }
             if is_dry || budget == 0 {
                 self.tell();
@@ -158,6 +182,12 @@ impl Target {
     /// Sends the answers that wait, as far as they fit; says how the turn ends if some are left.
     fn flush(&mut self, budget: &mut usize) -> Result<Option<ServeOutcome>, Broken> {
         while self.is_sending() {
+            if self.is_leaving_gpu() {
+                match self.flush_from_gpu(budget)? {
+                    Some(turn) => return Ok(Some(turn)),
+                    None => continue,
+                }
+            }
             let waiting = VolatileSlice::from_ref(&self.outbox.0[self.out_begin..self.out_end]);
             let mut payload = None;
             if let ServeStep::Answering { span, sent } = &self.state {
@@ -200,6 +230,13 @@ impl Target {
                 buffer = &mut [];
             }
         }
+        let missing = self.gpu.as_ref().and_then(|gpu| gpu.missing());
+        if let (Some(gpu), Some(rest)) = (&mut self.gpu, missing.filter(|rest| *rest > 0)) {
+            straight = gpu.room(rest);
+            if straight.is_some_and(|room| room.len() < rest) {
+                buffer = &mut [];
+            }
+        }
         let room = straight.map_or(0, |memory| memory.len());
         let asked = room + buffer.len();
         let bytes = match self.socket.receive(straight, buffer) {
@@ -211,6 +248,8 @@ impl Target {
         *budget = budget.saturating_sub(bytes);
         if let ServeStep::Payload { received, .. } = &mut self.state {
             *received += bytes.min(room);
+        } else if let Some(gpu) = &mut self.gpu {
+            gpu.came(bytes.min(room))?;
         }
         self.end += bytes.saturating_sub(room);
         Ok(bytes < asked)
@@ -237,7 +276,7 @@ impl Target {
                         tracing::warn!("a tcp peer broke the protocol: a request out of turn");
                         return Err(Broken(PROTOCOL));
                     }
-                    if let Some(wants) = self.carry_out(&request, len) {
+                    if let Some(wants) = self.carry_out(&request, len)? {
                         return Ok(wants);
                     }
                 }
@@ -253,7 +292,12 @@ impl Target {
                         return Ok(Wants::Input);
                     }
                     self.state = ServeStep::Header;
-                    self.done(answer, notify);
+                    self.done(self.sequence, answer, notify);
+                }
+                ServeStep::OnGpu => {
+                    if let Some(wants) = self.digest_on_gpu()? {
+                        return Ok(wants);
+                    }
                 }
                 ServeStep::Answering { .. } => return Ok(Wants::Output),
                 ServeStep::Draining { bytes, .. } => {
@@ -271,24 +315,35 @@ impl Target {
     /// Carries out, or begins, a request whose header is `len` bytes long at the begin of the inbox. What has to happen
     /// first, if it cannot be begun yet: then nothing was taken.
     #[inline]
-    fn carry_out(&mut self, request: &Request, len: usize) -> Option<Wants> {
+    fn carry_out(&mut self, request: &Request, len: usize) -> Result<Option<Wants>, Broken> {
         let connection = Arc::clone(&self.connection);
-        if request.kind == Kind::Nothing && request.epoch == connection.ours.blob.epoch {
-            self.begin(request, len);
-            self.done(request.answer, request.notify);
-            return None;
+        let is_nothing = request.kind == Kind::Nothing && request.epoch == connection.ours.blob.epoch;
+        let span = check(connection.grants(), connection.ours.blob.epoch, request);
+        if let Some(span) = &span
+            && let PayloadSlice::Gpu(grant) = &connection.memory[span.grant]
+        {
+            return self.carry_out_on_gpu(request, len, span, grant);
         }
-        let Some(span) = check(connection.grants(), connection.ours.blob.epoch, request) else {
+        if self.is_holding() {
+            let may_be_held = is_nothing || (request.kind == Kind::Words && span.is_some());
+            return Ok(if may_be_held { self.hold(request, len, span) } else { Some(Wants::Copies) });
+        }
+        if is_nothing {
+            self.begin(request, len);
+            self.done(request.sequence, request.answer, request.notify);
+            return Ok(None);
+        }
+        let Some(span) = span else {
             self.begin(request, len);
             self.refuse();
-            return None;
+            return Ok(None);
         };
         let target = memory(&connection, &span);
         match request.kind {
             Kind::Write if span.bytes <= SHORT_BYTES => {
                 if self.end - self.begin < len + span.bytes {
                     self.compact();
-                    return Some(Wants::Input);
+                    return Ok(Some(Wants::Input));
                 }
                 self.begin(request, len);
                 // Promise 1 of the contract: this write becomes visible after all earlier ones.
@@ -296,7 +351,7 @@ impl Target {
                 let payload = &self.inbox.0[self.begin..self.begin + span.bytes];
                 target.copy_from(VolatileSlice::from_ref(payload), Streaming::Never);
                 self.begin += span.bytes;
-                self.done(request.answer, request.notify);
+                self.done(request.sequence, request.answer, request.notify);
             }
             Kind::Write => {
                 self.begin(request, len);
@@ -307,15 +362,13 @@ impl Target {
             Kind::Words => {
                 self.begin(request, len);
                 mem::fence(Ordering::Release);
-                for (index, word) in request.words[..usize::from(request.count)].iter().enumerate() {
-                    target.store(index * 8, *word, Ordering::Relaxed);
-                }
-                self.done(request.answer, request.notify);
+                request.store_words(&target);
+                self.done(request.sequence, request.answer, request.notify);
             }
             Kind::Read if span.bytes <= SHORT_BYTES => {
                 if !self.out_end.is_multiple_of(8) {
                     // Behind an answer of odd length the copy would cut words.
-                    return Some(Wants::Output);
+                    return Ok(Some(Wants::Output));
                 }
                 self.begin(request, len);
                 let begin = self.out_end + RESPONSE_BYTES;
@@ -343,7 +396,7 @@ impl Target {
             }
             Kind::Nothing => self.refuse(),
         }
-        None
+        Ok(None)
     }
 
     fn begin(&mut self, request: &Request, len: usize) {
@@ -351,9 +404,9 @@ impl Target {
         self.begin += len;
     }
 
-    fn done(&mut self, answer: bool, notify: bool) {
+    fn done(&mut self, sequence: u64, answer: bool, notify: bool) {
         if answer {
-            self.to_tell = Some(self.sequence);
+            self.to_tell = Some(sequence);
         }
         if notify {
             self.connection.ring();
@@ -375,8 +428,9 @@ impl Target {
     pub(super) fn close(&mut self, code: u64) -> bool {
         match self.state {
             ServeStep::Answering { .. } => return false,
+            ServeStep::OnGpu if self.is_leaving_gpu() => return false,
             ServeStep::Draining { .. } => {}
-            ServeStep::Header | ServeStep::Payload { .. } => {
+            ServeStep::Header | ServeStep::Payload { .. } | ServeStep::OnGpu => {
                 self.tell();
                 self.answer(Response::Closed { code });
                 self.drain();
@@ -386,6 +440,8 @@ impl Target {
     }
 
     fn drain(&mut self) {
+        // Copies that are under way keep what they use.
+        self.gpu = None;
         self.state = ServeStep::Draining { until: Instant::now() + DRAIN_TIME, bytes: 0 };
     }
 
@@ -420,6 +476,8 @@ impl Drop for Target {
     }
 }
 
+/// The host memory of a span: what is on a GPU was told apart before.
 fn memory<'a>(connection: &'a Connection, span: &Span) -> VolatileSlice<'a> {
-    connection.memory[span.grant].as_volatile().subslice(span.offset, span.bytes)
+    let host = connection.memory[span.grant].host().expect("memory of a GPU is staged");
+    host.as_volatile().subslice(span.offset, span.bytes)
 }

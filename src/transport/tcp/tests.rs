@@ -2,6 +2,8 @@
 
 mod encrypted;
 mod fork;
+#[cfg(feature = "cuda")]
+mod scripted;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

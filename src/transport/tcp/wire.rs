@@ -27,7 +27,9 @@
 //! where in memory a megabyte goes. So does a short answer: clocks, versions and headers of frames are read so, and
 //! no other checksum covers all of them. The reader of a long payload has to check it.
 
-use crate::mem::RemoteKey;
+use std::sync::atomic::Ordering;
+
+use crate::mem::{RemoteKey, VolatileSlice};
 
 /// Payloads of up to so many bytes are copied by this CPU, word by word where they are aligned, so that what the
 /// contract says of words holds for them; and those of answers carry a checksum. Longer ones are copied by the kernel,
@@ -96,6 +98,14 @@ impl Encoded {
 }
 
 impl Request {
+    /// Stores its words at the begin of `into`.
+    #[inline]
+    pub(super) fn store_words(&self, into: &VolatileSlice<'_>) {
+        for (index, word) in self.words[..usize::from(self.count)].iter().enumerate() {
+            into.store(index * 8, *word, Ordering::Relaxed);
+        }
+    }
+
     #[inline]
     pub(super) fn encode(&self) -> Encoded {
         let mut bytes = [0; MAX_REQUEST_BYTES];

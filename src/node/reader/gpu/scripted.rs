@@ -1,12 +1,15 @@
-//! Versions that go from one process's GPU memory to another's over shared memory, on scripted drivers: no GPU is
+//! Versions that go from one process's GPU memory to another's over shared memory and over
+//! TCP, on scripted drivers: no GPU is
 //! needed, and none is tested. The publisher and the reader have a driver each, as two processes have.
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
     use std::sync::Arc;
 
     use crate::clock::{Version, VersionTag};
-    use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted};
+    use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, Working};
+    use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::{
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,
@@ -15,27 +18,28 @@ mod tests {
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
     use crate::transport::shm::Shm;
-    use crate::transport::{Address, ConnectError};
+    use crate::transport::tcp::Tcp;
+    use crate::transport::{ConnectError, Transport};
 
     const PATIENCE: Duration = Duration::from_secs(10);
     /// Odd, so that frames do not end where pages do.
     const BYTES: usize = 40_001;
 
     /// One side: its driver, and memory of the size of the table.
-    struct Side {
+    struct Side<T> {
         driver: Arc<Scripted>,
         raw: usize,
         stream: GpuStream,
         weights: GpuMemory,
-        transport: Shm,
+        transport: T,
     }
 
-    impl Side {
-        fn new() -> Side {
+    impl<T: OfGpu> Side<T> {
+        fn new() -> Side<T> {
             let driver = Arc::new(Scripted::new());
             let (gpu, raw, stream) = driver.open_gpu();
             let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
-            let transport = Shm::new().with_gpu(&gpu);
+            let transport = T::with(&gpu);
             Side { driver, raw, stream, weights, transport }
         }
 
@@ -44,24 +48,24 @@ mod tests {
         }
     }
 
-    struct Scene {
-        publisher: BackgroundPublisher<Shm>,
-        reader: Reader<Shm>,
-        from: Side,
-        into: Side,
+    struct Scene<T: Transport> {
+        publisher: BackgroundPublisher<T>,
+        reader: Reader<T>,
+        from: Side<T>,
+        into: Side<T>,
     }
 
     fn table() -> Table {
         Table::flat(BYTES as u64, ElementType::U8).unwrap()
     }
 
-    fn publisher(side: &Side, options: PublisherOptions) -> Result<Publisher<Shm>, Error> {
+    fn publisher<T: OfGpu>(side: &Side<T>, options: PublisherOptions) -> Result<Publisher<T>, Error> {
         let _working = side.driver.work_in_a_thread();
-        Publisher::new(side.transport.clone(), &Address::random(), table(), options)
+        Publisher::new(side.transport.clone(), &T::address(), table(), options)
     }
 
-    fn scene() -> Scene {
-        let (from, into) = (Side::new(), Side::new());
+    fn scene<T: OfGpu>() -> Scene<T> {
+        let (from, into) = (Side::<T>::new(), Side::<T>::new());
         let publisher = publisher(&from, PublisherOptions::default()).unwrap().into_background().unwrap();
         let options = ReaderOptions::default();
         let reader =
@@ -69,7 +73,7 @@ mod tests {
         Scene { publisher, reader, from, into }
     }
 
-    impl Scene {
+    impl<T: OfGpu> Scene<T> {
         /// Has the trainer's kernel fill the weights with `value`, and publishes them once a thread does the work.
         fn begin(&self, value: u8) -> crate::node::Publishing {
             let Side { driver, raw, stream, weights, .. } = &self.from;
@@ -77,6 +81,11 @@ mod tests {
             let mut draft = self.publisher.draft(PATIENCE).unwrap();
             draft.copy_from_gpu(0, &weights.whole(), stream).unwrap();
             draft.commit_when_copied(VersionTag::step(value.into()))
+        }
+
+        /// Threads that do the work of both GPUs: over a network each side copies.
+        fn work_in_threads(&self) -> [Working; 2] {
+            [&self.from, &self.into].map(|side| side.driver.work_in_a_thread())
         }
 
         fn publish(&self, value: u8) -> Version {
@@ -90,46 +99,47 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_version_goes_from_gpu_to_gpu_and_no_byte_of_it_through_the_host() {
-        let mut scene = scene();
+    fn a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must<T: OfGpu>() {
+        let mut scene = scene::<T>();
         for value in 1..=5 {
             let mut publishing = scene.begin(value);
             std::thread::sleep(Duration::from_millis(5));
             assert_eq!(scene.publisher.version().get(), u64::from(value) - 1, "it is not copied yet");
-            let working = (scene.from.driver.work_in_a_thread(), scene.into.driver.work_in_a_thread());
+            let working = scene.work_in_threads();
             let version = publishing.wait(PATIENCE).unwrap();
             assert_eq!(scene.pull(Wanted::exactly(version)).unwrap(), version);
             assert_eq!(scene.into.bytes(), [value; BYTES]);
             drop(working);
         }
-        assert_eq!((scene.from.driver.host_copies(), scene.into.driver.host_copies()), (0, 0));
+        // Where nothing else reaches the GPU, its bytes go through the host, once on each side.
+        let by_host = if T::IS_STAGED { 5 * BYTES as u64 } else { 0 };
+        for Side { driver, stream, .. } in [scene.from, scene.into] {
+            assert_eq!(stream.gpu().host_bytes_copied(), by_host);
+            assert_eq!(driver.host_copies() > 0, T::IS_STAGED);
+        }
     }
 
-    #[test]
-    fn before_the_first_version_the_frames_are_zeros() {
-        let mut scene = scene();
-        let _working = scene.into.driver.work_in_a_thread();
+    fn before_the_first_version_the_frames_are_zeros<T: OfGpu>() {
+        let mut scene = scene::<T>();
+        let _working = scene.work_in_threads();
         assert_eq!(scene.pull(Wanted::newest()).unwrap(), Version::new(0));
         assert_eq!(scene.into.bytes(), [0; BYTES]);
     }
 
-    #[test]
-    fn a_version_of_a_gpu_is_read_into_host_memory_too() {
-        let mut scene = scene();
+    fn a_version_of_a_gpu_is_read_into_host_memory_too<T: OfGpu>() {
+        let mut scene = scene::<T>();
         let version = scene.publish(7);
-        let _working = scene.into.driver.work_in_a_thread();
+        let _working = scene.work_in_threads();
         let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
         assert_eq!((snapshot.bytes(), snapshot.fresh().tag.step), (&[7; BYTES][..], 7));
         scene.reader.refresh(0, PATIENCE).unwrap();
         assert_eq!(scene.reader.bytes().unwrap(), [7; BYTES]);
     }
 
-    #[test]
-    fn a_host_publishers_version_is_read_into_memory_of_a_gpu() {
-        let into = Side::new();
+    fn a_host_publishers_version_is_read_into_memory_of_a_gpu<T: OfGpu>() {
+        let into = Side::<T>::new();
         let publisher =
-            Publisher::new(Shm::new(), &Address::random(), table(), PublisherOptions::default()).unwrap();
+            Publisher::new(T::without(), &T::address(), table(), PublisherOptions::default()).unwrap();
         let publisher = publisher.into_background().unwrap();
         let (address, options) = (publisher.address(), ReaderOptions::default());
         let mut reader = Reader::connect(into.transport.clone(), &address, options, PATIENCE).unwrap();
@@ -141,9 +151,8 @@ mod tests {
     }
 
     /// A publisher that never pauses, a reader that never pauses, and two GPUs that copy when they like.
-    #[test]
-    fn what_a_gpu_copies_out_of_busy_frames_is_one_version_whole() {
-        let Scene { publisher, mut reader, from, into } = scene();
+    fn what_a_gpu_copies_out_of_busy_frames_is_one_version_whole<T: OfGpu>() {
+        let Scene { publisher, mut reader, from, into } = scene::<T>();
         let _working = (from.driver.work_in_a_thread(), into.driver.work_in_a_thread());
         const VERSIONS: u64 = 60;
         std::thread::scope(|scope| {
@@ -170,15 +179,14 @@ mod tests {
         });
     }
 
-    #[test]
-    fn the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow() {
-        let mut scene = scene();
+    fn the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow<T: OfGpu>() {
+        let mut scene = scene::<T>();
         let version = scene.publish(3);
         let Side { driver, raw, weights, .. } = &scene.into;
         let (raw, pointer, seen) = (*raw, weights.pointer(), driver.memory(BYTES));
         // The memory is in use by work that the stream has already.
         driver.launch_fill(raw, pointer, BYTES, 1);
-        let working = driver.work_in_a_thread();
+        let working = scene.work_in_threads();
         assert_eq!(scene.pull(Wanted::newest()).unwrap(), version);
         drop(working);
         let driver = &scene.into.driver;
@@ -187,22 +195,21 @@ mod tests {
         assert_eq!(driver.bytes(seen, BYTES), [3; BYTES]);
     }
 
-    #[test]
-    fn a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right() {
-        let mut scene = scene();
+    fn a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right<T: OfGpu>() {
+        let mut scene = scene::<T>();
         let version = scene.publish(4);
         let Side { stream, weights, .. } = &scene.into;
         let late = Duration::from_millis(20);
         let error = scene.reader.pull_to_gpu(Wanted::newest(), &weights.whole(), stream, late).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
-        let _working = scene.into.driver.work_in_a_thread();
+        let _working = scene.work_in_threads();
         assert_eq!(scene.pull(Wanted::newest()).unwrap(), version);
         assert_eq!(scene.into.bytes(), [4; BYTES]);
     }
 
     #[test]
     fn a_reader_without_a_gpu_is_told_what_it_lacks() {
-        let scene = scene();
+        let scene = scene::<Shm>();
         let address = scene.publisher.address();
         let refused = Reader::connect(Shm::new(), &address, ReaderOptions::default(), PATIENCE);
         let error = refused.map(drop).unwrap_err();
@@ -212,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_a_processor_would_have_to_touch_is_refused_by_name() {
-        let mut scene = scene();
+        let mut scene = scene::<Shm>();
         let on_gpu = |error: Error| {
             assert!(matches!(error, Error::Gpu(GpuError::OnGpu { .. })), "{error}");
         };
@@ -243,20 +250,23 @@ mod tests {
         assert!(matches!(error, Error::Length { given: 8, expected: BYTES }), "{error}");
     }
 
-    #[test]
-    fn after_each_failing_call_of_the_readers_driver_the_next_pull_is_right() {
+    fn after_each_failing_call_of_the_readers_driver_the_next_pull_is_right<T: OfGpu>() {
         let mut failures = 0;
         loop {
-            let scene = scene();
+            let scene = scene::<T>();
             let Scene { publisher, into, .. } = &scene;
             let version = scene.publish(5);
             into.driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let _working = into.driver.work_in_a_thread();
+            let _working = scene.work_in_threads();
             let (address, options) = (publisher.address(), ReaderOptions::default());
-            let pull = || -> Result<Version, Error> {
+            // Blocks that could not be unregistered must not be others' memory in the pull after that.
+            let mut kept = Vec::new();
+            let mut pull = || -> Result<Version, Error> {
                 let mut reader = Reader::connect(into.transport.clone(), &address, options, PATIENCE)?;
                 let weights = into.weights.whole();
-                Ok(reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, PATIENCE)?.version)
+                let pulled = reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, PATIENCE);
+                kept.extend(T::IS_STAGED.then_some(reader));
+                Ok(pulled?.version)
             };
             let outcome = pull();
             let has_failed = into.driver.has_failed();
@@ -272,17 +282,16 @@ mod tests {
         }
     }
 
-    #[test]
-    fn after_a_fault_of_the_readers_gpu_the_publisher_serves_others() {
-        let mut scene = scene();
+    fn after_a_fault_of_the_readers_gpu_the_publisher_serves_others<T: OfGpu>() {
+        let mut scene = scene::<T>();
         scene.publish(1);
         scene.into.driver.fault(crate::cuda::ILLEGAL_ADDRESS);
         assert!(scene.pull(Wanted::newest()).is_err());
-        let other = Side::new();
+        let other = Side::<T>::new();
         let (address, options) = (scene.publisher.address(), ReaderOptions::default());
         let mut reader = Reader::connect(other.transport.clone(), &address, options, PATIENCE).unwrap();
         let version = scene.publish(2);
-        let _working = other.driver.work_in_a_thread();
+        let _working = (scene.work_in_threads(), other.driver.work_in_a_thread());
         let weights = other.weights.whole();
         let fresh = reader.pull_to_gpu(Wanted::newest(), &weights, &other.stream, PATIENCE).unwrap();
         assert_eq!((fresh.version, other.bytes()), (version, vec![2; BYTES]));
@@ -291,14 +300,16 @@ mod tests {
     /// The environment variable in which the reader of another process finds its publisher.
     const PUBLISHER: &str = "SLACKLINE_SCRIPTED_PUBLISHER";
     const VERSIONS_FOR_ANOTHER: u8 = 5;
+    /// What a reader says that has begun to copy.
+    const COPYING: &str = "it copies";
 
-    #[test]
-    fn a_reader_in_another_process_gets_versions_from_gpu_to_gpu() {
-        let from = Side::new();
+    fn a_reader_in_another_process_gets_versions_from_gpu_to_gpu<T: OfGpu>() {
+        let from = Side::<T>::new();
         let publisher = publisher(&from, PublisherOptions::default()).unwrap().into_background().unwrap();
-        let reader = "node::reader::gpu::scripted::tests::the_reader_of_another_process";
+        let reader =
+            format!("node::reader::gpu::scripted::tests::{}::the_reader_of_another_process", T::NAME);
         let mut reading = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", reader, "--ignored"])
+            .args(["--exact", &reader, "--ignored"])
             .env(PUBLISHER, publisher.address().to_string())
             .spawn()
             .unwrap();
@@ -314,11 +325,9 @@ mod tests {
         assert!(reading.wait().unwrap().success(), "the other process read something else");
     }
 
-    #[test]
-    #[ignore = "it is a process of the test above"]
-    fn the_reader_of_another_process() {
+    fn the_reader_of_another_process<T: OfGpu>() {
         let Ok(publisher) = std::env::var(PUBLISHER) else { return };
-        let into = Side::new();
+        let into = Side::<T>::new();
         let _working = into.driver.work_in_a_thread();
         let options = ReaderOptions::default();
         let mut reader =
@@ -328,12 +337,51 @@ mod tests {
             reader.pull_to_gpu(wanted, &weights, &into.stream, 6 * PATIENCE).unwrap();
             assert_eq!(into.bytes(), [value; BYTES]);
         }
-        assert_eq!(into.driver.host_copies(), 0);
+        assert_eq!(into.driver.host_copies() > 0, T::IS_STAGED);
     }
 
-    #[test]
-    fn nothing_is_left_of_memory_that_was_passed() {
-        let Scene { publisher, mut reader, from, into } = scene();
+    fn a_reader_that_is_killed_in_mid_copy_leaves_others_served<T: OfGpu>() {
+        let mut scene = scene::<T>();
+        let reader = format!("node::reader::gpu::scripted::tests::{}::the_reader_that_is_killed", T::NAME);
+        let mut reading = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &reader, "--ignored", "--nocapture"])
+            .env(PUBLISHER, scene.publisher.address().to_string())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(reading.stdout.take().unwrap());
+        assert!(said.lines().any(|line| line.unwrap().contains(COPYING)), "it never began to copy");
+        reading.kill().unwrap();
+        reading.wait().unwrap();
+        for value in 1..=3 {
+            let version = scene.publish(value);
+            let _working = scene.work_in_threads();
+            assert_eq!(scene.pull(Wanted::exactly(version)).unwrap(), version);
+            assert_eq!(scene.into.bytes(), [value; BYTES]);
+        }
+        let Scene { publisher, reader, from, into } = scene;
+        drop((publisher, reader, into));
+        from.driver.finish();
+        let Side { driver, stream, weights, transport, .. } = from;
+        drop((stream, weights, transport));
+        assert_eq!(driver.open(), 0);
+    }
+
+    /// It says that it copies, and copies nothing.
+    fn the_reader_that_is_killed<T: OfGpu>() {
+        let Ok(publisher) = std::env::var(PUBLISHER) else { return };
+        let into = Side::<T>::new();
+        let options = ReaderOptions::default();
+        let mut reader =
+            Reader::connect(into.transport.clone(), &publisher.parse().unwrap(), options, PATIENCE).unwrap();
+        let (weights, late) = (into.weights.whole(), Duration::from_millis(100));
+        reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, late).unwrap_err();
+        writeln!(std::io::stdout(), "{COPYING}").unwrap();
+        reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, 6 * PATIENCE).unwrap();
+    }
+
+    fn nothing_is_left_of_memory_that_was_passed<T: OfGpu>() {
+        let Scene { publisher, mut reader, from, into } = scene::<T>();
         {
             let _working = (from.driver.work_in_a_thread(), into.driver.work_in_a_thread());
             let weights = into.weights.whole();
@@ -346,5 +394,34 @@ mod tests {
             drop((stream, weights, transport));
             assert_eq!(driver.open(), 0);
         }
+    }
+    #[test]
+    fn a_reader_without_a_gpu_reads_versions_of_one_over_tcp() {
+        let scene = scene::<Tcp>();
+        let version = scene.publish(6);
+        let (address, options) = (scene.publisher.address(), ReaderOptions::default());
+        let mut reader = Reader::connect(Tcp::new(), &address, options, PATIENCE).unwrap();
+        let _working = scene.from.driver.work_in_a_thread();
+        let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
+        assert_eq!(snapshot.bytes(), [6; BYTES]);
+    }
+
+    over_each_transport! {
+        a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        before_the_first_version_the_frames_are_zeros,
+        a_version_of_a_gpu_is_read_into_host_memory_too,
+        a_host_publishers_version_is_read_into_memory_of_a_gpu,
+        what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
+        the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
+        a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
+        after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
+        after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
+        a_reader_in_another_process_gets_versions_from_gpu_to_gpu,
+        #[ignore = "it is a process of a test above"]
+        the_reader_of_another_process,
+        a_reader_that_is_killed_in_mid_copy_leaves_others_served,
+        #[ignore = "it is a process of a test above"]
+        the_reader_that_is_killed,
+        nothing_is_left_of_memory_that_was_passed,
     }
 }

@@ -1,0 +1,106 @@
+//! Jobs whose servers and workers have GPUs, on scripted drivers: no GPU is needed, and none is tested. The processes
+//! are threads, each with a driver of its own.
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::cuda::{GpuMemory, Scripted};
+    use crate::job::env::{MeetingPoint, Placement, Source};
+    use crate::job::transports::Transports;
+    use crate::job::{Job, JobPlan, Served};
+    use crate::kernel::Optimizer;
+    use crate::node::{ServerOptions, WorkerOptions};
+    use crate::scheme::SchemeConfig;
+    use crate::table::{ElementType, Table};
+    use crate::transport::{Address, Transport, TransportKind};
+
+    const ELEMENTS: usize = 1003;
+    const BYTES: usize = 4 * ELEMENTS;
+    const CLOCKS: u64 = 4;
+    const WORLD: u32 = 3;
+
+    fn job(rank: u32, point: &MeetingPoint, transport: TransportKind) -> Job {
+        let plan = JobPlan::servers(1).clocks(CLOCKS).timeout(Duration::from_secs(30)).transport(transport);
+        let placement = Placement {
+            rank,
+            world: WORLD,
+            local_rank: None,
+            local_world: None,
+            meeting_point: Some(point.clone()),
+            servers: None,
+            source: Source::Flags,
+        };
+        Job::join(plan, &placement, None).unwrap()
+    }
+
+    fn serve(point: &MeetingPoint, transport: TransportKind) -> Served {
+        let driver = Arc::new(Scripted::new());
+        let (gpu, ..) = driver.open_gpu();
+        let _working = driver.work_in_a_thread();
+        let job = job(0, point, transport).with_gpu(&gpu);
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+        let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 2, 0.5) };
+        let served = job.serve(table, &[1.0; ELEMENTS], options).unwrap();
+        assert!(driver.launches() >= CLOCKS as usize, "its GPU has folded");
+        assert_eq!(gpu.host_bytes_copied() > 0, transport == TransportKind::Tcp);
+        served
+    }
+
+    /// Descends on p^2 / 2, whose gradient is p: the scripted GPU "computes" it by copying the parameters.
+    fn work(rank: u32, point: &MeetingPoint, transport: TransportKind) {
+        let driver = Arc::new(Scripted::new());
+        let (gpu, raw, stream) = driver.open_gpu();
+        let [parameters, gradient] = [(); 2].map(|()| GpuMemory::allocate(&gpu, BYTES).unwrap());
+        let _working = driver.work_in_a_thread();
+        let job = job(rank, point, transport).with_gpu(&gpu);
+        let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap();
+        while let Some(mut step) = worker.next_step().unwrap() {
+            step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
+            driver.launch_copy(raw, gradient.pointer(), parameters.pointer(), BYTES);
+            step.publish_from_gpu(&gradient.whole(), &stream, None).unwrap();
+        }
+    }
+
+    fn a_job_trains_on_its_gpus(transport: TransportKind) {
+        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let served = std::thread::scope(|scope| {
+            let serving = scope.spawn(move || serve(point, transport));
+            for rank in 1..WORLD {
+                scope.spawn(move || work(rank, point, transport));
+            }
+            serving.join().unwrap()
+        });
+        // The step size is a half: each step halves the parameters.
+        assert_eq!(served.parameters, [0.5f32.powi(CLOCKS as i32); ELEMENTS]);
+        assert_eq!(served.status.version.get(), CLOCKS);
+    }
+
+    #[test]
+    fn a_job_trains_on_its_gpus_over_shared_memory() {
+        a_job_trains_on_its_gpus(TransportKind::Shm);
+    }
+
+    #[test]
+    fn a_job_trains_on_its_gpus_over_tcp() {
+        a_job_trains_on_its_gpus(TransportKind::Tcp);
+    }
+
+    #[test]
+    fn a_process_with_a_gpu_takes_no_rdma_and_says_why() {
+        let driver = Arc::new(Scripted::new());
+        let (gpu, ..) = driver.open_gpu();
+        let transports = Transports::new(None, None, 0);
+        transports.use_gpu(&gpu);
+        let error = transports.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
+        assert!(error.contains("on a GPU, which RDMA does not reach"), "{error}");
+        let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
+            panic!("two addresses")
+        };
+        assert_eq!(addresses.len(), 2);
+        assert!(transports.open().gpu().is_some());
+    }
+}

@@ -1,0 +1,97 @@
+//! Blocks of locked host memory by way of which payloads travel between a GPU and a network that does not reach it.
+//!
+//! One side of a connection has a few blocks and uses them in turn: a GPU copies one while others are sent or received.
+//! A block that a copy uses is free again once the copy's ticket says so.
+
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice, Tickets};
+use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE};
+
+/// Blocks of one side of a connection, and the bytes of each where payloads are not shorter.
+const BLOCKS: usize = 8;
+const BLOCK_BYTES: usize = 2 << 20;
+
+/// The blocks of one side of a connection: each is taken out, and given back.
+pub(super) struct StagingBlocks {
+    gpu: Gpu,
+    free: Vec<LocalSlice>,
+}
+
+impl StagingBlocks {
+    /// Blocks for memory of up to `longest` bytes. The log tells the `reason` why the network does not reach the GPU.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub(super) fn new(gpu: &Gpu, longest: usize, reason: &'static str) -> Result<StagingBlocks, GpuError> {
+        let bytes = longest.clamp(1, BLOCK_BYTES).next_multiple_of(PAGE_SIZE);
+        tracing::info!(
+            gpu = gpu.ordinal(),
+            blocks = BLOCKS,
+            bytes,
+            reason,
+            "payloads of a GPU go through blocks of host memory"
+        );
+        let memory = HostMemory::anonymous(BLOCKS * bytes);
+        let memory = memory.map_err(|error| GpuError::Host { reason: error.to_string() })?;
+        let region = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
+        let free: Result<_, OutOfBounds> =
+            (0..BLOCKS).map(|block| region.slice(block * bytes, bytes)).collect();
+        Ok(StagingBlocks { gpu: gpu.clone(), free: free.map_err(outside)? })
+    }
+
+    /// A block that nothing uses.
+    pub(super) fn take(&mut self) -> Option<LocalSlice> {
+        self.free.pop()
+    }
+
+    /// Nothing uses the block any more.
+    pub(super) fn give_back(&mut self, block: LocalSlice) {
+        self.free.push(block);
+    }
+
+    /// Has the GPU copy `from` to the begin of a block.
+    ///
+    /// # Errors
+    /// The memory is that of another GPU, or the driver refuses.
+    pub(super) fn copy_out(&mut self, from: GpuSlice, block: &LocalSlice) -> Result<StagedCopy, GpuError> {
+        let into = block.slice(0, from.bytes()).map_err(outside)?;
+        self.copy(GpuCopy::ToHost { from, into }, block)
+    }
+
+    /// Has the GPU copy the begin of a block to `into`.
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out).
+    pub(super) fn copy_in(&mut self, block: &LocalSlice, into: GpuSlice) -> Result<StagedCopy, GpuError> {
+        let from = block.slice(0, into.bytes()).map_err(outside)?;
+        self.copy(GpuCopy::FromHost { from, into }, block)
+    }
+
+    fn copy(&mut self, copy: GpuCopy, block: &LocalSlice) -> Result<StagedCopy, GpuError> {
+        let mut tickets = Tickets::default();
+        let asked = self.gpu.copy_staged(copy, &mut tickets);
+        if mutant!("staging_block_before_ticket") {
+            self.give_back(block.clone());
+        }
+        asked.map(|()| StagedCopy { block: block.clone(), tickets })
+    }
+}
+
+/// A copy between a GPU and a block.
+pub(super) struct StagedCopy {
+    pub(super) block: LocalSlice,
+    tickets: Tickets,
+}
+
+impl StagedCopy {
+    /// True once its bytes are there. It does not wait.
+    ///
+    /// # Errors
+    /// Work of this process on the GPU failed.
+    pub(super) fn is_done(&mut self) -> Result<bool, GpuError> {
+        self.tickets.are_done()
+    }
+}
+
+fn outside(error: OutOfBounds) -> GpuError {
+    GpuError::Host { reason: error.to_string() }
+}

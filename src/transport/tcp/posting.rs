@@ -1,0 +1,312 @@
+//! Requests of an endpoint whose local memory is on a GPU: they are cut into blocks of host memory, which the lane
+//! sends and receives.
+//!
+//! Requests take effect in the order of posting. A WRITE from a GPU is sent block by block, each once its copy is done,
+//! and what was posted behind it is held until then; meanwhile the copies of later blocks, also of later requests, are
+//! begun. A READ to a GPU is complete once the copy of its last block is. Nothing here waits.
+
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+use super::initiator::{Broken, Initiator};
+use crate::cuda::{Gpu, GpuError, GpuSlice};
+use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
+use crate::transport::staging::{StagedCopy, StagingBlocks};
+use crate::transport::{
+    CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
+};
+
+const NOT_COPIED: Broken = Broken("a GPU did not copy what was asked for");
+
+/// Requests that are handed to the lane with one call.
+const BATCH: usize = 8;
+
+/// The requests of an endpoint that has a GPU, all of which pass through here.
+pub(super) struct StagedPosting {
+    gpu: Gpu,
+    /// Made for the first request that needs them.
+    blocks: Option<StagingBlocks>,
+    /// The longest range that the peer has granted.
+    longest: usize,
+    depth: usize,
+    /// Requests that are not complete, in order, and the number of the first.
+    queue: VecDeque<StagedRequest>,
+    first: u64,
+    /// The number of the request of which a piece is begun next.
+    next: u64,
+    /// Pieces that are begun and not posted, in order.
+    begun: VecDeque<LanePiece>,
+    /// Pieces on the lane, in order.
+    posted: VecDeque<LanePiece>,
+    /// Copies to the GPU, and the numbers of their requests.
+    copying: VecDeque<(u64, StagedCopy)>,
+}
+
+struct StagedRequest {
+    request: WorkRequest,
+    /// Bytes of it for which a piece is begun.
+    begun: usize,
+    /// Pieces that are begun and not done.
+    pieces: usize,
+    error: Option<CompletionError>,
+}
+
+/// What the lane carries out with one request.
+struct LanePiece {
+    number: u64,
+    flags: Flags,
+    work: PieceWork,
+}
+
+enum PieceWork {
+    /// A request as it is.
+    Whole,
+    /// A block, once the GPU has filled it.
+    Write { copy: StagedCopy, remote: RemoteSlice },
+    /// A block, and where its bytes go then.
+    Read { block: LocalSlice, remote: RemoteSlice, into: GpuSlice },
+}
+
+impl StagedPosting {
+    /// Requests to a peer whose longest grant has `longest` bytes; `None` in a library without GPUs.
+    pub(super) fn new(gpu: &Gpu, longest: usize, depth: usize) -> Option<Box<StagedPosting>> {
+        Some(Box::new(StagedPosting {
+            gpu: gpu.clone(),
+            blocks: None,
+            longest,
+            depth,
+            queue: VecDeque::new(),
+            first: 0,
+            next: 0,
+            begun: VecDeque::new(),
+            posted: VecDeque::new(),
+            copying: VecDeque::new(),
+        }))
+    }
+
+    /// True if no request is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes a batch that was checked, all or nothing.
+    pub(super) fn post(&mut self, lane: &mut Initiator, batch: &[WorkRequest]) -> Result<(), PostError> {
+        if self.queue.len() + batch.len() > self.depth {
+            self.advance(lane);
+            while self.front_is_silent() {
+                self.pop();
+            }
+            let free = self.depth - self.queue.len();
+            if batch.len() > free {
+                return Err(PostError::QueueFull { free, batch: batch.len() });
+            }
+        }
+        let taken = |request: &WorkRequest| StagedRequest {
+            request: request.clone(),
+            begun: 0,
+            pieces: 0,
+            error: None,
+        };
+        self.queue.extend(batch.iter().map(taken));
+        self.advance(lane);
+        Ok(())
+    }
+
+    /// The next completion, if there is one.
+    pub(super) fn poll(&mut self, lane: &mut Initiator) -> Option<WorkCompletion> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        self.advance(lane);
+        while self.front_is_over() {
+            let StagedRequest { request, error, .. } = self.pop()?;
+            if error.is_some() || request.flags.contains(Flags::SIGNALLED) {
+                return Some(WorkCompletion { id: request.id, result: error.map_or(Ok(()), Err) });
+            }
+        }
+        None
+    }
+
+    fn front_is_over(&self) -> bool {
+        self.first < self.next && self.queue.front().is_some_and(|request| request.pieces == 0)
+    }
+
+    fn front_is_silent(&self) -> bool {
+        let is_silent = |request: &StagedRequest| {
+            request.error.is_none() && !request.request.flags.contains(Flags::SIGNALLED)
+        };
+        self.front_is_over() && self.queue.front().is_some_and(is_silent)
+    }
+
+    fn pop(&mut self) -> Option<StagedRequest> {
+        let request = self.queue.pop_front()?;
+        self.first += 1;
+        Some(request)
+    }
+
+    /// Moves on what the lane and the GPU have done, and what waited for it.
+    pub(super) fn advance(&mut self, lane: &mut Initiator) {
+        let moved = self.take_completions(lane).and_then(|()| self.take_copies());
+        let moved = moved.and_then(|()| self.begin()).and_then(|()| self.post_begun(lane));
+        if let Err((number, error)) = moved {
+            tracing::warn!(%error, "a payload of a GPU is not sent or received");
+            self.cut(number, CompletionError::Gpu);
+            lane.fail(NOT_COPIED);
+        }
+        if lane.broken().is_some() && self.posted.is_empty() {
+            let unposted = self.begun.front().map_or(self.next, |piece| piece.number);
+            self.cut(unposted, CompletionError::Flushed);
+        }
+    }
+
+    /// Takes what the lane says of its requests, which it completes in order.
+    fn take_completions(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
+        while let Some(completion) = lane.poll() {
+            // What is not in here any more was given up with an earlier request.
+            let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
+            if let Err(error) = completion.result {
+                self.cut(number, error);
+                continue;
+            }
+            if let PieceWork::Read { block, into, .. } = work {
+                let blocks = self.blocks.as_mut().ok_or((number, GpuError::Empty))?;
+                let copy = blocks.copy_in(&block, into).map_err(|error| (number, error))?;
+                self.copying.push_back((number, copy));
+                continue;
+            }
+            if let (PieceWork::Write { copy, .. }, Some(blocks)) = (work, &mut self.blocks) {
+                blocks.give_back(copy.block);
+            }
+            self.finish_piece(number);
+        }
+        Ok(())
+    }
+
+    /// Takes the copies to the GPU that are done.
+    fn take_copies(&mut self) -> Result<(), (u64, GpuError)> {
+        while let Some((number, copy)) = self.copying.front_mut() {
+            let number = *number;
+            if !copy.is_done().map_err(|error| (number, error))? {
+                break;
+            }
+            if let (Some((_, copy)), Some(blocks)) = (self.copying.pop_front(), &mut self.blocks) {
+                blocks.give_back(copy.block);
+            }
+            self.finish_piece(number);
+        }
+        Ok(())
+    }
+
+    fn finish_piece(&mut self, number: u64) {
+        if let Some(request) = self.queue.get_mut((number - self.first) as usize) {
+            request.pieces -= 1;
+        }
+    }
+
+    /// Begins pieces, in order, for as long as there are blocks.
+    fn begin(&mut self) -> Result<(), (u64, GpuError)> {
+        loop {
+            let number = self.next;
+            let index = (number - self.first) as usize;
+            let reads_to_gpu = |request: &StagedRequest| {
+                request.pieces > 0 && matches!(request.request.operation, Operation::ReadToGpu { .. })
+            };
+            let Some(request) = self.queue.get(index) else { return Ok(()) };
+            let flags = request.request.flags;
+            if flags.contains(Flags::FENCE) && self.queue.range(..index).any(reads_to_gpu) {
+                return Ok(());
+            }
+            let Some(request) = self.queue.get_mut(index) else { return Ok(()) };
+            let (gpu, remote, reads) = match &request.request.operation {
+                Operation::ReadToGpu { local, remote } => (local, remote, true),
+                Operation::WriteFromGpu { local, remote } => (local, remote, false),
+                _ => {
+                    request.pieces = 1;
+                    self.next += 1;
+                    let flags = flags | Flags::SIGNALLED;
+                    self.begun.push_back(LanePiece { number, flags, work: PieceWork::Whole });
+                    continue;
+                }
+            };
+            if request.begun == gpu.bytes() {
+                self.next += 1;
+                continue;
+            }
+            let failed = |error| (number, error);
+            let blocks = match &mut self.blocks {
+                Some(blocks) => blocks,
+                none => none.insert(
+                    StagingBlocks::new(&self.gpu, self.longest, super::NO_WAY_TO_GPU).map_err(failed)?,
+                ),
+            };
+            let Some(block) = blocks.take() else { return Ok(()) };
+            let bytes = block.len().min(gpu.bytes() - request.begun);
+            let outside = |error: OutOfBounds| (number, GpuError::Host { reason: error.to_string() });
+            let local = gpu.slice(request.begun, bytes).map_err(outside)?;
+            let remote = remote.slice(request.begun as u64, bytes as u64).map_err(outside)?;
+            let is_last = request.begun + bytes == gpu.bytes();
+            let notify = if is_last { flags & Flags::NOTIFY } else { Flags::empty() };
+            let work = match reads {
+                true => PieceWork::Read { block, remote, into: local },
+                false => PieceWork::Write { copy: blocks.copy_out(local, &block).map_err(failed)?, remote },
+            };
+            request.begun += bytes;
+            request.pieces += 1;
+            self.begun.push_back(LanePiece { number, flags: Flags::SIGNALLED | notify, work });
+        }
+    }
+
+    /// Hands the lane what need not wait for a copy.
+    fn post_begun(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
+        loop {
+            let mut batch = SmallVec::<[WorkRequest; BATCH]>::new();
+            let room = lane.free().min(BATCH);
+            while batch.len() < room
+                && let Some(piece) = self.begun.front_mut()
+            {
+                if let PieceWork::Write { copy, .. } = &mut piece.work
+                    && !copy.is_done().map_err(|error| (piece.number, error))?
+                {
+                    break;
+                }
+                let Some(piece) = self.begun.pop_front() else { break };
+                let index = (piece.number - self.first) as usize;
+                let cut = |block: &LocalSlice, remote: &RemoteSlice| {
+                    let outside = |error: OutOfBounds| GpuError::Host { reason: error.to_string() };
+                    block.slice(0, remote.len as usize).map_err(|error| (piece.number, outside(error)))
+                };
+                let streaming = Streaming::ByLength;
+                let operation = match &piece.work {
+                    PieceWork::Whole => self.queue[index].request.operation.clone(),
+                    PieceWork::Write { copy, remote } => {
+                        Operation::Write { local: cut(&copy.block, remote)?, remote: *remote, streaming }
+                    }
+                    PieceWork::Read { block, remote, .. } => {
+                        Operation::Read { local: cut(block, remote)?, remote: *remote, streaming }
+                    }
+                };
+                batch.push(WorkRequest { id: WorkRequestId(piece.number), operation, flags: piece.flags });
+                self.posted.push_back(piece);
+            }
+            // There is room for them; a lane that is over says so when it is polled.
+            if batch.is_empty() || lane.post(&batch).is_err() || batch.len() < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Gives up the requests from this number on: the first of them has failed, and those behind it are flushed.
+    fn cut(&mut self, number: u64, error: CompletionError) {
+        for (at, request) in (self.first..).zip(&mut self.queue) {
+            if at >= number {
+                request.pieces = 0;
+                request.error.get_or_insert(if at == number { error } else { CompletionError::Flushed });
+            }
+        }
+        self.begun.retain(|piece| piece.number < number);
+        self.posted.retain(|piece| piece.number < number);
+        self.copying.retain(|(of, _)| *of < number);
+        self.next = self.first + self.queue.len() as u64;
+    }
+}
