@@ -371,6 +371,7 @@ impl<T: Transport> Server<T> {
             readers: peers().filter(|peer| !peer.worker && peer.follows.is_none()).count(),
             refused: self.shard.refused,
             access_violations: self.shard.transport().access_violations(),
+            rails_lost: self.shard.transport().rails_lost(),
             misbehaved: self.shard.misbehaved,
             lost_updates: self.shard.lost_updates,
             waits_for: self.scheme.waits_for().filter(|_| self.following.is_none()),

@@ -151,6 +151,10 @@ impl Transport for Mixed {
             + self.verbs.as_ref().map_or(0, Transport::access_violations)
     }
 
+    fn rails_lost(&self) -> u64 {
+        self.verbs.as_ref().map_or(0, Transport::rails_lost)
+    }
+
     fn connect(&self, address: &Address, offer: Offer) -> Result<MixedConnecting, ConnectError> {
         match address {
             Address::Tcp(_) => {

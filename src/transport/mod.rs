@@ -180,6 +180,12 @@ pub trait Transport: Send + Sync + 'static {
         0
     }
 
+    /// Returns how often a connection has lost one of several devices side by side and has gone on over the others.
+    #[doc(hidden)]
+    fn rails_lost(&self) -> u64 {
+        0
+    }
+
     /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
     #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;

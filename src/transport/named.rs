@@ -154,6 +154,10 @@ impl<T: Transport> Transport for Named<T> {
         self.transport.access_violations()
     }
 
+    fn rails_lost(&self) -> u64 {
+        self.transport.rails_lost()
+    }
+
     fn connect(&self, address: &Address, offer: Offer) -> Result<T::Connecting, ConnectError> {
         check(&self.name, "connect", address)?;
         if self.name.is_empty() {

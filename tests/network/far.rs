@@ -46,6 +46,10 @@ impl<T: Transport> Transport for Far<T> {
         self.transport.access_violations()
     }
 
+    fn rails_lost(&self) -> u64 {
+        self.transport.rails_lost()
+    }
+
     fn listen(&self, address: &Address) -> Result<T::Listener, ConnectError> {
         within(self.hosts.map(|hosts| hosts[0]), || self.transport.listen(address))
     }

@@ -111,6 +111,8 @@ pub struct ServerMetrics {
     /// Access violations: times that peers reached for memory that they were not granted, which ended their
     /// connections.
     pub access_violations: u64,
+    /// RDMA devices side by side that connections have lost, and gone on over the others.
+    pub rails_lost: u64,
     /// Gradients that were folded in, in all incarnations of the server that its checkpoint tells of.
     pub folded: u64,
     /// Gradients that were consumed without being folded in.
@@ -150,6 +152,7 @@ impl From<ServerStatus> for ServerMetrics {
             left: status.left,
             refused: status.refused,
             access_violations: status.access_violations,
+            rails_lost: status.rails_lost,
             folded: status.folded,
             dropped: status.dropped,
             voided: status.voided,

@@ -112,6 +112,11 @@ fn of_server(server: &ServerMetrics, families: &mut Families<'_>) -> fmt::Result
             "Times that peers reached for memory that they were not granted.",
             server.access_violations,
         ),
+        (
+            "slackline_rails_lost",
+            "RDMA devices side by side that connections have lost, and gone on over the others.",
+            server.rails_lost,
+        ),
         ("slackline_gradients_folded", "Gradients that were folded in.", server.folded),
         (
             "slackline_gradients_dropped",

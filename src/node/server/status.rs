@@ -96,6 +96,8 @@ pub struct ServerStatus {
     pub refused: u64,
     /// Number of accesses by peers to memory that they were not granted: [`Transport::access_violations`].
     pub access_violations: u64,
+    /// Devices side by side that connections have lost, and gone on over the others: [`Transport::rails_lost`].
+    pub rails_lost: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
     /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with.

@@ -82,9 +82,15 @@ pub struct VerbsEndpoint {
     /// The peer's requests; none if it was granted nothing.
     responder: Option<Responder>,
     theirs: Terms,
+    /// The number of rails that both sides have.
+    rails: usize,
+    /// Those that this side has given up, a bit for each, and has told the peer of.
+    given_up: u8,
+    /// Those of which the peer has said the same.
+    given_up_there: u8,
     /// False on the accepting side until the peer's queue pairs stand.
     is_ready: bool,
-    /// True once the handshake is said and heard to its end.
+    /// True once the handshake is said and heard to its end, and so is the loss of each rail.
     is_settled: bool,
     over: Option<Disconnected>,
     begun: Instant,
@@ -111,7 +117,11 @@ impl VerbsEndpoint {
         if let Some(data) = &mut data {
             data.add_receives(theirs.blob.receives, theirs.blob.receives);
         }
+        let rails = shared.rails.len().min(theirs.port_addresses().count());
         VerbsEndpoint {
+            rails,
+            given_up: 0,
+            given_up_there: 0,
             shared,
             link: Some(link),
             data,
@@ -148,10 +158,13 @@ impl VerbsEndpoint {
     /// Moves the handshake on, and listens whether the peer is there.
     #[cold]
     fn hear(&mut self) {
-        let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
+        if self.link.is_none() {
+            return;
+        }
         #[cfg(test)]
         self.shared.hearing.asked.fetch_add(1, Ordering::Relaxed);
         loop {
+            let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
                 Ok(None) => break,
                 Ok(Some(Ok((Hello::Note(Note::Ready(sentinel)), _))))
@@ -172,6 +185,15 @@ impl VerbsEndpoint {
                         .data
                         .as_mut()
                         .is_some_and(|data| data.add_receives(more, self.theirs.blob.receives)) => {}
+                Ok(Some(Ok((Hello::Note(Note::RailLost(rail)), _)))) if self.may_lose(rail) => {
+                    self.given_up_there |= 1 << rail;
+                    if !self.lose_rails(1 << rail) {
+                        return;
+                    }
+                    if let Some(data) = &mut self.data {
+                        data.is_closed_at_peer(rail.into());
+                    }
+                }
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
                     return self.fail(PROTOCOL);
@@ -184,10 +206,54 @@ impl VerbsEndpoint {
                 }
             }
         }
-        self.is_settled = self.is_ready && link.is_flushed();
+        let is_flushed = self.link.as_ref().is_none_or(|link| link.channel.is_flushed());
+        self.is_settled = self.is_ready && is_flushed && self.given_up == self.given_up_there;
         if !self.is_ready && self.begun.elapsed() > HANDSHAKE_TIMEOUT {
             self.fail(UNREADY);
         }
+    }
+
+    /// Whether the peer may say now that it has lost this rail.
+    fn may_lose(&self, rail: u8) -> bool {
+        (1..self.rails).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
+    }
+
+    /// Gives up rails, a bit for each: the connection goes on over the others, unless that fails. False if it is over.
+    #[cold]
+    fn lose_rails(&mut self, lost: u8) -> bool {
+        for rail in 1..self.rails {
+            if lost & !self.given_up & 1 << rail == 0 || self.over.is_some() {
+                continue;
+            }
+            self.given_up |= 1 << rail;
+            // Until the peer has said the same, every look hears whether it has.
+            self.is_settled = false;
+            let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
+            if !self.responder.as_mut().is_none_or(|responder| responder.lose_rail(rail)) || !is_closed {
+                self.fail(BROKEN);
+                continue;
+            }
+            self.shared.rails_lost.fetch_add(1, Ordering::Relaxed);
+            let (at, left) = (&self.shared.rails[rail], self.rails - self.given_up.count_ones() as usize);
+            let (device, port) = (at.info.name.as_str(), at.port.number);
+            tracing::warn!(
+                device,
+                port,
+                left,
+                "a rail of an RDMA connection failed: it goes on over those left"
+            );
+            if let Some(link) = &mut self.link {
+                // If it is gone, its end is heard elsewhere.
+                let _unheard = link.channel.send(&Hello::Note(Note::RailLost(rail as u8)).encode(&[]));
+            }
+        }
+        self.over.is_none()
+    }
+
+    /// Tells the peer whatever it is told.
+    #[cfg(test)]
+    pub(super) fn say(&mut self, note: Note) {
+        self.link.as_mut().unwrap().channel.send(&Hello::Note(note).encode(&[])).unwrap();
     }
 
     /// Tells the peer how many more of its requests can be noticed.
@@ -202,8 +268,11 @@ impl VerbsEndpoint {
     /// Whether a pair that serves the peer is over, and how. Adapters raise an event. Soft-RoCE does not, and is asked
     /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
     fn queue_pair_error(&mut self) -> Option<QueuePairError> {
+        let (told, failed) = self.responder.as_ref()?.take_broken();
+        if told.is_none() && failed != 0 {
+            self.lose_rails(failed);
+        }
         let responder = self.responder.as_ref()?;
-        let told = responder.take_broken();
         if told.is_some() || !self.shared.first().info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
@@ -213,8 +282,8 @@ impl VerbsEndpoint {
 
     /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,
     /// too: of an unreachable peer, or a refusal, of which the completion says more.
-    fn was_told_of_own_pairs(&self) -> bool {
-        let data = self.data.as_ref().and_then(Rails::take_broken);
+    fn was_told_of_own_pairs(&mut self) -> bool {
+        let data = self.data.as_mut().and_then(Rails::take_broken);
         data.or(lock(&self.heartbeat).take_broken()).is_some()
     }
 
@@ -246,13 +315,29 @@ impl VerbsEndpoint {
         });
     }
 
+    /// Draws the consequences of failed requests and lost rails.
+    #[cold]
+    fn hear_of_own_requests(&mut self) {
+        let Some(data) = &mut self.data else { return };
+        let lost = data.take_lost();
+        if data.has_failed() {
+            let failure = data.failure();
+            // Without one, it is a lost rail that could not be closed.
+            return if lost != 0 && failure.is_none() {
+                self.fail(BROKEN)
+            } else {
+                self.settle_failure(failure)
+            };
+        }
+        self.lose_rails(lost);
+    }
+
     /// Hears of failed requests, for a caller that only checks and never polls.
     fn look_at_own_requests(&mut self) {
         if let Some(data) = &mut self.data {
             data.take_completions();
-            if data.has_failed() {
-                let failure = data.failure();
-                self.settle_failure(failure);
+            if data.has_news() {
+                self.hear_of_own_requests();
             }
         }
         let beat = lock(&self.heartbeat).failure();
@@ -289,9 +374,8 @@ impl Endpoint for VerbsEndpoint {
             return Err(PostError::QueueFull { free: 0, batch: batch.len() });
         }
         let posted = data.post(batch);
-        if data.has_failed() {
-            let failure = data.failure();
-            self.settle_failure(failure);
+        if data.has_news() {
+            self.hear_of_own_requests();
         }
         posted
     }
@@ -306,9 +390,8 @@ impl Endpoint for VerbsEndpoint {
         }
         let data = self.data.as_mut()?;
         let completion = data.poll();
-        if data.has_failed() {
-            let failure = data.failure();
-            self.settle_failure(failure);
+        if data.has_news() {
+            self.hear_of_own_requests();
         }
         completion
     }
@@ -318,9 +401,10 @@ impl Endpoint for VerbsEndpoint {
             return Err(INHERITED);
         }
         if self.over.is_none() {
-            if !self.shared.look() {
+            let gone = self.shared.look();
+            if gone & 1 != 0 {
                 self.fail(NO_DEVICE);
-            } else {
+            } else if gone & !self.given_up == 0 || self.lose_rails(gone) {
                 match self.queue_pair_error() {
                     Some(QueuePairError::Refused) => self.fail_for_access_violation(),
                     Some(QueuePairError::Failed) => self.fail(BROKEN),

@@ -102,6 +102,9 @@ pub(crate) enum Note {
     AccessViolation,
     /// This side can take so many requests with immediate data more.
     Receives(u16),
+    /// This side has lost this rail, counted from the first, which is 0 and is never lost: its queue pairs there, and
+    /// the keys of its grants, are destroyed. The other side does the same, and says so.
+    RailLost(u8),
 }
 
 pub(super) type Terms = wireup::Terms<Ports>;
@@ -263,6 +266,7 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
         Hello::Note(Note::Ready(Some(9))).encode(&[]),
         Hello::Note(Note::AccessViolation).encode(&[]),
         Hello::Note(Note::Receives(32)).encode(&[]),
+        Hello::Note(Note::RailLost(3)).encode(&[]),
     ]
 }
 

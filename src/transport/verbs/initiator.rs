@@ -488,6 +488,17 @@ impl Initiator {
         self.pair.end();
     }
 
+    /// Destroys the queue pair: whatever is under way is not told of. False if that failed: the device may go on to use
+    /// the memory of its requests, which is kept then.
+    #[cold]
+    pub(super) fn close(mut self) -> bool {
+        let is_destroyed = self.pair.destroy();
+        if !is_destroyed {
+            keep(&mut self.entries, &self.cells);
+        }
+        is_destroyed
+    }
+
     /// Takes what the device has completed.
     #[inline]
     pub(super) fn take_completions(&mut self) -> bool {
@@ -587,10 +598,15 @@ static KEPT: Mutex<Vec<(VecDeque<DeviceRequest>, MemoryRegion)>> = Mutex::new(Ve
 
 impl Drop for Initiator {
     fn drop(&mut self) {
-        if self.pair.destroy() || self.entries.is_empty() {
-            return;
+        if !self.pair.destroy() {
+            keep(&mut self.entries, &self.cells);
         }
-        let kept = (std::mem::take(&mut self.entries), self.cells.clone());
+    }
+}
+
+fn keep(entries: &mut VecDeque<DeviceRequest>, cells: &MemoryRegion) {
+    if !entries.is_empty() {
+        let kept = (std::mem::take(entries), cells.clone());
         KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
     }
 }

@@ -74,6 +74,7 @@ mod rails;
 mod region;
 #[cfg(test)]
 mod scripted;
+mod shares;
 mod striper;
 #[allow(dead_code, reason = "the library as its header has it")]
 pub(crate) mod sys;
@@ -221,6 +222,8 @@ struct VerbsShared {
     atomics_fault: Option<String>,
     secret: Option<Secret>,
     access_violations: AtomicU64,
+    /// Rails that connections have lost.
+    rails_lost: AtomicU64,
     hearing: Arc<Hearing>,
 }
 
@@ -252,6 +255,7 @@ impl Verbs {
             atomics_fault: None,
             secret: options.secret,
             access_violations: AtomicU64::new(0),
+            rails_lost: AtomicU64::new(0),
             hearing,
         };
         let said = shared.first().info.limits.atomics;
@@ -362,6 +366,7 @@ impl VerbsShared {
             atomics_fault: None,
             secret: None,
             access_violations: AtomicU64::new(0),
+            rails_lost: AtomicU64::new(0),
             hearing: Arc::clone(&self.hearing),
             ..*self
         }
@@ -442,13 +447,14 @@ impl VerbsShared {
     }
 
     /// Hears what the devices and the peers' conversations have to tell, without waiting, now and then and for all
-    /// connections at once. False once one of the devices is gone.
-    fn look(&self) -> bool {
+    /// connections at once. Returns the rails whose devices are gone, a bit for each.
+    fn look(&self) -> u8 {
         if self.hearing.is_due() {
             self.rails.iter().for_each(|rail| rail.device.take_events());
             self.hearing.listen();
         }
-        !self.rails.iter().any(|rail| rail.device.is_gone())
+        let gone = |(index, rail): (usize, &Rail)| u8::from(rail.device.is_gone()) << index;
+        self.rails.iter().enumerate().map(gone).fold(0, |all, rail| all | rail)
     }
 
     /// Nothing is made of a device in a forked child: it is the parent's.
@@ -537,6 +543,10 @@ impl Transport for Verbs {
 
     fn access_violations(&self) -> u64 {
         self.shared.access_violations.load(Ordering::Relaxed)
+    }
+
+    fn rails_lost(&self) -> u64 {
+        self.shared.rails_lost.load(Ordering::Relaxed)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {

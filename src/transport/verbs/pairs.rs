@@ -107,7 +107,7 @@ pub(super) fn further(
             let reads = reads.as_ref().map(|reads| reads.pair().pair());
             Some(FurtherRequester { data: data.pair().pair(), reads })
         }),
-        responder: responder.and_then(|responder| Some(responder.further.get(index)?.told())),
+        responder: responder.and_then(|responder| Some(responder.further.get(index)?.as_ref()?.told())),
     };
     addresses.iter().skip(1).enumerate().map(tell).collect()
 }
@@ -135,7 +135,7 @@ pub(super) fn connect(
             connect_reads(ours.reads.as_ref(), path, theirs.reads)?;
         }
         if let (Some(responder), Some(theirs)) = (&responder, &theirs.requester)
-            && let Some(ours) = responder.further.get(index)
+            && let Some(Some(ours)) = responder.further.get(index)
         {
             // The sentinel is there besides what was granted.
             ours.data.serve(path, &theirs.data, responder.rights() | Access::REMOTE_READ)?;
@@ -207,8 +207,8 @@ pub(super) struct Responder {
     heartbeat: QueuePair,
     /// For READs of what may only be read, if there is such memory.
     reads: Option<QueuePair>,
-    /// One for each rail after the first.
-    pub(super) further: Vec<ResponderFurther>,
+    /// One for each rail after the first, until it is lost.
+    pub(super) further: Vec<Option<ResponderFurther>>,
     granted: Vec<Granted>,
     /// The sentinel of the first rail, if its device may apply writes in any order.
     sentinel: Option<Sentinel>,
@@ -264,6 +264,17 @@ impl ResponderFurther {
         Ok(ResponderFurther { data, reads, keys, sentinel: Sentinel::new(&domain)? })
     }
 
+    /// Destroys the queue pairs, and then the keys. False if the device could not: it may go on to serve the peer.
+    fn close(mut self) -> bool {
+        let data = self.data.destroy();
+        self.reads.as_mut().is_none_or(QueuePair::destroy) && data
+    }
+
+    /// Returns its queue pairs that serve the peer.
+    fn pairs(&self) -> impl Iterator<Item = &QueuePair> {
+        [&self.data].into_iter().chain(&self.reads)
+    }
+
     fn told(&self) -> FurtherResponder {
         FurtherResponder {
             data: self.data.pair(),
@@ -297,7 +308,7 @@ impl Responder {
         };
         let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
         let reads = to_serve_reads(shared, 0, &granted)?;
-        let further = |rail| ResponderFurther::new(shared, rail, &granted);
+        let further = |rail| ResponderFurther::new(shared, rail, &granted).map(Some);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
         let data = Arc::new(data);
         if let Some(waker) = waker {
@@ -370,14 +381,35 @@ impl Responder {
     }
 
     fn pairs_to_serve(&self) -> impl Iterator<Item = &QueuePair> {
-        let further =
-            self.further.iter().flat_map(|further| [&further.data].into_iter().chain(&further.reads));
-        [&*self.data, &self.heartbeat].into_iter().chain(&self.reads).chain(further)
+        self.first_pairs().chain(self.further.iter().flatten().flat_map(ResponderFurther::pairs))
     }
 
-    /// Whether a device has told that one of them is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
-        self.pairs_to_serve().map(QueuePair::take_broken).fold(None, Option::max)
+    /// The pairs of the first rail.
+    fn first_pairs(&self) -> impl Iterator<Item = &QueuePair> {
+        [&*self.data, &self.heartbeat].into_iter().chain(&self.reads)
+    }
+
+    /// Whether a device has told that one of them is over, and how, since it was asked last; and the other rails that
+    /// have failed, a bit for each, which end nothing else.
+    pub(super) fn take_broken(&self) -> (Option<QueuePairError>, u8) {
+        let mut broken = self.first_pairs().map(QueuePair::take_broken).fold(None, Option::max);
+        let mut failed = 0;
+        for (index, further) in self.further.iter().enumerate() {
+            let pairs = further.iter().flat_map(ResponderFurther::pairs);
+            match pairs.map(QueuePair::take_broken).fold(None, Option::max) {
+                Some(QueuePairError::Failed) => failed |= 1 << (index + 1),
+                // Whichever rail it is, the peer has reached for what it was not granted.
+                refused => broken = broken.max(refused),
+            }
+        }
+        (broken, failed)
+    }
+
+    /// Gives up a rail, not the first: what the peer posts there finds nothing any more. False if that failed.
+    #[cold]
+    pub(super) fn lose_rail(&mut self, rail: usize) -> bool {
+        let further = self.further.get_mut(rail - 1).and_then(Option::take);
+        further.is_none_or(ResponderFurther::close)
     }
 }
 

@@ -4,17 +4,16 @@ use super::device::QueuePairError;
 use super::hello::{Terms, index_of};
 use super::initiator::Initiator;
 use super::pairs::RequesterFurther;
-use super::striper::{Dispatch, Lane, Striper};
+use super::shares::Shares;
+use super::striper::{Dispatch, Lane, LostPart, Striper};
 use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
 
-/// Least share that any rail gets of a striped request, in bytes: less is done sooner on one.
-const SHARE_LEAST: usize = 16 << 10;
-
-/// Shares are multiples of this: whole packets of any size, and whole words.
-const SHARE_UNIT: usize = 4096;
+/// The bits of a request's number in the name by which a queue pair knows a part of it. Above them is the index of the
+/// queue pair that the part is for, which is another one than tells of it where its rail was lost.
+const NUMBER_BITS: u32 = 56;
 
 const OVER: Disconnected = Disconnected { reason: "a rail of this connection failed" };
 
@@ -30,11 +29,20 @@ pub(super) enum Rails {
 pub(super) struct Striping {
     striper: Striper,
     /// All queue pairs by the striper's index: those for data of each rail, then those for READs, if there are any.
-    pairs: Vec<PostingPair>,
+    /// Those of a lost rail are gone.
+    pairs: Vec<Option<PostingPair>>,
     /// What differs on each rail after the first.
     further: Vec<ExtraRail>,
     /// The shares of all rails.
     shares: Shares,
+    /// The length of the shortest request that is striped.
+    least: u64,
+    /// Whether parts of lost rails are to be completed before anything else goes on.
+    is_mending: bool,
+    /// The lost rails that the owner has not heard of, a bit for each.
+    lost: u8,
+    /// Those on which the peer takes nothing any more.
+    closed: u8,
     /// The peer's grants, by their index: the name of each, and its rights.
     grants: Vec<(RemoteKey, Access)>,
     failure: Option<CompletionError>,
@@ -55,41 +63,6 @@ struct ExtraRail {
     sentinel: (LocalSlice, RemoteSlice),
 }
 
-/// The shares of a striped request by the speeds of the rails.
-struct Shares {
-    /// The sums of the speeds up to each rail, in order.
-    sums: Vec<u64>,
-    /// The shortest request of which each rail gets [`SHARE_LEAST`].
-    least: u64,
-}
-
-impl Shares {
-    /// Equal ones if a speed is unknown.
-    fn new(mut speeds: Vec<u32>) -> Shares {
-        if speeds.contains(&0) {
-            speeds.fill(1);
-        }
-        let slowest = speeds.iter().copied().min().map_or(1, u64::from);
-        let mut sum = 0;
-        let sums: Vec<u64> = speeds
-            .into_iter()
-            .map(|speed| {
-                sum += u64::from(speed);
-                sum
-            })
-            .collect();
-        Shares { sums, least: (SHARE_LEAST as u64 * sum).div_ceil(slowest) }
-    }
-
-    /// The end of the part of this rail, of a request of so many bytes; it begins where that of the rail before ends.
-    fn end(&self, rail: usize, bytes: usize) -> usize {
-        let all = self.sums.last().copied().unwrap_or(1);
-        // Speeds of all rails together are below 2^34, and requests below 2^64.
-        let end = (bytes as u128 * u128::from(self.sums[rail])).div_ceil(all.into()) as usize;
-        end.next_multiple_of(SHARE_UNIT).min(bytes)
-    }
-}
-
 impl Rails {
     /// Makes those of this side that the peer serves. `depth` requests may be outstanding. `reads` and those of each
     /// further rail are for READs of what may only be read, if the peer granted such memory.
@@ -100,7 +73,7 @@ impl Rails {
         theirs: &Terms,
         depth: usize,
     ) -> Rails {
-        let pair = |initiator| PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) };
+        let pair = |initiator| Some(PostingPair { initiator, outbox: Vec::with_capacity(2 * depth) });
         let (mut speeds, mut extra) = (vec![data.speed], Vec::new());
         let mut pairs = vec![data];
         let mut readers: Vec<Initiator> = reads.into_iter().collect();
@@ -115,11 +88,16 @@ impl Rails {
         let mut rails = if extra.is_empty() && readers.is_empty() {
             Rails::One(Box::new(pairs.remove(0)))
         } else {
+            let (striper, shares) = (Striper::new(pairs.len(), depth), Shares::new(speeds));
             Rails::Several(Box::new(Striping {
-                striper: Striper::new(pairs.len(), depth),
+                least: shares.least(striper.live()),
+                striper,
                 pairs: pairs.into_iter().chain(readers).map(pair).collect(),
                 further: extra,
-                shares: Shares::new(speeds),
+                shares,
+                is_mending: false,
+                lost: 0,
+                closed: 0,
                 grants: theirs.names(),
                 failure: None,
                 is_over: false,
@@ -135,14 +113,14 @@ impl Rails {
     fn first(&self) -> &Initiator {
         match self {
             Rails::One(first) => first,
-            Rails::Several(striping) => &striping.pairs[0].initiator,
+            Rails::Several(striping) => striping.first(),
         }
     }
 
     fn first_mut(&mut self) -> &mut Initiator {
         match self {
             Rails::One(first) => first,
-            Rails::Several(striping) => &mut striping.pairs[0].initiator,
+            Rails::Several(striping) => &mut striping.pair(0).initiator,
         }
     }
 
@@ -189,14 +167,44 @@ impl Rails {
         }
     }
 
-    /// Whether a device has told that one of the pairs is over, and how, since it was asked last.
-    pub(super) fn take_broken(&self) -> Option<QueuePairError> {
+    /// Whether a device has told that one of the first rail's pairs is over, and how, since it was asked last. Another
+    /// rail is lost by that, once what it has completed was taken.
+    pub(super) fn take_broken(&mut self) -> Option<QueuePairError> {
         match self {
             Rails::One(first) => first.pair().take_broken(),
-            Rails::Several(striping) => {
-                let broken = striping.pairs.iter().map(|pair| pair.initiator.pair().take_broken());
-                broken.fold(None, Option::max)
-            }
+            Rails::Several(striping) => striping.take_broken(),
+        }
+    }
+
+    /// Whether there are failures or lost rails that the owner has not heard of.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.has_failed() || matches!(self, Rails::Several(striping) if striping.lost != 0)
+    }
+
+    /// The rails that were lost since this was asked last, a bit for each.
+    pub(super) fn take_lost(&mut self) -> u8 {
+        match self {
+            Rails::One(_) => 0,
+            Rails::Several(striping) => std::mem::take(&mut striping.lost),
+        }
+    }
+
+    /// Gives up a rail, not the first, if it is not lost already. False if its queue pairs could not be destroyed: all
+    /// others are over then, too.
+    #[cold]
+    pub(super) fn lose_rail(&mut self, rail: usize) -> bool {
+        match self {
+            Rails::One(_) => true,
+            Rails::Several(striping) => striping.lose_rail(rail),
+        }
+    }
+
+    /// The peer takes nothing on a lost rail any more.
+    #[cold]
+    pub(super) fn is_closed_at_peer(&mut self, rail: usize) {
+        if let Rails::Several(striping) = self {
+            striping.closed |= 1 << rail;
         }
     }
 
@@ -219,27 +227,42 @@ impl Rails {
 }
 
 impl Striping {
+    /// The first rail's queue pair for data.
+    fn first(&self) -> &Initiator {
+        &self.pairs[0].as_ref().expect("the first rail is never given up").initiator
+    }
+
+    /// The queue pair of this index, whose rail is not lost.
+    fn pair(&mut self, index: usize) -> &mut PostingPair {
+        self.pairs[index].as_mut().expect("its rail is not lost")
+    }
+
+    fn rails(&self) -> usize {
+        1 + self.further.len()
+    }
+
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let parts = self.pairs[0].initiator.check(batch)?;
+        let parts = self.first().check(batch)?;
         self.advance();
         if self.is_over {
             return Err(OVER.into());
         }
-        // No queue pair has more under way than the striper has taken in.
-        let free = self.striper.free();
+        // No queue pair has more under way than the striper has taken in, but for the parts of lost rails.
+        let free = if self.is_mending { 0 } else { self.striper.free() };
         if parts > free {
             return Err(PostError::QueueFull { free, batch: parts });
         }
         for request in batch {
             let grant = self.grant_to_stripe(request);
-            let parts = self.pairs[0].initiator.parts(request);
+            let parts = self.first().parts(request);
             match self.striper.admit(request, parts, self.lane(request), grant.is_some()) {
                 Dispatch::Held => {}
-                Dispatch::First(number, lane) => self.give_first(lane, numbered(request.clone(), number)),
+                Dispatch::First(number, lane) => self.give_first(number, lane, request.clone()),
                 Dispatch::Striped(number, lane) => self.stripe(request, number, lane, grant.unwrap_or(0)),
             }
         }
-        self.ring()
+        self.ring();
+        if self.is_over { Err(OVER.into()) } else { Ok(()) }
     }
 
     /// The kind of queue pair that serves a request.
@@ -255,9 +278,9 @@ impl Striping {
     }
 
     /// Puts a request into the outbox of the first rail.
-    fn give_first(&mut self, lane: Lane, request: WorkRequest) {
-        let pair = self.striper.index(lane, 0);
-        self.pairs[pair].outbox.push(request);
+    fn give_first(&mut self, number: u64, lane: Lane, request: WorkRequest) {
+        let index = self.striper.index(lane, 0);
+        self.pair(index).outbox.push(named(request, index, number));
     }
 
     /// The index of the grant that a request is about, if all rails may carry parts of it.
@@ -272,7 +295,7 @@ impl Striping {
             return None;
         }
         // Where the range is not aligned, cuts would go through words.
-        if remote.len < self.shares.least || !remote.offset.is_multiple_of(8) {
+        if remote.len < self.least || !remote.offset.is_multiple_of(8) {
             return None;
         }
         // A forged key goes on the first rail, to be refused there.
@@ -283,56 +306,61 @@ impl Striping {
 
     /// Cuts a request into a part for each rail.
     fn stripe(&mut self, request: &WorkRequest, number: u64, lane: Lane, grant: usize) {
-        let (Operation::Write { local, remote, streaming } | Operation::Read { local, remote, streaming }) =
-            &request.operation
-        else {
-            return;
-        };
-        let writes = matches!(request.operation, Operation::Write { .. });
-        let part = |begin: usize, end: usize, key: RemoteKey| {
-            let local = local.slice(begin, end - begin).expect("a part lies in the whole");
-            let (offset, len) = (remote.offset.wrapping_add(begin as u64), (end - begin) as u64);
-            let remote = RemoteSlice { key, offset, len };
-            let streaming = *streaming;
-            if writes {
-                Operation::Write { local, remote, streaming }
-            } else {
-                Operation::Read { local, remote, streaming }
+        let rails = self.striper.live();
+        for rail in (0..self.rails()).filter(|rail| rails & 1 << rail != 0) {
+            let index = self.striper.index(lane, rail);
+            let mut part = named(self.part(request, rails, rail), index, number);
+            if rail > 0 {
+                let ExtraRail { keys, sentinel: (local, remote) } = &self.further[rail - 1];
+                if let Operation::Write { remote, .. } | Operation::Read { remote, .. } = &mut part.operation
+                {
+                    remote.key = RemoteKey(keys[grant].into());
+                }
+                if matches!(part.operation, Operation::Write { .. }) {
+                    // An adapter acknowledges a write before memory has it, and only what comes through the same
+                    // adapter is sure to come after it. A READ pushes it there: its completion is what the first rail
+                    // waits for.
+                    part.flags = Flags::empty();
+                    let (local, remote) = (local.clone(), *remote);
+                    let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+                    let proof = WorkRequest { id: part.id, operation, flags: Flags::SIGNALLED };
+                    self.pair(index).outbox.extend([part, proof]);
+                    continue;
+                }
             }
-        };
-        let mut begin = self.shares.end(0, local.len());
-        self.give_first(lane, WorkRequest::signalled(number, part(0, begin, remote.key)));
-        for (index, rail) in self.further.iter().enumerate() {
-            let end = self.shares.end(index + 1, local.len());
-            let operation = part(begin, end, RemoteKey(rail.keys[grant].into()));
-            begin = end;
-            let outbox = &mut self.pairs[self.striper.index(lane, index + 1)].outbox;
-            if !writes {
-                outbox.push(WorkRequest::signalled(number, operation));
-                continue;
-            }
-            // An adapter acknowledges a write before memory has it, and only what comes through the same adapter is
-            // sure to come after it. A READ pushes it there: its completion is what the first rail waits for.
-            outbox.push(WorkRequest::unsignalled(number, operation));
-            let (local, remote) = rail.sentinel.clone();
-            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
-            outbox.push(WorkRequest::signalled(number, operation));
+            self.pair(index).outbox.push(part);
         }
     }
 
-    /// Gives each queue pair what it is to be given.
-    fn ring(&mut self) -> Result<(), PostError> {
-        let mut result = Ok(());
-        for PostingPair { initiator, outbox } in &mut self.pairs {
+    /// The part of one of these rails of a request that is striped over them, as the first rail would carry it out.
+    fn part(&self, request: &WorkRequest, rails: u8, rail: usize) -> WorkRequest {
+        let mut part = request.clone();
+        if let Operation::Write { local, remote, .. } | Operation::Read { local, remote, .. } =
+            &mut part.operation
+        {
+            let range = self.shares.part(rails, rail, local.len());
+            *local = local.slice(range.start, range.len()).expect("a part lies in the whole");
+            (remote.offset, remote.len) =
+                (remote.offset.wrapping_add(range.start as u64), range.len() as u64);
+        }
+        part
+    }
+
+    /// Gives each queue pair what it is to be given. If the first rail does not take it, the connection is over; if
+    /// another one does not, that rail is lost.
+    fn ring(&mut self) {
+        let (rails, mut is_over) = (self.rails(), false);
+        for (index, pair) in self.pairs.iter_mut().enumerate() {
+            let Some(PostingPair { initiator, outbox }) = pair else { continue };
             if !outbox.is_empty() {
-                result = result.and(initiator.post(outbox));
+                is_over |= initiator.post(outbox).is_err() && index % rails == 0;
                 outbox.clear();
             }
         }
-        if result.is_err() {
-            self.end();
+        if is_over {
+            return self.end();
         }
-        result
+        self.lose_failed_rails();
     }
 
     fn poll(&mut self) -> Option<WorkCompletion> {
@@ -348,41 +376,139 @@ impl Striping {
 
     /// Takes what the devices have completed, and gives them what was held until then. False if nothing was.
     fn advance(&mut self) -> bool {
-        let mut has_any = false;
+        let (mut has_any, rails) = (false, self.rails());
         for (index, pair) in self.pairs.iter_mut().enumerate() {
-            while let Some(completion) = pair.initiator.poll() {
-                self.striper.complete(index, completion.id.0, completion.result);
+            let Some(PostingPair { initiator, .. }) = pair else { continue };
+            while let Some(WorkCompletion { id, result }) = initiator.poll() {
                 has_any = true;
+                // What was lost with its rail is not complete.
+                let is_lost = result.is_err() && !self.is_over && index % rails > 0 && !is_refused(initiator);
+                if !is_lost {
+                    let (part, number) = part_and_number(id);
+                    self.striper.complete(part, number, result);
+                }
             }
         }
+        self.lose_failed_rails();
         if !self.is_over {
-            if !self.pairs.iter().any(|pair| pair.initiator.has_failed()) {
+            if self.is_mending {
+                self.mend();
+            }
+            if !self.is_mending && !self.is_over {
                 while let Some((number, lane, request)) = self.striper.release() {
-                    self.give_first(lane, numbered(request, number));
+                    self.give_first(number, lane, request);
                 }
                 // If it cannot be posted, the connection is over, and the next call says so.
-                let _over = self.ring();
-                return has_any;
+                self.ring();
             }
-            let mut failures = self.pairs.iter().filter_map(|pair| pair.initiator.failure());
-            self.failure = failures.find(|error| *error != CompletionError::Flushed);
-            self.end();
+            return has_any;
         }
         // What a device never took does not come back from it.
         let mut has_lost = false;
-        for (index, pair) in self.pairs.iter().enumerate() {
-            has_lost |= pair.initiator.is_empty() && self.striper.lose(index);
+        for index in 0..self.pairs.len() {
+            // The parts of a lost rail come back from the first one.
+            let from = if self.pairs[index].is_some() { index } else { index - index % rails };
+            let is_empty = |pair: &PostingPair| pair.initiator.is_empty();
+            has_lost |= self.pairs[from].as_ref().is_none_or(is_empty) && self.striper.lose(index);
         }
         has_any | has_lost
+    }
+
+    /// Gives up the rails of queue pairs that have failed. If that is the first one, or a peer has refused a request, the
+    /// connection is over.
+    fn lose_failed_rails(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let (rails, mut failed) = (self.rails(), 0);
+        for (index, pair) in self.pairs.iter().enumerate() {
+            let Some(PostingPair { initiator, .. }) = pair else { continue };
+            if initiator.has_failed() {
+                failed |= if is_refused(initiator) { 1 } else { 1 << (index % rails) };
+            }
+        }
+        if failed & 1 != 0 {
+            let mut failures = self.pairs.iter().flatten().filter_map(|pair| pair.initiator.failure());
+            self.failure = failures.find(|error| *error != CompletionError::Flushed);
+            return self.end();
+        }
+        self.lose_rails(failed);
+    }
+
+    fn lose_rails(&mut self, rails: u8) {
+        for rail in 1..self.rails() {
+            if rails & 1 << rail != 0 {
+                self.lose_rail(rail);
+            }
+        }
+    }
+
+    #[cold]
+    fn lose_rail(&mut self, rail: usize) -> bool {
+        if self.is_over || self.striper.live() & 1 << rail == 0 {
+            return true;
+        }
+        self.striper.lose_rail(rail);
+        self.lost |= 1 << rail;
+        self.least = self.shares.least(self.striper.live());
+        self.is_mending = true;
+        for lane in [Lane::Data, Lane::Reads] {
+            let index = self.striper.index(lane, rail);
+            let pair = self.pairs.get_mut(index).and_then(Option::take);
+            if pair.is_some_and(|pair| !pair.initiator.close()) {
+                self.end();
+            }
+        }
+        !self.is_over
+    }
+
+    /// Repeats the parts of lost rails on the first one, as far as it has room.
+    #[cold]
+    fn mend(&mut self) {
+        // A packet of a lost rail that is still on its way must not find its queue pair: it would come after the part
+        // was repeated, and after its place was filled again.
+        let closed = if mutant!("rail_repeats_at_once") { u8::MAX } else { self.closed };
+        while let Some(lost) = self.striper.lost_part(closed) {
+            let LostPart { part, number, lane, rail, request, rails } = &lost;
+            let request = named(self.part(request, *rails, *rail), *part, *number);
+            let first = self.striper.index(*lane, 0);
+            match self.pair(first).initiator.post(&[request]) {
+                Ok(()) => self.striper.repeats(&lost),
+                Err(PostError::QueueFull { .. }) => break,
+                Err(_) => return self.end(),
+            }
+        }
+        self.is_mending = self.striper.is_mending();
+    }
+
+    fn take_broken(&mut self) -> Option<QueuePairError> {
+        let (rails, mut broken, mut lost) = (self.rails(), None, 0);
+        for (index, pair) in self.pairs.iter().enumerate() {
+            let told = pair.as_ref().and_then(|pair| pair.initiator.pair().take_broken());
+            match index % rails {
+                0 => broken = broken.max(told),
+                rail => lost |= u8::from(told.is_some()) << rail,
+            }
+        }
+        if lost != 0 {
+            self.advance();
+            self.lose_rails(lost);
+        }
+        broken
     }
 
     #[cold]
     fn end(&mut self) {
         if !std::mem::replace(&mut self.is_over, true) {
-            self.pairs.iter_mut().for_each(|pair| pair.initiator.end());
+            self.pairs.iter_mut().flatten().for_each(|pair| pair.initiator.end());
             self.striper.end();
         }
     }
+}
+
+/// Whether the peer has refused a request of this queue pair.
+fn is_refused(initiator: &Initiator) -> bool {
+    initiator.failure() == Some(CompletionError::RemoteAccess)
 }
 
 /// The word of a sentinel with this key.
@@ -390,43 +516,13 @@ fn word_of(sentinel: u32) -> RemoteSlice {
     RemoteSlice { key: RemoteKey(sentinel.into()), offset: 0, len: 8 }
 }
 
-/// The same request under the striper's number, and told of.
-fn numbered(request: WorkRequest, number: u64) -> WorkRequest {
-    WorkRequest { id: WorkRequestId(number), flags: request.flags | Flags::SIGNALLED, ..request }
+/// The same request, told of, by the name of its part for the queue pair of this index.
+fn named(request: WorkRequest, part: usize, number: u64) -> WorkRequest {
+    let id = WorkRequestId((part as u64) << NUMBER_BITS | number);
+    WorkRequest { id, flags: request.flags | Flags::SIGNALLED, ..request }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The lengths of the parts of a request.
-    fn parts(speeds: &[u32], bytes: usize) -> Vec<usize> {
-        let shares = Shares::new(speeds.to_vec());
-        let ends: Vec<usize> = (0..speeds.len()).map(|rail| shares.end(rail, bytes)).collect();
-        ends.iter().scan(0, |begin, end| Some(end - std::mem::replace(begin, *end))).collect()
-    }
-
-    #[test]
-    fn a_rail_gets_as_much_of_a_request_as_it_has_of_the_speed() {
-        assert_eq!(parts(&[100_000, 100_000], 1 << 20), [512 << 10, 512 << 10]);
-        assert_eq!(parts(&[400_000, 200_000, 200_000], 1 << 20), [512 << 10, 256 << 10, 256 << 10]);
-        assert_eq!(parts(&[100_000, 0], 1 << 20), [512 << 10, 512 << 10], "one of unknown speed");
-    }
-
-    #[test]
-    fn parts_are_whole_units_that_make_the_request_and_none_is_too_short() {
-        for speeds in [vec![1; 4], vec![400_000, 100_000], vec![2_500, 800_000, 40_000], vec![7, 1, 1, 3]] {
-            let least = Shares::new(speeds.clone()).least as usize;
-            for bytes in [least, least + 1, 3 * least + 4095, 64 << 20] {
-                let parts = parts(&speeds, bytes);
-                assert_eq!(parts.iter().sum::<usize>(), bytes);
-                assert!(parts[..parts.len() - 1].iter().all(|part| part.is_multiple_of(SHARE_UNIT)));
-                // The last part pays for what the others are rounded up by.
-                assert!(
-                    parts.iter().all(|part| *part > SHARE_LEAST - SHARE_UNIT),
-                    "{speeds:?} {bytes}: {parts:?}"
-                );
-            }
-        }
-    }
+/// The index and the number in such a name.
+fn part_and_number(name: WorkRequestId) -> (usize, u64) {
+    ((name.0 >> NUMBER_BITS) as usize, name.0 & ((1 << NUMBER_BITS) - 1))
 }

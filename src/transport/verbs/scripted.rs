@@ -389,7 +389,7 @@ unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {
     OPEN_EVENTS.set(OPEN_EVENTS.get() - 1);
 }
 
-unsafe extern "C" fn event_type_str(_: sys::ibv_event_type) -> *const c_char {
+pub(super) unsafe extern "C" fn event_type_str(_: sys::ibv_event_type) -> *const c_char {
     count_call();
     c"an event".as_ptr()
 }

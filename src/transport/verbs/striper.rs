@@ -11,6 +11,9 @@
 //!
 //! READs of memory that may only be read are the third kind: they have queue pairs of their own, one on each rail. No
 //! write of this connection can be for that memory, so they wait for none.
+//!
+//! A rail other than the first may be lost. The parts that were under way on it stay incomplete, so that all that waits
+//! for them goes on waiting, until each is complete on the first rail, where it is repeated.
 
 use std::collections::VecDeque;
 
@@ -45,11 +48,28 @@ struct StripedRequest {
     writes: bool,
     /// True for READs and atomics: what fences wait for.
     brings: bool,
-    /// Queue pairs that it is not complete on, a bit for each.
+    /// Its parts that are not complete, each by the bit of the queue pair that it was for.
     pending: u8,
+    /// Those of them that were lost with their rail and are not under way again.
+    lost: u8,
+    /// What was striped, and over which rails: a bit for each.
+    striped: Option<(WorkRequest, u8)>,
     /// Parts in which a device is given it: each takes an entry of the queue.
     parts: usize,
     error: Option<CompletionError>,
+}
+
+/// A part that was under way on a rail that was lost.
+#[derive(Debug)]
+pub(super) struct LostPart {
+    /// The index of the queue pair that it was for.
+    pub(super) part: usize,
+    pub(super) number: u64,
+    pub(super) lane: Lane,
+    pub(super) rail: usize,
+    /// The request, and the rails that it was striped over.
+    pub(super) request: WorkRequest,
+    pub(super) rails: u8,
 }
 
 const FIRST: u8 = 1;
@@ -59,6 +79,8 @@ const _: () = assert!(2 * MAX_RAILS <= u8::BITS as usize);
 pub(super) struct Striper {
     /// The number of rails. Each has a bit for its queue pair for data; those for READs have the next ones.
     rails: usize,
+    /// Those that are not lost, a bit for each.
+    live: u8,
     entries: VecDeque<StripedRequest>,
     /// Number of the oldest entry; they count on from there.
     first: u64,
@@ -83,6 +105,7 @@ impl Striper {
         assert!((1..=MAX_RAILS).contains(&rails) && depth > 0);
         Striper {
             rails,
+            live: u8::MAX >> (u8::BITS as usize - rails),
             entries: VecDeque::with_capacity(depth),
             first: 0,
             parts: 0,
@@ -123,10 +146,15 @@ impl Striper {
         }
     }
 
-    /// The bits of the queue pairs of one kind: the first rail's, and those of all.
+    /// The bits of the queue pairs of one kind: the first rail's, and those of all that are not lost.
     fn bits(&self, lane: Lane) -> (u8, u8) {
         let shift = self.index(lane, 0);
-        (FIRST << shift, (u8::MAX >> (u8::BITS as usize - self.rails)) << shift)
+        (FIRST << shift, self.live << shift)
+    }
+
+    /// The rails that are not lost, a bit for each.
+    pub(super) fn live(&self) -> u8 {
+        self.live
     }
 
     /// Takes a request in, which has room, and is for this kind of queue pair. It may be striped if it is long, and a
@@ -143,7 +171,7 @@ impl Striper {
         let writes = !matches!(request.operation, Operation::Read { .. });
         let brings = !matches!(request.operation, Operation::Write { .. } | Operation::WriteInline { .. });
         let passes_writes = writes || lane == Lane::Reads || self.writes == 0;
-        let is_striped = self.rails > 1 && may_be_striped && !is_fenced && passes_writes;
+        let is_striped = self.live != FIRST && may_be_striped && !is_fenced && passes_writes;
         let (first, all) = self.bits(lane);
         self.writes += usize::from(writes);
         self.parts += parts;
@@ -153,6 +181,8 @@ impl Striper {
             writes,
             brings,
             pending: if is_striped { all } else { first },
+            lost: 0,
+            striped: is_striped.then(|| (request.clone(), self.live)),
             parts,
             error: None,
         });
@@ -202,21 +232,24 @@ impl Striper {
         if self.may_go(number, lane, is_fenced) { self.held.pop_front() } else { None }
     }
 
-    /// A request is complete on the queue pair of this index. Parts that are heard of twice count once.
-    pub(super) fn complete(&mut self, pair: usize, number: u64, result: Result<(), CompletionError>) {
+    /// The part of a request that was for the queue pair of this index is complete. One that is heard of twice counts
+    /// once.
+    pub(super) fn complete(&mut self, part: usize, number: u64, result: Result<(), CompletionError>) {
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(entry) = index.and_then(|index| self.entries.get_mut(index)) else { return };
-        if entry.pending & (1 << pair) == 0 {
+        if entry.pending & (1 << part) == 0 {
             return;
         }
-        entry.pending &= !(1 << pair);
+        entry.pending &= !(1 << part);
+        entry.lost &= entry.pending;
         if let Err(error) = result
             && matches!(entry.error, None | Some(CompletionError::Flushed))
         {
             entry.error = Some(error);
         }
-        if entry.pending == 0 && entry.writes {
-            self.writes -= 1;
+        if entry.pending == 0 {
+            entry.striped = None;
+            self.writes -= usize::from(entry.writes);
         }
     }
 
@@ -227,12 +260,47 @@ impl Striper {
         }
     }
 
-    /// Whatever is under way on the queue pair of this index does not come back from there. False if nothing was.
-    pub(super) fn lose(&mut self, pair: usize) -> bool {
+    /// A rail, not the first, carries nothing any more. What was under way on it is to be repeated.
+    pub(super) fn lose_rail(&mut self, rail: usize) {
+        assert!(rail > 0 && rail < self.rails);
+        self.live &= !(1 << rail);
+        let gone = 1 << self.index(Lane::Data, rail) | 1 << self.index(Lane::Reads, rail);
+        self.entries.iter_mut().for_each(|entry| entry.lost |= entry.pending & gone);
+    }
+
+    /// Whether parts of lost rails are not complete.
+    pub(super) fn is_mending(&self) -> bool {
+        let live = self.live | self.live << self.rails;
+        self.entries.iter().any(|entry| entry.pending & !live != 0)
+    }
+
+    /// The oldest part of a lost rail that is not under way again: a READ, or a WRITE of one of these rails, a bit for
+    /// each, on which the peer takes nothing any more.
+    pub(super) fn lost_part(&self, closed: u8) -> Option<LostPart> {
+        let of_entry = |(index, entry): (usize, &StripedRequest)| {
+            let bits = (0..2 * self.rails).filter(|part| entry.lost & 1 << part != 0);
+            let mut parts = bits.filter(|part| !entry.writes || closed & 1 << (part % self.rails) != 0);
+            let (part, (request, rails)) = (parts.next()?, entry.striped.as_ref()?);
+            let lane = if part < self.rails { Lane::Data } else { Lane::Reads };
+            let (number, rail) = (self.first + index as u64, part % self.rails);
+            Some(LostPart { part, number, lane, rail, request: request.clone(), rails: *rails })
+        };
+        self.entries.iter().enumerate().find_map(of_entry)
+    }
+
+    /// A part of a lost rail is under way again.
+    pub(super) fn repeats(&mut self, lost: &LostPart) {
+        if let Some(entry) = self.entries.get_mut((lost.number - self.first) as usize) {
+            entry.lost &= !(1 << lost.part);
+        }
+    }
+
+    /// Whatever is under way of the parts for the queue pair of this index does not come back. False if nothing was.
+    pub(super) fn lose(&mut self, part: usize) -> bool {
         let mut has_any = false;
         for index in 0..self.entries.len() {
-            has_any |= self.entries[index].pending & (1 << pair) != 0;
-            self.complete(pair, self.first + index as u64, Err(CompletionError::Flushed));
+            has_any |= self.entries[index].pending & (1 << part) != 0;
+            self.complete(part, self.first + index as u64, Err(CompletionError::Flushed));
         }
         has_any
     }

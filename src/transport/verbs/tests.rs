@@ -138,6 +138,7 @@ pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
             atomics_fault: None,
             secret,
             access_violations: AtomicU64::new(0),
+            rails_lost: AtomicU64::new(0),
             hearing: Hearing::new().unwrap(),
         }),
     }

@@ -3,8 +3,11 @@
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
 //! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Only READs are carried out
 //! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
+//!
+//! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same, when
+//! chance says, as long as the queue pair that they are for lives.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -53,6 +56,14 @@ struct DeviceState {
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
+    /// Ports through which no answer comes.
+    cut: HashSet<u8>,
+    /// Packets whose senders have given up.
+    late: Vec<LatePacket>,
+    /// Events that are not told yet.
+    events: VecDeque<sys::ibv_async_event>,
+    /// The error number with which queue pairs are destroyed; 0 is success.
+    destroying: c_int,
     /// The number of the next pair or key.
     next: u32,
 }
@@ -63,6 +74,7 @@ struct ScriptedPair {
     queue: usize,
     domain: usize,
     number: u32,
+    port: u8,
     state: sys::ibv_qp_state,
     /// The number of the pair that it is connected to.
     peer: u32,
@@ -87,6 +99,15 @@ struct ScriptedRequest {
     is_told: bool,
 }
 
+/// A packet that is in the network still.
+struct LatePacket {
+    /// The number of the pair that it is for.
+    to: u32,
+    key: u32,
+    remote: u64,
+    data: Vec<u8>,
+}
+
 #[derive(Clone, Copy)]
 struct Region {
     /// The address of its protection domain.
@@ -106,6 +127,8 @@ enum DeviceStep {
     Read(usize),
     /// The request is acknowledged.
     Tell(usize),
+    /// No answer to the request comes.
+    GiveUp(usize),
 }
 
 impl Unordered {
@@ -118,6 +141,10 @@ impl Unordered {
             pairs: Vec::new(),
             regions: HashMap::new(),
             completions: HashMap::new(),
+            cut: HashSet::new(),
+            late: Vec::new(),
+            events: VecDeque::new(),
+            destroying: 0,
             next: 1,
         };
         // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
@@ -150,7 +177,7 @@ impl Unordered {
         let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
         Verbs {
             shared: Arc::new(VerbsShared {
-                rails: vec![rail; rails],
+                rails: (1..=rails as u8).map(|port| at_port(&rail, port)).collect(),
                 queue_depth,
                 inline_bytes: 64,
                 first_packet: None,
@@ -158,15 +185,43 @@ impl Unordered {
                 atomics_fault: None,
                 secret: None,
                 access_violations: AtomicU64::new(0),
+                rails_lost: AtomicU64::new(0),
                 hearing: super::Hearing::new().unwrap(),
             }),
         }
+    }
+
+    /// From now on no answer comes through this port.
+    fn cut(&self, port: u8) {
+        lock(&self.world.state).cut.insert(port);
+    }
+
+    /// Has the device tell this of its port.
+    fn tell_of_port(&self, event_type: sys::ibv_event_type, port: u8) {
+        let mut event = sys::ibv_async_event { event_type, ..Default::default() };
+        event.element.port_num = port.into();
+        lock(&self.world.state).events.push_back(event);
+    }
+
+    /// Has the device tell this of the queue pair of this index, the oldest first.
+    fn tell_of_pair(&self, event_type: sys::ibv_event_type, pair: usize) {
+        let mut state = lock(&self.world.state);
+        let mut event = sys::ibv_async_event { event_type, ..Default::default() };
+        event.element.qp = std::ptr::with_exposed_provenance_mut(state.pairs[pair].address);
+        state.events.push_back(event);
     }
 
     /// Takes a step of any queue pair; false if there is none to take.
     pub(crate) fn step(&self) -> bool {
         lock(&self.world.state).step()
     }
+}
+
+/// The same rail through another port.
+fn at_port(rail: &Rail, port: u8) -> Rail {
+    let mut rail = rail.clone();
+    rail.port.number = port;
+    rail
 }
 
 impl DeviceState {
@@ -181,19 +236,60 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            steps.extend(pair.steps().into_iter().map(|step| (index, step)));
+            steps.extend(pair.steps(self.is_answered(pair)).into_iter().map(|step| (index, step)));
         }
-        if steps.is_empty() {
+        // However many are late, they come one now and then.
+        let all = steps.len() + usize::from(!self.late.is_empty());
+        if all == 0 {
             return false;
         }
-        let (pair, step) = steps[self.random(steps.len())];
-        self.take(pair, step);
+        match steps.get(self.random(all)) {
+            Some((pair, step)) => self.take(*pair, *step),
+            None => {
+                let late = self.random(self.late.len());
+                self.arrive(late);
+            }
+        }
         true
+    }
+
+    /// Whether answers come to what a pair sends.
+    fn is_answered(&self, pair: &ScriptedPair) -> bool {
+        let serves = |other: &ScriptedPair| other.number == pair.peer && other.state != sys::IBV_QPS_ERR;
+        !self.cut.contains(&pair.port) && self.pairs.iter().any(serves)
+    }
+
+    /// A packet that is late gets to its queue pair, if that lives.
+    fn arrive(&mut self, late: usize) {
+        let LatePacket { to, key, remote, data } = self.late.swap_remove(late);
+        let server = self.pairs.iter().find(|pair| pair.number == to && pair.state != sys::IBV_QPS_ERR);
+        let region = self.regions.get(&key).filter(|_| server.is_some());
+        let offset = region.and_then(|region| usize::try_from(remote.checked_sub(region.first)?).ok());
+        if let (Some(region), Some(offset)) = (region, offset) {
+            store(region.address + offset, &data);
+        }
+    }
+
+    /// What a queue pair has sent and no memory has is late from now on.
+    fn leave_late(&mut self, pair: usize) {
+        let ScriptedPair { requests, peer, .. } = &mut self.pairs[pair];
+        for ScriptedRequest { remote, key, packets, .. } in requests {
+            let (to, key, remote) = (*peer, *key, *remote);
+            let late = std::mem::take(packets).into_iter().map(|(offset, data)| {
+                let remote = remote + offset as u64;
+                LatePacket { to, key, remote, data }
+            });
+            self.late.extend(late);
+        }
     }
 
     fn take(&mut self, pair: usize, step: DeviceStep) {
         let request = match step {
             DeviceStep::Store(request, _) | DeviceStep::Read(request) | DeviceStep::Tell(request) => request,
+            DeviceStep::GiveUp(request) => {
+                self.leave_late(pair);
+                return self.fail(pair, request, sys::IBV_WC_RETRY_EXC_ERR);
+            }
         };
         let ScriptedRequest { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
         let right = match reads_into {
@@ -202,7 +298,7 @@ impl DeviceState {
         };
         // A WRITE of no bytes needs no right.
         let Some(at) = self.find(pair, key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
-            return self.fail(pair, request);
+            return self.fail(pair, request, sys::IBV_WC_REM_ACCESS_ERR);
         };
         let pair = &mut self.pairs[pair];
         let asked = &mut pair.requests[request];
@@ -223,6 +319,7 @@ impl DeviceState {
                     self.completions.entry(pair.queue).or_default().push_back(told);
                 }
             }
+            DeviceStep::GiveUp(_) => {}
         }
         while pair.requests.front().is_some_and(|oldest| oldest.is_told && oldest.packets.is_empty()) {
             pair.requests.pop_front();
@@ -240,13 +337,13 @@ impl DeviceState {
         (offset.checked_add(bytes)? <= region.bytes).then_some(region.address + offset)
     }
 
-    /// Ends a queue pair: the request at this index is refused, and all that was not told of is flushed.
-    fn fail(&mut self, pair: usize, refused: usize) {
+    /// Ends a queue pair: the request at this index ends so, and all else that was not told of is flushed.
+    fn fail(&mut self, pair: usize, failed: usize, failure: sys::ibv_wc_status) {
         let pair = &mut self.pairs[pair];
         pair.state = sys::IBV_QPS_ERR;
         for (index, request) in std::mem::take(&mut pair.requests).into_iter().enumerate() {
-            let status = match index == refused {
-                true => sys::IBV_WC_REM_ACCESS_ERR,
+            let status = match index == failed {
+                true => failure,
                 false => sys::IBV_WC_WR_FLUSH_ERR,
             };
             if !request.is_told {
@@ -263,7 +360,7 @@ impl DeviceState {
 
 impl ScriptedPair {
     /// All steps that the specification allows next.
-    fn steps(&self) -> Vec<DeviceStep> {
+    fn steps(&self, is_answered: bool) -> Vec<DeviceStep> {
         let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading {
@@ -272,6 +369,13 @@ impl ScriptedPair {
             }
             steps.extend((0..request.packets.len()).map(|packet| DeviceStep::Store(index, packet)));
             let is_done = request.reads_into.is_none() || request.is_read;
+            if !is_answered {
+                if !is_telling && !request.is_told {
+                    steps.push(DeviceStep::GiveUp(index));
+                    is_telling = true;
+                }
+                continue;
+            }
             if !is_done && !is_storing {
                 steps.push(DeviceStep::Read(index));
             }
@@ -329,6 +433,8 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     reg_mr_iova2,
     dereg_mr,
     get_async_event,
+    ack_async_event,
+    event_type_str: scripted::event_type_str,
     query_qp_data_in_order: Some(query_qp_data_in_order),
     ..Library::absent()
 });
@@ -381,10 +487,11 @@ unsafe extern "C" fn create_qp(
     state.next += 1;
     let made = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
     let qp = Box::into_raw(Box::new(made));
-    let (address, queue, domain) = (qp.addr(), send_cq.addr(), pd.addr());
+    let (address, queue, domain) = (qp.expose_provenance(), send_cq.addr(), pd.addr());
     let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
-    let (peer, access) = (0, 0);
-    state.pairs.push(ScriptedPair { address, queue, domain, number, state: reset, peer, access, requests });
+    let (peer, access, port) = (0, 0, 0);
+    let pair = ScriptedPair { address, queue, domain, number, port, state: reset, peer, access, requests };
+    state.pairs.push(pair);
     qp
 }
 
@@ -401,11 +508,14 @@ unsafe extern "C" fn modify_qp(
     if mask as u32 & sys::IBV_QP_ACCESS_FLAGS != 0 {
         state.pairs[pair].access = attributes.qp_access_flags;
     }
+    if mask as u32 & sys::IBV_QP_PORT != 0 {
+        state.pairs[pair].port = attributes.port_num;
+    }
     if mask as u32 & sys::IBV_QP_DEST_QPN != 0 {
         state.pairs[pair].peer = attributes.dest_qp_num;
     }
     if attributes.qp_state == sys::IBV_QPS_ERR {
-        state.fail(pair, usize::MAX);
+        state.fail(pair, usize::MAX, sys::IBV_WC_WR_FLUSH_ERR);
     }
     0
 }
@@ -441,8 +551,12 @@ unsafe extern "C" fn query_qp_data_in_order(
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     // SAFETY: made by `create_qp`, and destroyed once.
     let qp = unsafe { Box::from_raw(qp) };
-    state(qp.context).pairs.retain(|pair| pair.number != qp.qp_num);
-    0
+    let mut state = state(qp.context);
+    if let Some(pair) = state.pairs.iter().position(|pair| pair.number == qp.qp_num) {
+        state.leave_late(pair);
+        state.pairs.remove(pair);
+    }
+    state.destroying
 }
 
 unsafe extern "C" fn reg_mr_iova2(
@@ -478,10 +592,17 @@ unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     0
 }
 
-/// There are none.
-unsafe extern "C" fn get_async_event(_: *mut sys::ibv_context, _: *mut sys::ibv_async_event) -> c_int {
-    -1
+unsafe extern "C" fn get_async_event(
+    context: *mut sys::ibv_context,
+    event: *mut sys::ibv_async_event,
+) -> c_int {
+    let Some(next) = state(context).events.pop_front() else { return -1 };
+    // SAFETY: it points to an event of the caller's.
+    unsafe { *event = next };
+    0
 }
+
+unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
 
 unsafe extern "C" fn post_send(
     qp: *mut sys::ibv_qp,
@@ -533,5 +654,7 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::
     count as c_int
 }
 
+#[cfg(test)]
+mod lost_rails;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 /// Version of everything that any transport sends, in the wire-up and after it.
 ///
 /// Version 3 and those before it were of one transport each.
-pub(crate) const WIRE_VERSION: u32 = 8;
+pub(crate) const WIRE_VERSION: u32 = 9;
 
 /// More than the longest body: a refusal with its reason.
 const BODY_MAX: usize = 8192;
@@ -272,9 +272,9 @@ mod tests {
     #[test]
     fn another_wire_version_names_both_versions() {
         let mut bytes = Message::Note(5).encode(&[]);
-        bytes[0] = 9;
+        bytes[0] = 8;
         let text = Message::decode(&bytes).unwrap_err().to_string();
-        assert!(text.contains("version 9") && text.contains(&format!("speaks {WIRE_VERSION}")), "{text}");
+        assert!(text.contains("version 8") && text.contains(&format!("speaks {WIRE_VERSION}")), "{text}");
     }
 
     #[test]
