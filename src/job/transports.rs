@@ -87,7 +87,7 @@ impl Transports {
         #[cfg(feature = "cuda")]
         if self.gpu.get().is_some() {
             let text =
-                "its payloads are on a GPU, which RDMA does not reach yet; use shared memory or TCP".into();
+                "its payloads are on a GPU, which RDMA does not reach yet".into();
             return Err(NoRdma { text, remedy: Some("use shared memory or TCP".into()) });
         }
         #[cfg(feature = "verbs")]
