@@ -86,8 +86,7 @@ impl Transports {
     pub fn rdma(&self) -> Result<(), NoRdma> {
         #[cfg(feature = "cuda")]
         if self.gpu.get().is_some() {
-            let text =
-                "its payloads are on a GPU, which RDMA does not reach yet".into();
+            let text = "its payloads are on a GPU, which RDMA does not reach yet".into();
             return Err(NoRdma { text, remedy: Some("use shared memory or TCP".into()) });
         }
         #[cfg(feature = "verbs")]
