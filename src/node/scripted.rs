@@ -341,6 +341,8 @@ mod tests {
             for clock in 0..3 {
                 worker.step(PATIENCE).unwrap().suspend();
                 publish(&mut worker, 1.0);
+                // As schemes do: one that had it folded before it heard of it would miss what the worker said before.
+                server.script.hear_gradient(0, clock);
                 server.script.apply(&[(0, clock)]);
                 server.script.hear_version(clock + 1);
             }

@@ -1,6 +1,5 @@
-//! Versions that go from one process's GPU memory to another's over shared memory and over
-//! TCP, on scripted drivers: no GPU is
-//! needed, and none is tested. The publisher and the reader have a driver each, as two processes have.
+//! Versions that go from one process's GPU memory to another's over shared memory and over TCP, on scripted drivers: no
+//! GPU is needed, and none is tested. The publisher and the reader have a driver each, as two processes have.
 
 #[cfg(test)]
 mod tests {
