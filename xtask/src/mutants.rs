@@ -96,7 +96,7 @@ pub(crate) fn step() -> Step {
     };
     Step {
         name: "mutants",
-        about: "the seeds, the scripted GPU and the scripted RDMA device find each check missing that only a fault or a lie calls for",
+        about: "the seeds and the scripted GPU and RDMA device find each check missing that only a fault calls for",
         needs: Vec::new(),
         feature: None,
         commands: MUTANTS
