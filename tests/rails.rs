@@ -21,6 +21,7 @@ mod transport {
 mod rdma {
     mod devices;
     mod ends;
+    mod lost_rails;
     pub(crate) mod objects;
     mod rails;
 }

@@ -1,4 +1,4 @@
-//! Hazards that only striping has: order across rails, a rail that fails, sides that differ in rails.
+//! Hazards that only striping has: order across rails, parts that are refused, sides that differ in rails.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::rdma::objects;
 use crate::transport::fixture::{
     Fixture, PATIENCE, bytes_of, completion, noise, now, post, read, run, wait_for, wait_until_gone, write,
 };
-use crate::{RailsFixture, devices, environment, over};
+use crate::{RailsFixture, devices, over};
 
 /// Shorter requests go over one rail.
-const STRIPED: usize = 32 << 10;
+pub(super) const STRIPED: usize = 32 << 10;
 const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const PAYLOAD: Access = WORDS.union(Access::RELAXED);
 
 /// Both ends of a connection, and memory for words and for payloads, granted in this order.
-struct Ends {
-    transport: Verbs,
-    pair: Pair<RailsFixture>,
-    page: MemoryRegion,
-    payload: MemoryRegion,
+pub(super) struct Ends {
+    pub(super) transport: Verbs,
+    pub(super) pair: Pair<RailsFixture>,
+    pub(super) page: MemoryRegion,
+    pub(super) payload: MemoryRegion,
 }
 
 impl Ends {
@@ -38,21 +38,21 @@ impl Ends {
         Ends { transport: from, pair, page, payload }
     }
 
-    fn new(bytes: usize) -> Ends {
+    pub(super) fn new(bytes: usize) -> Ends {
         let transport = RailsFixture::transport();
         Ends::over(transport.clone(), &transport, bytes)
     }
 
-    fn word(&self, value: u64) -> Operation {
+    pub(super) fn word(&self, value: u64) -> Operation {
         let remote = self.pair.at_client.grants[0].slice(0, 8).unwrap();
         Operation::WriteInline { data: Inline::word(value), remote }
     }
 
-    fn remote(&self) -> RemoteSlice {
+    pub(super) fn remote(&self) -> RemoteSlice {
         self.pair.at_client.grants[1]
     }
 
-    fn local(&self, bytes: &[u8]) -> MemoryRegion {
+    pub(super) fn local(&self, bytes: &[u8]) -> MemoryRegion {
         let region = self.transport.allocate(bytes.len(), Access::LOCAL).unwrap();
         region.as_volatile().subslice(0, bytes.len()).write(bytes);
         region
@@ -60,7 +60,7 @@ impl Ends {
 }
 
 /// Packets that the second device has sent.
-fn sent_by_second() -> u64 {
+pub(super) fn sent_by_second() -> u64 {
     // The kernel reads the counters again every 10 ms.
     std::thread::sleep(Duration::from_millis(50));
     let file = format!("/sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", devices()[1]);
@@ -215,28 +215,6 @@ fn a_part_refused_on_a_rail_ends_the_connection_by_its_error_and_is_counted() {
         wait_until_gone(&mut ends.pair.server);
         assert_eq!(ends.transport.access_violations(), 1);
     }
-}
-
-#[test]
-fn a_rail_whose_network_is_down_ends_the_connection_and_nothing_hangs() {
-    struct Down(String);
-    impl Down {
-        fn set(&self, state: &str) {
-            let status = Command::new("ip").args(["link", "set", &self.0, state]).status();
-            assert!(status.expect("ip of iproute2").success());
-        }
-    }
-    impl Drop for Down {
-        fn drop(&mut self) {
-            self.set("up");
-        }
-    }
-    let mut ends = Ends::new(STRIPED);
-    let remote = ends.remote();
-    let down = Down(environment("SLACKLINE_RIG_NETDEV_2"));
-    down.set("down");
-    let error = fails_in_order(&mut ends, remote);
-    assert!(matches!(error, CompletionError::Unreachable | CompletionError::Device { .. }), "{error}");
 }
 
 #[test]

@@ -135,7 +135,8 @@ mod tests {
         let models = MUTANTS.iter().map(|(mutant, _)| *mutant);
         let mut rows: Vec<_> =
             models.chain(crate::mutants::MUTANTS.iter().map(|(mutant, _)| *mutant)).collect();
-        rows.extend(crate::mutants::GPU_MUTANTS.iter().map(|(mutant, ..)| *mutant));
+        let units = crate::mutants::GPU_MUTANTS.iter().chain(crate::mutants::RAIL_MUTANTS);
+        rows.extend(units.map(|(mutant, ..)| *mutant));
         rows.sort_unstable();
         rows.dedup();
         assert_eq!(found, rows);

@@ -82,6 +82,13 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// The same for connections over several RDMA devices, which unit tests over a scripted device must find.
+pub(crate) const RAIL_MUTANTS: &[(&str, &str, &str)] = &[(
+    "rail_repeats_at_once",
+    "transport::verbs::unordered::lost_rails::rails_that_are_lost_at_any_moment_tear_and_lose_nothing",
+    "bytes of another round are in the slot",
+)];
+
 /// The step. The library as it is passes the same seeds in the step `seeds`.
 pub(crate) fn step() -> Step {
     let command = |(mutant, broken): &(&str, &str)| {
@@ -89,16 +96,20 @@ pub(crate) fn step() -> Step {
         let cmd = cmd.flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
     };
-    let gpu_command = |(mutant, test, broken): &(&str, &str, &str)| {
+    let unit_command = |(mutant, test, broken): &(&str, &str, &str)| {
         let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", "--", "--exact", test]);
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
     Step {
         name: "mutants",
-        about: "the seeds and the scripted GPU find each check missing that only a fault or a lie calls for",
+        about: "the seeds and the scripted GPU and RDMA device find each check missing that only a fault calls for",
         needs: Vec::new(),
         feature: None,
-        commands: MUTANTS.iter().map(command).chain(GPU_MUTANTS.iter().map(gpu_command)).collect(),
+        commands: MUTANTS
+            .iter()
+            .map(command)
+            .chain(GPU_MUTANTS.iter().chain(RAIL_MUTANTS).map(unit_command))
+            .collect(),
     }
 }
 

@@ -414,8 +414,8 @@ impl Striping {
         has_any | has_lost
     }
 
-    /// Gives up the rails of queue pairs that have failed. If that is the first one, or a peer has refused a request, the
-    /// connection is over.
+    /// Gives up the rails of queue pairs that have failed. If that is the first one, or a peer has refused a request,
+    /// the connection is over.
     fn lose_failed_rails(&mut self) {
         if self.is_over {
             return;

@@ -4,8 +4,8 @@
 //! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Only READs are carried out
 //! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
 //!
-//! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same, when
-//! chance says, as long as the queue pair that they are for lives.
+//! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
+//! when chance says, as long as the queue pair that they are for lives.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
