@@ -95,8 +95,9 @@ fn a_job_goes_on_when_a_rail_goes_down_and_tears_and_loses_nothing() {
     const ELEMENTS: usize = 64 << 10;
     let scheme = SchemeConfig::Ssp { staleness: 2 };
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-    // A gradient of 1 moves a parameter by 1: the weights are 1 / workers.
-    let mut options = ServerOptions::new(scheme, WORKERS, WORKERS as f32);
+    // A gradient of 1 moves a parameter by 1, also after the other worker has ended.
+    let mut options = ServerOptions::new(scheme, WORKERS, 1.0);
+    options.additive = true;
     options.memory.chunk_bytes = 2 * STRIPED as u64;
     let transport = RailsFixture::transport();
     let mut server =
