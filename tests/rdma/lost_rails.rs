@@ -59,7 +59,7 @@ fn round(ends: &mut Ends, round: u64) -> WorkCompletion {
 }
 
 #[test]
-fn a_rail_whose_network_goes_down_is_lost_and_the_next_connection_has_it_again() {
+fn a_rail_whose_network_goes_down_is_lost_until_the_next_connection() {
     let (mut ends, link) = (Ends::new(STRIPED), Link::of(1));
     assert_eq!(round(&mut ends, 1).result, Ok(()));
     link.set("down");
@@ -77,7 +77,7 @@ fn a_rail_whose_network_goes_down_is_lost_and_the_next_connection_has_it_again()
 }
 
 #[test]
-fn the_first_rail_whose_network_goes_down_ends_the_connection_and_nothing_hangs() {
+fn a_first_rail_whose_network_goes_down_ends_the_connection_in_time() {
     let (mut ends, link) = (Ends::new(STRIPED), Link::of(0));
     link.set("down");
     ends.pair.client.post(&[WorkRequest::signalled(1, ends.word(1))]).unwrap();

@@ -466,7 +466,7 @@ impl Striping {
     #[cold]
     fn mend(&mut self) {
         // A packet of a lost rail that is still on its way must not find its queue pair: it would come after the part
-        // was repeated, and after its place was filled again.
+        // was repeated, and after its slot was filled again.
         let closed = if mutant!("rail_repeats_at_once") { u8::MAX } else { self.closed };
         while let Some(lost) = self.striper.lost_part(closed) {
             let LostPart { part, number, lane, rail, request, rails } = &lost;

@@ -221,7 +221,7 @@ fn the_first_rail_ends_the_connection_and_so_does_a_refusal_on_any() {
 }
 
 #[test]
-fn an_event_of_any_pair_of_another_rail_loses_that_rail_and_one_of_its_port_does_not() {
+fn an_event_of_a_pair_loses_its_rail_and_one_of_a_port_does_not() {
     // Each side has two pairs that post there, and two that serve.
     for pair in 0..8 {
         let mut scene = Scene::new(pair as u64, 2);
@@ -252,7 +252,7 @@ fn a_rail_whose_pairs_cannot_be_destroyed_ends_the_connection() {
 }
 
 #[test]
-fn a_peer_that_loses_a_rail_that_there_is_not_or_one_twice_breaks_the_protocol() {
+fn a_peer_that_loses_an_unknown_rail_or_one_twice_breaks_the_protocol() {
     for rails in [[0, 0], [2, 2], [1, 1]] {
         let mut scene = Scene::new(0, 2);
         rails.iter().for_each(|rail| scene.target.say(Note::RailLost(*rail)));
