@@ -37,6 +37,8 @@ struct Announced {
     joiner: Joiner,
     /// The last answer.
     position: TreePosition,
+    /// The owner of whose loss the publisher knew when it gave that answer.
+    knew_lost: Option<u64>,
     /// The number of announcements that ended: with an answer, or without any, after which the last one is gone through
     /// again.
     turns: u64,
@@ -57,7 +59,7 @@ impl Announcer {
         position: TreePosition,
     ) -> Result<Announcer, Error> {
         keep_number(&mut joiner, &position);
-        let told = Mutex::new(Announced { joiner, position, turns: 1 });
+        let told = Mutex::new(Announced { joiner, position, knew_lost: None, turns: 1 });
         let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
         let (announced, address) = (shared.clone(), publisher.clone());
         let thread = std::thread::Builder::new().name("slackline-call".into());
@@ -72,8 +74,11 @@ impl Announcer {
         if self.tried.0 != told.turns {
             self.tried = (told.turns, 0);
         }
-        let untried = told.position.owners.iter().enumerate().skip(self.tried.1);
-        let next = untried.into_iter().find(|(_, owner)| told.joiner.lost != Some(owner.number));
+        let mut untried = told.position.owners.iter().enumerate().skip(self.tried.1);
+        // An answer from before the loss may name the lost owner. One that names it knowing of the loss has no other.
+        let next = untried.find(|(_, owner)| {
+            told.joiner.lost != Some(owner.number) || told.knew_lost == Some(owner.number)
+        });
         self.tried.1 = next.as_ref().map_or(told.position.owners.len(), |(index, _)| index + 1);
         let (_, owner) = next?;
         Some((owner.number, owner.address.clone().unwrap_or_else(|| self.publisher.clone())))
@@ -157,19 +162,47 @@ fn announce<T: Transport>(transport: &T, publisher: &Address, shared: &Announcem
             let told = shared.told();
             (told.joiner.clone(), told.position.again())
         };
-        let asked = now();
+        let (asked, lost) = (now(), joiner.lost);
         let answer = complete(Link::<T::Endpoint>::ask_position(transport, publisher, joiner, ASK_FOR));
         let mut told = shared.told();
         told.turns += 1;
         match answer {
             Ok(position) => {
                 keep_number(&mut told.joiner, &position);
-                told.position = position;
+                (told.position, told.knew_lost) = (position, lost);
             }
             Err(error) => tracing::debug!(%error, "the publisher has not answered an announcement"),
         }
         drop(told);
         std::thread::sleep(REST);
         std::thread::park_timeout(again.saturating_sub(now() - asked));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::param::TreeOwner;
+    use crate::transport::Host;
+
+    #[test]
+    fn an_owner_that_was_lost_is_tried_again_if_the_publisher_knows_that_and_still_names_it() {
+        let owners = vec![TreeOwner { number: TreePosition::PUBLISHER, address: None }];
+        let position = TreePosition { number: 1, again_ns: 1, origin: 7, begin_at: 0, owners };
+        let joiner = Joiner { host: Host::own(), lost: None, relay: None };
+        let told = Mutex::new(Announced { joiner, position, knew_lost: None, turns: 1 });
+        let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
+        let publisher: Address = "127.0.0.1:9".parse().unwrap();
+        let mut announcer =
+            Announcer { publisher: publisher.clone(), shared, thread: None, owner: None, tried: (0, 0) };
+        let named = Some((TreePosition::PUBLISHER, publisher));
+        assert_eq!(announcer.next(), named);
+        announcer.has_lost(TreePosition::PUBLISHER);
+        announcer.shared.told().turns += 1;
+        assert_eq!(announcer.next(), None, "the answer is from before the loss");
+        announcer.shared.told().knew_lost = Some(TreePosition::PUBLISHER);
+        announcer.shared.told().turns += 1;
+        assert_eq!(announcer.next(), named);
+        assert_eq!(announcer.next(), None, "once for each answer");
     }
 }

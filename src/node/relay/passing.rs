@@ -229,8 +229,8 @@ impl<T: Transport> Passing<T> {
                 told = now;
                 tell(&self.publisher);
                 // A loss is that of the present owner: it is dealt with before there is another one.
-                if turn.is_ok() {
-                    self.look_at_position().await?;
+                if self.is_to_move()? && turn.is_ok() {
+                    self.reconnect(None).await?;
                 }
             }
             match turn {
@@ -249,15 +249,15 @@ impl<T: Transport> Passing<T> {
         Ok(())
     }
 
-    /// Has the publisher told how much room there is, and moves if it says so.
-    async fn look_at_position(&mut self) -> Result<(), Error> {
-        let Upstream::Tree(announcer) = &mut self.upstream else { return Ok(()) };
+    /// Has the publisher told how much room there is, and returns whether it says that this relay is to move.
+    fn is_to_move(&mut self) -> Result<bool, Error> {
+        let Upstream::Tree(announcer) = &mut self.upstream else { return Ok(false) };
         // Readers are sent here once there is something to read.
         announcer.tell(if self.has_copied { self.publisher.room() } else { 0 });
         if self.origin.is_some_and(|origin| origin != announcer.origin()) {
             return Err(another_publisher());
         }
-        if announcer.is_to_move() { self.reconnect(None).await } else { Ok(()) }
+        Ok(announcer.is_to_move())
     }
 
     /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
