@@ -84,7 +84,7 @@ pub struct VerbsEndpoint {
     theirs: Terms,
     /// The number of rails that both sides have.
     rails: usize,
-    /// Those that this side has given up, a bit for each, and has told the peer of.
+    /// Those that this side has given up, a bit for each.
     given_up: u8,
     /// Those of which the peer has said the same.
     given_up_there: u8,
@@ -207,7 +207,9 @@ impl VerbsEndpoint {
             }
         }
         let is_flushed = self.link.as_ref().is_none_or(|link| link.channel.is_flushed());
-        self.is_settled = self.is_ready && is_flushed && self.given_up == self.given_up_there;
+        // A loss of which the peer has not said the same is heard of by the next check, unless requests wait for it.
+        let is_mended = self.data.as_ref().is_none_or(|data| !data.is_mending());
+        self.is_settled = self.is_ready && is_flushed && (is_mended || self.given_up == self.given_up_there);
         if !self.is_ready && self.begun.elapsed() > HANDSHAKE_TIMEOUT {
             self.fail(UNREADY);
         }
@@ -229,6 +231,12 @@ impl VerbsEndpoint {
             // Until the peer has said the same, every look hears whether it has.
             self.is_settled = false;
             let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
+            // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
+            // device, and nobody knows what still comes from it.
+            if self.shared.look() & 1 << rail != 0 {
+                self.fail(NO_DEVICE);
+                continue;
+            }
             if !self.responder.as_mut().is_none_or(|responder| responder.lose_rail(rail)) || !is_closed {
                 self.fail(BROKEN);
                 continue;
@@ -402,9 +410,9 @@ impl Endpoint for VerbsEndpoint {
         }
         if self.over.is_none() {
             let gone = self.shared.look();
-            if gone & 1 != 0 {
+            if gone & !self.given_up & !(u8::MAX << self.rails) != 0 {
                 self.fail(NO_DEVICE);
-            } else if gone & !self.given_up == 0 || self.lose_rails(gone) {
+            } else {
                 match self.queue_pair_error() {
                     Some(QueuePairError::Refused) => self.fail_for_access_violation(),
                     Some(QueuePairError::Failed) => self.fail(BROKEN),

@@ -103,7 +103,7 @@ pub(crate) enum Note {
     /// This side can take so many requests with immediate data more.
     Receives(u16),
     /// This side has lost this rail, counted from the first, which is 0 and is never lost: its queue pairs there, and
-    /// the keys of its grants, are destroyed. The other side does the same, and says so.
+    /// the keys of what only this peer was granted, are destroyed. The other side does the same, and says so.
     RailLost(u8),
 }
 

@@ -12,10 +12,10 @@ use crate::transport::{
 };
 
 /// The bits of a request's number in the name by which a queue pair knows a part of it. Above them is the index of the
-/// queue pair that the part is for, which is another one than tells of it where its rail was lost.
+/// queue pair that the part is for. If the rail of that one was lost, a queue pair of the first rail reports the part.
 const NUMBER_BITS: u32 = 56;
 
-const OVER: Disconnected = Disconnected { reason: "a rail of this connection failed" };
+const OVER: Disconnected = Disconnected { reason: "this connection over several rails is over" };
 
 /// The requests of one side.
 pub(super) enum Rails {
@@ -180,6 +180,11 @@ impl Rails {
     #[inline]
     pub(super) fn has_news(&self) -> bool {
         self.has_failed() || matches!(self, Rails::Several(striping) if striping.lost != 0)
+    }
+
+    /// Whether parts of a lost rail are still to be repeated.
+    pub(super) fn is_mending(&self) -> bool {
+        matches!(self, Rails::Several(striping) if striping.is_mending)
     }
 
     /// The rails that were lost since this was asked last, a bit for each.
@@ -349,18 +354,19 @@ impl Striping {
     /// Gives each queue pair what it is to be given. If the first rail does not take it, the connection is over; if
     /// another one does not, that rail is lost.
     fn ring(&mut self) {
-        let (rails, mut is_over) = (self.rails(), false);
+        let (rails, mut refused) = (self.rails(), 0u8);
         for (index, pair) in self.pairs.iter_mut().enumerate() {
             let Some(PostingPair { initiator, outbox }) = pair else { continue };
             if !outbox.is_empty() {
-                is_over |= initiator.post(outbox).is_err() && index % rails == 0;
+                refused |= u8::from(initiator.post(outbox).is_err()) << (index % rails);
                 outbox.clear();
             }
         }
-        if is_over {
+        if refused & 1 != 0 {
             return self.end();
         }
         self.lose_failed_rails();
+        self.lose_rails(refused);
     }
 
     fn poll(&mut self) -> Option<WorkCompletion> {
@@ -428,8 +434,10 @@ impl Striping {
             }
         }
         if failed & 1 != 0 {
-            let mut failures = self.pairs.iter().flatten().filter_map(|pair| pair.initiator.failure());
-            self.failure = failures.find(|error| *error != CompletionError::Flushed);
+            let failures = || self.pairs.iter().flatten().filter_map(|pair| pair.initiator.failure());
+            // A refusal has to be told to the peer, whatever else has failed.
+            let refusal = failures().find(|error| *error == CompletionError::RemoteAccess);
+            self.failure = refusal.or(failures().find(|error| *error != CompletionError::Flushed));
             return self.end();
         }
         self.lose_rails(failed);

@@ -268,7 +268,7 @@ impl Striper {
         self.entries.iter_mut().for_each(|entry| entry.lost |= entry.pending & gone);
     }
 
-    /// Whether parts of lost rails are not complete.
+    /// Whether any part of a lost rail is still incomplete.
     pub(super) fn is_mending(&self) -> bool {
         let live = self.live | self.live << self.rails;
         self.entries.iter().any(|entry| entry.pending & !live != 0)
