@@ -46,6 +46,8 @@ struct OracleResult<'a> {
     again: Vec<f64>,
     /// The k of DBW and of the oracle, over the time.
     mean_k: [f64; 2],
+    /// The runs of the best static k again that met the target by chance.
+    by_chance: usize,
 }
 
 impl OracleResult<'_> {
@@ -88,6 +90,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         let (fixed, dynamic) = reports.split_at(seeds.len());
         let (oracle, again) = arrivals.split_at(seeds.len());
         let [fixed_times, dynamic_times] = [fixed, dynamic].map(|runs| times(runs, setting.grid.within));
+        let by_chance = again.iter().filter(|run| run.is_by_chance).count();
         let [oracle_times, again] = [oracle, again].map(|runs| runs.iter().map(|run| run.time).collect());
         let mean_k = [mean(dynamic.iter().map(mean_k)), mean(oracle.iter().map(|run: &Arrival| run.mean_k))];
         OracleResult {
@@ -98,6 +101,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
             oracle: oracle_times,
             again,
             mean_k,
+            by_chance,
         }
     });
     Ok(tell(&results.collect::<Vec<_>>()))
@@ -126,6 +130,7 @@ fn tell(results: &[OracleResult]) -> Findings {
         "best k again over it",
         "DBW's k",
         "oracle's k",
+        "best k arrives by chance",
     ]);
     for own in results.chunk_by(|a, b| a.setting.grid.name == b.setting.grid.name) {
         let grid = &own[0].setting.grid.name;
@@ -151,16 +156,18 @@ fn tell(results: &[OracleResult]) -> Findings {
         findings.figure = findings.figure.panel(panel.titled(format!("Grid {grid}")));
     }
     for result in results {
-        let OracleResult { setting, k, fixed, dynamic, oracle, again, mean_k } = result;
+        let OracleResult { setting, k, fixed, dynamic, oracle, again, mean_k, by_chance } = result;
         let over = result.over();
         if over[0].high > ALLOWED {
             let told = [setting.label(), k.to_string(), number(mean(fixed.iter().copied()))];
             let over = over.map(|over| over.to_string());
-            table.row(told.into_iter().chain(over).chain(mean_k.map(number)));
+            let by_chance = format!("{by_chance} of {}", again.len());
+            table.row(told.into_iter().chain(over).chain(mean_k.map(number)).chain([by_chance]));
         }
         findings.rows.push(json!({
             "grid": setting.grid.name, "times": setting.times.name, "learning_rate": setting.rate.to_string(),
             "batch": setting.batch, "k": k, "static": fixed, "dbw": dynamic, "oracle": oracle, "again": again,
+            "by_chance": by_chance,
         }));
     }
     findings.tables.push((

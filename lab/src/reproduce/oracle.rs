@@ -121,6 +121,9 @@ pub(super) struct Arrival {
     pub(super) time: f64,
     /// The mean over the time of the number of gradients that were waited for.
     pub(super) mean_k: f64,
+    /// It is there though one more step of the kind promises no fall of the loss: the target is below the loss about
+    /// which steps of this kind go up and down, and was met on the way down.
+    pub(super) is_by_chance: bool,
 }
 
 /// A run that is pushed and interrupted as in the simulator, without a network, so that all workers begin each version
@@ -138,7 +141,8 @@ pub(super) fn arrival(setting: &Setting, rule: Rule, seed: u64) -> Arrival {
     while now < setting.grid.within {
         if now >= point {
             if problem.evaluate(&parameters).loss <= setting.grid.target {
-                return Arrival { time: now, mean_k: waited / now };
+                let is_by_chance = Moments::at(&parameters, &problem, setting.batch).fall(rate, k) <= 0.0;
+                return Arrival { time: now, mean_k: waited / now, is_by_chance };
             }
             point = ((now / EVALUATE_EVERY).floor() + 1.0) * EVALUATE_EVERY;
         }
@@ -165,7 +169,7 @@ pub(super) fn arrival(setting: &Setting, rule: Rule, seed: u64) -> Arrival {
         now += times[k - 1].0;
         waited += k as f64 * times[k - 1].0;
     }
-    Arrival { time: setting.grid.within, mean_k: waited / now }
+    Arrival { time: setting.grid.within, mean_k: waited / now, is_by_chance: false }
 }
 
 #[cfg(test)]
