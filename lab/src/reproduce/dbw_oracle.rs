@@ -20,7 +20,19 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw-oracle",
     title: "What keeps DBW from the best static k",
     file: include_str!("settings/dbw-oracle.toml"),
-    remarks: "",
+    remarks: "Each of the three is to blame, in different settings. *The estimates*: with large steps and small \
+              batches (the third grid) DBW waits for a few where the oracle waits for nearly all; it needs 3.3 times \
+              the time of the best static k there, the oracle 1.13 times. *The rule*: the oracle itself is beyond 1.1 \
+              in 35 of the 92 settings, in 10 of which DBW is within. In all 35 at least half of the runs of the \
+              best static k meet the target by chance: the target is below the loss about which that k goes up and \
+              down, and one of many quick and noisy steps is enough to be there. The rule asks for the most fall of \
+              the loss per second in expectation, so it waits for more, goes down surely and slowly, and is there \
+              later; DBW, whose estimates see the noise late, is sooner there than the oracle in most of these. \
+              *Chance*: the best static k, run again with other seeds, is told to be within 1.1 of itself in 57 of \
+              the 92. So no better estimate brings this rule within 1.1 in every setting of these grids, and ten \
+              seeds could not show it if one did. The loop of the oracle is 1 % slower than the simulator, by an \
+              interval that ends beyond the 5 % that were allowed for it: the best k was the best of the first \
+              seeds.",
     run,
 };
 
@@ -46,8 +58,8 @@ struct OracleResult<'a> {
     again: Vec<f64>,
     /// The k of DBW and of the oracle, over the time.
     mean_k: [f64; 2],
-    /// The runs of the best static k again that met the target by chance.
-    by_chance: usize,
+    /// 1 for each run of the best static k again that met the target by chance, 0 for the others.
+    by_chance: Vec<u8>,
 }
 
 impl OracleResult<'_> {
@@ -90,7 +102,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         let (fixed, dynamic) = reports.split_at(seeds.len());
         let (oracle, again) = arrivals.split_at(seeds.len());
         let [fixed_times, dynamic_times] = [fixed, dynamic].map(|runs| times(runs, setting.grid.within));
-        let by_chance = again.iter().filter(|run| run.is_by_chance).count();
+        let by_chance = again.iter().map(|run| u8::from(run.is_by_chance)).collect();
         let [oracle_times, again] = [oracle, again].map(|runs| runs.iter().map(|run| run.time).collect());
         let mean_k = [mean(dynamic.iter().map(mean_k)), mean(oracle.iter().map(|run: &Arrival| run.mean_k))];
         OracleResult {
@@ -120,7 +132,17 @@ fn tell(results: &[OracleResult]) -> Findings {
         .columns(1)
         .subtitle("times to the loss over the best static k's, in the order of the recipe dbw");
     let mut findings = Findings::new(figure);
-    let mut summary = Table::new(["grid", "choice", "within 1.1", "beyond 1.1", "not told"]);
+    let mut summary =
+        Table::new(["grid", "choice", "settings", "within 1.1", "beyond 1.1", "not told", "geometric mean"]);
+    let mut count = |grid: &str, choice: &str, over: &[Interval]| {
+        let within = over.iter().filter(|over| over.high <= ALLOWED).count();
+        let beyond = over.iter().filter(|over| over.low > ALLOWED).count();
+        let counts =
+            [over.len(), within, beyond, over.len() - within - beyond].map(|count| count.to_string());
+        let all = mean(over.iter().map(|over| over.middle.ln())).exp();
+        summary.row([grid.to_owned(), choice.to_owned()].into_iter().chain(counts).chain([number(all)]));
+        within
+    };
     let mut table = Table::new([
         "setting",
         "best k",
@@ -139,10 +161,7 @@ fn tell(results: &[OracleResult]) -> Findings {
         let choices = [("DBW", None), ("oracle", Some("oracle")), ("best k again", Some("again"))];
         for (index, (choice, claim)) in choices.into_iter().enumerate() {
             let over: Vec<Interval> = own.iter().map(|result| result.over()[index]).collect();
-            let within = over.iter().filter(|over| over.high <= ALLOWED).count();
-            let beyond = over.iter().filter(|over| over.low > ALLOWED).count();
-            let counts = [within, beyond, own.len() - within - beyond].map(|count| count.to_string());
-            summary.row([grid.clone(), choice.to_owned()].into_iter().chain(counts));
+            let within = count(grid, choice, &over);
             let worst = own.iter().zip(&over).max_by(|a, b| a.1.high.total_cmp(&b.1.high));
             if let (Some(claim), Some((worst, over))) = (claim, worst) {
                 let label =
@@ -152,6 +171,8 @@ fn tell(results: &[OracleResult]) -> Findings {
             let points = (0..).zip(&over).map(|(at, over)| (f64::from(at), over.middle));
             panel.series.push(Series::marked(choice, points));
         }
+        let behind = own.iter().map(OracleResult::over).filter(|[dynamic, ..]| dynamic.low > ALLOWED);
+        count(grid, "oracle, where DBW is beyond", &behind.map(|over| over[1]).collect::<Vec<_>>());
         panel.series.push(Series::guide("1.1", [(-1.0, ALLOWED), (own.len() as f64, ALLOWED)]));
         findings.figure = findings.figure.panel(panel.titled(format!("Grid {grid}")));
     }
@@ -161,7 +182,7 @@ fn tell(results: &[OracleResult]) -> Findings {
         if over[0].high > ALLOWED {
             let told = [setting.label(), k.to_string(), number(mean(fixed.iter().copied()))];
             let over = over.map(|over| over.to_string());
-            let by_chance = format!("{by_chance} of {}", again.len());
+            let by_chance = format!("{} of {}", by_chance.iter().sum::<u8>(), again.len());
             table.row(told.into_iter().chain(over).chain(mean_k.map(number)).chain([by_chance]));
         }
         findings.rows.push(json!({

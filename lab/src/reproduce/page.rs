@@ -71,7 +71,7 @@ struct Advice {
 #[derive(Deserialize)]
 struct Line {
     text: String,
-    /// RECIPE/CHECK, after "not" where it must differ.
+    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds.
     rests_on: Vec<String>,
 }
 
@@ -119,9 +119,10 @@ pub fn page(parts: &[Part]) -> Result<String, Error> {
 fn advice(parts: &[Part]) -> Result<String, Error> {
     let Advice { line, .. } = from_toml(ADVICE)?;
     let came_out = |name: &String| {
-        let (wanted, name) = match name.strip_prefix("not ") {
-            Some(name) => (Verdict::Differs, name),
-            None => (Verdict::Holds, name.as_str()),
+        let (wanted, name) = match name.split_once(' ') {
+            Some(("not", name)) => (Verdict::Differs, name),
+            Some(("chance", name)) => (Verdict::Chance, name),
+            _ => (Verdict::Holds, name.as_str()),
         };
         let mut checks = parts.iter().flat_map(|part| part.checks.iter().map(move |check| (part, check)));
         let named = checks.find(|(part, check)| format!("{}/{}", part.recipe.name, check.claim.name) == name);
