@@ -7,7 +7,7 @@ use serde_json::json;
 use slackline::sim::ClusterReport;
 
 use super::dbw::{DbwGrids, Setting, settings};
-use super::oracle::{Arrival, Rule, arrival};
+use super::oracle::{Ending, OracleRule, arrival};
 use super::settings::Settings;
 use super::tuned::times;
 use super::{Error, Findings, Recipe, Trial, dbw, scheme, simulate};
@@ -89,7 +89,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         simulate("dbw-oracle", &runs, |(setting, scheme, seed)| Ok(setting.cluster(*scheme, *seed)))?;
     let mut asked = Vec::new();
     for (setting, k) in &all {
-        for (rule, apart) in [(Rule::Oracle, 0), (Rule::Static(*k), APART)] {
+        for (rule, apart) in [(OracleRule::Oracle, 0), (OracleRule::Static(*k), APART)] {
             asked.extend(seeds.iter().map(|seed| (setting, rule, seed + apart)));
         }
     }
@@ -104,7 +104,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         let [fixed_times, dynamic_times] = [fixed, dynamic].map(|runs| times(runs, setting.grid.within));
         let by_chance = again.iter().map(|run| u8::from(run.is_by_chance)).collect();
         let [oracle_times, again] = [oracle, again].map(|runs| runs.iter().map(|run| run.time).collect());
-        let mean_k = [mean(dynamic.iter().map(mean_k)), mean(oracle.iter().map(|run: &Arrival| run.mean_k))];
+        let mean_k = [mean(dynamic.iter().map(mean_k)), mean(oracle.iter().map(|run: &Ending| run.mean_k))];
         OracleResult {
             setting,
             k: *k,

@@ -16,7 +16,7 @@ const EVERY: usize = 4;
 
 /// The rule by which the number of gradients is chosen.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rule {
+pub(super) enum OracleRule {
     /// The most fall of the loss per second; all workers where no number promises any.
     Oracle,
     /// The same number for every version.
@@ -26,7 +26,7 @@ pub(super) enum Rule {
 /// What mini-batch gradients are like at some parameters, over all examples: `g` their mean, `C` the covariance of one,
 /// `H` the Hessian of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Moments {
+struct TrueMoments {
     /// Squared norm of `g`.
     norm_squared: f64,
     /// `g'Hg`.
@@ -35,8 +35,8 @@ struct Moments {
     across: f64,
 }
 
-impl Moments {
-    fn at(parameters: &[f32], problem: &Logistic, batch: usize) -> Moments {
+impl TrueMoments {
+    fn at(parameters: &[f32], problem: &Logistic, batch: usize) -> TrueMoments {
         let (width, count) = (parameters.len(), problem.examples().len());
         let of_examples = |every: usize| {
             problem.examples().step_by(every).map(|(row, class)| {
@@ -68,7 +68,7 @@ impl Moments {
         let squares = of_examples(EVERY)
             .map(|(row, slope, _)| slope * slope * curvature(&|at| f64::from(row[at])) / some)
             .sum::<f64>();
-        Moments {
+        TrueMoments {
             norm_squared: (0..width).map(|at| mean(at).powi(2)).sum(),
             along: curvature(&mean),
             across: (squares - curvature(&|at| data[at])) / batch as f64,
@@ -83,15 +83,15 @@ impl Moments {
 }
 
 /// The times of the workers, whose first half may be slower.
-struct Pace<'a> {
+struct DrawnTimes<'a> {
     compute: &'a Distribution,
     samplers: Vec<Sampler>,
 }
 
-impl Pace<'_> {
-    fn new(compute: &Distribution, seed: u64) -> Pace<'_> {
+impl DrawnTimes<'_> {
+    fn new(compute: &Distribution, seed: u64) -> DrawnTimes<'_> {
         let sampler = |worker| Sampler::new(compute, seed, TIMES, worker, N);
-        Pace { compute, samplers: (0..N).map(sampler).collect() }
+        DrawnTimes { compute, samplers: (0..N).map(sampler).collect() }
     }
 
     /// A time for each worker, the shortest first.
@@ -116,7 +116,7 @@ impl Pace<'_> {
 
 /// The end of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival {
+pub(super) struct Ending {
     /// The time to the target, or that at which it was given up.
     pub(super) time: f64,
     /// The mean over the time of the number of gradients that were waited for.
@@ -128,11 +128,11 @@ pub(super) struct Arrival {
 
 /// A run that is pushed and interrupted as in the simulator, without a network, so that all workers begin each version
 /// together.
-pub(super) fn arrival(setting: &Setting, rule: Rule, seed: u64) -> Arrival {
+pub(super) fn arrival(setting: &Setting, rule: OracleRule, seed: u64) -> Ending {
     let mut problem = setting.problem(seed);
-    let mut pace = Pace::new(&setting.compute, seed);
-    let means =
-        [false, true].map(|half_is_slow| Pace::new(&setting.compute, seed ^ 1 << 32).means(half_is_slow));
+    let mut pace = DrawnTimes::new(&setting.compute, seed);
+    let means = [false, true]
+        .map(|half_is_slow| DrawnTimes::new(&setting.compute, seed ^ 1 << 32).means(half_is_slow));
     let rate = f64::from(setting.rate);
     let mut parameters = problem.initial(seed);
     let (mut gradient, mut sum) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
@@ -141,22 +141,22 @@ pub(super) fn arrival(setting: &Setting, rule: Rule, seed: u64) -> Arrival {
     while now < setting.grid.within {
         if now >= point {
             if problem.evaluate(&parameters).loss <= setting.grid.target {
-                let is_by_chance = Moments::at(&parameters, &problem, setting.batch).fall(rate, k) <= 0.0;
-                return Arrival { time: now, mean_k: waited / now, is_by_chance };
+                let is_by_chance = TrueMoments::at(&parameters, &problem, setting.batch).fall(rate, k) <= 0.0;
+                return Ending { time: now, mean_k: waited / now, is_by_chance };
             }
             point = ((now / EVALUATE_EVERY).floor() + 1.0) * EVALUATE_EVERY;
         }
         let half_is_slow = setting.times.slowed_at.is_some_and(|at| now >= at);
         match rule {
-            Rule::Static(fixed) => k = fixed,
-            Rule::Oracle if now >= look => {
-                let moments = Moments::at(&parameters, &problem, setting.batch);
+            OracleRule::Static(fixed) => k = fixed,
+            OracleRule::Oracle if now >= look => {
+                let moments = TrueMoments::at(&parameters, &problem, setting.batch);
                 let gain = |k: &usize| moments.fall(rate, *k) / means[usize::from(half_is_slow)][k - 1];
                 let best = (1..=N).max_by(|a, b| gain(a).total_cmp(&gain(b))).filter(|k| gain(k) > 0.0);
                 k = best.unwrap_or(N);
                 look = now + (STALE * now).max(STALE);
             }
-            Rule::Oracle => {}
+            OracleRule::Oracle => {}
         }
         let times = pace.draw(half_is_slow);
         sum.fill(0.0);
@@ -169,7 +169,7 @@ pub(super) fn arrival(setting: &Setting, rule: Rule, seed: u64) -> Arrival {
         now += times[k - 1].0;
         waited += k as f64 * times[k - 1].0;
     }
-    Arrival { time: setting.grid.within, mean_k: waited / now, is_by_chance: false }
+    Ending { time: setting.grid.within, mean_k: waited / now, is_by_chance: false }
 }
 
 #[cfg(test)]
@@ -181,7 +181,7 @@ mod tests {
     fn moments_promise_what_many_steps_lower_the_loss_by() {
         let mut problem = Logistic::new(2000, 5, 8, PENALTY, 1);
         let parameters = [0.5, -0.2, 0.1, 0.3, -0.4];
-        let moments = Moments::at(&parameters, &problem, 8);
+        let moments = TrueMoments::at(&parameters, &problem, 8);
         let before = problem.evaluate(&parameters).loss;
         let (step_size, k, steps) = (0.2_f32, 4, 10_000);
         let (mut fallen, mut gradient) = (0.0, [0.0; 5]);
