@@ -67,15 +67,24 @@ pub(super) enum Verdict {
     Holds,
     Differs,
     Untried,
+    /// It held, and does not in nine of ten runs with other seeds.
+    Chance,
 }
 
 impl Verdict {
+    const ALL: [Verdict; 4] = [Verdict::Holds, Verdict::Differs, Verdict::Untried, Verdict::Chance];
+
     pub(super) const fn word(self) -> &'static str {
         match self {
+            Verdict::Chance => "chance",
             Verdict::Holds => "yes",
             Verdict::Differs => "differs",
             Verdict::Untried => "not tried",
         }
+    }
+
+    pub(super) fn read(word: &Value) -> Option<Verdict> {
+        Verdict::ALL.into_iter().find(|verdict| *word == verdict.word())
     }
 }
 
@@ -148,9 +157,7 @@ impl Check {
             said: text("expected"),
             untried: None,
         };
-        let verdicts = [Verdict::Holds, Verdict::Differs, Verdict::Untried];
-        let verdict = verdicts.into_iter().find(|verdict| record["verdict"] == verdict.word())?;
-        Some(Check { claim, ours: text("ours")?, verdict })
+        Some(Check { claim, ours: text("ours")?, verdict: Verdict::read(&record["verdict"])? })
     }
 
     /// What, expected, ours and the verdict.
@@ -174,12 +181,12 @@ pub(super) fn count<'a>(checks: impl Iterator<Item = &'a Check>, against: Agains
     let of_kind: Vec<Verdict> =
         checks.filter(|check| check.claim.against == against).map(|check| check.verdict).collect();
     let count = |verdict| of_kind.iter().filter(|own| **own == verdict).count();
-    let [holds, differs, untried] = [Verdict::Holds, Verdict::Differs, Verdict::Untried].map(count);
-    match (of_kind.len(), untried) {
-        (0, _) => "-".into(),
-        (_, 0) => format!("{holds} of {}", holds + differs),
-        _ if holds + differs == 0 => format!("{untried} not tried"),
-        _ => format!("{holds} of {}, {untried} not tried", holds + differs),
+    let (holds, untried) = (count(Verdict::Holds), count(Verdict::Untried));
+    match (of_kind.len() - untried, untried) {
+        (0, 0) => "-".into(),
+        (tried, 0) => format!("{holds} of {tried}"),
+        (0, _) => format!("{untried} not tried"),
+        (tried, _) => format!("{holds} of {tried}, {untried} not tried"),
     }
 }
 

@@ -11,11 +11,14 @@ use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
 
-const N: usize = 16;
+pub(super) const N: usize = 16;
 /// The seed from which the examples are drawn; the seeds of runs differ in times and in the order of the examples.
 const DATA: u64 = 1;
+pub(super) const PENALTY: f32 = 1e-4;
+/// Seconds between two looks at the loss.
+pub(super) const EVALUATE_EVERY: f64 = 0.5;
 /// The factor by which half the workers become slower.
-const SLOW_BY: f64 = 5.0;
+pub(super) const SLOW_BY: f64 = 5.0;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw",
@@ -45,7 +48,7 @@ pub(super) struct DbwGrid {
     pub(super) within: f64,
     /// Step sizes and batches.
     pairs: Vec<(f32, usize)>,
-    times: Vec<Times>,
+    pub(super) times: Vec<Times>,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +58,7 @@ pub(super) struct Times {
     compute: String,
     /// The second at which half the workers become slower.
     #[serde(default)]
-    slowed_at: Option<f64>,
+    pub(super) slowed_at: Option<f64>,
     /// The step sizes and batches, where they are not all of the grid's.
     #[serde(default)]
     pairs: Option<Vec<(f32, usize)>>,
@@ -65,7 +68,7 @@ pub(super) struct Times {
 pub(super) struct Setting<'a> {
     pub(super) grid: &'a DbwGrid,
     pub(super) times: &'a Times,
-    compute: Distribution,
+    pub(super) compute: Distribution,
     pub(super) rate: f32,
     pub(super) batch: usize,
 }
@@ -76,12 +79,21 @@ impl Setting<'_> {
         cluster.compute = self.compute.clone();
         let slowed = self.times.slowed_at.map(|at| Change { at, workers: 0..N / 2, factor: SLOW_BY });
         cluster.changes = slowed.into_iter().collect();
-        let problem = Logistic::new(2000, 20, self.batch, 1e-4, DATA).narrowed(self.grid.narrowed);
-        cluster.problem = Some(Box::new(problem.in_order(seed)));
+        cluster.problem = Some(Box::new(self.problem(seed)));
         cluster.learning_rate = self.rate;
         cluster.until = Until::Loss { target: self.grid.target, within: self.grid.within };
-        cluster.evaluate_every = Some(0.5);
+        cluster.evaluate_every = Some(EVALUATE_EVERY);
         cluster
+    }
+
+    pub(super) fn problem(&self, seed: u64) -> Logistic {
+        let problem = Logistic::new(2000, 20, self.batch, PENALTY, DATA);
+        problem.narrowed(self.grid.narrowed).in_order(seed)
+    }
+
+    pub(super) fn label(&self) -> String {
+        let Setting { grid, times, rate, batch, .. } = self;
+        format!("{}, {}, {rate}/{batch}", grid.name, times.name)
     }
 }
 
@@ -112,11 +124,6 @@ impl DbwResult<'_> {
 
     fn over(&self, k: usize) -> Interval {
         Interval::of_ratio(&self.dynamic, &self.fixed[k - 1])
-    }
-
-    fn label(&self) -> String {
-        let Setting { grid, times, rate, batch, .. } = self.setting;
-        format!("{}, {}, {rate}/{batch}", grid.name, times.name)
     }
 }
 
@@ -216,7 +223,7 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
     let within = own.iter().filter(|result| result.over(result.best_k()).high <= 1.1).count();
     let worst = own.iter().max_by(|a, b| a.over(a.best_k()).high.total_cmp(&b.over(b.best_k()).high));
     if let Some(worst) = worst {
-        let label = format!("{within} of {} within; the worst ({})", own.len(), worst.label());
+        let label = format!("{within} of {} within; the worst ({})", own.len(), worst.setting.label());
         findings.measure(claim, label, worst.over(worst.best_k()));
     }
     if grid.name == "third" {
@@ -237,7 +244,7 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
 fn compare(results: &[DbwResult], findings: &mut Findings) {
     let gain = |result: &DbwResult| Interval::of_ratio(&result.fixed[result.best_k() - 1], &result.dynamic);
     if let Some(most) = results.iter().max_by(|a, b| gain(a).middle.total_cmp(&gain(b).middle)) {
-        findings.measure("three-times", most.label(), gain(most));
+        findings.measure("three-times", most.setting.label(), gain(most));
     }
     let best = results.iter().map(|result| result.best_k() as f64);
     let (least, most) = (best.clone().fold(f64::INFINITY, f64::min), best.fold(0.0, f64::max));

@@ -5,6 +5,7 @@
 //! figures like one that does.
 
 mod abs;
+mod again;
 mod bap;
 mod bap_network;
 mod claims;
@@ -12,12 +13,14 @@ mod contest;
 mod dai;
 mod dbw;
 mod dbw_argmax;
+mod dbw_oracle;
 mod dbw_published;
 mod ds_sync;
 mod ds_sync_network;
 mod essp;
 mod k_async;
 mod losing;
+mod oracle;
 mod page;
 mod race;
 mod regret;
@@ -32,7 +35,8 @@ use slackline::ScheduleError;
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::sim::{self, Cluster, ClusterReport};
 
-pub use page::{PAGE, PLOTS, Part, RECORDS, page};
+pub use again::Again;
+pub use page::{AGAIN, PAGE, PLOTS, Part, RECORDS, page};
 pub use race::{Arrival, Race, Run};
 pub use twin::{Comparison, REAL_PAGE, Twin, real_page};
 
@@ -89,6 +93,8 @@ pub struct Outcome {
     findings: Findings,
     checks: Vec<Check>,
     seed: u64,
+    /// How often they held with other seeds, if that was tried.
+    again: Option<Again>,
 }
 
 /// Error of a recipe.
@@ -127,6 +133,7 @@ pub const RECIPES: &[Recipe] = &[
     bap::STRAGGLER,
     dbw_argmax::RECIPE,
     dbw::RECIPE,
+    dbw_oracle::RECIPE,
     dbw_published::RECIPE,
     k_async::RECIPE,
     abs::RECIPE,
@@ -178,7 +185,7 @@ impl Recipe {
             own.map_or(&[][..], |(_, measured)| measured)
         };
         let checks = settings.claims.iter().map(|claim| claim.judge(measured(&claim.name))).collect();
-        Ok(Outcome { recipe: self, settings, findings, checks, seed })
+        Ok(Outcome { recipe: self, settings, findings, checks, seed, again: None })
     }
 
     /// Its runs on real processes.

@@ -1,5 +1,6 @@
 //! The page with all reproductions.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 use super::claims::{Against, Check, Verdict, count, table};
 use super::settings::from_toml;
-use super::{Error, Outcome, Recipe};
+use super::{Again, Error, Outcome, Recipe};
 use crate::table::Table;
 
 /// File name of the page.
@@ -16,6 +17,8 @@ pub const PAGE: &str = "reproductions.md";
 pub const PLOTS: &str = "plots";
 /// Name of the folder for the records, `NAME.json` each.
 pub const RECORDS: &str = "records";
+/// Name of the folder, in that of the records, for runs with other seeds, `NAME.json` each.
+pub const AGAIN: &str = "again";
 const COLUMNS: usize = 120;
 
 const HEAD: &str = "\
@@ -47,15 +50,28 @@ means that the interval excludes 1. \"Differs\" is not a failure of the program:
 /// What the page says about the choice of a scheme, and the checks that each sentence rests on.
 const ADVICE: &str = include_str!("settings/advice.toml");
 
+const OTHER_SEEDS: &str = "\
+Runs with seeds that no other run has tell a result from chance. They are added by
+
+```sh
+cargo run --release -- sim --reproduce NAME --again 10 --docs docs
+```
+
+with a [record](records/again/) of each. A claim that held at first and does not in nine of ten of these runs is told
+as \"chance\" in all tables, and counts as one that differs. Beside a claim stands the number of runs in which it held.
+";
+
 #[derive(Deserialize)]
 struct Advice {
     line: Vec<Line>,
+    /// Results that were not run with other seeds, with the minutes of one processor that ten such runs take.
+    too_long: BTreeMap<String, f64>,
 }
 
 #[derive(Deserialize)]
 struct Line {
     text: String,
-    /// RECIPE/CHECK, after "not" where it must differ.
+    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds.
     rests_on: Vec<String>,
 }
 
@@ -64,21 +80,24 @@ pub struct Part {
     recipe: &'static Recipe,
     checks: Vec<Check>,
     section: String,
+    again: Option<Again>,
 }
 
 impl Part {
     /// Of a result that was run just now.
     pub fn of(outcome: &Outcome) -> Part {
-        Part { recipe: outcome.recipe, checks: outcome.checks.clone(), section: section(outcome) }
+        let Outcome { recipe, checks, again, .. } = outcome;
+        Part { recipe, checks: checks.clone(), section: section(outcome), again: again.clone() }
     }
 
-    /// Of a result that was run before, from its record and the page with its section; none if these do not tell of it.
-    pub fn kept(recipe: &'static Recipe, record: &Value, page: &str) -> Option<Part> {
+    /// Of a result that was run before, from its record, that of runs with other seeds, and the page with its section;
+    /// none if these do not tell of it.
+    pub fn kept(recipe: &'static Recipe, record: &Value, again: Option<Again>, page: &str) -> Option<Part> {
         let checks = record["checks"].as_array()?.iter().map(Check::read).collect::<Option<_>>()?;
         let (_, text) = page.split_once(&format!("\n## {}\n", recipe.name))?;
         let text = text.split("\n## ").next()?.trim_end_matches('\n');
         let section = format!("\n## {}\n{text}\n", recipe.name);
-        Some(Part { recipe, checks, section })
+        Some(Part { recipe, checks, section, again })
     }
 }
 
@@ -90,6 +109,7 @@ impl Part {
 pub fn page(parts: &[Part]) -> Result<String, Error> {
     let mut page = HEAD.to_owned() + &advice(parts)? + "\n" + METHOD;
     page += &overview(parts);
+    let _ = write!(page, "\n## With other seeds\n\n{OTHER_SEEDS}\n{}", repeated(parts)?);
     let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(parts));
     parts.iter().for_each(|part| page += &part.section);
     Ok(page)
@@ -97,11 +117,12 @@ pub fn page(parts: &[Part]) -> Result<String, Error> {
 
 /// The sentences that are borne out as a list; the others say so.
 fn advice(parts: &[Part]) -> Result<String, Error> {
-    let Advice { line } = from_toml(ADVICE)?;
+    let Advice { line, .. } = from_toml(ADVICE)?;
     let came_out = |name: &String| {
-        let (wanted, name) = match name.strip_prefix("not ") {
-            Some(name) => (Verdict::Differs, name),
-            None => (Verdict::Holds, name.as_str()),
+        let (wanted, name) = match name.split_once(' ') {
+            Some(("not", name)) => (Verdict::Differs, name),
+            Some(("chance", name)) => (Verdict::Chance, name),
+            _ => (Verdict::Holds, name.as_str()),
         };
         let mut checks = parts.iter().flat_map(|part| part.checks.iter().map(move |check| (part, check)));
         let named = checks.find(|(part, check)| format!("{}/{}", part.recipe.name, check.claim.name) == name);
@@ -131,6 +152,33 @@ fn overview(parts: &[Part]) -> String {
     let counts = Against::ALL.map(|against| count(all(), against));
     overview.row(["all of the kind".into(), String::new()].into_iter().chain(counts));
     overview.markdown()
+}
+
+/// What came of runs with other seeds, and the results that were not run with any.
+fn repeated(parts: &[Part]) -> Result<String, Error> {
+    let Advice { too_long, .. } = from_toml(ADVICE)?;
+    let mut table =
+        Table::new(["result", "runs", "\"yes\" that is kept", "chance", "differs at first, and holds in"]);
+    let mut others = Vec::new();
+    for Part { recipe, again, .. } in parts {
+        let name = recipe.name;
+        match again {
+            Some(again) => table.row([format!("[{name}](#{name})")].into_iter().chain(again.cells())),
+            None => others.push(match too_long.get(name) {
+                Some(minutes) => format!("{name} ({minutes} min)"),
+                None => name.to_owned(),
+            }),
+        }
+    }
+    let text = match others.is_empty() {
+        true => String::new(),
+        false => {
+            let others = others.join(", ");
+            wrapped(&format!("Not tried, with the time that ten runs take on one processor: {others}."))
+                + "\n"
+        }
+    };
+    Ok(format!("{}\n{text}", table.markdown()))
 }
 
 fn headlines(parts: &[Part]) -> String {

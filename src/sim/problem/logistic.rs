@@ -84,6 +84,14 @@ impl Logistic {
     }
 }
 
+impl Logistic {
+    /// The examples to learn from, in order: features, and the class, which is 1 or -1.
+    #[doc(hidden)]
+    pub fn examples(&self) -> impl ExactSizeIterator<Item = (&[f32], f32)> {
+        self.train.features.chunks_exact(self.features).zip(self.train.classes.iter().copied())
+    }
+}
+
 impl Examples {
     fn draw(count: usize, hidden: &[f64], random: &mut Random) -> Examples {
         let mut features = Vec::with_capacity(count * hidden.len());

@@ -53,7 +53,7 @@ pub(crate) struct SimArgs {
         hide_short_help = true,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
-    #[arg(conflicts_with_all = ["plot", "docs", "real"])]
+    #[arg(conflicts_with_all = ["plot", "real"])]
     pub(super) again: Option<u64>,
 
     /// Run the real nodes and their memory protocol over a simulated network as hostile as can be, and hold every

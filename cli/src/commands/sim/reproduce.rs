@@ -1,10 +1,12 @@
 //! `slackline sim --reproduce`: the results of the literature, and ours beside them.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use slackline_lab::reproduce::{self, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Recipe};
+use slackline_lab::reproduce::{
+    self, AGAIN, Again, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Recipe,
+};
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
@@ -55,7 +57,7 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
     });
     // One that fails loses nothing of those before it.
     if let Some(docs) = args.docs.as_deref().filter(|_| !done.is_empty()) {
-        write_docs(docs, &done)?;
+        done = write_docs(docs, done)?;
     }
     ran.map_err(|error| failure(&error))?;
     let text: Vec<_> = done.iter().map(Outcome::text).collect();
@@ -76,8 +78,7 @@ fn list() -> String {
 /// Finds out whether the page can be written.
 fn check_docs(docs: &Path) -> Result<(), Failure> {
     output::check("--docs", &docs.join(PAGE))?;
-    for folder in [PLOTS, RECORDS] {
-        let folder = docs.join(folder);
+    for folder in [docs.join(PLOTS), docs.join(RECORDS), docs.join(RECORDS).join(AGAIN)] {
         fs::create_dir_all(&folder).map_err(|error| {
             Failure::usage(format!("--docs {}: {error}", folder.display()))
                 .help("name a folder that can be written to")
@@ -86,9 +87,25 @@ fn check_docs(docs: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others.
-fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
-    for outcome in done {
+/// Where the runs of a result with other seeds are recorded.
+fn record_again(docs: &Path, name: &str) -> PathBuf {
+    docs.join(RECORDS).join(AGAIN).join(format!("{name}.json"))
+}
+
+/// Writes the record of runs with other seeds.
+pub(super) fn write_again(docs: &Path, again: &Again) -> Result<(), Failure> {
+    keep("--docs", &record_again(docs, &again.result), &reproduce::record(&again.json()))
+}
+
+/// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others. Gives what
+/// was run, judged by its runs with other seeds where there were any.
+pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outcome>, Failure> {
+    let read = |file: &Path| serde_json::from_str(&fs::read_to_string(file).ok()?).ok();
+    let again = |name: &str| Again::read(&read(&record_again(docs, name))?);
+    for outcome in &mut done {
+        again(outcome.name()).into_iter().for_each(|again| outcome.held(again));
+    }
+    for outcome in &done {
         let name = outcome.name();
         keep("--docs", &docs.join(PLOTS).join(format!("{name}.svg")), &outcome.figure().svg())?;
         keep(
@@ -101,8 +118,8 @@ fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
     let part = |recipe: &'static Recipe| {
         let outcome = done.iter().find(|outcome| outcome.name() == recipe.name);
         let kept = || {
-            let record = fs::read_to_string(docs.join(RECORDS).join(format!("{}.json", recipe.name))).ok()?;
-            Part::kept(recipe, &serde_json::from_str(&record).ok()?, &before)
+            let record = read(&docs.join(RECORDS).join(format!("{}.json", recipe.name)))?;
+            Part::kept(recipe, &record, again(recipe.name), &before)
         };
         let part = outcome.map(Part::of).or_else(kept);
         if part.is_none() {
@@ -115,7 +132,8 @@ fn write_docs(docs: &Path, done: &[Outcome]) -> Result<(), Failure> {
     };
     let parts: Vec<Part> = RECIPES.iter().filter_map(part).collect();
     let page = reproduce::page(&parts).map_err(|error| failure(&error))?;
-    keep("--docs", &docs.join(PAGE), &page)
+    keep("--docs", &docs.join(PAGE), &page)?;
+    Ok(done)
 }
 
 /// The error of a recipe, in terms of options.

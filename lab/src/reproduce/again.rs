@@ -1,0 +1,166 @@
+//! How often each claim of a result holds with other seeds.
+
+use serde_json::{Value, json};
+
+use super::claims::Verdict;
+use super::{Error, Outcome, Recipe};
+use crate::table::Table;
+
+/// The distance of the first seeds of two runs: more than any result has seeds.
+const APART: u64 = 1000;
+
+/// A claim that held at first holds in so many of ten runs, or it was chance.
+const LEAST: f64 = 0.9;
+
+/// How often each claim of a result held again; those that were not tried are left out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Again {
+    /// The name of the result.
+    pub result: String,
+    times: u64,
+    claims: Vec<Repeated>,
+}
+
+/// A claim: its name, what it is held against, what came of it at first, and in how many runs it held again.
+#[derive(Clone, Debug, PartialEq)]
+struct Repeated {
+    name: String,
+    against: String,
+    first: Verdict,
+    holds: u64,
+}
+
+impl Again {
+    /// Runs a result so many `times` with seeds that no other of these runs has; `first` is its first run. `seeds`
+    /// overrules the number of them in its file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Recipe::run`].
+    pub fn run(first: &Outcome, times: u64, seeds: Option<u64>) -> Result<Again, Error> {
+        let recipe: &'static Recipe = first.recipe;
+        let runs = (1..=times).map(|run| recipe.run(first.seed + APART * run, seeds));
+        let runs = runs.map(|run| Ok(run?.checks)).collect::<Result<Vec<_>, Error>>()?;
+        let tried = first.checks.iter().enumerate().filter(|(_, check)| check.verdict != Verdict::Untried);
+        let claims = tried.map(|(index, check)| Repeated {
+            name: check.claim.name.clone(),
+            against: check.claim.against.name().to_owned(),
+            first: check.verdict,
+            holds: runs.iter().filter(|checks| checks[index].verdict == Verdict::Holds).count() as u64,
+        });
+        Ok(Again { result: recipe.name.to_owned(), times, claims: claims.collect() })
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let claims = self.claims.iter().map(|claim| {
+            json!({
+                "name": claim.name, "against": claim.against, "verdict": claim.first.word(), "holds": claim.holds,
+            })
+        });
+        json!({ "result": self.result, "again": self.times, "claims": claims.collect::<Vec<_>>() })
+    }
+
+    /// Of its record; none if that does not tell of such runs.
+    pub fn read(record: &Value) -> Option<Again> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let claim = |claim: &Value| {
+            Some(Repeated {
+                name: text(&claim["name"])?,
+                against: text(&claim["against"])?,
+                first: Verdict::read(&claim["verdict"])?,
+                holds: claim["holds"].as_u64()?,
+            })
+        };
+        let claims = record["claims"].as_array()?.iter().map(claim).collect::<Option<_>>()?;
+        Some(Again { result: text(&record["result"])?, times: record["again"].as_u64()?, claims })
+    }
+
+    /// Whether each claim that held at first holds in nine of ten of the other runs.
+    pub fn is_kept(&self) -> bool {
+        self.claims.iter().all(|claim| !self.was_chance(claim))
+    }
+
+    fn was_chance(&self, claim: &Repeated) -> bool {
+        claim.first == Verdict::Holds && (claim.holds as f64) < LEAST * self.times as f64
+    }
+
+    /// The table of several results.
+    pub fn table<'a>(all: impl IntoIterator<Item = &'a Again>) -> Table {
+        let mut table = Table::new(["result", "claim", "against", "at first", "holds again"]);
+        for again in all {
+            for Repeated { name, against, first, holds } in &again.claims {
+                let of = format!("{holds} of {}", again.times);
+                table.row([&again.result, name, against, first.word(), &of]);
+            }
+        }
+        table
+    }
+
+    /// The cells of the page: how many claims held at first and were kept, which were not, and which held only later.
+    pub(super) fn cells(&self) -> [String; 4] {
+        let held = |claim: &&Repeated| claim.first == Verdict::Holds;
+        let told = |claims: Vec<&Repeated>| match claims.is_empty() {
+            true => "-".to_owned(),
+            false => claims
+                .iter()
+                .map(|claim| format!("`{}` {}", claim.name, claim.holds))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        let first = self.claims.iter().filter(held).count();
+        let lost: Vec<_> = self.claims.iter().filter(|claim| self.was_chance(claim)).collect();
+        let later = self.claims.iter().filter(|claim| !held(claim) && claim.holds > 0).collect();
+        [self.times.to_string(), format!("{} of {first}", first - lost.len()), told(lost), told(later)]
+    }
+}
+
+impl Outcome {
+    /// Takes note of how often its claims held again: one that held by chance is told as that. Runs of another form
+    /// of the result, whose claims or first verdicts were others, say nothing of this one.
+    pub fn held(&mut self, again: Again) {
+        let tried = self.checks.iter().filter(|check| check.verdict != Verdict::Untried);
+        let first = tried.map(|check| (check.claim.name.as_str(), check.verdict));
+        if !first.eq(again.claims.iter().map(|claim| (claim.name.as_str(), claim.first))) {
+            return;
+        }
+        for claim in again.claims.iter().filter(|claim| again.was_chance(claim)) {
+            let own = self.checks.iter_mut().filter(|check| check.claim.name == claim.name);
+            own.for_each(|check| check.verdict = Verdict::Chance);
+        }
+        self.again = Some(again);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again() -> Again {
+        let claim = |name: &str, first, holds| Repeated {
+            name: name.to_owned(),
+            against: "theory".to_owned(),
+            first,
+            holds,
+        };
+        let claims = vec![
+            claim("kept", Verdict::Holds, 9),
+            claim("lost", Verdict::Holds, 8),
+            claim("late", Verdict::Differs, 10),
+            claim("never", Verdict::Differs, 0),
+        ];
+        Again { result: "bap".to_owned(), times: 10, claims }
+    }
+
+    #[test]
+    fn a_yes_that_does_not_hold_in_nine_of_ten_is_chance() {
+        assert!(!again().is_kept());
+        assert_eq!(again().cells(), ["10", "1 of 2", "`lost` 8", "`late` 10"]);
+    }
+
+    #[test]
+    fn runs_with_other_seeds_are_read_as_their_record_tells_them() {
+        assert_eq!(Again::read(&again().json()), Some(again()));
+        assert_eq!(Again::read(&json!({ "result": "bap" })), None);
+    }
+}
