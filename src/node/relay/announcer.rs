@@ -186,7 +186,7 @@ mod tests {
     use crate::transport::Host;
 
     #[test]
-    fn an_owner_that_was_lost_is_tried_again_if_the_publisher_knows_that_and_still_names_it() {
+    fn a_lost_owner_is_tried_again_if_the_publisher_knows_and_still_names_it() {
         let owners = vec![TreeOwner { number: TreePosition::PUBLISHER, address: None }];
         let position = TreePosition { number: 1, again_ns: 1, origin: 7, begin_at: 0, owners };
         let joiner = Joiner { host: Host::own(), lost: None, relay: None };
