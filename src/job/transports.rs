@@ -79,7 +79,14 @@ impl Transports {
     /// Puts payloads on a GPU from now on, unless they are on another one already. There is no RDMA then.
     #[cfg(feature = "cuda")]
     pub(super) fn use_gpu(&self, gpu: &Gpu) {
-        self.gpu.get_or_init(|| gpu.clone());
+        let taken = self.gpu.get_or_init(|| gpu.clone());
+        if taken.ordinal() != gpu.ordinal() {
+            tracing::warn!(
+                taken = taken.ordinal(),
+                named = gpu.ordinal(),
+                "a job has one GPU in a process: the first one"
+            );
+        }
     }
 
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.

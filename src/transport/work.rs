@@ -147,9 +147,9 @@ impl WorkRequest {
     /// error says what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self.operation {
-            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {
-                Err("this transport copies no memory of a GPU: use shared memory with a GPU, or host memory")
-            }
+            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Err(
+                "this transport copies no memory of a GPU: use shared memory or TCP with a GPU, or host memory",
+            ),
             _ => self.check_ranges(),
         }
     }

@@ -566,7 +566,10 @@ impl ProgressState {
         match target.serve() {
             Ok(turn) => {
                 self.has_draining |= target.is_draining();
-                if target.is_copying() && !self.copying.contains(&token) {
+                // Of a peer that takes its answers again the system tells.
+                let is_copying =
+                    target.is_copying() && (turn != ServeOutcome::Blocked || target.is_holding());
+                if is_copying && !self.copying.contains(&token) {
                     self.copying.push(token);
                 }
                 let interest = match turn == ServeOutcome::Blocked || target.is_sending() {

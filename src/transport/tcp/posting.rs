@@ -261,39 +261,53 @@ impl StagedPosting {
     fn post_begun(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
         loop {
             let mut batch = SmallVec::<[WorkRequest; BATCH]>::new();
-            let room = lane.free().min(BATCH);
-            while batch.len() < room
-                && let Some(piece) = self.begun.front_mut()
-            {
-                if let PieceWork::Write { copy, .. } = &mut piece.work
-                    && !copy.is_done().map_err(|error| (piece.number, error))?
-                {
-                    break;
+            let (room, mut ended) = (lane.free().min(BATCH), Ok(()));
+            while batch.len() < room {
+                match self.next_copied() {
+                    Ok(Some(request)) => batch.push(request),
+                    Ok(None) => break,
+                    Err(error) => {
+                        ended = Err(error);
+                        break;
+                    }
                 }
-                let Some(piece) = self.begun.pop_front() else { break };
-                let index = (piece.number - self.first) as usize;
-                let cut = |block: &LocalSlice, remote: &RemoteSlice| {
-                    let outside = |error: OutOfBounds| GpuError::Host { reason: error.to_string() };
-                    block.slice(0, remote.len as usize).map_err(|error| (piece.number, outside(error)))
-                };
-                let streaming = Streaming::ByLength;
-                let operation = match &piece.work {
-                    PieceWork::Whole => self.queue[index].request.operation.clone(),
-                    PieceWork::Write { copy, remote } => {
-                        Operation::Write { local: cut(&copy.block, remote)?, remote: *remote, streaming }
-                    }
-                    PieceWork::Read { block, remote, .. } => {
-                        Operation::Read { local: cut(block, remote)?, remote: *remote, streaming }
-                    }
-                };
-                batch.push(WorkRequest { id: WorkRequestId(piece.number), operation, flags: piece.flags });
-                self.posted.push_back(piece);
             }
-            // There is room for them; a lane that is over says so when it is polled.
-            if batch.is_empty() || lane.post(&batch).is_err() || batch.len() < BATCH {
-                return Ok(());
+            // There is room for them; a lane that is over says so when it is polled. What is before a failure goes out,
+            // too: the lane has to complete it.
+            let is_posted = !batch.is_empty() && lane.post(&batch).is_ok();
+            if !is_posted || ended.is_err() || batch.len() < BATCH {
+                return ended;
             }
         }
+    }
+
+    /// Takes the next piece, if it need not wait for a copy, as the lane is to carry it out.
+    fn next_copied(&mut self) -> Result<Option<WorkRequest>, (u64, GpuError)> {
+        let Some(LanePiece { number, work, .. }) = self.begun.front_mut() else { return Ok(None) };
+        let failed = |error| (*number, error);
+        if let PieceWork::Write { copy, .. } = work
+            && !copy.is_done().map_err(failed)?
+        {
+            return Ok(None);
+        }
+        let cut = |block: &LocalSlice, remote: &RemoteSlice| {
+            let outside = |error: OutOfBounds| failed(GpuError::Host { reason: error.to_string() });
+            block.slice(0, remote.len as usize).map_err(outside)
+        };
+        let streaming = Streaming::ByLength;
+        let operation = match work {
+            PieceWork::Whole => self.queue[(*number - self.first) as usize].request.operation.clone(),
+            PieceWork::Write { copy, remote } => {
+                Operation::Write { local: cut(&copy.block, remote)?, remote: *remote, streaming }
+            }
+            PieceWork::Read { block, remote, .. } => {
+                Operation::Read { local: cut(block, remote)?, remote: *remote, streaming }
+            }
+        };
+        let Some(piece) = self.begun.pop_front() else { return Ok(None) };
+        let request = WorkRequest { id: WorkRequestId(piece.number), operation, flags: piece.flags };
+        self.posted.push_back(piece);
+        Ok(Some(request))
     }
 
     /// Gives up the requests from this number on: the first of them has failed, and those behind it are flushed.

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use super::{RESPONSE_BYTES, ServeOutcome, ServeStep, Target, Wants, memory};
 use crate::cuda::{GpuError, GpuSlice};
 use crate::mem::{self, LocalSlice, OutOfBounds, VolatileSlice};
+use crate::transport::PayloadSlice;
 use crate::transport::staging::{StagedCopy, StagingBlocks};
 use crate::transport::tcp::NO_WAY_TO_GPU;
 use crate::transport::tcp::check::Span;
@@ -141,7 +142,7 @@ impl Target {
     }
 
     /// True while requests are held.
-    pub(super) fn is_holding(&self) -> bool {
+    pub(in super::super) fn is_holding(&self) -> bool {
         self.gpu.as_ref().is_some_and(|gpu| !gpu.held.is_empty())
     }
 
@@ -190,7 +191,12 @@ impl Target {
         grant: &GpuSlice,
     ) -> Result<Option<Wants>, Broken> {
         if self.gpu.is_none() {
-            self.gpu = Some(Box::new(self.staged(grant.bytes())?));
+            let of_gpu = |memory: &PayloadSlice| match memory {
+                PayloadSlice::Gpu(slice) => Some(slice.bytes()),
+                PayloadSlice::Host(_) => None,
+            };
+            let longest = self.connection.memory.iter().filter_map(of_gpu).max();
+            self.gpu = Some(Box::new(self.staged(longest.unwrap_or(grant.bytes()))?));
         }
         let is_holding = self.is_holding();
         let Some(gpu) = &mut self.gpu else { return Err(NOT_COPIED) };
@@ -213,6 +219,8 @@ impl Target {
             }
             _ if is_holding => return Ok(Some(Wants::Copies)),
             Kind::Read if !self.out_end.is_multiple_of(8) => return Ok(Some(Wants::Output)),
+            // There is nothing to copy for it.
+            Kind::Read if span.bytes == 0 => {}
             Kind::Read => {
                 gpu.step = StagedStep::Leaving { from: memory, asked: 0, sent: 0 };
                 self.state = ServeStep::OnGpu;
@@ -230,7 +238,6 @@ impl Target {
                 self.answer(Response::Data { sequence, bytes: request.bytes });
             } else if span.bytes == 0 {
                 self.answer(Response::ShortData { sequence, bytes: 0, checksum: checksum(&[]) });
-                self.state = ServeStep::Header;
             }
         }
         Ok(None)

@@ -95,7 +95,7 @@ fn ranges_arrive_whole(tcp: [Tcp; 2], theirs: &Device, ours: &Device) {
     let mine = theirs.memory(ROOM);
     let host = tcp[0].allocate(ROOM, Access::LOCAL).unwrap();
     let _working = [theirs, ours].map(|device| device.driver.work_in_a_thread());
-    let lengths = [1, 8, 64, 65, 4096, 4097, 100_003, 2 * MIB, 2 * MIB + 1, LONG];
+    let lengths = [0, 1, 8, 64, 65, 4096, 4097, 100_003, 2 * MIB, 2 * MIB + 1, LONG];
     for (round, bytes) in lengths.into_iter().enumerate() {
         let (from, to) = ([16, 3][round % 2], [24, 5, 16][round % 3]);
         let remote = wire.remote[0].slice(to as u64, bytes as u64).unwrap();
@@ -388,12 +388,15 @@ fn each_failing_call_of_either_driver_is_told_and_leaves_nothing() {
             devices[0].driver.set_bytes(mine.pointer(), &[3; BYTES]);
             devices[failing].driver.fail(call, crate::cuda::NOT_PERMITTED);
             let working = devices.each_ref().map(|device| device.driver.work_in_a_thread());
+            let (data, remote) = (Inline::word(1), wire.remote[1].slice(0, 8).unwrap());
             let batch = [
+                WorkRequest::signalled(0, Operation::WriteInline { data, remote }),
                 WorkRequest::signalled(1, write_from(&mine, 0, wire.remote[0])),
                 WorkRequest::signalled(2, read_to(&mine, 0, wire.remote[0])),
             ];
             wire.client.post(&batch).unwrap();
-            let results = [(); 2].map(|()| complete(&mut wire.client).result);
+            // The word before them is told of, too, whatever became of it.
+            let [_, results @ ..] = [(); 3].map(|()| complete(&mut wire.client).result);
             drop(working);
             let has_failed = devices[failing].driver.has_failed();
             devices[failing].driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);

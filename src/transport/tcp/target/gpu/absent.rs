@@ -30,7 +30,7 @@ impl Target {
         false
     }
 
-    pub(super) fn is_holding(&self) -> bool {
+    pub(in super::super) fn is_holding(&self) -> bool {
         false
     }
 
