@@ -232,11 +232,11 @@ fn a_peer_of_another_version_is_told_both_versions() {
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
     let terms = ChannelTerms { secret: Some(secret), ..ChannelTerms::new(Purpose::Verbs) };
     let mut channel = Channel::connect(address, &terms).unwrap();
-    channel.send(&[9, 0, 0, 0, 1, 2, 3]).unwrap();
+    channel.send(&[200, 0, 0, 0, 1, 2, 3]).unwrap();
     let answer = wait_for("a refusal", || {
         assert!(listener.poll(now()).is_none());
         channel.poll().expect("it is told before the connection ends")
     });
     let text = String::from_utf8_lossy(&answer);
-    assert!(text.contains("version 9") && text.contains("same slackline version"), "{text}");
+    assert!(text.contains("version 200") && text.contains("same slackline version"), "{text}");
 }
