@@ -134,7 +134,7 @@ fn a_job_goes_on_when_a_rail_goes_down_and_tears_and_loses_nothing() {
         link.set("down");
         serving.join().unwrap()
     });
-    assert_eq!((status.joined, status.rails_lost), (WORKERS as u64, WORKERS as u64), "nobody came back");
+    assert_eq!((status.joined, status.rails_lost), (WORKERS as u64, WORKERS as u64), "no worker came back");
     let expected = -((WORKERS as u64 * CLOCKS) as f32);
     assert!(parameters.iter().all(|value| *value == expected), "{} instead of {expected}", parameters[0]);
 }

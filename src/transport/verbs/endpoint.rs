@@ -208,8 +208,9 @@ impl VerbsEndpoint {
         }
         let is_flushed = self.link.as_ref().is_none_or(|link| link.channel.is_flushed());
         // A loss of which the peer has not said the same is heard of by the next check, unless requests wait for it.
-        let is_mended = self.data.as_ref().is_none_or(|data| !data.is_mending());
-        self.is_settled = self.is_ready && is_flushed && (is_mended || self.given_up == self.given_up_there);
+        let is_repeated = self.data.as_ref().is_none_or(|data| !data.is_repeating());
+        self.is_settled =
+            self.is_ready && is_flushed && (is_repeated || self.given_up == self.given_up_there);
         if !self.is_ready && self.begun.elapsed() > HANDSHAKE_TIMEOUT {
             self.fail(UNREADY);
         }
@@ -232,7 +233,7 @@ impl VerbsEndpoint {
             self.is_settled = false;
             let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
             // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
-            // device, and nobody knows what still comes from it.
+            // device, so that it is not known what still comes from it.
             if self.shared.look() & 1 << rail != 0 {
                 self.fail(NO_DEVICE);
                 continue;

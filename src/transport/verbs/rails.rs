@@ -38,7 +38,7 @@ pub(super) struct Striping {
     /// The length of the shortest request that is striped.
     least: u64,
     /// Whether parts of lost rails are to be completed before anything else goes on.
-    is_mending: bool,
+    is_repeating: bool,
     /// The lost rails that the owner has not heard of, a bit for each.
     lost: u8,
     /// Those on which the peer takes nothing any more.
@@ -95,7 +95,7 @@ impl Rails {
                 pairs: pairs.into_iter().chain(readers).map(pair).collect(),
                 further: extra,
                 shares,
-                is_mending: false,
+                is_repeating: false,
                 lost: 0,
                 closed: 0,
                 grants: theirs.names(),
@@ -183,8 +183,8 @@ impl Rails {
     }
 
     /// Whether parts of a lost rail are still to be repeated.
-    pub(super) fn is_mending(&self) -> bool {
-        matches!(self, Rails::Several(striping) if striping.is_mending)
+    pub(super) fn is_repeating(&self) -> bool {
+        matches!(self, Rails::Several(striping) if striping.is_repeating)
     }
 
     /// The rails that were lost since this was asked last, a bit for each.
@@ -253,7 +253,7 @@ impl Striping {
             return Err(OVER.into());
         }
         // No queue pair has more under way than the striper has taken in, but for the parts of lost rails.
-        let free = if self.is_mending { 0 } else { self.striper.free() };
+        let free = if self.is_repeating { 0 } else { self.striper.free() };
         if parts > free {
             return Err(PostError::QueueFull { free, batch: parts });
         }
@@ -397,10 +397,10 @@ impl Striping {
         }
         self.lose_failed_rails();
         if !self.is_over {
-            if self.is_mending {
-                self.mend();
+            if self.is_repeating {
+                self.repeat_lost_parts();
             }
-            if !self.is_mending && !self.is_over {
+            if !self.is_repeating && !self.is_over {
                 while let Some((number, lane, request)) = self.striper.release() {
                     self.give_first(number, lane, request);
                 }
@@ -459,7 +459,7 @@ impl Striping {
         self.striper.lose_rail(rail);
         self.lost |= 1 << rail;
         self.least = self.shares.least(self.striper.live());
-        self.is_mending = true;
+        self.is_repeating = true;
         for lane in [Lane::Data, Lane::Reads] {
             let index = self.striper.index(lane, rail);
             let pair = self.pairs.get_mut(index).and_then(Option::take);
@@ -472,7 +472,7 @@ impl Striping {
 
     /// Repeats the parts of lost rails on the first one, as far as it has room.
     #[cold]
-    fn mend(&mut self) {
+    fn repeat_lost_parts(&mut self) {
         // A packet of a lost rail that is still on its way must not find its queue pair: it would come after the part
         // was repeated, and after its slot was filled again.
         let closed = if mutant!("rail_repeats_at_once") { u8::MAX } else { self.closed };
@@ -486,7 +486,7 @@ impl Striping {
                 Err(_) => return self.end(),
             }
         }
-        self.is_mending = self.striper.is_mending();
+        self.is_repeating = self.striper.is_repeating();
     }
 
     fn take_broken(&mut self) -> Option<QueuePairError> {

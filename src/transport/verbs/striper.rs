@@ -269,7 +269,7 @@ impl Striper {
     }
 
     /// Whether any part of a lost rail is still incomplete.
-    pub(super) fn is_mending(&self) -> bool {
+    pub(super) fn is_repeating(&self) -> bool {
         let live = self.live | self.live << self.rails;
         self.entries.iter().any(|entry| entry.pending & !live != 0)
     }
