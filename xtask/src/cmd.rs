@@ -9,6 +9,9 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// The words before a command that runs at the lowest priority.
+const NICE: [&str; 3] = ["nice", "-n", "19"];
+
 /// A program, its arguments, and the environment that it needs beyond ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cmd {
@@ -20,6 +23,8 @@ pub(crate) struct Cmd {
     target: Option<&'static str>,
     nightly: bool,
     suite: bool,
+    /// At the lowest priority.
+    nice: bool,
     /// The tests that must fail for it to be right, each with a text that its output must have.
     must_fail: Vec<(String, String)>,
     /// Run if this one fails.
@@ -36,6 +41,7 @@ impl Cmd {
             target: None,
             nightly: false,
             suite: false,
+            nice: false,
             must_fail: Vec::new(),
             retry: None,
         }
@@ -79,6 +85,12 @@ impl Cmd {
         self
     }
 
+    /// Runs it at the lowest priority, in the time that others leave.
+    pub(crate) fn nice(mut self) -> Cmd {
+        self.nice = true;
+        self
+    }
+
     /// Says that this is `cargo test` on something broken on purpose: right if it builds, and each of these tests fails
     /// with its text in what it says. A test that fails for another reason has not noticed what is broken.
     pub(crate) fn must_fail(mut self, tests: &[(&str, &str)]) -> Cmd {
@@ -105,19 +117,22 @@ impl Cmd {
     }
 
     fn command(&self, site: &Site) -> Command {
-        let mut command = if self.nightly {
+        let mut words: Vec<&str> = if self.nice { NICE.to_vec() } else { Vec::new() };
+        if self.nightly {
             // Not `cargo +nightly`: the outer cargo may have put its own toolchain's cargo first in the path.
-            let mut command = Command::new("rustup");
-            command
-                .args(["run", "nightly", &self.program])
-                .env_remove("CARGO")
-                .env_remove("RUSTUP_TOOLCHAIN");
-            command
-        } else {
-            Command::new(&self.program)
-        };
+            words.extend(["rustup", "run", "nightly"]);
+        }
+        words.push(&self.program);
+        let mut command = Command::new(words[0]);
+        if self.nightly {
+            command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+        }
         let target = self.target.map_or_else(|| site.target.clone(), |folder| site.target.join(folder));
-        command.args(&self.arguments).current_dir(&site.root).env("CARGO_TARGET_DIR", target);
+        command
+            .args(&words[1..])
+            .args(&self.arguments)
+            .current_dir(&site.root)
+            .env("CARGO_TARGET_DIR", target);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
     }
@@ -127,17 +142,13 @@ impl Cmd {
         self.run_to(site, None, COMMAND_MAX)
     }
 
-    /// The same, for so long at most.
-    pub(crate) fn run_for(&self, site: &Site, time: Duration) -> Result<(), Failure> {
-        self.run_to(site, None, time)
-    }
-
     /// The same, with its output in a file.
     pub(crate) fn record(&self, site: &Site, log: &File) -> Result<(), Failure> {
         self.run_to(site, Some(log), COMMAND_MAX)
     }
 
-    fn run_to(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
+    /// Runs it for so long at most, with its output in a file if one is given.
+    pub(crate) fn run_to(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
         if !self.must_fail.is_empty() {
             return self.run_broken(site, log, time);
         }
@@ -253,6 +264,9 @@ impl fmt::Display for Cmd {
         for (name, value) in &self.environment {
             write!(f, "{name}={} ", quoted(value))?;
         }
+        if self.nice {
+            write!(f, "{} ", NICE.join(" "))?;
+        }
         match (self.nightly, self.program.as_str()) {
             (true, "cargo") => write!(f, "cargo +nightly")?,
             (true, program) => write!(f, "rustup run nightly {program}")?,
@@ -290,6 +304,13 @@ mod tests {
             cmd.to_string(),
             "CARGO_TARGET_DIR=target/loom X='--cfg loom' cargo +nightly test -- 'a b'"
         );
+        assert_eq!(Cmd::new("cargo", &["doc"]).nice().to_string(), "nice -n 19 cargo doc");
+    }
+
+    #[test]
+    fn a_nice_command_runs_at_the_lowest_priority() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        assert_eq!(Cmd::new("nice", &[]).nice().output(&site).unwrap(), "19\n");
     }
 
     #[test]

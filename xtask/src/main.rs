@@ -24,6 +24,7 @@ mod passed;
 mod ptx;
 mod public_api;
 mod repeat;
+mod run;
 mod seeds;
 mod site;
 mod softroce;

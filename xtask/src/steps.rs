@@ -111,6 +111,7 @@ pub(crate) fn many_at_once(tests: Cmd) -> Cmd {
 ///
 /// A suite that is listed but does not exist, or has no test in it, fails its step.
 const SLOW: &[Slow] = &[
+    Slow::new("twins", "the simulator agrees with runs on real processes within 5 %"),
     Slow::new("litmus", "no torn read is accepted, between two processes"),
     Slow::new("kill", "workers and servers killed in the middle of training leave nothing behind"),
     Slow {
@@ -154,7 +155,6 @@ const SLOW: &[Slow] = &[
         "networks that delay, cut, stall and damage, and unauthenticated peers, harm only their victim",
     ),
     Slow::new("reproduce", "a part of each reproduction is computed again and agrees with its record"),
-    Slow::new("twins", "the simulator agrees with runs on real processes within 5 %"),
     Slow::new("schemes", "every scheme trains the digits with real workers"),
     Slow::new(
         "seeds",
@@ -173,7 +173,14 @@ pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 /// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They
 /// take long, and a common change seldom breaks them.
 const LAST: &[&str] =
-    &["softroce", "loom", "mutants", "reproduce", "bindings", "fuzz", "softroce-apart", "aarch64", "asan"];
+    &["softroce", "reproduce", "bindings", "loom", "mutants", "fuzz", "softroce-apart", "aarch64", "asan"];
+
+/// Steps that only compute, in target folders of their own: a run of all steps has them beside the others, one after the
+/// other and at the lowest priority, since most of the others wait for much of their time.
+pub(crate) const BESIDE: &[&str] = &["loom", "mutants", "fuzz"];
+
+/// Steps beside which nothing else runs: they hold times against each other.
+pub(crate) const ALONE: &[&str] = &["twins"];
 
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
 const FEATURES: &[&str] = &["cuda", "verbs", "tcp", "checkpoint", "sim"];
@@ -259,7 +266,8 @@ mod tests {
     fn every_long_step_is_a_step() {
         let site = Site { root: "/".into(), target: "/target".into(), host: String::new(), nightly: false };
         let names: Vec<&str> = super::all(&site).iter().map(|step| step.name).collect();
-        assert!(super::LONG.iter().all(|long| names.contains(long)), "{names:?}");
+        let listed = [super::LONG, super::BESIDE, super::ALONE].concat();
+        assert!(listed.iter().all(|name| names.contains(name)), "{names:?}");
         assert!(names.ends_with(super::LAST), "{names:?}");
         assert!(super::LAST.ends_with(super::LONG));
     }

@@ -1,15 +1,14 @@
 //! `cargo xtask test`: everything that CI checks, in order; a step that fails does not keep the others from running.
 
 use crate::Command;
-use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::limit::COMMAND_MAX;
 use crate::needs::{self, Need};
 use crate::passed::Passed;
+use crate::run;
 use crate::site::Site;
 use crate::steps::{self, LONG, Step};
 use crate::table;
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 pub(crate) const COMMAND: Command = Command {
@@ -36,7 +35,8 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         print!("{}", list(&chosen));
         return Ok(());
     }
-    let options = TestOptions { again: has("--again"), long: has("--all") || !names.is_empty() };
+    let (long, beside) = (has("--all") || !names.is_empty(), names.is_empty());
+    let options = TestOptions { again: has("--again"), long, beside };
     let running = chosen.iter().filter(|step| !options.leaves_out(step));
     if options.long {
         let needs: Vec<Need> = running.flat_map(|step| step.needs.iter().copied()).collect();
@@ -55,30 +55,32 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
             remedy: "install git and work in a clone, or leave out --again".into(),
         });
     }
-    run_all(site, &chosen, passed, options)
+    run::run_all(site, &chosen, passed, options)
 }
 
 /// The options of a call that say which steps run.
 #[derive(Clone, Copy, Debug, Default)]
-struct TestOptions {
+pub(crate) struct TestOptions {
     /// Skips the steps that have passed on this very tree.
-    again: bool,
+    pub(crate) again: bool,
     /// Runs the long steps, too, however long it takes. Without it a run keeps within the time that CI has, on a slow
     /// machine at the price of the last steps.
-    long: bool,
+    pub(crate) long: bool,
+    /// Runs the steps that only compute beside those that mostly wait.
+    pub(crate) beside: bool,
 }
 
 impl TestOptions {
-    fn leaves_out(self, step: &Step) -> bool {
+    pub(crate) fn leaves_out(self, step: &Step) -> bool {
         !self.long && LONG.contains(&step.name)
     }
 }
 
 /// What is left of the time that CI has, which is 90 minutes with what it does before.
 #[derive(Clone, Copy, Debug)]
-struct TestBudget {
-    begun: Instant,
-    hurry: bool,
+pub(crate) struct TestBudget {
+    pub(crate) begun: Instant,
+    pub(crate) hurry: bool,
 }
 
 impl TestBudget {
@@ -87,12 +89,16 @@ impl TestBudget {
     /// No command goes on for longer than this after the first has begun.
     const END: Duration = Duration::from_secs(83 * 60);
 
-    fn is_open(self) -> bool {
+    pub(crate) fn over() -> String {
+        format!("this machine is slow, {} minutes are over", TestBudget::LAST_BEGIN.as_secs() / 60)
+    }
+
+    pub(crate) fn is_open(self) -> bool {
         !self.hurry || self.begun.elapsed() < TestBudget::LAST_BEGIN
     }
 
     /// The time that a command has which begins now.
-    fn command(self) -> Duration {
+    pub(crate) fn command(self) -> Duration {
         let left = TestBudget::END.saturating_sub(self.begun.elapsed());
         if self.hurry { left.min(COMMAND_MAX) } else { COMMAND_MAX }
     }
@@ -122,94 +128,15 @@ fn list(steps: &[&Step]) -> String {
 /// The verdict on a step that this machine cannot run.
 pub(crate) const NOT_RUN: &str = "NOT RUN";
 
+pub(crate) const FAILED: &str = "FAILED";
+
 /// The verdict on a step of which a command failed, and passed when it was run once more.
-const FLAKY: &str = "FLAKY";
+pub(crate) const FLAKY: &str = "FLAKY";
 
 /// The verdict on a step that passed on this very tree in an earlier call.
-const BEFORE: &str = "ok before";
+pub(crate) const BEFORE: &str = "ok before";
 
-/// Runs all steps, whether or not those before them failed, then says how each of them went. Those that have passed
-/// before, those that take long, and those for which there is no time, are skipped where the options say so.
-fn run_all(site: &Site, steps: &[&Step], mut passed: Passed, options: TestOptions) -> Result<(), Failure> {
-    let start = Instant::now();
-    let budget = TestBudget { begun: start, hurry: !options.long };
-    let mut done = Vec::new();
-    let mut failed = Vec::new();
-    for step in steps {
-        let before = Instant::now();
-        if options.leaves_out(step) {
-            println!("== {}: {NOT_RUN}: it takes long; to run it: cargo xtask test {0}\n", step.name);
-            done.push((NOT_RUN, before.elapsed()));
-            continue;
-        }
-        if let Some(why) = step.feature.and_then(|feature| feature.missing(site)) {
-            println!("== {}: {NOT_RUN}: {why}\n", step.name);
-            done.push((NOT_RUN, before.elapsed()));
-            continue;
-        }
-        if options.again && passed.has(step.name) {
-            println!("== {}: {BEFORE}\n", step.name);
-            done.push((BEFORE, before.elapsed()));
-            continue;
-        }
-        if !budget.is_open() {
-            let minutes = TestBudget::LAST_BEGIN.as_secs() / 60;
-            println!("== {}: {NOT_RUN}: this machine is slow, {minutes} minutes are over", step.name);
-            println!("   to run it: cargo xtask test {}\n", step.name);
-            done.push((NOT_RUN, before.elapsed()));
-            continue;
-        }
-        let outcome = run_one(site, step, budget);
-        let took = before.elapsed();
-        let verdict = outcome.as_ref().map_or("FAILED", |verdict| verdict);
-        if verdict == "ok" {
-            passed.add(site, step.name);
-        }
-        println!("== {}: {verdict} after {}", step.name, seconds(took));
-        if let Err(failure) = outcome {
-            println!("   {failure}\n   to run it again: cargo xtask test {}", step.name);
-            failed.push(step.name);
-        }
-        println!();
-        done.push((verdict, took));
-    }
-    print!("{}", summary(steps, &done, start.elapsed()));
-    // The failure itself goes to standard error, after all of this.
-    let _ = std::io::stdout().flush();
-    if failed.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::Check {
-        what: format!("to run what failed again: cargo xtask test {}", failed.join(" ")),
-        status: format!("{} of {} steps", failed.len(), steps.len()),
-    })
-}
-
-/// Returns the verdict on a step that has not failed.
-fn run_one(site: &Site, step: &Step, budget: TestBudget) -> Result<&'static str, Failure> {
-    println!("== {}: {}", step.name, step.about);
-    // In a hurry, nothing is installed for steps that may never begin.
-    needs::ensure(site, &step.needs)?;
-    let mut verdict = "ok";
-    for command in &step.commands {
-        let Err(failure) = run_command(site, command, budget) else { continue };
-        let second = command.second().filter(|_| budget.is_open());
-        let (Failure::Check { .. }, Some(second)) = (&failure, second) else { return Err(failure) };
-        println!("   {failure}\n   once more, since a machine that is too busy may be the cause:");
-        run_command(site, second, budget)?;
-        verdict = FLAKY;
-    }
-    Ok(verdict)
-}
-
-fn run_command(site: &Site, command: &Cmd, budget: TestBudget) -> Result<(), Failure> {
-    println!("   {command}");
-    // Before the command writes to the same stream.
-    let _ = std::io::stdout().flush();
-    command.run_for(site, budget.command())
-}
-
-fn summary(steps: &[&Step], done: &[(&str, Duration)], total: Duration) -> String {
+pub(crate) fn summary(steps: &[&Step], done: &[(&str, Duration)], total: Duration) -> String {
     let mut rows = vec![["step".to_string(), "result".to_string(), "time".to_string()]];
     for (index, step) in steps.iter().enumerate() {
         rows.push(match done.get(index) {
@@ -235,84 +162,10 @@ pub(crate) fn seconds(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cmd::Cmd;
 
     fn step(name: &'static str, program: &str) -> Step {
         Step { name, about: "", needs: Vec::new(), feature: None, commands: vec![Cmd::new(program, &[])] }
-    }
-
-    /// A site that keeps nothing.
-    fn site() -> Site {
-        Site { root: "/".into(), target: "/dev/null".into(), host: String::new(), nightly: false }
-    }
-
-    fn run(site: &Site, steps: &[&Step]) -> Result<(), Failure> {
-        run_all(site, steps, Passed::read(site), TestOptions::default())
-    }
-
-    #[test]
-    fn again_skips_what_has_passed_and_runs_what_has_failed() {
-        let root = std::env::temp_dir().join(format!("xtask-again-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("target")).unwrap();
-        let site = Site { target: root.join("target"), root: root.clone(), ..site() };
-        assert!(Cmd::new("git", &["init", "--quiet"]).output(&site).is_some());
-        std::fs::write(root.join(".gitignore"), "target\n").unwrap();
-        // Each run of a step makes its mark longer.
-        let marks = |name: &str| std::fs::read_to_string(root.join("target").join(name)).unwrap().len();
-        let script =
-            |name: &str, end: &str| Cmd::new("sh", &["-c", &format!("printf x >> target/{name}; {end}")]);
-        let good = Step { commands: vec![script("good", "true")], ..step("good", "") };
-        let bad = Step { commands: vec![script("bad", "false")], ..step("bad", "") };
-        let both = [&good, &bad];
-        let again = TestOptions { again: true, ..TestOptions::default() };
-        assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
-        assert!(run_all(&site, &both, Passed::read(&site), again).is_err());
-        assert_eq!((marks("good"), marks("bad")), (1, 2));
-        // Without the option every step runs.
-        assert!(run(&site, &both).is_err());
-        assert_eq!((marks("good"), marks("bad")), (2, 3));
-        std::fs::remove_dir_all(root).unwrap();
-    }
-
-    /// One flaky suite must not hide what the suites after it would have found.
-    #[test]
-    fn steps_after_a_failure_run_too_and_the_end_says_how_to_run_it_again() {
-        let mark = std::env::temp_dir().join(format!("xtask-test-{}", std::process::id()));
-        let (good, bad, absent) =
-            (step("good", "true"), step("bad", "false"), step("absent", "no-such-program"));
-        let last = Step { commands: vec![Cmd::new("touch", &[&mark.to_string_lossy()])], ..step("last", "") };
-        let failure = run(&site(), &[&good, &bad, &absent, &last]).unwrap_err();
-        assert!(mark.exists(), "the last step ran");
-        std::fs::remove_file(mark).unwrap();
-        let told = "failed (2 of 4 steps): to run what failed again: cargo xtask test bad absent";
-        assert_eq!(failure.to_string(), told);
-        assert_eq!(failure.exit_code(), 1);
-        assert!(run(&site(), &[&good]).is_ok());
-    }
-
-    #[test]
-    fn a_step_that_takes_long_runs_only_where_it_is_asked_for() {
-        let broken = step(LONG[0], "false");
-        assert!(run(&site(), &[&broken]).is_ok());
-        let all = TestOptions { long: true, ..TestOptions::default() };
-        assert!(run_all(&site(), &[&broken], Passed::read(&site()), all).is_err());
-    }
-
-    #[test]
-    fn what_passes_only_when_it_is_run_again_is_flaky_and_not_ok() {
-        let mark = std::env::temp_dir().join(format!("xtask-flaky-{}", std::process::id()));
-        let script = format!("test -e {0} || {{ touch {0}; false; }}", mark.display());
-        let flaky = Cmd::new("sh", &["-c", &script]);
-        let budget = TestBudget { begun: Instant::now(), hurry: true };
-        let run = |command: Cmd| run_one(&site(), &Step { commands: vec![command], ..step("a", "") }, budget);
-        assert_eq!(run(flaky.clone().retry()).unwrap(), FLAKY);
-        assert_eq!(run(flaky.clone().retry()).unwrap(), "ok");
-        std::fs::remove_file(&mark).unwrap();
-        assert!(run(flaky).is_err(), "where no second run is asked for, there is none");
-        std::fs::remove_file(mark).unwrap();
-        assert!(run(Cmd::new("false", &[]).retry()).is_err());
-        assert!(run(Cmd::new("false", &[]).retry_with(Cmd::new("true", &[]))).is_ok());
-        let text = summary(&[&step("a", "")], &[(FLAKY, Duration::ZERO)], Duration::ZERO);
-        assert!(text.ends_with("all   ok but for 1  0.0 s\n"), "{text}");
     }
 
     #[test]
@@ -324,12 +177,6 @@ mod tests {
         let patient = TestBudget { begun, hurry: false };
         assert!(patient.is_open());
         assert_eq!(patient.command(), COMMAND_MAX);
-    }
-
-    #[test]
-    fn a_program_that_is_not_there_is_a_failure() {
-        let absent = step("absent", "no-such-program");
-        assert_eq!(run(&site(), &[&absent]).unwrap_err().exit_code(), 1);
     }
 
     #[test]
