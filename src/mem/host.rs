@@ -15,11 +15,15 @@ use super::{MemoryError, VolatileSlice};
 /// Bytes in one ordinary page: what payloads are aligned to.
 pub const PAGE_SIZE: usize = 4096;
 
-/// From this length on a mapping asks for transparent huge pages: one of them is 2 MiB.
-const HUGE_ADVICE_FROM: usize = 4 << 20;
+/// Bytes in one huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// From this length on a mapping asks for transparent huge pages.
+const HUGE_ADVICE_FROM: usize = 2 * HUGE_PAGE;
 
 enum Backing {
-    Private(MmapRaw),
+    /// The mapping, and the bytes that are used of it: from so many on, so many.
+    Private(MmapRaw, usize, usize),
     SharedFile(MmapRaw, OwnedFd),
     Caller {
         pointer: NonNull<u8>,
@@ -51,7 +55,7 @@ pub struct HostMemory {
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.backing {
-            Backing::Private(_) => "private",
+            Backing::Private(..) => "private",
             Backing::SharedFile(..) => "shared",
             Backing::Caller { .. } => "caller",
         };
@@ -60,18 +64,22 @@ impl fmt::Debug for HostMemory {
 }
 
 impl HostMemory {
-    /// `bytes` of zeroed private memory; transparent huge pages are asked for where it is long enough.
+    /// `bytes` of zeroed private memory; transparent huge pages are asked for where it is long enough. It then begins
+    /// at a multiple of their size: else a device that knows it by offsets could not translate it by huge pages.
     pub fn anonymous(bytes: usize) -> Result<Self, MemoryError> {
         check_length(bytes)?;
-        let map = MmapOptions::new().len(bytes).map_anon().map(MmapRaw::from).map_err(|source| {
+        // Addresses that are skipped take no memory: no page of them is touched.
+        let spare = if bytes < HUGE_ADVICE_FROM { 0 } else { HUGE_PAGE };
+        let length = bytes.checked_add(spare).ok_or(MemoryError::Length { bytes })?;
+        let map = MmapOptions::new().len(length).map_anon().map(MmapRaw::from).map_err(|source| {
             MemoryError::Map { bytes, kind: "anonymous", source, remedy: "ask for less, or free memory" }
         })?;
-        Ok(Self { backing: Backing::Private(map), writable: true }.advised())
+        let first = if spare == 0 { 0 } else { map.as_ptr().addr().wrapping_neg() % HUGE_PAGE };
+        Ok(Self { backing: Backing::Private(map, first, bytes), writable: true }.advised())
     }
 
     /// `bytes` (rounded up to 2 MiB) of zeroed private memory on explicitly reserved huge pages.
     pub fn huge_pages(bytes: usize) -> Result<Self, MemoryError> {
-        const HUGE_PAGE: usize = 2 << 20;
         check_length(bytes)?;
         let rounded = bytes.checked_next_multiple_of(HUGE_PAGE).ok_or(MemoryError::Length { bytes })?;
         check_length(rounded)?;
@@ -83,7 +91,7 @@ impl HostMemory {
                 remedy: "reserve pages with `sysctl vm.nr_hugepages=N` (2 MiB each), or use anonymous memory",
             },
         )?;
-        Ok(Self { backing: Backing::Private(map), writable: true })
+        Ok(Self { backing: Backing::Private(map, 0, rounded), writable: true })
     }
 
     /// `bytes` of zeroed memory in a memfd that has no name, can be passed to another process, and is sealed so
@@ -190,7 +198,7 @@ impl HostMemory {
 
     /// Makes the kernel zero this private memory in every forked child.
     pub(super) fn wipe_on_fork(&self) -> io::Result<()> {
-        let Backing::Private(map) = &self.backing else {
+        let Backing::Private(map, ..) = &self.backing else {
             return Err(io::Error::other("only private memory is wiped in forked children"));
         };
         // SAFETY: the range is exactly this mapping. The advice changes what a forked child sees, and nothing here:
@@ -204,14 +212,16 @@ impl HostMemory {
     /// The descriptor to pass to a peer, if this memory can be shared at all.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Private(_) | Backing::Caller { .. } => None,
+            Backing::Private(..) | Backing::Caller { .. } => None,
             Backing::SharedFile(_, file) => Some(file.as_fd()),
         }
     }
 
     fn pointer(&self) -> *mut u8 {
         match &self.backing {
-            Backing::Private(map) | Backing::SharedFile(map, _) => map.as_mut_ptr(),
+            // What is used lies inside of the mapping.
+            Backing::Private(map, first, _) => map.as_mut_ptr().wrapping_add(*first),
+            Backing::SharedFile(map, _) => map.as_mut_ptr(),
             Backing::Caller { pointer, .. } => pointer.as_ptr(),
         }
     }
@@ -226,8 +236,8 @@ impl HostMemory {
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         match &self.backing {
-            Backing::Private(map) | Backing::SharedFile(map, _) => map.len(),
-            Backing::Caller { bytes, .. } => *bytes,
+            Backing::SharedFile(map, _) => map.len(),
+            Backing::Private(_, _, bytes) | Backing::Caller { bytes, .. } => *bytes,
         }
     }
 
@@ -238,13 +248,13 @@ impl HostMemory {
 
     /// All of it, for volatile access.
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
-        // SAFETY: the range is `len` bytes long and lives as long as `self`, which the slice borrows: a mapping is
-        // unmapped, and the owner of the caller's memory is dropped, with `self`.
+        // SAFETY: the range is `len` bytes long, inside of its mapping (`anonymous` maps a huge page more than it uses,
+        // and skips less than one), and lives as long as `self`, which the slice borrows: a mapping is unmapped, and the owner of the caller's memory is dropped, with `self`.
         unsafe { VolatileSlice::new(self.pointer(), self.len(), self.writable) }
     }
 
     fn advised(self) -> Self {
-        if let Backing::Private(map) | Backing::SharedFile(map, _) = &self.backing
+        if let Backing::Private(map, ..) | Backing::SharedFile(map, _) = &self.backing
             && map.len() >= HUGE_ADVICE_FROM
         {
             // Only advice: with it refused, the memory is slower and nothing else.
@@ -293,6 +303,17 @@ mod tests {
         let reader = HostMemory::from_peer(file(), 4096, false).unwrap();
         memory.as_volatile().store_u64(0, 5);
         assert_eq!(reader.as_volatile().load_u64(0), 5);
+    }
+
+    #[test]
+    fn long_memory_begins_at_a_huge_page_and_all_of_it_can_be_used() {
+        for bytes in [HUGE_ADVICE_FROM, HUGE_ADVICE_FROM + 4096, 3 * HUGE_ADVICE_FROM] {
+            let memory = HostMemory::anonymous(bytes).unwrap();
+            assert!(memory.as_volatile().as_ptr().addr().is_multiple_of(HUGE_PAGE) && memory.len() == bytes);
+            memory.as_volatile().store_u64(0, 1);
+            memory.as_volatile().store_u64(bytes - 8, 2);
+            assert_eq!(memory.as_volatile().load_u64(bytes - 8), 2);
+        }
     }
 
     #[test]

@@ -402,8 +402,9 @@ impl VerbsShared {
         if self.is_inherited() {
             return Err(io::Error::other(INHERITED));
         }
-        // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer.
-        let own = access.intersection(Access::RELAXED);
+        // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer. What
+        // the device writes here are answers to READs and atomics, at which no one looks before their completion.
+        let own = Access::RELAXED;
         let bytes = memory.as_volatile();
         let first = bytes.as_ptr().expose_provenance() as u64;
         let mut keys = DeviceKeys { domain: self.first().domain.serial, ..DeviceKeys::NONE };

@@ -196,12 +196,15 @@ impl QueuePair {
             ..Default::default()
         };
         // SAFETY: the domain and the completion queue live; `attributes` is initialised.
-        let mut raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
-        if raw.is_null() && sizes.max_inline_data > 0 {
-            // A device may refuse to carry so much where it could just carry less.
-            attributes.cap = sys::ibv_qp_cap { max_inline_data: 0, ..sizes };
-            // SAFETY: as above.
-            raw = unsafe { (library.create_qp)(domain.raw(), &raw mut attributes) };
+        let create =
+            |attributes: &mut sys::ibv_qp_init_attr| unsafe { (library.create_qp)(domain.raw(), attributes) };
+        let mut raw = create(&mut attributes);
+        let mut inline_bytes = sizes.max_inline_data;
+        while raw.is_null() && inline_bytes > 0 {
+            // A device may refuse to carry so much where it could just carry less: a word, at least.
+            inline_bytes = if inline_bytes > 8 { (inline_bytes / 2).max(8) } else { 0 };
+            attributes.cap = sys::ibv_qp_cap { max_inline_data: inline_bytes, ..sizes };
+            raw = create(&mut attributes);
         }
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let inline_bytes = attributes.cap.max_inline_data;

@@ -31,6 +31,10 @@ thread_local! {
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// The error number with which queue pairs of this thread are destroyed; 0 is success.
     static DESTROYING: Cell<c_int> = const { Cell::new(0) };
+    /// The most inline data that a queue pair of this thread takes: one that is to take more is refused.
+    static INLINE_MAX: Cell<u32> = const { Cell::new(u32::MAX) };
+    /// The flags of registrations of this thread.
+    static FLAGS: RefCell<Vec<c_uint>> = const { RefCell::new(Vec::new()) };
     /// The events that the device will tell this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
@@ -186,6 +190,16 @@ fn count_call() {
     CALLS.set(CALLS.get() + 1);
 }
 
+/// From now on, queue pairs of this thread take so much inline data at most.
+pub(super) fn take_inline(bytes: u32) {
+    INLINE_MAX.set(bytes);
+}
+
+/// Returns the flags of all registrations since this was called last, the oldest first.
+pub(super) fn take_flags() -> Vec<c_uint> {
+    FLAGS.take()
+}
+
 /// From now on, destroying a queue pair of this thread ends with this error number.
 pub(super) fn destroy_with(errno: c_int) {
     DESTROYING.set(errno);
@@ -240,7 +254,10 @@ unsafe extern "C" fn create_qp(
     // SAFETY: null pointers, numbers, and a mutex that is never locked.
     let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
     // SAFETY: the caller's structure.
-    let sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. } = unsafe { *attributes };
+    let sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, cap, .. } = unsafe { *attributes };
+    if cap.max_inline_data > INLINE_MAX.get() {
+        return std::ptr::null_mut();
+    }
     let context = context();
     let number = PAIRS.with_borrow(|pairs| pairs.len() as u32) + 1;
     let qp = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
@@ -343,9 +360,10 @@ unsafe extern "C" fn reg_mr_iova2(
     _: *mut c_void,
     _: usize,
     _: u64,
-    _: c_uint,
+    flags: c_uint,
 ) -> *mut sys::ibv_mr {
     count_call();
+    FLAGS.with_borrow_mut(|all| all.push(flags));
     // SAFETY: null pointers and numbers.
     Box::into_raw(unsafe { Box::new(std::mem::zeroed()) })
 }

@@ -20,6 +20,32 @@ fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap()
 }
 
+#[test]
+fn a_device_that_takes_less_inline_data_is_given_what_it_takes() {
+    let rail = rail(1, 1, 1);
+    for (limit, taken) in [(64, 64), (63, 32), (16, 16), (15, 8), (7, 0)] {
+        scripted::take_inline(limit);
+        assert_eq!(QueuePair::to_post(&rail.domain, 4, 64, None).unwrap().inline_bytes, taken);
+    }
+}
+
+/// Its device may write answers to READs in any order, and what peers write in the order of their requests.
+#[test]
+fn only_what_this_process_asked_for_is_written_in_relaxed_order() {
+    let verbs = verbs(None);
+    let relaxed = |access| {
+        scripted::take_flags();
+        drop(verbs.allocate(64, access).unwrap());
+        let flags = scripted::take_flags();
+        flags.iter().map(|flags| flags & sys::IBV_ACCESS_RELAXED_ORDERING != 0).collect::<Vec<_>>()
+    };
+    assert_eq!(relaxed(Access::LOCAL), [true]);
+    // For requests of its own, and for those of all readers.
+    assert_eq!(relaxed(Access::REMOTE_READ), [true, false]);
+    // What one peer may write is registered again, once there is that peer.
+    assert_eq!(relaxed(Access::REMOTE_WRITE), [true]);
+}
+
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
 /// answers.
 fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {
