@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
@@ -21,6 +22,13 @@ use crate::rdma::objects::objects;
 use crate::rdma::sides;
 use crate::transport::fixture::{now, run, wait_for, wait_until_gone};
 
+fn ip(lines: String) {
+    let mut ip =
+        Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("`ip` of iproute2");
+    ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    assert!(ip.wait().unwrap().success());
+}
+
 /// The interface of the device, which is up again when this is dropped.
 struct Link(String);
 
@@ -32,11 +40,22 @@ impl Link {
     }
 
     fn set(&self, states: &[&str]) {
-        let mut ip =
-            Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("`ip` of iproute2");
-        let lines: String = states.iter().map(|state| format!("link set {} {state}\n", self.0)).collect();
-        ip.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
-        assert!(ip.wait().unwrap().success());
+        ip(states.iter().map(|state| format!("link set {} {state}\n", self.0)).collect());
+    }
+
+    /// Its IPv4 address, and how many bits of that are the network's.
+    fn address(&self) -> (Ipv4Addr, u8) {
+        let listed =
+            Command::new("ip").args(["-o", "-4", "address", "show", "dev", &self.0]).output().unwrap();
+        let text = String::from_utf8(listed.stdout).unwrap();
+        let (address, bits) = text.split_whitespace().find_map(|word| word.split_once('/')).expect(&text);
+        (address.parse().unwrap(), bits.parse().unwrap())
+    }
+
+    fn move_to(&self, address: Ipv4Addr) {
+        let (before, bits) = self.address();
+        let name = &self.0;
+        ip(format!("address del {before}/{bits} dev {name}\naddress add {address}/{bits} dev {name}\n"));
     }
 }
 
@@ -163,6 +182,20 @@ fn a_request_on_a_down_link_is_a_typed_error_and_the_next_connection_works() {
         assert_eq!(ends.pair.client.check(), Ok(()));
         (!has_some(&events)).then_some(())
     });
+}
+
+#[test]
+fn a_connection_made_after_the_port_has_another_address_goes_by_that() {
+    let (link, mut ends) = (Link::new(), Ends::new());
+    let speaks_from = |ends: &Ends| ends.verbs.gid_towards(None).expect("an address").gid.address();
+    let (before, _) = link.address();
+    assert_eq!(speaks_from(&ends), before);
+    for address in [Ipv4Addr::from(u32::from(before) ^ 0x40), before] {
+        link.move_to(address);
+        wait_for("the device to tell", || (speaks_from(&ends) == address).then_some(()));
+        ends.pair = ends.again();
+        ends.work(address.octets()[3].into());
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::error::OpenError;
@@ -102,6 +102,8 @@ pub(super) struct Device {
     /// Held by the thread that empties the queue of events.
     events: Mutex<()>,
     is_dead: AtomicBool,
+    /// Events that told of a change of some port's state, addresses or tables.
+    port_changes: AtomicU64,
     /// Queue pairs, by serial, that the device told to be over, until their owners notice; and completion queues that
     /// several pairs share, for as long as they are there.
     broken: Mutex<HashMap<usize, QueuePairError>>,
@@ -270,6 +272,7 @@ impl Device {
             guard: ForkGuard::new(),
             events: Mutex::new(()),
             is_dead: AtomicBool::new(false),
+            port_changes: AtomicU64::new(0),
             broken: Mutex::default(),
             has_broken: AtomicBool::new(false),
         };
@@ -292,6 +295,7 @@ impl Device {
             guard: ForkGuard::new(),
             events: Mutex::new(()),
             is_dead: AtomicBool::new(false),
+            port_changes: AtomicU64::new(0),
             broken: Mutex::default(),
             has_broken: AtomicBool::new(false),
         })
@@ -361,7 +365,8 @@ impl Device {
         Path::new(SYSFS).join(&self.name)
     }
 
-    fn port(&self, number: u8) -> Result<Port, OpenError> {
+    /// Asks a port for its state, its addresses and its tables.
+    pub(super) fn port(&self, number: u8) -> Result<Port, OpenError> {
         let mut attributes = sys::ibv_port_attr::default();
         // SAFETY: the context is open, and `attributes` has the size that the call is told.
         let errno = unsafe { self.library.query_port(self.context(), number, &mut attributes) };
@@ -477,9 +482,24 @@ impl Device {
                 sys::IBV_EVENT_COMM_EST | sys::IBV_EVENT_SQ_DRAINED => {
                     tracing::debug!(device, %event, "RDMA event");
                 }
+                sys::IBV_EVENT_PORT_ACTIVE
+                | sys::IBV_EVENT_PORT_ERR
+                | sys::IBV_EVENT_LID_CHANGE
+                | sys::IBV_EVENT_PKEY_CHANGE
+                | sys::IBV_EVENT_SM_CHANGE
+                | sys::IBV_EVENT_CLIENT_REREGISTER
+                | sys::IBV_EVENT_GID_CHANGE => {
+                    tracing::warn!(device, %event, "RDMA event");
+                    self.port_changes.fetch_add(1, Ordering::Release);
+                }
                 _ => tracing::warn!(device, %event, "RDMA event"),
             }
         }
+    }
+
+    /// Returns how often the device has told that something of a port has changed, as far as its events were taken.
+    pub(super) fn port_changes(&self) -> u64 {
+        self.port_changes.load(Ordering::Acquire)
     }
 
     /// True once the device has told that it is gone.

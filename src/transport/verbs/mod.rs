@@ -278,7 +278,7 @@ impl Verbs {
                 device = rail.info.name,
                 port = rail.port.number,
                 reason = rail.reason,
-                mtu = rail.mtu,
+                mtu = rail.mtu(),
                 atomics = ?verbs.shared.atomics,
                 "RDMA device chosen"
             );
@@ -319,7 +319,7 @@ impl Verbs {
     /// Largest packet in bytes; less towards a peer that carries less.
     #[doc(hidden)]
     pub fn mtu(&self) -> u16 {
-        self.shared.first().mtu
+        self.shared.first().mtu()
     }
 
     /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.

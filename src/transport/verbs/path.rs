@@ -68,7 +68,7 @@ impl PathSettings {
 
 /// The index of a partition key in a port's table, which may hold it as that of a full or of a limited member: the key
 /// itself first. Without one, the first entry.
-fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
+pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
     let Some(key) = key else { return Some(0) };
     let partition = key & !IS_FULL_MEMBER;
     let index = table

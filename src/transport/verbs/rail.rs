@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::PortAddress;
 use super::open::OpenedDevice;
-use super::path::PathSettings;
+use super::path::{self, PathSettings};
 use super::queue_pair::QueuePairPath;
 use super::region::ProtectionDomain;
 use super::{OpenError, PIECE_BYTES_MAX, VerbsOptions, power_of_two_below};
@@ -22,7 +22,9 @@ const READ_DEPTH: u8 = 16;
 pub(super) struct Rail {
     pub(super) device: Arc<Device>,
     pub(super) info: DeviceInfo,
+    /// The port as it was opened. Its addresses and tables may have changed since: [`state`](Self::state) has them.
     pub(super) port: Port,
+    state: Arc<Mutex<PortState>>,
     /// The reason why it was chosen.
     pub(super) reason: String,
     /// Of all memory that requests of this process use.
@@ -30,15 +32,26 @@ pub(super) struct Rail {
     /// Of the memory that peers read and do nothing else with, registered once for all of them, and of the queue pairs
     /// by which they do.
     pub(super) read_domain: Arc<ProtectionDomain>,
-    pub(super) gid_index: Option<u16>,
-    /// Largest packet in bytes.
-    pub(super) mtu: u16,
+    gid_index: Option<u16>,
+    /// Largest packet in bytes, if it was asked for.
+    mtu: Option<u16>,
+    /// The partition, if it was asked for.
+    partition_key: Option<u16>,
     /// READs and atomics that may be under way at once, each way, if the device takes so many.
     pub(super) read_depth: u8,
     /// The settings of the way that its packets take.
     pub(super) settings: PathSettings,
     /// The order in which it is to be taken to apply writes, whatever it says.
     pub(super) in_order: Option<bool>,
+}
+
+/// The addresses and tables of a port when it was last asked for them.
+struct PortState {
+    port: Port,
+    /// The index of the partition key in its table.
+    pkey_index: u16,
+    /// What the device had told by then ([`Device::port_changes`]).
+    changes: u64,
 }
 
 impl Rail {
@@ -53,13 +66,18 @@ impl Rail {
                 remedy: "see the kernel's log (dmesg)",
             })
         };
+        let settings = PathSettings::new(options, &info, &port)?;
+        // What the device told before it was asked is in the answer.
+        let (changes, pkey_index) = (device.port_changes(), settings.pkey_index);
         Ok(Rail {
             domain: domain()?,
             read_domain: domain()?,
             gid_index: options.gid_index,
-            mtu: options.mtu.unwrap_or(port.mtu),
+            mtu: options.mtu,
+            partition_key: options.partition_key,
+            state: Arc::new(Mutex::new(PortState { port: port.clone(), pkey_index, changes })),
             read_depth: options.read_depth.unwrap_or(READ_DEPTH),
-            settings: PathSettings::new(options, &info, &port)?,
+            settings,
             in_order: options.in_order,
             device,
             info,
@@ -80,8 +98,47 @@ impl Rail {
         self.in_order.or(self.info.is_soft_roce.then_some(true))
     }
 
+    /// The port's addresses and tables as they are now: asked for again if the device has told of a change. A
+    /// connection that exists keeps those that it was made with.
+    fn state(&self) -> MutexGuard<'_, PortState> {
+        self.device.take_events();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (changes, device, number) = (self.device.port_changes(), &self.info.name, self.port.number);
+        if state.changes == changes {
+            return state;
+        }
+        match self.device.port(number) {
+            Ok(port) => {
+                tracing::info!(
+                    device,
+                    port = number,
+                    state = port.state,
+                    lid = port.lid,
+                    gids = port.gids.len(),
+                    mtu = port.mtu,
+                    "the RDMA port has changed: new connections go by what it has now"
+                );
+                match path::index_of(self.partition_key, &port.partition_keys) {
+                    Some(index) => state.pkey_index = index,
+                    None => {
+                        tracing::warn!(device, port = number, "its partition is gone from the port's table")
+                    }
+                }
+                (state.port, state.changes) = (port, changes);
+            }
+            // The next connection asks again.
+            Err(error) => tracing::warn!(device, port = number, %error, "the RDMA port has changed"),
+        }
+        state
+    }
+
+    /// Largest packet in bytes.
+    pub(super) fn mtu(&self) -> u16 {
+        self.mtu.unwrap_or_else(|| self.state().port.mtu)
+    }
+
     pub(super) fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
-        gid::choose(&self.port.gids, peer.and_then(gid::route_to), self.gid_index)
+        gid::choose(&self.state().port.gids, peer.and_then(gid::route_to), self.gid_index)
     }
 
     /// The address to speak from towards `peer`.
@@ -98,14 +155,14 @@ impl Rail {
 
     /// Returns the port address of this side, as a peer is told.
     pub(super) fn port_address(&self, from: &Gid) -> PortAddress {
-        let limits = &self.info.limits;
+        let (limits, port) = (&self.info.limits, &self.state().port);
         PortAddress {
-            is_infiniband: self.port.is_infiniband,
-            lid: self.port.lid,
+            is_infiniband: port.is_infiniband,
+            lid: port.lid,
             gid: from.bytes,
             is_routed: from.kind == GidKind::RoceV2,
-            needs_global_route: self.port.needs_global_route,
-            mtu: self.mtu,
+            needs_global_route: port.needs_global_route,
+            mtu: self.mtu.unwrap_or(port.mtu),
             reads_served: power_of_two_below(limits.reads_served.min(self.read_depth)),
             reads_posted: power_of_two_below(limits.reads_posted.min(self.read_depth)),
         }
@@ -134,7 +191,8 @@ impl Rail {
             return Err("one side speaks from an IPv4 address, the other from IPv6: choose GIDs of one kind");
         }
         let mtu = ours.mtu.min(theirs.mtu);
-        let (port, settings) = (self.port.number, self.settings);
+        let port = self.port.number;
+        let settings = PathSettings { pkey_index: self.state().pkey_index, ..self.settings };
         Ok(QueuePairPath { port, gid_index, mtu, settings, ours: *ours, theirs: *theirs })
     }
 }

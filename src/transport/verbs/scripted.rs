@@ -35,6 +35,8 @@ thread_local! {
     static INLINE_MAX: Cell<u32> = const { Cell::new(u32::MAX) };
     /// The flags of registrations of this thread.
     static FLAGS: RefCell<Vec<c_uint>> = const { RefCell::new(Vec::new()) };
+    /// What the port says when it is asked: its LID, and the one entry of its table of GIDs, by index.
+    static PORT: Cell<(u16, (u16, Ipv4Addr))> = const { Cell::new((0, (1, Ipv4Addr::new(10, 0, 0, 1)))) };
     /// The events that the device will tell this thread.
     static EVENTS: RefCell<VecDeque<sys::ibv_async_event>> = const { RefCell::new(VecDeque::new()) };
     /// Events that were told and not yet acknowledged.
@@ -72,9 +74,13 @@ pub(super) fn device() -> Arc<Device> {
         get_async_event,
         ack_async_event,
         event_type_str,
+        compat_query_port,
+        query_gid_ex,
+        query_pkey,
+        port_state_str: event_type_str,
         ..Library::absent()
     });
-    Device::of_library(&LIBRARY, NonNull::dangling())
+    Device::of_library(&LIBRARY, NonNull::new(context()).expect("a box"))
 }
 
 /// Returns what the device says of itself.
@@ -190,6 +196,11 @@ fn count_call() {
     CALLS.set(CALLS.get() + 1);
 }
 
+/// From now on, the port has this LID and this address, at an index of its table.
+pub(super) fn set_port(lid: u16, index: u16, address: Ipv4Addr) {
+    PORT.set((lid, (index, address)));
+}
+
 /// From now on, queue pairs of this thread take so much inline data at most.
 pub(super) fn take_inline(bytes: u32) {
     INLINE_MAX.set(bytes);
@@ -222,6 +233,46 @@ unsafe extern "C" fn alloc_pd(_: *mut sys::ibv_context) -> *mut sys::ibv_pd {
 
 unsafe extern "C" fn dealloc_pd(_: *mut sys::ibv_pd) -> c_int {
     count_call();
+    0
+}
+
+unsafe extern "C" fn compat_query_port(
+    _: *mut sys::ibv_context,
+    _: u8,
+    attributes: *mut sys::_compat_ibv_port_attr,
+) -> c_int {
+    count_call();
+    // SAFETY: the caller's structure begins with this one's fields, and is longer.
+    let attributes = unsafe { &mut *attributes.cast::<sys::ibv_port_attr>() };
+    (attributes.lid, attributes.gid_tbl_len, attributes.pkey_tbl_len) = (PORT.get().0, 8, 1);
+    (attributes.state, attributes.active_mtu) = (sys::IBV_PORT_ACTIVE, sys::IBV_MTU_1024);
+    0
+}
+
+unsafe extern "C" fn query_gid_ex(
+    _: *mut sys::ibv_context,
+    _: u32,
+    index: u32,
+    entry: *mut sys::ibv_gid_entry,
+    _: u32,
+    _: usize,
+) -> c_int {
+    count_call();
+    let (at, address) = PORT.get().1;
+    if index != u32::from(at) {
+        return libc::ENODATA;
+    }
+    // SAFETY: the caller's structure.
+    let entry = unsafe { &mut *entry };
+    entry.gid.raw = address.to_ipv6_mapped().octets();
+    entry.gid_type = sys::IBV_GID_TYPE_ROCE_V2;
+    0
+}
+
+unsafe extern "C" fn query_pkey(_: *mut sys::ibv_context, _: u8, _: c_int, key: *mut u16) -> c_int {
+    count_call();
+    // SAFETY: the caller's word.
+    unsafe { *key = 0xFFFF };
     0
 }
 

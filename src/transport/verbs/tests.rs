@@ -1,22 +1,26 @@
 //! Tests of what a device is asked for, and of what follows from what it tells.
 
-use super::device::{Device, QueuePairError};
+use super::device::{Device, DeviceInfo, QueuePairError};
 use super::hello::Pair;
 use super::open::OpenedDevice;
-use super::path::PathSettings;
 use super::region::ProtectionDomain;
 use super::scripted::{self, device, gid, info};
 use super::*;
 use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{Connecting, Endpoint, Incoming, Listener, Operation, WorkRequest};
+use std::net::Ipv4Addr;
 use std::task::Poll;
 
 /// A rail over a device that answers so many READs and atomics, and has so many under way.
 fn rail(reads_served: u8, reads_posted: u8, read_depth: u8) -> Rail {
     let mut info = info("scripted0", true, vec![gid()]);
     info.limits = Limits { reads_served, reads_posted, ..info.limits };
+    rail_of(info, VerbsOptions { read_depth: Some(read_depth), ..VerbsOptions::default() })
+}
+
+/// A rail over the only port of a device.
+fn rail_of(info: DeviceInfo, options: VerbsOptions) -> Rail {
     let (device, port, reason) = (device(), info.ports[0].clone(), String::new());
-    let options = VerbsOptions { read_depth: Some(read_depth), ..VerbsOptions::default() };
     Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap()
 }
 
@@ -108,25 +112,29 @@ fn asked_of(poster: &Rail, server: &Rail) -> (u16, sys::ibv_ah_attr, u8, u8) {
 
 #[test]
 fn queue_pairs_have_the_service_level_class_partition_and_retries_asked_for() {
-    let mut rail = rail(16, 16, 16);
-    let asked = |rail: &Rail| {
-        let (pkey, address, timeout, retries) = asked_of(rail, rail);
+    let asked = |options: VerbsOptions| {
+        let mut info = info("scripted0", true, vec![gid()]);
+        info.ports[0].partition_keys = vec![0xFFFF, 0, 0, 0x8012];
+        let rail = rail_of(info, options);
+        let (pkey, address, timeout, retries) = asked_of(&rail, &rail);
         (pkey, address.sl, address.grh.traffic_class, timeout, retries)
     };
-    assert_eq!(asked(&rail), (0, 0, 0, 16, 6));
-    rail.settings =
-        PathSettings { service_level: 5, traffic_class: 106, pkey_index: 3, timeout: 20, retries: 4 };
-    assert_eq!(asked(&rail), (3, 5, 106, 20, 4));
+    let plain = VerbsOptions::default();
+    assert_eq!(asked(plain.clone()), (0, 0, 0, 16, 6));
+    let (service_level, traffic_class, partition_key) = (5, 106, Some(0x12));
+    let (timeout, retries) = (Some(20), Some(4));
+    let options = VerbsOptions { service_level, traffic_class, partition_key, timeout, retries, ..plain };
+    assert_eq!(asked(options), (3, 5, 106, 20, 4));
 }
 
 #[test]
 fn infiniband_goes_by_a_global_route_between_subnets_or_where_a_port_asks() {
     let infiniband = |subnet: u8, needs_global_route| {
-        let mut rail = rail(16, 16, 16);
-        (rail.port.is_infiniband, rail.port.lid) = (true, 9);
-        rail.port.needs_global_route = needs_global_route;
-        rail.port.gids[0].bytes[..8].copy_from_slice(&[0xFE, 0x80, 0, 0, 0, 0, 0, subnet]);
-        rail
+        let mut info = info("scripted0", true, vec![gid()]);
+        let port = &mut info.ports[0];
+        (port.is_infiniband, port.lid, port.needs_global_route) = (true, 9, needs_global_route);
+        port.gids[0].bytes[..8].copy_from_slice(&[0xFE, 0x80, 0, 0, 0, 0, 0, subnet]);
+        rail_of(info, VerbsOptions::default())
     };
     for (one, other, is_global) in [
         (infiniband(1, false), infiniband(1, false), 0),
@@ -139,6 +147,31 @@ fn infiniband_goes_by_a_global_route_between_subnets_or_where_a_port_asks() {
     }
     let roce = asked_of(&rail(16, 16, 16), &rail(16, 16, 16)).1;
     assert_eq!(roce.is_global, 1, "RoCE has no other addresses");
+}
+
+#[test]
+fn new_connections_go_by_the_addresses_that_a_port_has_now() {
+    let rail = rail(16, 16, 16);
+    let now = || {
+        let from = rail.choose_gid(None).expect("it has an address");
+        (from.gid.index, from.gid.address(), rail.port_address(&from.gid).lid)
+    };
+    assert_eq!(now(), (1, Ipv4Addr::new(10, 0, 0, 1).into(), 0));
+    for (event, lid, index) in [
+        (sys::IBV_EVENT_GID_CHANGE, 0, 3),
+        (sys::IBV_EVENT_LID_CHANGE, 9, 3),
+        (sys::IBV_EVENT_CLIENT_REREGISTER, 11, 5),
+        (sys::IBV_EVENT_PORT_ACTIVE, 12, 2),
+    ] {
+        let address = Ipv4Addr::new(10, 0, 0, index as u8);
+        scripted::set_port(lid, index, address);
+        scripted::tell_of_port(event);
+        assert_eq!(now(), (index, address.into(), lid));
+    }
+    // While it tells of nothing it is not asked.
+    scripted::take_calls();
+    now();
+    assert!(scripted::take_calls() <= 4, "it looks for events");
 }
 
 /// The transport over the device, which tells of all that happens to its queue pairs, as adapters do.
