@@ -35,7 +35,7 @@ struct HostRound {
     /// The clock of its gradients, and the version that they make.
     clock: Clock,
     version: Version,
-    /// The place of that version's parameters, and how much of them is whole.
+    /// The memory for that version's parameters, and how much of them is whole.
     to: PayloadSlice,
     progress: Option<Progress>,
     chunk_bytes: usize,
@@ -50,7 +50,7 @@ enum HostStage {
     Summing,
     /// The sum is on its way, or the new version is.
     Away,
-    /// The new version is here, and so many chunks of it are in their place.
+    /// The new version is here, and so many chunks of it are copied.
     Copying { done: usize },
 }
 
@@ -59,7 +59,7 @@ impl HostRound {
         self.to.len().div_ceil(self.chunk_bytes)
     }
 
-    /// Copies at most so many chunks of the new version into their place.
+    /// Copies at most so many chunks of the new version.
     fn copy(&mut self, from: &LocalSlice, done: usize, at_most: usize) -> Result<bool, Error> {
         let end = self.chunks().min(done + at_most);
         let to = super::payloads::on_host(self.to.clone(), "write a version")?;

@@ -217,6 +217,36 @@ fn each_worker_that_is_in_has_the_same_weight_when_one_leaves_a_host() {
     assert_eq!(parameters, [0.5 - 3.0 - 3.5 - 3.5]);
 }
 
+/// Workers 1, 2 and 4 at one proxy, and 8 beside it at a second one, which sums the two.
+#[test]
+fn a_proxy_may_stand_for_proxies() {
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 1.0);
+    let job = HostsJob { hosts: &[3, 1], options, elements: 100, clocks: 1, compute: gradient_of };
+    let mut top = job.top(Tcp::new(), "127.0.0.1:0", 1);
+    let address = top.address();
+    let parameters = std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            assert!(top.drive(|top| top.status().left == 1, TIMEOUT).unwrap());
+            top.parameters().unwrap()
+        });
+        let upstream = Worker::connect(Tcp::new(), &[address], WorkerOptions::default(), TIMEOUT).unwrap();
+        let (rack, host) = (Address::random(), Address::random());
+        let mut proxy = Server::for_host(upstream, Shm::new(), &rack, 2, memory(), TIMEOUT).unwrap();
+        scope.spawn(move || assert!(proxy.drive(|proxy| proxy.status().left == 2, TIMEOUT).unwrap()));
+        let upstream = connect(&rack);
+        let mut proxy = Server::for_host(upstream, Shm::new(), &host, 3, memory(), TIMEOUT).unwrap();
+        scope.spawn(move || assert!(proxy.drive(|proxy| proxy.status().left == 3, TIMEOUT).unwrap()));
+        let compute: Compute = |_, worker, _, gradient| gradient.fill((1 << worker) as f32);
+        for (worker, at) in [&host, &host, &host, &rack].into_iter().enumerate() {
+            let connected = connect(at);
+            scope.spawn(move || train(connected, worker, 3, compute));
+        }
+        serving.join().unwrap()
+    });
+    // Three times the mean of 1, 2, 4 and 8.
+    assert_eq!(parameters, [0.5 - 3.0 * 3.75; 100]);
+}
+
 #[test]
 fn a_proxy_refuses_what_it_cannot_sum_by_name() {
     let refusal = |scheme: &str, options: WorkerOptions| {

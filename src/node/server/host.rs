@@ -29,8 +29,8 @@ impl<T: Transport> Server<T> {
     ///
     /// # Errors
     /// A scheme other than BSP ([`Error::Scheme`]), gradients of `upstream` that are not f32, parameters that it reads
-    /// in place, or read-my-writes ([`Error::Option`]); either transport has a GPU. Later, `drive` fails when a server
-    /// of the job is lost or has evicted this host.
+    /// where they lie, read-my-writes, or a `transport` with a GPU ([`Error::Option`]). Later, `drive` fails when a
+    /// server of the job is lost or has evicted this host.
     ///
     /// ```
     /// use slackline::{
