@@ -62,8 +62,9 @@ pub struct Job {
     role: Role,
     rank: u32,
     workers: u32,
-    // The server of this host ends first. The member is declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
+    /// The server of this host, if it is this worker's. It ends before this member leaves.
     host: OnceLock<HostThread>,
+    // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
     member: Arc<JobMember<EndOnly>>,
     coordinator: Option<CoordinatorThread>,
 }

@@ -103,10 +103,11 @@ impl JobPlan {
 
     /// Has one worker of each host stand for all of them at the servers: an aggregating proxy
     /// ([`Server::for_host`](crate::node::Server::for_host)). A thread of the first worker of a host, the one with the
-    /// smallest number, serves all workers there over shared memory, and hands on the sum of their gradients; the plan's
-    /// [`transport`](Self::transport) is the one between it and the servers. Under BSP alone, without
-    /// [`reconnect`](Self::reconnect), and all workers join before the servers begin. Workers whose first one is lost
-    /// have lost their server.
+    /// smallest number, serves all workers there over shared memory, and hands on the sum of their gradients. The
+    /// plan's [`transport`](Self::transport) is the one between it and the servers.
+    ///
+    /// Under BSP alone, and without [`reconnect`](Self::reconnect). All workers join before the servers begin. When
+    /// the first worker of a host is lost, the others there have lost their server.
     pub fn per_host(mut self, per_host: bool) -> JobPlan {
         self.per_host = per_host;
         self

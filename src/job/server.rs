@@ -46,9 +46,10 @@ impl Job {
     /// [`drive`](Self::drive) runs. Beside it comes the version of the checkpoint with which it begins, if it does.
     ///
     /// `initial` holds the values of the whole table, one for each element, in the order of its tensors. The number of
-    /// workers (with [`per_host`](super::JobPlan::per_host) of hosts) and the shard in `options` are those of the job. With `options.checkpoint` the server begins with the
-    /// checkpoint if the plan's [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces
-    /// one that was lost; give each shard a file of its own.
+    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job.
+    /// With `options.checkpoint` the server begins with the checkpoint if the plan's
+    /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that was lost; give
+    /// each shard a file of its own.
     ///
     /// # Errors
     /// The options, the values or the checkpoint do not fit the table, RDMA is required and missing, or this process is

@@ -713,7 +713,7 @@ impl<T: Transport> Server<T> {
         let variance = variance.filter(|_| metadata.workers == self.work.shares.len() as u64);
         let learning_rate = self.optimizer.step_of_sgd(self.work.learning_rate);
         let statistics = Statistics { mean_norm_squared, variance, loss: metadata.loss, learning_rate };
-        self.status.gradients = (self.work.shares.len() - self.work.left_out.len()) as u64;
+        self.status.gradients = 0;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
@@ -727,7 +727,10 @@ impl<T: Transport> Server<T> {
                 true => self.status.dropped += 1,
                 false => {
                     let header = source.inbox.header_again(share.gradient.clock, self.shard.frames.epoch());
-                    self.status.count_folded(header.map_or(version, |header| header.base), version);
+                    let (base, others) = header.map_or((version, 0), |header| (header.base, header.others));
+                    let workers = 1 + u64::from(others);
+                    self.status.gradients = self.status.gradients.saturating_add(workers);
+                    self.status.count_folded(workers, base, version);
                 }
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);

@@ -61,9 +61,8 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
             let versions = served.status.version.get();
             let bits = first.to_bits();
             let joined = served.status.joined;
-            println!(
-                "shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, resumed from {resumed}, {joined} joined"
-            );
+            print!("shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, ");
+            println!("resumed from {resumed}, {joined} joined");
         }
         Role::Worker(number_of_worker) => {
             let dies = variable("DIE_AT").and_then(|text| {

@@ -1,6 +1,6 @@
 //! Aggregating proxies: a server on each host sums its workers' gradients, over shared memory below and TCP above.
 
-use slackline::{NonFinite, ReadMode, ShardOptions};
+use slackline::{NonFinite, ReadMode, ServerStatus, ShardOptions};
 
 use super::super::*;
 
@@ -49,8 +49,8 @@ impl HostsJob<'_> {
         Server::new(transport, &address.parse().unwrap(), table, &vec![0.5; self.elements], options).unwrap()
     }
 
-    /// Trains over one proxy for each host, and returns the parameters and the last loss.
-    fn over_proxies(&self) -> (Vec<f32>, Option<f64>) {
+    /// Trains over one proxy for each host, and returns the parameters and the last status.
+    fn over_proxies(&self) -> (Vec<f32>, ServerStatus) {
         let hosts = self.hosts.len();
         let mut top = self.top(Tcp::new(), "127.0.0.1:0", hosts);
         let address = top.address();
@@ -58,7 +58,7 @@ impl HostsJob<'_> {
             let serving = scope.spawn(move || {
                 assert!(top.drive(|top| top.status().left == hosts as u64, TIMEOUT).unwrap());
                 assert_eq!((top.status().misbehaved, top.status().joined), (0, hosts as u64));
-                (top.parameters().unwrap(), top.status().loss)
+                (top.parameters().unwrap(), top.status())
             });
             let mut first = 0;
             for size in self.hosts {
@@ -110,7 +110,7 @@ fn sums_are_made_host_by_host_in_the_order_of_joining_to_the_bit() {
     let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.1) };
     let (hosts, elements, clocks): (&[usize], _, _) = (&[2, 3, 1], 1003, 6);
     let job = HostsJob { hosts, options, elements, clocks, compute: gradient_of };
-    let (got, loss) = job.over_proxies();
+    let (got, status) = job.over_proxies();
 
     let (mut parameters, mut momenta) = (vec![0.5f32; elements], vec![0f32; elements]);
     for clock in 0..clocks {
@@ -128,8 +128,8 @@ fn sums_are_made_host_by_host_in_the_order_of_joining_to_the_bit() {
         }
     }
     assert_eq!(bits(&got), bits(&parameters));
-    // The loss of each worker counts alike, too: the mean of 0, 1, ... 5.
-    assert_eq!(loss, Some(2.5));
+    // The loss of each worker counts alike, too: the mean of 0, 1, ... 5. All gradients are counted.
+    assert_eq!((status.loss, status.gradients, status.folded), (Some(2.5), 6, 6 * clocks));
 }
 
 /// Where no addition rounds, the order of additions is none of the result.
