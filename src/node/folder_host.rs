@@ -19,7 +19,8 @@ const RULE: (Optimizer, f32) = (Optimizer::Sgd { weight_decay: 0.0 }, -1.0);
 
 const ELSEWHERE: Error = Error::OutOfTurn {
     operation: "go on with this host",
-    reason: "its workers and the servers are not at one version any more: start its server and its workers again",
+    reason: "its workers and the servers are not at one clock and version any more: start its server and its \
+             workers again",
 };
 
 pub(super) struct HostFolder<U: Transport> {

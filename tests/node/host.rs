@@ -247,6 +247,37 @@ fn a_proxy_may_stand_for_proxies() {
     assert_eq!(parameters, [0.5 - 3.0 * 3.75; 100]);
 }
 
+/// A worker that comes from another job is ahead of this one's servers: its sum would be of another clock.
+#[test]
+fn a_proxy_whose_workers_are_not_at_the_clock_of_the_servers_gives_up() {
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 1.0);
+    let job = HostsJob { hosts: &[1], options, elements: 10, clocks: 1, compute: gradient_of };
+    std::thread::scope(|scope| {
+        let start = || {
+            let mut top = job.top(Shm::new(), &Address::random().to_string(), 1);
+            let address = top.address();
+            scope.spawn(move || assert!(top.drive(|top| top.status().left == 1, TIMEOUT).unwrap()));
+            let upstream =
+                Worker::connect(Shm::new(), &[address], WorkerOptions::default(), TIMEOUT).unwrap();
+            let at = Address::random();
+            let mut proxy = Server::for_host(upstream, Shm::new(), &at, 1, memory(), TIMEOUT).unwrap();
+            (at, scope.spawn(move || proxy.drive(|proxy| proxy.status().left == 1, TIMEOUT)))
+        };
+        let (at, first) = start();
+        let mut worker = connect(&at);
+        for _ in 0..3 {
+            worker.step(TIMEOUT).unwrap().publish(None, TIMEOUT).unwrap();
+        }
+        worker.flush(TIMEOUT).unwrap();
+        let (at, second) = start();
+        worker.reconnect(&[at], TIMEOUT).unwrap();
+        assert!(first.join().unwrap().unwrap());
+        worker.step(TIMEOUT).unwrap().publish(None, TIMEOUT).unwrap();
+        let error = second.join().unwrap().expect_err("the servers are at clock 0").to_string();
+        assert!(error.contains("not at one clock and version"), "{error}");
+    });
+}
+
 #[test]
 fn a_proxy_refuses_what_it_cannot_sum_by_name() {
     let refusal = |scheme: &str, options: WorkerOptions| {

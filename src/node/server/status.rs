@@ -147,8 +147,8 @@ pub struct ServerStatus {
 }
 
 impl ServerStatus {
-    /// Counts the gradients of so many workers, in one sum or alone, that were computed on version `base` and are folded
-    /// into `version`.
+    /// Counts a gradient, or a sum over so many workers, that was computed on version `base` and is folded into
+    /// `version`.
     pub(super) fn count_folded(&mut self, workers: u64, base: Version, version: Version) {
         let behind = version.get().saturating_sub(base.get()).saturating_sub(1);
         self.folded = self.folded.saturating_add(workers);
