@@ -165,6 +165,39 @@ fn sums_that_add_up_count_whole() {
     assert_eq!(job.over_proxies().0, [0.5 - 3.0 * 7.0; 10]);
 }
 
+/// The workers' encoding ends at the proxy: what it hands on is f32.
+#[test]
+fn workers_of_a_host_may_round_their_gradients() {
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 1.0);
+    let job = HostsJob { hosts: &[2], options, elements: 100, clocks: 1, compute: gradient_of };
+    let mut top = job.top(Tcp::new(), "127.0.0.1:0", 1);
+    let upstream = [top.address()];
+    let parameters = std::thread::scope(|scope| {
+        let serving = scope.spawn(move || {
+            assert!(top.drive(|top| top.status().left == 1, TIMEOUT).unwrap());
+            top.parameters().unwrap()
+        });
+        let upstream = Worker::connect(Tcp::new(), &upstream, WorkerOptions::default(), TIMEOUT).unwrap();
+        let at = Address::random();
+        let mut proxy = Server::for_host(upstream, Shm::new(), &at, 2, memory(), TIMEOUT).unwrap();
+        scope.spawn(move || assert!(proxy.drive(|proxy| proxy.status().left == 2, TIMEOUT).unwrap()));
+        // Each has eight bits, as bf16 keeps them, and their sum has more.
+        for value in [1.0, 1.0 / 512.0] {
+            let address = std::slice::from_ref(&at);
+            let options = WorkerOptions { encoding: Encoding::Bf16, ..WorkerOptions::default() };
+            let mut worker = Worker::connect(Shm::new(), address, options, TIMEOUT).unwrap();
+            scope.spawn(move || {
+                let mut step = worker.step(TIMEOUT).unwrap();
+                step.encode(&[value; 100]).unwrap();
+                step.publish(None, TIMEOUT).unwrap();
+                worker.flush(TIMEOUT).unwrap();
+            });
+        }
+        serving.join().unwrap()
+    });
+    assert_eq!(parameters, [0.5 - (1.0 + 1.0 / 512.0) / 2.0; 100]);
+}
+
 /// One that is not finite takes all of its host's along: the sum cannot be taken apart any more.
 #[test]
 fn a_gradient_that_is_not_finite_is_left_out_with_all_of_its_host() {
