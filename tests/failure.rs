@@ -5,6 +5,7 @@ mod failure {
     mod behind;
     mod credits;
     mod deadlines;
+    mod hosts;
     mod joins;
     mod last_words;
     mod misbehaviour;

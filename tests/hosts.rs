@@ -27,6 +27,14 @@ mod litmus {
     pub(crate) mod writing;
 }
 
+#[path = "../examples/parameter_server.rs"]
+mod parameter_server;
+#[allow(dead_code, reason = "its jobs on one host are of tests/job.rs")]
+#[path = "job/processes.rs"]
+mod processes;
+#[path = "job/program.rs"]
+mod program;
+
 use std::io::{self, Read};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -37,6 +45,7 @@ use litmus::over_network::{self, Setup, TCP_SIZES};
 use litmus::writing::first_process;
 use network::far::Far;
 use network::namespaces::{Host, Hosts};
+use processes::{Meeting, Processes, all_succeeded};
 use slackline::{Address, Secret, Tcp};
 use transport::fixture::Fixture;
 use transport::process::second_process;
@@ -96,6 +105,28 @@ fn frames_followed_and_pushed_between_hosts_are_whole() {
 fn without_the_second_look_at_the_header_torn_reads_are_found_between_hosts() {
     let name = "without_the_second_look_at_the_header_torn_reads_are_found_between_hosts";
     apart(over_network::without_the_second_look_at_the_header_torn_reads_are_found, name);
+}
+
+// ---------------------------------------------------------------------- a job
+
+#[test]
+fn a_process_runs_the_program_of_its_job() {
+    program::run();
+}
+
+#[test]
+fn the_workers_of_each_host_are_one_worker_to_a_server_on_another() {
+    let hosts = Hosts::new(3);
+    let meeting = hosts[0].within(|| Meeting::at(hosts[0].address().into()));
+    let start = |(rank, host): (usize, usize)| {
+        hosts[host].within(|| meeting.start("pull_to_one", rank, 5, &[("PER_HOST", "1")]))
+    };
+    // The server is alone on its host.
+    let ended = Processes([0, 1, 2, 1, 2].into_iter().enumerate().map(start).collect()).end();
+    all_succeeded(&ended);
+    let expected = format!("50 versions to {:.6}", 1.0 - 0.9f64.powi(50));
+    let said = &ended[0].stdout;
+    assert!(said.contains(&expected) && said.contains(", 2 joined"), "{said}, not {expected}");
 }
 
 // ---------------------------------------------------------------------- the hosts themselves

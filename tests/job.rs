@@ -51,6 +51,22 @@ fn one_program_trains_over_each_transport_to_the_same_bits() {
     assert!(results.iter().all(|bits| *bits == results[0]), "{results:?}");
 }
 
+/// All are on one host here: one of them stands for all, and one that dies is left out.
+#[test]
+fn the_workers_of_a_host_are_one_worker_to_the_servers_if_the_plan_says_so() {
+    for (transport, dies) in [("shm", "none"), ("tcp", "none"), ("tcp", "1:10")] {
+        let variables = [("TRANSPORT", transport), ("SERVERS", "2"), ("PER_HOST", "1"), ("DIE_AT", dies)];
+        let ended = Processes::start(Ipv4Addr::LOCALHOST, "pull_to_one", 6, &variables).end();
+        let succeeded: Vec<_> = ended.iter().map(|ended| ended.succeeded).collect();
+        assert_eq!(succeeded, [true, true, true, dies == "none", true, true], "{ended:#?}");
+        let expected = format!("50 versions to {:.6}", 1.0 - 0.9f64.powi(50));
+        for server in &ended[..2] {
+            let said = &server.stdout;
+            assert!(said.contains(&expected) && said.contains(", 1 joined"), "{said}, not {expected}");
+        }
+    }
+}
+
 #[test]
 fn workers_without_a_server_meet_and_average() {
     for transport in ["shm", "tcp"] {

@@ -2,6 +2,7 @@
 
 mod node {
     mod decided;
+    mod host;
     mod memory;
     mod own_scheme;
     mod polled;

@@ -75,6 +75,12 @@ pub enum JobError {
         /// The role that the call is for.
         wanted: &'static str,
     },
+    /// The plan has a proxy on each host, and something that does not go with it.
+    #[error("a plan with JobPlan::per_host {reason}; {}", self.help())]
+    PerHost {
+        /// What does not go with it, in words.
+        reason: &'static str,
+    },
     /// The processes cannot meet.
     #[error(transparent)]
     Rendezvous(#[from] rendezvous::RendezvousError),
@@ -138,6 +144,7 @@ impl Diagnostic for JobError {
             | JobError::Refused(_) => "joining the job",
             JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
             JobError::NoServer
+            | JobError::PerHost { .. }
             | JobError::OtherServers { .. }
             | JobError::HasServers { .. }
             | JobError::OtherRole { .. } => "checking the role",
@@ -187,6 +194,7 @@ impl JobError {
             JobError::Order { .. } => "run the same slackline everywhere",
             JobError::Late { .. } => "use a longer timeout",
             JobError::NoServer => "use JobPlan::servers(1), or Job::group",
+            JobError::PerHost { .. } => "leave one of the two out",
             JobError::OtherServers { .. } => "make the two the same",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",

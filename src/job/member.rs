@@ -234,22 +234,40 @@ impl<C: Conversation> JobMember<C> {
         if let Some(end) = self.end() {
             return Err(WaitError::Ended(end));
         }
-        let is_up = |member: &&Member| member.role == role && !member.addresses.is_empty();
-        let mut members = self.wait_for(timeout, &format!("all {role}s to be up"), |state| {
-            let members: Vec<Member> = state.members.iter().filter(is_up).cloned().collect();
+        let is_up = |member: &Member| member.role == role && !member.addresses.is_empty();
+        let members = self.members(timeout, &format!("all {role}s to be up"), count, is_up)?;
+        Ok(members.iter().map(|member| self.choose(member, require)).collect::<Result<_, _>>()?)
+    }
+
+    /// Waits until so many members are as wanted, and returns them in order of their ranks within their role.
+    pub(super) fn members(
+        &self,
+        timeout: Duration,
+        what: &str,
+        count: usize,
+        is_wanted: impl Fn(&Member) -> bool,
+    ) -> Result<Vec<Member>, WaitError> {
+        let mut members = self.wait_for(timeout, what, |state| {
+            let wanted = state.members.iter().filter(|member| is_wanted(member));
+            let members: Vec<Member> = wanted.cloned().collect();
             (members.len() == count).then_some(members)
         })?;
         members.sort_by_key(|member| member.role_rank);
+        Ok(members)
+    }
+
+    /// Chooses the transport to a member that has announced addresses.
+    pub(super) fn choose(
+        &self,
+        member: &Member,
+        require: Option<TransportKind>,
+    ) -> Result<TransportChoice, PathError> {
         let rdma = || self.transports.rdma().map_err(|error| error.to_string());
-        let mut choices = Vec::with_capacity(members.len());
-        for member in members {
-            let choice = choose(&self.host, &member, require, &rdma)?;
-            let TransportChoice { kind, address, reason } = &choice;
-            let (role_rank, host) = (member.role_rank, &member.host);
-            tracing::info!(%role, role_rank, %host, %kind, %address, reason, "chose a transport");
-            choices.push(choice);
-        }
-        Ok(choices)
+        let choice = choose(&self.host, member, require, &rdma)?;
+        let TransportChoice { kind, address, reason } = &choice;
+        let Member { role, role_rank, host, .. } = member;
+        tracing::info!(%role, role_rank, %host, %kind, %address, reason, "chose a transport");
+        Ok(choice)
     }
 
     fn wait_for<R>(

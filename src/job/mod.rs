@@ -20,6 +20,7 @@ mod group;
 mod local;
 pub mod member;
 mod messages;
+mod per_host;
 mod plan;
 pub mod rendezvous;
 mod roster;
@@ -32,7 +33,7 @@ mod worker;
 mod worker_loop;
 
 use std::net::ToSocketAddrs;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 pub use error::JobError;
@@ -47,6 +48,7 @@ use coordinator::{Attendance, CoordinatorThread};
 use env::Placement;
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
+use per_host::HostThread;
 pub use rendezvous::MemberRole;
 use rendezvous::{Host, Introduction};
 
@@ -60,6 +62,8 @@ pub struct Job {
     role: Role,
     rank: u32,
     workers: u32,
+    /// The server of this host, if it is this worker's. It ends before this member leaves.
+    host: OnceLock<HostThread>,
     // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
     member: Arc<JobMember<EndOnly>>,
     coordinator: Option<CoordinatorThread>,
@@ -96,6 +100,7 @@ impl Job {
         }
         let workers = world.checked_sub(servers).filter(|workers| *workers > 0);
         let workers = workers.ok_or(JobError::NoWorker { world, servers })?;
+        plan.check_per_host()?;
         if world as usize > rendezvous::MAX_MEMBERS {
             return Err(JobError::TooLarge { world });
         }
@@ -117,7 +122,8 @@ impl Job {
         let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
-        Ok(Job { plan, role, rank, workers, member: Arc::new(member), coordinator })
+        let (host, member) = (OnceLock::new(), Arc::new(member));
+        Ok(Job { plan, role, rank, workers, host, member, coordinator })
     }
 
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states

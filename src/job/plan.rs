@@ -9,7 +9,8 @@ use crate::transport::TransportKind;
 /// The longest timeout.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The plan of a job. All processes of a job have the same number of servers, transport and reconnection.
+/// The plan of a job. All processes of a job have the same number of servers, transport and reconnection, and
+/// proxies or none.
 ///
 /// The first ranks are the servers, one for each shard, and the other ranks are the workers.
 ///
@@ -29,6 +30,7 @@ pub struct JobPlan {
     pub(super) transport: Option<TransportKind>,
     pub(super) reconnect: bool,
     pub(super) resume: Resume,
+    pub(super) per_host: bool,
 }
 
 /// Reads a timeout of another process: a deadline that is too far off for the clock cannot be computed.
@@ -60,6 +62,7 @@ impl JobPlan {
             transport: None,
             reconnect: false,
             resume: Resume::Never,
+            per_host: false,
         }
     }
 
@@ -98,9 +101,21 @@ impl JobPlan {
         self
     }
 
+    /// Has one worker of each host stand for all of them at the servers: an aggregating proxy
+    /// ([`Server::for_host`](crate::node::Server::for_host)). A thread of the first worker of a host, the one with the
+    /// smallest number, serves all workers there over shared memory, and hands on the sum of their gradients. The
+    /// plan's [`transport`](Self::transport) is the one between it and the servers.
+    ///
+    /// Under BSP alone, and without [`reconnect`](Self::reconnect). All workers join before the servers begin. When
+    /// the first worker of a host is lost, the others there have lost their server.
+    pub fn per_host(mut self, per_host: bool) -> JobPlan {
+        self.per_host = per_host;
+        self
+    }
+
     /// True if processes with these two plans can form one job.
     pub(super) fn agrees_with(&self, other: &JobPlan) -> bool {
-        let common = |plan: &JobPlan| (plan.servers, plan.transport, plan.reconnect);
+        let common = |plan: &JobPlan| (plan.servers, plan.transport, plan.reconnect, plan.per_host);
         common(self) == common(other)
     }
 

@@ -46,9 +46,10 @@ impl Job {
     /// [`drive`](Self::drive) runs. Beside it comes the version of the checkpoint with which it begins, if it does.
     ///
     /// `initial` holds the values of the whole table, one for each element, in the order of its tensors. The number of
-    /// workers and the shard in `options` are those of the job. With `options.checkpoint` the server begins with the
-    /// checkpoint if the plan's [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces
-    /// one that was lost; give each shard a file of its own.
+    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job.
+    /// With `options.checkpoint` the server begins with the checkpoint if the plan's
+    /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that was lost; give
+    /// each shard a file of its own.
     ///
     /// # Errors
     /// The options, the values or the checkpoint do not fit the table, RDMA is required and missing, or this process is
@@ -128,11 +129,9 @@ impl Job {
         if initial.len() as u64 != elements {
             return Err(JobError::InitialValues { elements, values: initial.len() });
         }
-        let mut options = ServerOptions {
-            workers: self.workers(),
-            shard: (shard as u16, self.plan.servers as u16),
-            ..options
-        };
+        let workers = self.upstream_workers()?;
+        let mut options =
+            ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
         // A process that replaces one that was lost goes on where that one was.
         let resume = match self.plan.resume {
             Resume::Never if self.member.generation > 0 => Resume::IfThere,
@@ -143,7 +142,7 @@ impl Job {
         let version = checkpoint.as_ref().map(Checkpoint::version);
         if let Some(version) = version {
             // Workers that are lost for good never join: those that are here are all that it can wait for.
-            options.workers = self.member.count(MemberRole::Worker).clamp(1, self.workers());
+            options.workers = self.member.count(MemberRole::Worker).clamp(1, workers);
             tracing::info!(version = version.get(), "goes on from its checkpoint");
         }
         let kinds = self.plan.transports();

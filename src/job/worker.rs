@@ -59,7 +59,10 @@ impl Job {
             return Err(JobError::NoServer);
         }
         let options = WorkerOptions { identity: Some(number), ..options };
-        let connected = self.member.connect(&self.plan, options);
+        let connected = match self.plan.per_host {
+            true => self.connect_on_host(number, options),
+            false => self.member.connect(&self.plan, options),
+        };
         connected.map_err(|error| self.cause(error)).inspect_err(|error| self.fail(error))
     }
 

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crossbeam::utils::CachePadded;
 use smallvec::SmallVec;
 
-use super::folder::{FillJob, Folder};
+use super::folder::{FillJob, FoldMetadata, Folder};
 use super::{Backoff, Error};
 use crate::clock::Clock;
 use crate::kernel::{Fold, FoldError, Gradient, Moments, Operand, Optimizer, Pass, largest_magnitude};
@@ -105,7 +105,8 @@ pub(super) struct FoldJob {
     pub(super) states: Vec<FoldArray>,
     pub(super) chunk_bytes: usize,
     pub(super) streaming: bool,
-    pub(super) progress: Progress,
+    /// Says how much of the parameters is whole, where readers follow them.
+    pub(super) progress: Option<Progress>,
     /// All gradients were announced, and believed: nothing that their workers say is asked for any more, since a
     /// worker can take it back.
     pub(super) bound: AtomicBool,
@@ -116,6 +117,13 @@ pub(super) struct FoldJob {
 impl FoldJob {
     pub(super) fn chunks(&self) -> usize {
         self.parameters.from.len().div_ceil(self.chunk_bytes)
+    }
+
+    /// Tells those who follow the parameters how many chunks of them are whole.
+    pub(super) fn say_whole(&self, chunks: usize) {
+        if let Some(progress) = &self.progress {
+            progress.raise(chunks);
+        }
     }
 
     /// True if the chunk has landed of all gradients.
@@ -225,7 +233,7 @@ impl FoldShared {
             .map(|thread| thread + self.done[thread].load(Ordering::Acquire) * self.done.len())
             .min()
             .map_or(0, |chunk| chunk.min(job.chunks()));
-        job.progress.raise(whole);
+        job.say_whole(whole);
         Some(true)
     }
 
@@ -328,7 +336,7 @@ impl Folder for Aggregator {
         Ok(())
     }
 
-    fn bind(&self) {
+    fn bind(&mut self, _: FoldMetadata) {
         if let Some(job) = self.shared.read().as_ref() {
             job.bound.store(true, Ordering::Release);
         }
@@ -446,7 +454,7 @@ mod tests {
             states: Vec::new(),
             chunk_bytes: 64,
             streaming: false,
-            progress: frames.progress(1),
+            progress: Some(frames.progress(1)),
             measured: Some(measured),
             bound: AtomicBool::new(true),
         };

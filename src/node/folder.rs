@@ -7,9 +7,19 @@ use super::aggregate::FoldJob;
 use crate::kernel::Moments;
 use crate::mem::OutOfBounds;
 use crate::scheme::GradientId;
+use crate::time::Instant;
 
 /// Makes a job of the one before, whose vectors it uses again.
 pub(super) type FillJob<'a> = &'a mut dyn FnMut(Option<FoldJob>) -> Result<FoldJob, OutOfBounds>;
+
+/// What the gradients of a job came with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FoldMetadata {
+    /// Workers whose gradients are in them: as many as there are gradients, where none is a sum.
+    pub(super) workers: u64,
+    /// The mean loss of these workers, where they told one.
+    pub(super) loss: Option<f64>,
+}
 
 /// Folds one job at a time, as its gradients come in. No call waits.
 pub(super) trait Folder: Send {
@@ -17,8 +27,13 @@ pub(super) trait Folder: Send {
     /// [quiet](Self::is_quiet) first.
     fn begin(&mut self, fill: FillJob<'_>) -> Result<(), Error>;
 
-    /// The job that runs counts: all its gradients were announced.
-    fn bind(&self);
+    /// The job that runs counts: all its gradients were announced, with this.
+    fn bind(&mut self, told: FoldMetadata);
+
+    /// Looks after what folds elsewhere, whether a job runs or not. True if it got anywhere.
+    fn tend(&mut self, _now: Instant) -> Result<bool, Error> {
+        Ok(false)
+    }
 
     /// True between `begin` and `end`.
     fn is_running(&self) -> bool;

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::Error;
 use super::aggregate::{FoldArray, FoldJob};
-use super::folder::{FillJob, Folder};
+use super::folder::{FillJob, FoldMetadata, Folder};
 use crate::cuda::{Gpu, GpuError, GpuFold, GpuKernels, GpuSlice, MAX_GRADIENTS, Tickets};
 use crate::kernel::{Moments, Optimizer};
 use crate::scheme::GradientId;
@@ -51,7 +51,7 @@ impl GpuFolder {
             progress = true;
         }
         if let Some(job) = self.job.as_ref().filter(|_| progress && self.is_running) {
-            job.progress.raise(self.done);
+            job.say_whole(self.done);
         }
         Ok(progress)
     }
@@ -114,7 +114,7 @@ impl Folder for GpuFolder {
         Ok(())
     }
 
-    fn bind(&self) {
+    fn bind(&mut self, _: FoldMetadata) {
         if let Some(job) = &self.job {
             job.bound.store(true, Ordering::Release);
         }

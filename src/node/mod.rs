@@ -19,6 +19,7 @@ mod error;
 mod folder;
 #[cfg(feature = "cuda")]
 mod folder_gpu;
+mod folder_host;
 mod group;
 mod heartbeat;
 mod link;

@@ -5,9 +5,11 @@ mod driving;
 mod finite;
 mod folding;
 mod follow;
+mod host;
 mod pushing;
 mod restart;
 mod status;
+mod sums;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
@@ -16,6 +18,7 @@ use smallvec::SmallVec;
 
 use self::follow::Following;
 pub use self::status::{NonFinite, ServerOptions, ServerStatus};
+use self::sums::Sums;
 use super::aggregate::{FoldArray, FoldJob, Input, Measured};
 use super::checkpoint::{CheckpointIdentity, Checkpointer};
 use super::folder::Folder;
@@ -44,6 +47,8 @@ struct WorkerState {
     consumed_early: SmallVec<[Clock; 4]>,
     /// The newest version that it has said it holds.
     held: Option<Version>,
+    /// Workers beside it whose gradients are in its last one.
+    others: u32,
 }
 
 impl WorkerState {
@@ -142,6 +147,8 @@ pub struct Server<T: Transport> {
     /// The wishes of the scheme: measured folds, and to be told which version each worker holds.
     pub(super) measures_moments: bool,
     pub(super) reports_reads: bool,
+    /// The weight of gradients that are sums over several workers.
+    sums: Sums,
     /// The state of a follower, if another server decides for this shard.
     following: Option<Following<T::Endpoint>>,
     folder: Box<dyn Folder>,
@@ -181,6 +188,8 @@ struct IncarnationStart<'a> {
     folded: u64,
     /// For each worker, how far its gradients are in the parameters.
     applied: Applied,
+    /// The folder of a server that stands for its host; otherwise one that folds here.
+    folder: Option<Box<dyn Folder>>,
 }
 
 /// Chunks that one poll folds at most.
@@ -207,6 +216,7 @@ impl<T: Transport> Server<T> {
             smallest_clock,
             folded: 0,
             applied: Applied::default(),
+            folder: None,
         };
         Self::begin(transport, address, table, start, options)
     }
@@ -260,7 +270,11 @@ impl<T: Transport> Server<T> {
             value: options.schedule.to_string(),
             reason: error.reason(),
         })?;
-        let folder = folding::folder(&transport, &options, needs.measures_moments)?;
+        let sums = Sums::under(&options);
+        let folder = match start.folder {
+            Some(folder) => folder,
+            None => folding::folder(&transport, &options, needs.measures_moments)?,
+        };
         let (shard, shards) = options.shard;
         let config = ShardConfig {
             table,
@@ -313,6 +327,7 @@ impl<T: Transport> Server<T> {
             kind: options.scheme,
             measures_moments: options.measure_moments || needs.measures_moments,
             reports_reads: needs.reports_reads && following.is_none(),
+            sums,
             following,
             folder,
             owed: Vec::new(),
@@ -459,6 +474,7 @@ impl<T: Transport> Server<T> {
             progress = true;
         }
         progress |= self.take_actions(now)?;
+        progress |= self.folder.tend(now)?;
         progress |= self.fold(now)?;
         self.pay()?;
         self.announce_clock();
@@ -482,7 +498,7 @@ impl<T: Transport> Server<T> {
                     }
                     self.bind();
                     if self.folder.is_running() {
-                        self.folder.bind();
+                        self.folder.bind(self.metadata());
                     }
                     for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
                         self.shard.taken.take(source.identity, share.gradient.clock);
@@ -524,9 +540,8 @@ impl<T: Transport> Server<T> {
         if !self.may_decide() {
             return Ok(None);
         }
-        let mut shares = std::mem::take(&mut self.shares);
-        let action = self.scheme.poll_action(&mut shares);
-        self.shares = shares;
+        let action = self.scheme.poll_action(&mut self.shares);
+        self.weigh_sums();
         Ok(action)
     }
 
@@ -677,11 +692,15 @@ impl<T: Transport> Server<T> {
                 states: stages,
                 chunk_bytes,
                 streaming,
-                progress: progress.clone(),
-                bound: AtomicBool::new(work.bound),
+                progress: Some(progress.clone()),
+                bound: AtomicBool::new(false),
                 measured: measures.then_some(measured),
             })
-        })
+        })?;
+        if self.work.bound {
+            self.folder.bind(self.metadata());
+        }
+        Ok(())
     }
 
     /// All chunks are folded and all gradients announced: the frame becomes the newest version.
@@ -689,9 +708,12 @@ impl<T: Transport> Server<T> {
         let version = self.shard.frames.latest().version.next();
         let moments = self.folder.moments();
         let (mean_norm_squared, variance) = moments.map_or((None, None), |moments| moments.statistics());
+        let metadata = self.metadata();
+        // Sums over several workers vary less than the gradient of one.
+        let variance = variance.filter(|_| metadata.workers == self.work.shares.len() as u64);
         let learning_rate = self.optimizer.step_of_sgd(self.work.learning_rate);
-        let statistics = Statistics { mean_norm_squared, variance, loss: self.mean_loss(), learning_rate };
-        self.status.gradients = (self.work.shares.len() - self.work.left_out.len()) as u64;
+        let statistics = Statistics { mean_norm_squared, variance, loss: metadata.loss, learning_rate };
+        self.status.gradients = 0;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);
         self.status.variance = variance.or(self.status.variance);
@@ -705,7 +727,10 @@ impl<T: Transport> Server<T> {
                 true => self.status.dropped += 1,
                 false => {
                     let header = source.inbox.header_again(share.gradient.clock, self.shard.frames.epoch());
-                    self.status.count_folded(header.map_or(version, |header| header.base), version);
+                    let (base, others) = header.map_or((version, 0), |header| (header.base, header.others));
+                    let workers = 1 + u64::from(others);
+                    self.status.gradients = self.status.gradients.saturating_add(workers);
+                    self.status.count_folded(workers, base, version);
                 }
             }
             self.shard.taken.apply(source.identity, share.gradient.clock);
@@ -746,16 +771,6 @@ impl<T: Transport> Server<T> {
             // for it here.
             (0..self.shard.peers.len() as u16).for_each(|peer| self.push_to(peer));
         }
-    }
-
-    /// Mean of the losses in the headers of the gradients at hand.
-    fn mean_loss(&self) -> Option<f64> {
-        let epoch = self.shard.frames.epoch();
-        let folded = self.work.shares.iter().zip(&self.work.sources);
-        let headers = folded.filter_map(|(share, from)| from.inbox.header_again(share.gradient.clock, epoch));
-        let losses = headers.filter_map(|header| header.loss);
-        let (sum, count) = losses.fold((0.0, 0u32), |(sum, count), loss| (sum + f64::from(loss), count + 1));
-        (count > 0).then(|| sum / f64::from(count))
     }
 
     /// The smallest clock can move without a version: when a worker leaves, or a gradient is dropped.

@@ -4,6 +4,7 @@ mod background;
 mod decide;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod host;
 mod join;
 mod own;
 mod reconnect;
@@ -219,6 +220,8 @@ pub struct Worker<T: Transport> {
     copies: Copies,
     /// The magnitude of the gradient that is being published.
     magnitude: Option<f32>,
+    /// Workers beside this one whose gradients are in the sum that is being published.
+    others: u32,
     own: Option<OwnGradients>,
     /// The wishes of the scheme: magnitudes, and to be told which version this worker holds.
     pub(super) measures_magnitude: bool,
@@ -299,6 +302,7 @@ impl<T: Transport> Worker<T> {
             is_callers_gradient: false,
             copies: Copies::default(),
             magnitude: None,
+            others: 0,
             own,
             measures_magnitude: needs.measures_magnitude,
             reports_reads: needs.reports_reads,
@@ -488,7 +492,7 @@ impl<T: Transport> Worker<T> {
             }
         }
         // That of the whole gradient, for a server may decide on all of it.
-        let metadata = GradientMetadata { loss, magnitude: self.magnitude };
+        let metadata = GradientMetadata { loss, magnitude: self.magnitude, others: self.others };
         // The copy is as old as its oldest part, where one server decides for all.
         let base = self.is_decided().then(|| self.view_of_parts().version);
         for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {

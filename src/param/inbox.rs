@@ -162,10 +162,11 @@ impl PeerInbox {
     }
 }
 
-/// CRC-64 over epoch, clock, bytes and payload; never 0, which stands for "none".
+/// CRC-64 over epoch, clock, bytes, the number of other workers and payload; never 0, which stands for "none".
 pub(super) fn slot_checksum(header: &SlotHeader, payload: VolatileSlice<'_>) -> u64 {
-    let mut seed = [0; 24];
-    for (bytes, word) in seed.chunks_exact_mut(8).zip([header.epoch, header.clock.get(), header.bytes]) {
+    let mut seed = [0; 32];
+    let words = [header.epoch, header.clock.get(), header.bytes, u64::from(header.others)];
+    for (bytes, word) in seed.chunks_exact_mut(8).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
     let seed = kernel::crc64(VolatileSlice::from_ref(&seed), 0);

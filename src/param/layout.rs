@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version, VersionTag};
 use crate::table::Encoding;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 9;
+pub const LAYOUT_VERSION: u64 = 10;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -388,7 +388,9 @@ pub struct SlotHeader {
     pub bytes: u64,
     /// Encoding of the payload: 0 f32, 1 bf16, 2 f16.
     pub encoding: u64,
-    /// CRC-64 over epoch, clock, bytes and payload, or 0 where it is not asked for.
+    /// Workers beside this one whose gradients are in the sum: 0 but for one that stands for its host.
+    pub others: u32,
+    /// CRC-64 over epoch, clock, bytes, `others` and payload, or 0 where it is not asked for.
     pub checksum: u64,
     /// The worker's loss on its batch, if it told one.
     pub loss: Option<f32>,
@@ -406,7 +408,7 @@ impl SlotHeader {
             self.base.get(),
             self.epoch,
             self.bytes,
-            self.encoding,
+            u64::from(self.others) << 32 | self.encoding,
             self.checksum,
             loss,
             magnitude,
@@ -421,7 +423,8 @@ impl SlotHeader {
             base: Version::new(words[1]),
             epoch: words[2],
             bytes: words[3],
-            encoding: words[4],
+            encoding: u64::from(words[4] as u32),
+            others: (words[4] >> 32) as u32,
             checksum: words[5],
             loss: value(words[6]),
             magnitude: value(words[7]),
@@ -466,7 +469,7 @@ mod tests {
         for loss in [None, Some(0.0), Some(-1.5)] {
             let slot = SlotHeader { clock: Clock::new(1), epoch: 5, loss, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
-            let slot = SlotHeader { magnitude: loss, ..SlotHeader::default() };
+            let slot = SlotHeader { magnitude: loss, encoding: 2, others: u32::MAX, ..SlotHeader::default() };
             assert_eq!(SlotHeader::from_words(slot.to_words()), slot);
         }
         assert_eq!(landed_chunks(landed_word(7, 96), 7), 96);

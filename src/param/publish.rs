@@ -33,6 +33,8 @@ pub struct GradientMetadata {
     pub loss: Option<f32>,
     /// The largest magnitude of the elements.
     pub magnitude: Option<f32>,
+    /// Workers beside this one whose gradients are in the sum that it publishes.
+    pub others: u32,
 }
 
 /// A publish failed for good.
@@ -253,6 +255,7 @@ impl Publish {
             epoch: self.epoch,
             bytes: self.geometry.payload_bytes(),
             encoding: encoding_word(self.geometry.encoding),
+            others: metadata.others,
             checksum: 0,
             loss: metadata.loss,
             magnitude: metadata.magnitude,

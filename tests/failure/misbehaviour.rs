@@ -48,13 +48,14 @@ fn a_gradient_with_a_wrong_header_evicts_its_worker_and_is_not_applied() {
     // Clock, base version, epoch, bytes, encoding, checksum, loss, 0.
     let good = |epoch| [0, 0, epoch, 16, 0, 0, 0, 0];
     type Spoil = fn(&mut [u64; 8]);
-    let faults: [(&str, Spoil); 6] = [
+    let faults: [(&str, Spoil); 7] = [
         ("another epoch", |words| words[2] ^= 1),
         ("another clock", |words| words[0] = 7),
         ("fewer bytes", |words| words[3] = 8),
         ("more bytes", |words| words[3] = 1 << 60),
         ("another encoding", |words| words[4] = 1),
         ("another checksum", |words| words[5] = 1),
+        ("a sum over two workers, of which ASP knows no weight", |words| words[4] = 1 << 32),
     ];
     for (what, spoil) in faults {
         evicted_and_nothing_applied(what, |raw, epoch| {

@@ -32,7 +32,7 @@ pub(crate) fn run() {
 }
 
 /// Pulls all parameters to one. The variables `TRANSPORT`, `SERVERS`, `CLOCKS`, `CHECKPOINT`, `DIE_AT` (a worker and a
-/// clock), `PAUSE_MS` (in each step), `HOLD` (a file) and `RESUME` change how.
+/// clock), `PAUSE_MS` (in each step), `HOLD` (a file), `RESUME` and `PER_HOST` change how.
 fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
@@ -41,6 +41,7 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(kind) = variable("TRANSPORT") {
         plan = plan.transport(kind.parse::<TransportKind>()?);
     }
+    plan = plan.per_host(variable("PER_HOST").is_some());
     if variable("RESUME").is_some() {
         plan = plan.resume(Resume::Required);
     }
@@ -59,9 +60,9 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
             assert!(served.parameters.iter().all(|value| *value == first), "{first} to {last}");
             let versions = served.status.version.get();
             let bits = first.to_bits();
-            println!(
-                "shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, resumed from {resumed}"
-            );
+            let joined = served.status.joined;
+            print!("shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, ");
+            println!("resumed from {resumed}, {joined} joined");
         }
         Role::Worker(number_of_worker) => {
             let dies = variable("DIE_AT").and_then(|text| {

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::sums::{self, Sums};
 use super::{Server, WorkerState};
 use crate::clock::Clock;
 use crate::node::shard::{DisconnectReason, Gone, ShardEvent};
@@ -17,7 +18,7 @@ impl<T: Transport> Server<T> {
             match event {
                 ShardEvent::Joined { peer, worker: true, identity, clock } => {
                     let (arrived, consumed, consumed_early) = (clock, clock, SmallVec::new());
-                    let state = WorkerState { arrived, consumed, consumed_early, held: None };
+                    let state = WorkerState { arrived, consumed, consumed_early, held: None, others: 0 };
                     self.workers[usize::from(peer)] = Some(state);
                     self.status.joined += 1;
                     self.say_joined(peer);
@@ -96,6 +97,7 @@ impl<T: Transport> Server<T> {
                     Ok(header) => {
                         if let Some(state) = &mut self.workers[index] {
                             state.arrived = clock.next();
+                            state.others = header.others;
                         }
                         let gradient = GradientId { worker: (index as u16).into(), clock };
                         // What is no magnitude is told as the largest one: no bound is kept by it.
@@ -135,6 +137,9 @@ impl<T: Transport> Server<T> {
         // The commit of a version comes before all that a worker computes on it.
         if header.base > self.shard.frames.latest().version {
             return Err("its gradient is computed on a version that there is not".into());
+        }
+        if header.others > 0 && self.sums == Sums::Refused {
+            return Err(sums::REFUSED.into());
         }
         Ok(header)
     }

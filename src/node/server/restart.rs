@@ -30,7 +30,8 @@ impl<T: Transport> Server<T> {
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
-        let start = IncarnationStart { parameters, states, version, smallest_clock, folded, applied };
+        let folder = None;
+        let start = IncarnationStart { parameters, states, version, smallest_clock, folded, applied, folder };
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
@@ -200,8 +201,15 @@ mod tests {
     /// A server of one worker that begins with this version and smallest clock.
     fn late(version: Version, smallest_clock: Clock) -> Server<Shm> {
         let (folded, applied) = (0, Applied::default());
-        let start =
-            IncarnationStart { parameters: &[0.0; 4], states: &[], version, smallest_clock, folded, applied };
+        let start = IncarnationStart {
+            parameters: &[0.0; 4],
+            states: &[],
+            version,
+            smallest_clock,
+            folded,
+            applied,
+            folder: None,
+        };
         let table = Table::flat(4, ElementType::F32).unwrap();
         let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.1);
         Server::begin(Shm::new(), &Address::random(), table, start, options).unwrap()

@@ -100,7 +100,8 @@ pub struct ServerStatus {
     pub rails_lost: u64,
     /// Workers that were let go because what they wrote broke the protocol.
     pub misbehaved: u64,
-    /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with.
+    /// Gradients that were folded in, those in the checkpoint among them that this incarnation began with. A sum over
+    /// the workers of a host counts as many as it holds.
     pub folded: u64,
     /// The sum, over the gradients that this incarnation folded in, of the versions made between the one that a
     /// gradient was computed on and the one that it is in. In a server that began at version 0 this over `folded` is
@@ -146,11 +147,12 @@ pub struct ServerStatus {
 }
 
 impl ServerStatus {
-    /// Counts a gradient that was computed on version `base` and is folded into `version`.
-    pub(super) fn count_folded(&mut self, base: Version, version: Version) {
+    /// Counts a gradient, or a sum over so many workers, that was computed on version `base` and is folded into
+    /// `version`.
+    pub(super) fn count_folded(&mut self, workers: u64, base: Version, version: Version) {
         let behind = version.get().saturating_sub(base.get()).saturating_sub(1);
-        self.folded += 1;
-        self.versions_behind = self.versions_behind.saturating_add(behind);
-        self.fresh += u64::from(behind == 0);
+        self.folded = self.folded.saturating_add(workers);
+        self.versions_behind = self.versions_behind.saturating_add(behind.saturating_mul(workers));
+        self.fresh = self.fresh.saturating_add(if behind == 0 { workers } else { 0 });
     }
 }

@@ -1,0 +1,166 @@
+//! Jobs in which one worker of each host stands for all workers there: an aggregating proxy, which is a thread of the
+//! host's first worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::member::{JobMember, WaitError};
+use super::messages::EndOnly;
+use super::rendezvous::{Host, Member, MemberRole};
+use super::transports::flatten;
+use super::{Job, JobError, JobPlan};
+use crate::node::{Error, Server, ShardOptions, Worker, WorkerOptions};
+use crate::transport::TransportKind;
+use crate::transport::mixed::Mixed;
+
+/// The longest time for which the thread does not look whether the job is over.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The thread of a host's server. Dropping it ends the server.
+pub(super) struct HostThread {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HostThread {
+    /// Serves the workers of this host, which are `workers` in number, until all have left or the job is over.
+    fn start(
+        member: Arc<JobMember<EndOnly>>,
+        mut server: Server<Mixed>,
+        workers: u64,
+    ) -> Result<HostThread, JobError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_stopped = Arc::clone(&stop);
+        let serve = move || {
+            let have_left = |server: &Server<Mixed>| {
+                let status = server.status();
+                status.joined >= workers && status.workers == 0
+            };
+            while !is_stopped.load(Ordering::Relaxed) && member.end().is_none() {
+                match server.drive(have_left, LOOK_EVERY) {
+                    Ok(false) => {}
+                    Ok(true) => break,
+                    // The workers lose this server, and rank 0 knows of the one that this one has lost.
+                    Err(error) => {
+                        tracing::warn!(%error, "the server of this host ends");
+                        break;
+                    }
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("slackline-host".into()).spawn(serve);
+        let thread = spawned.map_err(|source| Error::Thread { what: "the server of this host", source })?;
+        Ok(HostThread { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for HostThread {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported by its thread; the workers see the connection end.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl JobPlan {
+    /// Checks that nothing is asked for that does not go with a proxy on each host.
+    pub(super) fn check_per_host(&self) -> Result<(), JobError> {
+        let reason = match self {
+            JobPlan { per_host: true, reconnect: true, .. } => "cannot have workers that reconnect",
+            JobPlan { per_host: true, servers: 0, .. } => "needs a server",
+            _ => return Ok(()),
+        };
+        Err(JobError::PerHost { reason })
+    }
+}
+
+/// The workers on one host.
+fn workers_of<'a>(host: &Host, workers: &'a [Member]) -> impl Iterator<Item = &'a Member> {
+    workers.iter().filter(|member| member.host.shares_memory_with(host))
+}
+
+impl Job {
+    /// The number of workers that the servers see: with a proxy on each host that of hosts, once all workers are here.
+    pub(super) fn upstream_workers(&self) -> Result<usize, JobError> {
+        if !self.plan.per_host {
+            return Ok(self.workers());
+        }
+        let workers = self.all_workers(self.plan.timeout)?;
+        let is_first = |worker: &&Member| workers_of(&worker.host, &workers).next() == Some(worker);
+        Ok(workers.iter().filter(is_first).count())
+    }
+
+    /// All workers of the job, in order of their numbers, once they are here.
+    fn all_workers(&self, timeout: Duration) -> Result<Vec<Member>, JobError> {
+        let is_worker = |member: &Member| member.role == MemberRole::Worker;
+        Ok(self.member.members(timeout, "all workers to be here", self.workers(), is_worker)?)
+    }
+
+    /// Connects this worker to the server of its host, which the first worker there starts, at most the plan's timeout.
+    pub(super) fn connect_on_host(
+        &self,
+        number: u32,
+        options: WorkerOptions,
+    ) -> Result<Worker<Mixed>, JobError> {
+        let deadline = Instant::now() + self.plan.timeout;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let workers = self.all_workers(left())?;
+        let here: Vec<u32> = workers_of(&self.member.host, &workers).map(|worker| worker.role_rank).collect();
+        let first = here.first().copied().unwrap_or(number);
+        if first == number && self.host.get().is_none() {
+            let thread = self.serve_host(here.len(), number, &options)?;
+            // Another thread of this process that connects at the same time has started one of its own.
+            let _one = self.host.set(thread);
+        }
+        let is_server = |member: &Member| {
+            member.role == MemberRole::Worker && member.role_rank == first && !member.addresses.is_empty()
+        };
+        let servers = self.member.members(left(), "the server of this host to be up", 1, is_server)?;
+        let choice = self.member.choose(&servers[0], Some(TransportKind::Shm)).map_err(WaitError::from)?;
+        Ok(Worker::connect(self.member.transports.open(), &[choice.address], options, left())?)
+    }
+
+    /// Starts the server of this host, which has so many workers.
+    fn serve_host(
+        &self,
+        workers: usize,
+        number: u32,
+        options: &WorkerOptions,
+    ) -> Result<HostThread, JobError> {
+        let upstream = WorkerOptions {
+            scheme: options.scheme.clone(),
+            schemes: options.schemes.clone(),
+            checksums: options.checksums,
+            identity: Some(number),
+            ..WorkerOptions::default()
+        };
+        let upstream = self.member.connect(&self.plan, upstream)?;
+        let address = self.member.transports.listen_at(&[TransportKind::Shm])?;
+        let defaults = ShardOptions::default();
+        let memory = ShardOptions { peers: defaults.peers.max(workers as u16), ..defaults };
+        let transports = self.member.transports.open();
+        let server = Server::for_host(upstream, transports, &address, workers, memory, self.plan.timeout)?;
+        self.member.announce(flatten(server.address()));
+        HostThread::start(Arc::clone(&self.member), server, workers as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostic::Diagnostic;
+
+    #[test]
+    fn a_proxy_on_each_host_needs_a_server_and_workers_that_stay() {
+        assert!(JobPlan::servers(1).per_host(true).check_per_host().is_ok());
+        assert!(JobPlan::servers(0).reconnect(true).check_per_host().is_ok());
+        for plan in [JobPlan::servers(1).reconnect(true), JobPlan::servers(0)] {
+            let error = plan.per_host(true).check_per_host().expect_err("it is refused");
+            assert!(error.to_string().ends_with(&*error.remedy().expect("there is one")), "{error}");
+        }
+    }
+}
