@@ -19,6 +19,11 @@ const MIN_SAMPLES: u64 = 5;
 const DEFAULT_WARMUP: Duration = Duration::from_millis(100);
 const MAX_ITERATIONS: u64 = 20_000_000;
 
+/// Of a measurement that is to take long, so many samples are kept at most, more or less: of more operations each.
+const MANY_SAMPLES: f64 = 1e6;
+/// Requests that only flow while there are many are counted after so long, and then go on.
+const STRETCH: Duration = Duration::from_millis(100);
+
 /// Below this an operation is timed in batches: reading the clock costs some 20 ns.
 const BATCH_BELOW: Duration = Duration::from_micros(1);
 const BATCH_LENGTH: Duration = Duration::from_micros(10);
@@ -96,8 +101,9 @@ pub(super) fn time_batches(
         }
         None => Some(warm_up(&mut many)?),
     };
+    let length = settings.duration.unwrap_or(DEFAULT_LENGTH).as_secs_f64();
     let default = || match one {
-        Some(one) => (DEFAULT_LENGTH.as_secs_f64() / one.max(1e-9)) as u64,
+        Some(one) => (length / one.max(1e-9)) as u64,
         None => 100,
     };
     let iterations = settings.iterations.unwrap_or_else(|| default().clamp(MIN_SAMPLES, MAX_ITERATIONS));
@@ -107,16 +113,24 @@ pub(super) fn time_batches(
         }
         _ => 1,
     };
+    let batch = match (settings.duration, one) {
+        (Some(length), Some(one)) => batch.max((length.as_secs_f64() / one.max(1e-9) / MANY_SAMPLES) as u64),
+        _ => batch,
+    };
     let batch = batch.max(least);
     let count = iterations.div_ceil(batch);
     let mut samples = Vec::with_capacity(count as usize);
     let begun = Instant::now();
-    for done in 0..count {
-        if settings.iterations.is_none() && done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH {
-            break;
-        }
+    let is_over = |done: u64| match (settings.duration, settings.iterations) {
+        (Some(length), _) => done > 0 && begun.elapsed() >= length,
+        (None, None) if done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH => true,
+        _ => done == count,
+    };
+    let mut done = 0;
+    while !is_over(done) {
         samples.push(many(batch)?.as_nanos() as f64 / batch as f64);
-        progress.tick("sample", done + 1, count);
+        done += 1;
+        progress.tick("sample", done, count.max(done));
     }
     Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
 }
@@ -137,7 +151,14 @@ pub(super) fn time_whole(
         }
         None => 100,
     });
-    Ok(many(count)?.as_nanos() as f64 / count as f64)
+    let Some(length) = settings.duration else { return Ok(many(count)?.as_nanos() as f64 / count as f64) };
+    let stretch = one.map_or(count, |one| (STRETCH.as_secs_f64() / one.max(1e-9)) as u64).max(MIN_SAMPLES);
+    let (mut done, mut took, begun) = (0, Duration::ZERO, Instant::now());
+    while done == 0 || begun.elapsed() < length {
+        took += many(stretch)?;
+        done += stretch;
+    }
+    Ok(took.as_nanos() as f64 / done as f64)
 }
 
 /// Seconds of one operation, once warm and undisturbed.

@@ -2,14 +2,18 @@
 //!
 //! Whatever crosses a process boundary in use crosses one here: the bench starts itself again as the other side
 //! ([`peer`]), which dies with it, or asks one that listens on another host ([`remote`]). Copies and kernels alone run
-//! in this process.
+//! in this process. Many peers ([`load`]) are spread over processes that are started so, too.
 
 mod arguments;
 mod carrier;
+mod histogram;
+mod load;
+mod load_process;
 mod local;
 mod means;
 mod measure;
 mod nodes;
+mod parse;
 mod pattern;
 mod peer;
 mod pin;
@@ -18,6 +22,7 @@ mod remote;
 mod report;
 mod requests;
 mod round;
+mod usage;
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
@@ -166,6 +171,9 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
 }
 
 fn measure_one<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+    if let Some(load) = &settings.load {
+        return load::measure::<C>(settings, load, bytes);
+    }
     match settings.op {
         Op::Write | Op::Read | Op::FetchAdd => requests::measure::<C>(settings, bytes),
         Op::Publish => nodes::publish::<C>(settings, bytes),

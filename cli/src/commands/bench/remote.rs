@@ -327,8 +327,9 @@ fn check(task: &Task, transport: TransportName) -> Result<(), BenchError> {
     }
     match task.role {
         TaskRole::Memory { .. } | TaskRole::Publisher { .. } => Ok(()),
-        TaskRole::Server { workers: 1, folds: 0, threads: 1, .. } => Ok(()),
-        TaskRole::Server { .. } | TaskRole::Worker { .. } => {
+        TaskRole::Server { workers: 1, folds: 0, threads: 1, .. }
+        | TaskRole::Server { is_crowd: true, .. } => Ok(()),
+        TaskRole::Server { .. } | TaskRole::Worker { .. } | TaskRole::Load(_) => {
             Err(BenchError::Peer("that is measured on one host alone".into()))
         }
     }
