@@ -83,6 +83,19 @@ fn a_device_that_is_not_there_is_told_beside_those_that_are() {
     assert!(stderr.contains("no-such-device") && stderr.contains("it has"), "{stderr}");
 }
 
+#[test]
+fn many_workers_and_readers_join_at_a_process_that_listens() {
+    let host = Listening::begin("verbs", &["--keep"]);
+    for op in ["round", "pull"] {
+        let arguments = ["--transport", "verbs", "--peer", &host.address, "--op", op, "--peers", "6"];
+        let more = ["--processes", "3", "--kill", "1", "--bytes", "4K", "--iterations", "6"];
+        let value = json(&[&arguments[..], &more].concat());
+        assert_eq!((&value["killed_peers"], &value["iterations"]), (&2.into(), &24.into()), "{value}");
+        // Its page and its slot are registered there for each of them.
+        assert!(value["pinned_bytes_per_peer"].as_u64().unwrap() >= 4096, "{value}");
+    }
+}
+
 /// Between two guests.
 mod apart {
     use super::*;
@@ -114,6 +127,24 @@ mod apart {
             assert_eq!(one["gid"], environment("SLACKLINE_RIG_ADDRESS"), "{one}");
         }
     }
+
+    #[test]
+    fn hundreds_of_workers_do_rounds_with_a_server_in_the_other_guest() {
+        let host = there();
+        let mut command = slackline();
+        command.env("SLACKLINE_SECRET", SECRET);
+        let arguments =
+            ["--transport", "verbs", "--peer", &host.address, "--op", "round", "--peers", WORKERS];
+        let more =
+            ["--processes", "10", "--kill", "1", "--bytes", "4K", "--iterations", "4", "--queue-depth", "16"];
+        let value = json_by(command, &[&arguments[..], &more].concat());
+        eprintln!("{value:#}");
+        let killed = WORKERS.parse::<u64>().unwrap() / 10;
+        assert_eq!((&value["killed_peers"], &value["iterations"]), (&killed.into(), &(36 * killed).into()));
+    }
+
+    /// As many as two guests of a gigabyte each have memory for, with room to spare.
+    const WORKERS: &str = "1000";
 
     #[test]
     fn who_does_not_know_the_secret_of_the_other_guest_measures_nothing() {
