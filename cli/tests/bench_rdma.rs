@@ -34,7 +34,23 @@ fn check(value: &Value, op: &str) {
 fn every_operation_arrives_whole_at_a_process_of_its_own() {
     for (op, bytes) in OPS {
         let arguments = ["--transport", "verbs", "--op", op, "--bytes", bytes, "--validate"];
-        check(&json(&[&arguments[..], &FEW[..]].concat()), op);
+        let value = json(&[&arguments[..], &FEW[..]].concat());
+        check(&value, op);
+        // The device has counted what it sent.
+        let one = value.get(0).unwrap_or(&value);
+        assert!(one["counters"].as_object().is_some_and(|counters| !counters.is_empty()), "{one}");
+    }
+}
+
+#[test]
+fn several_queue_pairs_both_ways_at_once_arrive_whole_at_a_process() {
+    for op in ["write", "read", "fetch-add"] {
+        let arguments = ["--transport", "verbs", "--op", op, "--bytes", "8", "--qp", "3", "--bidirectional"];
+        let more = ["--post-list", "4", "--tx-depth", "16", "--iterations", "200", "--validate"];
+        let value = json(&[&arguments[..], &more].concat());
+        check(&value, op);
+        assert_eq!((&value["connections"], &value["post_list"]), (&3.into(), &4.into()), "{value}");
+        assert!(value["bandwidth_back_bytes_per_s"].as_f64().unwrap() > 0.0, "{value}");
     }
 }
 

@@ -67,9 +67,19 @@ fn a_random_part_of_the_peers_is_killed_and_the_others_go_on_to_the_end() {
 }
 
 #[test]
+fn many_sides_write_read_and_add_to_one_target_at_once() {
+    for (transport, op) in [("shm", "fetch-add"), ("tcp", "write"), ("tcp", "read")] {
+        let peers = ["--transport", transport, "--op", op, "--peers", "7", "--processes", "2"];
+        let value = json(&[&peers[..], &["--bytes", "8", "--iterations", "5"]].concat());
+        check(&value, op, transport, 7);
+        assert_eq!(value["iterations"], 35, "{value}");
+    }
+}
+
+#[test]
 fn the_server_of_many_peers_may_be_on_another_host() {
     let host = Listening::begin("tcp", &["--keep"]);
-    for op in ["round", "pull"] {
+    for op in ["round", "pull", "write"] {
         let peers = ["--transport", "tcp", "--peer", &host.address, "--op", op, "--peers", "6"];
         let value = json(&[&peers[..], &["--bytes", "4K", "--iterations", "4", "--processes", "2"]].concat());
         check(&value, op, "tcp", 6);
@@ -103,8 +113,8 @@ fn people_read_what_a_peer_costs_and_what_was_killed() {
 
 #[test]
 fn wrong_calls_with_many_peers_exit_with_2_and_name_the_remedy() {
-    let cases: [(&[&str], &str, &str); 10] = [
-        (&["--op", "apply", "--peers", "2"], "--peers", "--op round, pull"),
+    let cases: [(&[&str], &str, &str); 12] = [
+        (&["--op", "apply", "--peers", "2"], "--peers", "--op round, pull, write"),
         (&["--op", "round", "--peers", "0"], "--peers", "1..=32768"),
         (&["--op", "round", "--processes", "2"], "--peers", "--peers"),
         (&["--op", "round", "--peers", "2", "--processes", "3"], "--processes", "at most as many"),
@@ -112,6 +122,8 @@ fn wrong_calls_with_many_peers_exit_with_2_and_name_the_remedy() {
         (&["--op", "round", "--peers", "2", "--workers", "2"], "--workers", "leave it out"),
         (&["--op", "round", "--peers", "2", "--borrow"], "--borrow", "leave it out"),
         (&["--op", "round", "--peers", "2", "--pin"], "--pin", "taskset"),
+        (&["--op", "read", "--transport", "tcp", "--peers", "2", "--qp", "2"], "--qp", "leave it out"),
+        (&["--op", "write", "--peers", "2", "--validate"], "--validate", "--op pull"),
         (&["--op", "pull", "--peers", "2", "--threads", "2"], "--threads", "--op round"),
         (&["--op", "round", "--duration", "1"], "--duration", "--peers"),
     ];

@@ -38,9 +38,13 @@ use crate::optimizer_name::OptimizerName;
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
 ///
-/// --peers measures one server with many workers (round, BSP), or one publisher with many readers (pull): how fast they
-/// join, the memory that each takes there, and their operations, all under way at once. The peers of one process take
-/// turns, and the time of a round then includes the others' publishing. --kill ends a part of them without a farewell.
+/// --peers measures one server with many workers (round, BSP), one publisher with many readers (pull), or one target of
+/// many sides that post (write, read, fetch-add): how fast they join, the memory that each takes there, and their
+/// operations. The peers of one process take turns, and the time of a round then includes the others' publishing. --kill
+/// ends a part of them without a farewell.
+///
+/// CPU each is the processor time of one operation in this process, user and system, and not that of the other side.
+/// Over tcp and verbs the counters of this host that have moved meanwhile are told, whatever moved them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Transport that carries the bytes.
@@ -51,8 +55,20 @@ pub(crate) struct BenchArgs {
     op: Option<Op>,
     /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
     /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, visible_alias = "tx-depth", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     queue_depth: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: requests of one post where bandwidth is measured, of which the last
+    /// one is signalled; at most as many as are under way [default: a quarter of them, at most 32; over tcp 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    post_list: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: connections side by side where bandwidth is measured, all to the same
+    /// memory, each with --queue-depth requests under way [default: 1]
+    #[arg(long, visible_alias = "connections", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    qp: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: the other side does the same at the same time where bandwidth is
+    /// measured, which is then the sum
+    #[arg(long)]
+    bidirectional: bool,
     /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
     /// option; `all` for the powers of two from 8 to 64M.
     #[arg(long, visible_alias = "sizes", value_name = "N", value_delimiter = ',', value_parser = sizes)]
@@ -107,7 +123,7 @@ pub(crate) struct BenchArgs {
         value_parser = listening,
         conflicts_with_all = [
             "peer", "op", "bytes", "iterations", "warmup", "queue_depth", "workers", "chunk", "threads", "k",
-            "optimizer", "borrow", "from_shared", "validate", "json", "pin", "duration", "peers"
+            "optimizer", "borrow", "from_shared", "validate", "json", "pin", "duration", "peers", "post_list", "qp", "bidirectional"
         ]
     )]
     listen: Option<SocketAddr>,
@@ -237,14 +253,19 @@ pub(super) struct Settings {
     pub(super) borrow: bool,
     pub(super) from_shared: bool,
     pub(super) pin: bool,
+    /// Requests of one post where many are under way.
+    pub(super) post_list: Option<u16>,
+    pub(super) connections: u16,
+    pub(super) bidirectional: bool,
     /// Many peers, if there are to be.
     pub(super) load: Option<Load>,
 }
 
-/// Operations that `--threads` means something to; those that many peers can do at once; those that can be measured with
-/// another host and that `--validate` can check.
+/// Operations that `--threads` means something to; those that many peers can do at once; single requests; and those that
+/// can be measured with another host and that `--validate` can check.
 const OF_THREADS: [Op; 7] = [Op::Apply, Op::Triad, Op::Round, Op::Write, Op::Read, Op::Pull, Op::Memcpy];
-const OF_MANY: [Op; 2] = [Op::Round, Op::Pull];
+const OF_MANY: [Op; 5] = [Op::Round, Op::Pull, Op::Write, Op::Read, Op::FetchAdd];
+const OF_REQUESTS: [Op; 3] = [Op::Write, Op::Read, Op::FetchAdd];
 const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
 
 /// Bytes of parameters where there are many peers, unless the user says how many.
@@ -289,6 +310,10 @@ impl BenchArgs {
     /// Refuses what does not go together with many peers.
     fn check_of_many(&self, op: Op) -> Result<(), BenchError> {
         let wrong = [
+            ("--post-list", self.post_list.is_some(), "leave it out: each peer has one request under way"),
+            ("--qp", self.qp.is_some(), "leave it out: each peer has one connection"),
+            ("--bidirectional", self.bidirectional, "leave it out"),
+            ("--validate", self.validate && op != Op::Pull, "leave it out, or use --op pull"),
             ("--workers", self.workers.is_some(), "leave it out: --peers says how many there are"),
             ("--borrow", self.borrow, "leave it out"),
             ("--pin", self.pin == Some(true), "leave it out, or use taskset for all of them"),
@@ -338,9 +363,17 @@ impl BenchArgs {
             let help = "leave --borrow out, or use --transport shm";
             return Err(BenchError::usage("only shared memory is read in place", help));
         }
-        if self.transport == TransportName::Shm && self.queue_depth.is_some() {
-            let what = "--queue-depth means nothing over shm, where a request is done when it is posted";
-            return Err(BenchError::usage(what, "leave it out"));
+        let streams = [
+            ("--queue-depth", self.queue_depth.is_some()),
+            ("--post-list", self.post_list.is_some()),
+            ("--qp", self.qp.is_some()),
+            ("--bidirectional", self.bidirectional),
+        ];
+        if let (TransportName::Shm, Some((option, _))) =
+            (self.transport, streams.iter().find(|(_, given)| *given))
+        {
+            let what = format!("{option} means nothing over shm, where a request is done when it is posted");
+            return Err(BenchError::usage(what, "leave it out, or use --transport verbs or tcp"));
         }
         let only = |option: &str, given: bool, ops: &[Op]| {
             if !given || ops.contains(&op) {
@@ -351,6 +384,9 @@ impl BenchArgs {
             let what = format!("{option} means nothing to `{}`, but to --op {names}", op.name());
             Err(BenchError::usage(what, "leave it out, or use such an --op"))
         };
+        for (option, given) in &streams[1..] {
+            only(option, *given, &OF_REQUESTS)?;
+        }
         only("--workers", self.workers.is_some(), &[Op::Round])?;
         only("--chunk", self.chunk.is_some(), &[Op::Publish, Op::Pull, Op::PinnedRead, Op::Round])?;
         only("--threads", self.threads.is_some(), &OF_THREADS)?;
@@ -371,7 +407,10 @@ impl BenchArgs {
         }
         let mut sizes: Vec<u64> = self.bytes.into_iter().flat_map(Sizes::list).collect();
         if sizes.is_empty() {
-            sizes = if load.is_some() { vec![LOAD_BYTES] } else { op.default_sizes().to_vec() };
+            sizes = match load {
+                Some(_) if op != Op::FetchAdd => vec![LOAD_BYTES],
+                _ => op.default_sizes().to_vec(),
+            };
         }
         for bytes in &sizes {
             if op == Op::FetchAdd && *bytes != 8 {
@@ -404,6 +443,9 @@ impl BenchArgs {
             borrow: self.borrow,
             from_shared: self.from_shared,
             pin: self.pin.unwrap_or(op == Op::Round && load.is_none()),
+            post_list: self.post_list,
+            connections: self.qp.unwrap_or(1),
+            bidirectional: self.bidirectional,
             load,
         };
         Ok(Request::Measure(Box::new(settings), self.json))

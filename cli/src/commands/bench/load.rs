@@ -24,7 +24,8 @@ const DEFAULT_WARMUP: u64 = 1;
 /// Many peers.
 #[derive(clap::Args, Debug)]
 pub(super) struct LoadArgs {
-    /// round, pull: so many workers of one server, or readers of one publisher, each with a connection of its own.
+    /// So many at once, each with a connection of its own: workers of one server (round), readers of one publisher
+    /// (pull), or sides that post one request after the other to one target (write, read, fetch-add: incast).
     #[arg(long, help_heading = "Many peers", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32_768))]
     peers: Option<u16>,
     /// With --peers: the processes of this host among which they are shared out [default: 1].
@@ -108,7 +109,14 @@ pub(super) fn measure<C: Carrier>(
             folds: 0,
             is_crowd: true,
         },
-        _ => TaskRole::Publisher { chunk, crowd: Some(load.peers) },
+        Op::Pull => TaskRole::Publisher { chunk, crowd: Some(load.peers) },
+        _ => TaskRole::Memory {
+            pongs: false,
+            checked: None,
+            connections: load.peers,
+            opposite: None,
+            is_crowd: true,
+        },
     };
     let (address, mut server) = settings.task(bytes, None, role).start(settings.remote.as_ref())?.ready()?;
     let victims = load.victims();
@@ -116,7 +124,7 @@ pub(super) fn measure<C: Carrier>(
     for (process, peers) in (0..).zip(load.shares()) {
         let task = LoadTask {
             peers,
-            are_workers: settings.op == Op::Round,
+            op: settings.op,
             warmup: settings.warmup.unwrap_or(DEFAULT_WARMUP),
             course: course(settings),
             is_victim: victims.contains(&process),
@@ -230,19 +238,22 @@ fn report<C: Carrier>(
 ) -> Result<Measured, BenchError> {
     let all = findings.all();
     let latency = all.latency().ok_or_else(|| BenchError::Peer("there was no operation".into()))?;
-    let timing = Timing { iterations: all.count(), batch: 1, latency };
+    let cpu = findings.cpu_ns as f64 / all.count() as f64;
+    let timing = Timing { iterations: all.count(), batch: 1, latency, cpu_ns: Some(cpu) };
     // Those whose operations are counted.
     let others = u64::from(load.peers).saturating_sub(findings.killed);
-    // A round is one of all workers.
-    let (unit, together, moved) =
-        if settings.op == Op::Round { ("rounds", others as f64, 2 * bytes) } else { ("pulls", 1.0, bytes) };
+    let (unit, together, moved) = match settings.op {
+        // A round is one of all workers.
+        Op::Round => ("rounds", others as f64, 2 * bytes),
+        Op::Pull => ("pulls", 1.0, bytes),
+        _ => ("requests", 1.0, bytes),
+    };
     let each = |now: u64, before: u64| now.saturating_sub(before) / u64::from(load.peers);
     let resident = each(served.all.resident, served.before.resident);
     let most = each(served.most_resident, served.before.resident);
     let pinned = each(served.all.pinned, served.before.pinned);
     let joins = rate(load.peers.into(), findings.joined_within.as_secs_f64());
     let joining = findings.joining.latency();
-    let cpu = findings.cpu_ns as f64 / all.count() as f64;
     let server_cpu = served.cpu_ns as f64 / all.count() as f64;
     let mut measured = Measured::over(C::NAME, settings.op.name(), bytes, moved, timing)
         .with("peers", load.peers)
@@ -253,7 +264,6 @@ fn report<C: Carrier>(
         .with("resident_bytes_per_peer", resident)
         .with("most_resident_bytes_per_peer", most)
         .with("pinned_bytes_per_peer", pinned)
-        .with("cpu_ns_per_operation", cpu)
         .with("server_cpu_ns_per_operation", server_cpu)
         .note(format!("{} peers in {} processes; one of a process at a time", load.peers, load.processes))
         .note(format!(

@@ -4,15 +4,19 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use slackline::internals::mem::{Access, LocalSlice};
+use slackline::internals::transport::AtomicDomain;
 use slackline::{
     Address, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 
+use super::arguments::Op;
 use super::carrier::Carrier;
 use super::histogram::TimeHistogram;
 use super::nodes::TIMEOUT;
 use super::peer::{Client, Task};
+use super::pong::Side;
+use super::requester::{Flow, Requester};
 use super::usage::{cpu_time, raise_open_files};
 use super::{BenchError, pattern};
 
@@ -20,8 +24,8 @@ use super::{BenchError, pattern};
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct LoadTask {
     pub(super) peers: u16,
-    /// Whether the peers are workers, each of which does rounds; else they are readers, each of which pulls.
-    pub(super) are_workers: bool,
+    /// The operation of each: workers do rounds, readers pull, others post single requests.
+    pub(super) op: Op,
     /// Turns before the first that is timed.
     pub(super) warmup: u64,
     pub(super) course: Course,
@@ -72,13 +76,13 @@ pub(super) struct Half {
 pub(super) fn run<C: Carrier>(task: &Task, load: LoadTask, client: &Client) -> Result<(), BenchError> {
     raise_open_files()?;
     let (carrier, address) = (C::open(&client.means)?, task.address()?);
-    let mut crowd = Crowd::new(&carrier, load.are_workers, task.bytes)?;
+    let mut crowd = Crowd::new(&carrier, load.op, task.bytes)?;
     client.say(&LoadMessage::Ready)?;
     client.wait_for_go()?;
     let mut joining = TimeHistogram::default();
     for _ in 0..load.peers {
         let begun = Instant::now();
-        crowd.join(&carrier, address)?;
+        crowd.join(&carrier, address, task.bytes)?;
         joining.add(begun.elapsed());
     }
     client.say(&LoadMessage::Joined(joining))?;
@@ -115,18 +119,24 @@ enum Crowd<C: Carrier> {
     Workers(Vec<Worker<C>>),
     /// Readers, and the memory into which they copy by turns.
     Readers(Vec<Reader<C>>, LocalSlice),
+    /// Sides that post single requests.
+    Requesters(Vec<Requester<C>>, Op),
 }
 
 impl<C: Carrier> Crowd<C> {
-    fn new(carrier: &C, are_workers: bool, bytes: u64) -> Result<Crowd<C>, BenchError> {
-        if are_workers {
-            return Ok(Crowd::Workers(Vec::new()));
-        }
-        Ok(Crowd::Readers(Vec::new(), carrier.allocate(bytes as usize, Access::LOCAL)?.whole()))
+    fn new(carrier: &C, op: Op, bytes: u64) -> Result<Crowd<C>, BenchError> {
+        Ok(match op {
+            Op::Round => Crowd::Workers(Vec::new()),
+            Op::Pull => Crowd::Readers(Vec::new(), carrier.allocate(bytes as usize, Access::LOCAL)?.whole()),
+            Op::FetchAdd if carrier.capabilities().atomics == AtomicDomain::None => {
+                return Err(BenchError::NoAtomics);
+            }
+            _ => Crowd::Requesters(Vec::new(), op),
+        })
     }
 
     /// Lets one more join.
-    fn join(&mut self, carrier: &C, address: &Address) -> Result<(), BenchError> {
+    fn join(&mut self, carrier: &C, address: &Address, bytes: u64) -> Result<(), BenchError> {
         match self {
             Crowd::Workers(workers) => {
                 let options = WorkerOptions { read: ReadMode::Copy, ..WorkerOptions::new(SchemeConfig::Bsp) };
@@ -135,6 +145,10 @@ impl<C: Carrier> Crowd<C> {
             }
             Crowd::Readers(readers, _) => {
                 readers.push(Reader::connect(carrier.clone(), address, ReaderOptions::default(), TIMEOUT)?);
+            }
+            Crowd::Requesters(requesters, op) => {
+                let side = Side::connect(carrier, address, bytes)?;
+                requesters.push(Requester::new(side, *op, Flow { window: 1, list: 1 }));
             }
         }
         Ok(())
@@ -152,7 +166,8 @@ impl<C: Carrier> Crowd<C> {
         Ok(())
     }
 
-    /// One operation of each, and how long it took. Workers publish one after the other, and then pull.
+    /// One operation of each, and how long it took. Workers publish one after the other, and then pull; requests are
+    /// all posted, and then waited for.
     fn turn(&mut self, mut took: impl FnMut(Duration)) -> Result<(), BenchError> {
         match self {
             Crowd::Workers(workers) => {
@@ -170,6 +185,17 @@ impl<C: Carrier> Crowd<C> {
                 for reader in readers {
                     let begun = Instant::now();
                     reader.pull(into, Bound::NONE, TIMEOUT)?;
+                    took(begun.elapsed());
+                }
+            }
+            Crowd::Requesters(requesters, _) => {
+                let mut begun = Vec::with_capacity(requesters.len());
+                for requester in requesters.iter_mut() {
+                    begun.push(Instant::now());
+                    requester.post()?;
+                }
+                for (requester, begun) in requesters.iter_mut().zip(begun) {
+                    requester.wait()?;
                     took(begun.elapsed());
                 }
             }

@@ -8,6 +8,7 @@ use slackline::internals::kernel::ticks;
 
 use super::BenchError;
 use super::arguments::Settings;
+use super::usage::cpu_time;
 
 /// Time that one measurement should take if the number of its operations is not given.
 const DEFAULT_LENGTH: Duration = Duration::from_millis(1000);
@@ -69,6 +70,22 @@ pub(super) struct Timing {
     /// Operations in one sample.
     pub(super) batch: u64,
     pub(super) latency: Latency,
+    /// The processor time of one operation in this process, if it was taken.
+    pub(super) cpu_ns: Option<f64>,
+}
+
+/// One operation of many that were timed as a whole: its time, and its processor time in this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    pub(super) nanos: f64,
+    pub(super) cpu_ns: f64,
+}
+
+impl Timing {
+    /// One operation, by the median.
+    pub(super) fn whole(&self) -> Mean {
+        Mean { nanos: self.latency.p50, cpu_ns: self.cpu_ns.unwrap_or(f64::NAN) }
+    }
 }
 
 /// Warms up and times operations; `many` does so many and says how long they took.
@@ -120,7 +137,7 @@ pub(super) fn time_batches(
     let batch = batch.max(least);
     let count = iterations.div_ceil(batch);
     let mut samples = Vec::with_capacity(count as usize);
-    let begun = Instant::now();
+    let (begun, cpu) = (Instant::now(), cpu_time());
     let is_over = |done: u64| match (settings.duration, settings.iterations) {
         (Some(length), _) => done > 0 && begun.elapsed() >= length,
         (None, None) if done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH => true,
@@ -132,14 +149,16 @@ pub(super) fn time_batches(
         done += 1;
         progress.tick("sample", done, count.max(done));
     }
-    Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
+    let iterations = samples.len() as u64 * batch;
+    let cpu_ns = Some((cpu_time() - cpu).as_nanos() as f64 / iterations as f64);
+    Ok(Timing { iterations, batch, latency: Latency::of(samples), cpu_ns })
 }
 
-/// Warms up and times operations as one whole, for what only flows while there are many; nanoseconds of one.
+/// Warms up and times operations as one whole, for what only flows while there are many.
 pub(super) fn time_whole(
     settings: &Settings,
     mut many: impl FnMut(u64) -> Result<Duration, BenchError>,
-) -> Result<f64, BenchError> {
+) -> Result<Mean, BenchError> {
     let one = match settings.warmup {
         Some(0) => None,
         Some(count) => Some(many(count)?.as_secs_f64() / count as f64),
@@ -151,14 +170,18 @@ pub(super) fn time_whole(
         }
         None => 100,
     });
-    let Some(length) = settings.duration else { return Ok(many(count)?.as_nanos() as f64 / count as f64) };
-    let stretch = one.map_or(count, |one| (STRETCH.as_secs_f64() / one.max(1e-9)) as u64).max(MIN_SAMPLES);
-    let (mut done, mut took, begun) = (0, Duration::ZERO, Instant::now());
+    let stretch = match settings.duration {
+        Some(_) => one.map_or(count, |one| (STRETCH.as_secs_f64() / one.max(1e-9)) as u64).max(MIN_SAMPLES),
+        None => count,
+    };
+    let length = settings.duration.unwrap_or_default();
+    let (mut done, mut took, begun, cpu) = (0, Duration::ZERO, Instant::now(), cpu_time());
     while done == 0 || begun.elapsed() < length {
         took += many(stretch)?;
         done += stretch;
     }
-    Ok(took.as_nanos() as f64 / done as f64)
+    let [nanos, cpu_ns] = [took, cpu_time() - cpu].map(|time| time.as_nanos() as f64 / done as f64);
+    Ok(Mean { nanos, cpu_ns })
 }
 
 /// Seconds of one operation, once warm and undisturbed.

@@ -6,6 +6,7 @@
 
 mod arguments;
 mod carrier;
+mod counters;
 mod histogram;
 mod load;
 mod load_process;
@@ -20,18 +21,21 @@ mod pin;
 mod pong;
 mod remote;
 mod report;
+mod requester;
 mod requests;
 mod round;
 mod usage;
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
 pub(crate) use arguments::BenchArgs;
 use arguments::{Op, Request, Settings, TransportName};
 use carrier::Carrier;
+use counters::Counters;
 pub(crate) use peer::PeerArgs;
 use remote::Remote;
 use report::Measured;
@@ -157,10 +161,15 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     if let Some(threads) = settings.copy_threads {
         set_copy_threads(threads.into());
     }
-    let measure = |bytes: &u64| match settings.transport {
-        TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
-        TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
-        TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+    let measure = |bytes: &u64| {
+        let before = Counters::look(settings.transport, Path::new("/"));
+        let measured = match settings.transport {
+            TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
+            TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
+            TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+        };
+        let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
+        Ok(measured?.counted(&moved))
     };
     let all: Result<Vec<Measured>, BenchError> = settings.sizes.iter().map(measure).collect();
     let all = all.map_err(|error| match &settings.remote {

@@ -22,6 +22,7 @@ use super::load_process::LoadTask;
 use super::means::{DeviceArgs, Means};
 use super::pin::pin_to;
 use super::remote::{ClientLine, Remote, ToClient};
+use super::requester::Flow;
 use super::{BenchError, load_process, nodes, pong, round};
 
 /// The other side of a measurement.
@@ -50,9 +51,16 @@ pub(super) struct Task {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum TaskRole {
-    /// Memory to write and read, the other end of a ping-pong if there is one first, and the judge of what arrived if
-    /// that is to be checked.
-    Memory { pongs: bool, checked: Option<Op> },
+    /// Memory to write and read over so many connections, the other end of a ping-pong if there is one first, and the
+    /// judge of what arrived if that is to be checked. It may stream in the opposite direction, too. If its peers are
+    /// a crowd, it says in the end what they cost it.
+    Memory {
+        pongs: bool,
+        checked: Option<Op>,
+        connections: u16,
+        opposite: Option<(Op, Flow)>,
+        is_crowd: bool,
+    },
     /// A publisher that publishes nothing after its first version. If it is to expect many readers, it says in the end
     /// what they cost it.
     Publisher { chunk: u64, crowd: Option<u16> },
@@ -137,13 +145,17 @@ impl Peer {
         serde_json::from_str(&line).map_err(|error| BenchError::Peer(format!("it said {line:?}: {error}")))
     }
 
-    /// Lets a process of this host go on that waits for it ([`Client::wait_for_go`]).
+    /// Lets it go on where it waits for that ([`Client::wait_for_go`]).
     pub(super) fn go(&mut self) -> Result<(), BenchError> {
-        let Peer::Process(Process { stdin: Some(stdin), .. }) = self else {
-            return Err(BenchError::Peer("a process of this host alone can wait for a sign".into()));
-        };
-        let written = stdin.write_all(b"\n").and_then(|()| stdin.flush());
-        written.map_err(BenchError::system("let the other process go on"))
+        match self {
+            Peer::Process(process) => {
+                let stdin =
+                    process.stdin.as_mut().ok_or_else(|| BenchError::Peer("it was told to end".into()))?;
+                let written = stdin.write_all(b"\n").and_then(|()| stdin.flush());
+                written.map_err(BenchError::system("let the other process go on"))
+            }
+            Peer::Remote { remote, .. } => remote.go(),
+        }
     }
 
     /// Asks it to end. It may have something to say yet.
@@ -193,8 +205,8 @@ pub(super) struct Client {
     /// This host, as it sees it.
     pub(super) host: IpAddr,
     line: Option<Arc<ClientLine>>,
-    /// Its signs to go on, on the same host.
-    signs: Option<Receiver<()>>,
+    /// Its signs to go on.
+    signs: Receiver<()>,
     is_done: Arc<AtomicBool>,
 }
 
@@ -214,23 +226,23 @@ impl Client {
         });
         let peer = task.address.as_ref().and_then(beyond_loopback);
         let means = Means { device: task.device.clone(), queue_depth: task.queue_depth, secret, peer };
-        Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, signs: Some(signs), is_done }
+        Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, signs, is_done }
     }
 
     /// Waits until it lets this one go on; an error if it wants no more.
     pub(super) fn wait_for_go(&self) -> Result<(), BenchError> {
-        let sign = self.signs.as_ref().and_then(|signs| signs.recv().ok());
-        sign.ok_or_else(|| BenchError::Peer("the process that started this one is gone".into()))
+        self.signs.recv().map_err(|_| BenchError::Peer("the side that measures is gone".into()))
     }
 
-    /// A process on another host. The caller watches the line and sets `is_done`.
+    /// A process on another host. The caller watches the line, passes its signs on and sets `is_done`.
     pub(super) fn on(
         line: &Arc<ClientLine>,
         means: Means,
         host: IpAddr,
+        signs: Receiver<()>,
         is_done: &Arc<AtomicBool>,
     ) -> Client {
-        Client { means, host, line: Some(Arc::clone(line)), signs: None, is_done: Arc::clone(is_done) }
+        Client { means, host, line: Some(Arc::clone(line)), signs, is_done: Arc::clone(is_done) }
     }
 
     /// True once it wants no more, or is gone.
@@ -289,7 +301,7 @@ pub(super) fn carry_out(task: &Task, client: &Client) -> Result<(), BenchError> 
 
 fn serve_over<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.role {
-        TaskRole::Memory { pongs, checked } => pong::serve::<C>(task.bytes, pongs, checked, client),
+        TaskRole::Memory { .. } => pong::serve::<C>(task, client),
         TaskRole::Publisher { chunk, crowd } => nodes::serve_publisher::<C>(task, chunk, crowd, client),
         TaskRole::Server { .. } => round::serve_server::<C>(task, client),
         TaskRole::Worker { .. } => round::serve_worker::<C>(task, client),

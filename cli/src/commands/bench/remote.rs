@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Debug, Serialize, Deserialize)]
 enum ToHost {
     Task(Box<Task>),
+    /// A sign to go on with it.
+    Go,
     /// The task is over.
     End,
 }
@@ -121,6 +124,11 @@ impl Remote {
     /// Gives it a task.
     pub(super) fn give(&self, task: &Task) -> Result<(), BenchError> {
         send(&mut self.channel.borrow_mut(), &ToHost::Task(Box::new(task.clone())))
+    }
+
+    /// Lets it go on with its task.
+    pub(super) fn go(&self) -> Result<(), BenchError> {
+        send(&mut self.channel.borrow_mut(), &ToHost::Go)
     }
 
     /// Tells it that the task is over.
@@ -247,22 +255,23 @@ fn greet(mut channel: Channel) -> Result<(Channel, Option<Vec<u8>>), BenchError>
 /// Carries out a client's tasks until it has no more; how many there were. `first` is its first message, if that has
 /// come.
 fn attend(
-    channel: Channel,
+    link: Channel,
     mut first: Option<Vec<u8>>,
     transport: TransportName,
     means: &Means,
 ) -> Result<u64, BenchError> {
-    let addresses = channel.peer_address().and_then(|peer| Ok((peer, channel.local_address()?)));
+    let addresses = link.peer_address().and_then(|peer| Ok((peer, link.local_address()?)));
     let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
     let means = Means { peer: Some(peer.ip()), ..means.clone() };
-    let line = Arc::new(ClientLine(Mutex::new(channel)));
+    let line = Arc::new(ClientLine(Mutex::new(link)));
     let mut served = 0;
     while let Some(task) = next_task(&line, &mut first)? {
         let is_done = Arc::new(AtomicBool::new(false));
-        let client = Client::on(&line, means.clone(), host.ip(), &is_done);
+        let (sign, signs) = channel();
+        let client = Client::on(&line, means.clone(), host.ip(), signs, &is_done);
         let over = std::thread::spawn({
             let (line, is_done) = (Arc::clone(&line), Arc::clone(&is_done));
-            move || watch(&line, &is_done)
+            move || watch(&line, &sign, &is_done)
         });
         let result = check(&task, transport).and_then(|()| carry_out(&task, &client));
         if let Err(error) = &result {
@@ -302,10 +311,12 @@ fn next_task(line: &ClientLine, first: &mut Option<Vec<u8>>) -> Result<Option<Ta
 }
 
 /// Waits until the client ends its task, or this side has failed. A client that leaves before has failed itself.
-fn watch(line: &ClientLine, is_done: &AtomicBool) -> Result<(), BenchError> {
+fn watch(line: &ClientLine, sign: &Sender<()>, is_done: &AtomicBool) -> Result<(), BenchError> {
     let heard = loop {
         match poll(&mut line.lock()) {
             Ok(Some(ToHost::End)) => break Ok(()),
+            // A task that does not wait for signs has no use for it.
+            Ok(Some(ToHost::Go)) => drop(sign.send(())),
             Ok(Some(ToHost::Task(_))) => break Err(BenchError::Peer("it gave two tasks at once".into())),
             Ok(None) if is_done.load(Ordering::Relaxed) => break Ok(()),
             Ok(None) => {}

@@ -67,7 +67,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 
     let slowest = all.iter().max_by(|a, b| a.p50.total_cmp(&b.p50)).copied();
     let latency = slowest.ok_or_else(|| BenchError::Peer("there was no worker".into()))?;
-    let timing = Timing { iterations: rounds, batch: 1, latency };
+    let timing = Timing { iterations: rounds, batch: 1, latency, cpu_ns: None };
     let moved = if borrow { bytes * (u64::from(workers) + 2) } else { 2 * bytes };
     let mut measured = Measured::over(C::NAME, settings.op.name(), bytes, moved, timing)
         .with("workers", workers)

@@ -94,9 +94,10 @@ impl Watch {
     }
 
     pub(super) fn end(self, joined: u64, folded: u64) -> Result<Served, BenchError> {
-        let most = ProcessMemory::look()?.most_resident;
         let what = || BenchError::Peer(format!("{joined} of {} peers have joined", self.expected));
         let (all, since) = self.all.get().ok_or_else(what)?;
+        // The kernel adds them up at different times.
+        let most = ProcessMemory::look()?.most_resident.max(all.resident);
         let cpu_ns = u64::try_from((cpu_time() - since).as_nanos()).unwrap_or(u64::MAX);
         Ok(Served { joined, folded, before: self.before, all, most_resident: most, cpu_ns })
     }
