@@ -79,6 +79,13 @@ impl Load {
     }
 }
 
+/// One of the processes with peers.
+struct LoadProcess {
+    side: Peer,
+    peers: u16,
+    is_victim: bool,
+}
+
 /// The findings of all processes.
 #[derive(Default)]
 struct Findings {
@@ -132,7 +139,8 @@ pub(super) fn measure<C: Carrier>(
         };
         let task =
             Task { address: Some(address.clone()), ..settings.task(bytes, None, TaskRole::Load(task)) };
-        processes.push((task.start(None)?, peers, victims.contains(&process)));
+        let process = LoadProcess { side: task.start(None)?, peers, is_victim: victims.contains(&process) };
+        processes.push(process);
     }
     let findings = conduct(processes)?;
     server.stop()?;
@@ -151,34 +159,35 @@ fn course(settings: &Settings) -> Course {
 }
 
 /// Leads all processes through their course; kills those that are to be killed in the middle of it.
-fn conduct(mut processes: Vec<(Peer, u16, bool)>) -> Result<Findings, BenchError> {
+fn conduct(mut processes: Vec<LoadProcess>) -> Result<Findings, BenchError> {
     let mut findings = Findings::default();
-    for (process, ..) in &mut processes {
-        let LoadMessage::Ready = process.hear()? else { return Err(out_of_turn()) };
+    for LoadProcess { side, .. } in &mut processes {
+        let LoadMessage::Ready = side.hear()? else { return Err(out_of_turn()) };
     }
     let begun = Instant::now();
-    for (process, ..) in &mut processes {
-        process.go()?;
+    for LoadProcess { side, .. } in &mut processes {
+        side.go()?;
     }
-    for (process, ..) in &mut processes {
-        let LoadMessage::Joined(took) = process.hear()? else { return Err(out_of_turn()) };
+    for LoadProcess { side, .. } in &mut processes {
+        let LoadMessage::Joined(took) = side.hear()? else { return Err(out_of_turn()) };
         findings.joining.merge(&took);
     }
     findings.joined_within = begun.elapsed();
-    for (process, ..) in &mut processes {
-        process.go()?;
+    for LoadProcess { side, .. } in &mut processes {
+        side.go()?;
     }
-    for (process, ..) in &mut processes {
-        let LoadMessage::Half = process.hear()? else { return Err(out_of_turn()) };
+    for LoadProcess { side, .. } in &mut processes {
+        let LoadMessage::Half = side.hear()? else { return Err(out_of_turn()) };
     }
-    let (victims, others): (Vec<_>, Vec<_>) = processes.into_iter().partition(|(.., is_victim)| *is_victim);
-    findings.killed = victims.iter().map(|(_, peers, _)| u64::from(*peers)).sum();
-    // Dropped, they are killed.
-    drop(victims);
-    for (mut process, ..) in others {
-        let LoadMessage::Over { halves, cpu_ns } = process.hear()? else { return Err(out_of_turn()) };
+    let (victims, others): (Vec<_>, Vec<_>) = processes.into_iter().partition(|process| process.is_victim);
+    for LoadProcess { side, peers, .. } in victims {
+        side.kill()?;
+        findings.killed += u64::from(peers);
+    }
+    for LoadProcess { mut side, .. } in others {
+        let LoadMessage::Over { halves, cpu_ns } = side.hear()? else { return Err(out_of_turn()) };
         findings.add(&halves, cpu_ns);
-        process.end()?;
+        side.end()?;
     }
     Ok(findings)
 }

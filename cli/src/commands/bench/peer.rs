@@ -6,6 +6,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -169,6 +170,19 @@ impl Peer {
             }
         }
         Ok(())
+    }
+
+    /// Kills a process of this host, which has to be in the middle of its task.
+    pub(super) fn kill(mut self) -> Result<(), BenchError> {
+        let Peer::Process(process) = &mut self else {
+            return Err(BenchError::Peer("a process of another host cannot be killed from here".into()));
+        };
+        process.child.kill().map_err(BenchError::system("kill another process"))?;
+        let status = process.child.wait().map_err(BenchError::system("wait for the other process"))?;
+        match status.signal() {
+            Some(_) => Ok(()),
+            None => Err(BenchError::Peer(format!("it had ended before it was killed: {status}"))),
+        }
     }
 
     /// Asks it to end, and waits until it has.

@@ -138,18 +138,20 @@ impl Remote {
 
     /// Waits for its next message.
     pub(super) fn hear(&self) -> Result<ToClient, BenchError> {
-        self.hear_within(ANSWER)
+        match self.answer_within(ANSWER)? {
+            Some(TaskAnswer::Well(answer)) => Ok(answer),
+            Some(TaskAnswer::Failed(why)) => Err(BenchError::Peer(why)),
+            None => Err(BenchError::Peer(format!("it said nothing within {ANSWER:?}"))),
+        }
     }
 
-    fn hear_within(&self, patience: Duration) -> Result<ToClient, BenchError> {
+    /// Its next message; none if it says nothing for so long.
+    fn answer_within(&self, patience: Duration) -> Result<Option<TaskAnswer>, BenchError> {
         let begun = Instant::now();
         loop {
             match poll(&mut self.channel.borrow_mut())? {
-                Some(TaskAnswer::Well(answer)) => return Ok(answer),
-                Some(TaskAnswer::Failed(why)) => return Err(BenchError::Peer(why)),
-                None if begun.elapsed() > patience => {
-                    return Err(BenchError::Peer(format!("it said nothing within {patience:?}")));
-                }
+                Some(answer) => return Ok(Some(answer)),
+                None if begun.elapsed() > patience => return Ok(None),
                 None => std::thread::sleep(NAP),
             }
         }
@@ -157,7 +159,9 @@ impl Remote {
 
     /// Adds the other side's reason to the error with which a measurement failed here, if that side sends one.
     pub(super) fn explain(&self, error: BenchError) -> BenchError {
-        match self.hear_within(LAST_WORDS) {
+        match self.answer_within(LAST_WORDS) {
+            Ok(Some(TaskAnswer::Failed(why))) => BenchError::Peer(format!("{why}; here: {error}")),
+            // It may have said its reason before it left.
             Err(BenchError::Peer(why)) if !matches!(error, BenchError::Peer(_)) => {
                 BenchError::Peer(format!("{why}; here: {error}"))
             }
