@@ -82,6 +82,9 @@ pub(crate) enum BenchError {
     System { operation: &'static str, source: std::io::Error },
     #[error("the other process failed: {0}")]
     Peer(String),
+    /// The same in the words of that process, on another host.
+    #[error("the other process failed: {0}")]
+    Remote(String),
     #[error("{_0}; {}", self.remedy().unwrap_or_default())]
     Unreachable(String),
 }

@@ -30,8 +30,8 @@ const GREETING: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
 /// Between two looks at a line on which nothing is urgent.
 const NAP: Duration = Duration::from_millis(2);
-/// Longest wait for the reason from a side that failed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest wait for the reason from a side that failed: it first lets go of all its peers.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A message of the side that measures.
 #[derive(Debug, Serialize, Deserialize)]
@@ -140,7 +140,7 @@ impl Remote {
     pub(super) fn hear(&self) -> Result<ToClient, BenchError> {
         match self.answer_within(ANSWER)? {
             Some(TaskAnswer::Well(answer)) => Ok(answer),
-            Some(TaskAnswer::Failed(why)) => Err(BenchError::Peer(why)),
+            Some(TaskAnswer::Failed(why)) => Err(BenchError::Remote(why)),
             None => Err(BenchError::Peer(format!("it said nothing within {ANSWER:?}"))),
         }
     }
@@ -159,11 +159,12 @@ impl Remote {
 
     /// Adds the other side's reason to the error with which a measurement failed here, if that side sends one.
     pub(super) fn explain(&self, error: BenchError) -> BenchError {
+        if matches!(error, BenchError::Remote(_)) {
+            return error;
+        }
         match self.answer_within(LAST_WORDS) {
-            Ok(Some(TaskAnswer::Failed(why))) => BenchError::Peer(format!("{why}; here: {error}")),
-            // It may have said its reason before it left.
-            Err(BenchError::Peer(why)) if !matches!(error, BenchError::Peer(_)) => {
-                BenchError::Peer(format!("{why}; here: {error}"))
+            Ok(Some(TaskAnswer::Failed(why))) | Err(BenchError::Peer(why)) => {
+                BenchError::Remote(format!("{why}; here: {error}"))
             }
             _ => error,
         }
