@@ -178,7 +178,7 @@ mod apart {
     }
 
     /// As many as two guests bear whose processors and devices are emulated. Of a thousand 303 had joined when the
-    /// guests, busy with heartbeats, no longer carried a byte of TCP for long enough to end the line of the measurement.
+    /// guests, busy with heartbeats, carried no byte of TCP for long enough to end the line of the measurement.
     const WORKERS: &str = "200";
 
     #[test]

@@ -40,8 +40,8 @@ use crate::optimizer_name::OptimizerName;
 ///
 /// --peers measures one server with many workers (round, BSP), one publisher with many readers (pull), or one target of
 /// many sides that post (write, read, fetch-add): how fast they join, the memory that each takes there, and their
-/// operations. The peers of one process take turns, and the time of a round then includes the others' publishing. --kill
-/// ends a part of them without a farewell.
+/// operations. The peers of one process take turns, and the time of a round then includes the others' publishing.
+/// --kill ends a part of them without a farewell.
 ///
 /// CPU each is the processor time of one operation in this process, user and system, and not that of the other side.
 /// Over tcp and verbs the counters of this host that have moved meanwhile are told, whatever moved them.
@@ -63,7 +63,7 @@ pub(crate) struct BenchArgs {
     post_list: Option<u16>,
     /// write, read, fetch-add over tcp and verbs: connections side by side where bandwidth is measured, all to the same
     /// memory, each with --queue-depth requests under way [default: 1]
-    #[arg(long, visible_alias = "connections", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     qp: Option<u16>,
     /// write, read, fetch-add over tcp and verbs: the other side does the same at the same time where bandwidth is
     /// measured, which is then the sum
@@ -123,7 +123,8 @@ pub(crate) struct BenchArgs {
         value_parser = listening,
         conflicts_with_all = [
             "peer", "op", "bytes", "iterations", "warmup", "queue_depth", "workers", "chunk", "threads", "k",
-            "optimizer", "borrow", "from_shared", "validate", "json", "pin", "duration", "peers", "post_list", "qp", "bidirectional"
+            "optimizer", "borrow", "from_shared", "validate", "json", "pin", "duration", "peers", "post_list", "qp",
+            "bidirectional"
         ]
     )]
     listen: Option<SocketAddr>,
@@ -261,8 +262,8 @@ pub(super) struct Settings {
     pub(super) load: Option<Load>,
 }
 
-/// Operations that `--threads` means something to; those that many peers can do at once; single requests; and those that
-/// can be measured with another host and that `--validate` can check.
+/// Operations that `--threads` means something to; those that many peers can do at once; single requests; and those
+/// that can be measured with another host and that `--validate` can check.
 const OF_THREADS: [Op; 7] = [Op::Apply, Op::Triad, Op::Round, Op::Write, Op::Read, Op::Pull, Op::Memcpy];
 const OF_MANY: [Op; 5] = [Op::Round, Op::Pull, Op::Write, Op::Read, Op::FetchAdd];
 const OF_REQUESTS: [Op; 3] = [Op::Write, Op::Read, Op::FetchAdd];

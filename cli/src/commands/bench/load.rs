@@ -26,7 +26,8 @@ const DEFAULT_WARMUP: u64 = 1;
 pub(super) struct LoadArgs {
     /// So many at once, each with a connection of its own: workers of one server (round), readers of one publisher
     /// (pull), or sides that post one request after the other to one target (write, read, fetch-add: incast).
-    #[arg(long, help_heading = "Many peers", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32_768))]
+    #[arg(long, help_heading = "Many peers", value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=32_768))]
     peers: Option<u16>,
     /// With --peers: the processes of this host among which they are shared out [default: 1].
     #[arg(long, help_heading = "Many peers", value_name = "P", requires = "peers",
