@@ -45,14 +45,13 @@ fn every_operation_arrives_whole_at_a_process_of_its_own() {
 
 #[test]
 fn several_queue_pairs_both_ways_at_once_arrive_whole_at_a_process() {
-    for op in ["write", "read", "fetch-add"] {
-        let arguments = ["--transport", "verbs", "--op", op, "--bytes", "8", "--qp", "3", "--bidirectional"];
-        let more = ["--post-list", "4", "--tx-depth", "16", "--iterations", "200", "--validate"];
-        let value = json(&[&arguments[..], &more].concat());
-        check(&value, op);
-        assert_eq!((&value["connections"], &value["post_list"]), (&3.into(), &4.into()), "{value}");
-        assert!(value["bandwidth_back_bytes_per_s"].as_f64().unwrap() > 0.0, "{value}");
-    }
+    // Those of all queue pairs add up in one word.
+    let arguments =
+        ["--transport", "verbs", "--op", "fetch-add", "--qp", "3", "--bidirectional", "--validate"];
+    let value = json(&[&arguments[..], &["--post-list", "4", "--tx-depth", "16"], &FEW[..]].concat());
+    check(&value, "fetch-add");
+    assert_eq!((&value["connections"], &value["post_list"]), (&3.into(), &4.into()), "{value}");
+    assert!(value["bandwidth_back_bytes_per_s"].as_f64().unwrap() > 0.0, "{value}");
 }
 
 #[test]
@@ -101,16 +100,14 @@ fn a_device_that_is_not_there_is_told_beside_those_that_are() {
 }
 
 #[test]
-fn many_workers_and_readers_join_at_a_process_that_listens() {
-    let host = Listening::begin("verbs", &["--keep"]);
-    for op in ["round", "pull"] {
-        let arguments = ["--transport", "verbs", "--peer", &host.address, "--op", op, "--peers", "6"];
-        let more = ["--processes", "3", "--kill", "1", "--bytes", "4K", "--iterations", "6"];
-        let value = json(&[&arguments[..], &more].concat());
-        assert_eq!((&value["killed_peers"], &value["iterations"]), (&2.into(), &24.into()), "{value}");
-        // Its page and its slot are registered there for each of them.
-        assert!(value["pinned_bytes_per_peer"].as_u64().unwrap() >= 4096, "{value}");
-    }
+fn many_workers_join_at_a_process_that_listens_and_some_are_killed() {
+    let host = Listening::begin("verbs", &[]);
+    let arguments = ["--transport", "verbs", "--peer", &host.address, "--op", "round", "--peers", "4"];
+    let more = ["--processes", "2", "--kill", "1", "--bytes", "4K", "--iterations", "4"];
+    let value = json(&[&arguments[..], &more].concat());
+    assert_eq!((&value["killed_peers"], &value["iterations"]), (&2.into(), &8.into()), "{value}");
+    // Its page and its slot are registered there for each of them.
+    assert!(value["pinned_bytes_per_peer"].as_u64().unwrap() >= 4096, "{value}");
 }
 
 /// Between two guests.
