@@ -252,11 +252,11 @@ fn report<C: Carrier>(
     let timing = Timing { iterations: all.count(), batch: 1, latency, cpu_ns: Some(cpu) };
     // Those whose operations are counted.
     let others = u64::from(load.peers).saturating_sub(findings.killed);
-    let (unit, together, moved) = match settings.op {
+    let (unit, together, moved, turns) = match settings.op {
         // A round is one of all workers.
-        Op::Round => ("rounds", others as f64, 2 * bytes),
-        Op::Pull => ("pulls", 1.0, bytes),
-        _ => ("requests", 1.0, bytes),
+        Op::Round => ("rounds", others as f64, 2 * bytes, "those of one process publish by turns"),
+        Op::Pull => ("pulls", 1.0, bytes, "those of one process pull by turns"),
+        _ => ("requests", 1.0, bytes, "each has one request under way"),
     };
     let each = |now: u64, before: u64| now.saturating_sub(before) / u64::from(load.peers);
     let resident = each(served.all.resident, served.before.resident);
@@ -275,7 +275,7 @@ fn report<C: Carrier>(
         .with("most_resident_bytes_per_peer", most)
         .with("pinned_bytes_per_peer", pinned)
         .with("server_cpu_ns_per_operation", server_cpu)
-        .note(format!("{} peers in {} processes; one of a process at a time", load.peers, load.processes))
+        .note(format!("{} peers in {} processes; {turns}", load.peers, load.processes))
         .note(format!(
             "joined {joins:.0} a second, each within {} (p50) to {} (longest)",
             duration(joining.map_or(0.0, |joining| joining.p50)),
