@@ -111,6 +111,34 @@ fn folds_count_the_bytes_that_they_move() {
 }
 
 #[test]
+fn requests_go_over_several_connections_in_lists_and_both_ways_at_once() {
+    for (op, bytes) in [("write", "70000"), ("read", "4096"), ("fetch-add", "8")] {
+        let way = ["--transport", "tcp", "--op", op, "--bytes", bytes, "--validate", "--iterations", "100"];
+        let value = json(&[&way[..], &["--qp", "3", "--tx-depth", "8", "--post-list", "4"]].concat());
+        let flow = ["connections", "queue_depth", "post_list"].map(|key| value[key].as_u64().unwrap());
+        // Fetch-adds of all connections add up in one word, which --validate looks at.
+        assert_eq!((flow, &value["validated"]), ([3, 8, 4], &true.into()), "{value}");
+        assert!(value.get("bandwidth_back_bytes_per_s").is_none(), "{value}");
+
+        let value = json(&[&way[..], &["--bidirectional", "--qp", "2"]].concat());
+        let rate = |key: &str| value[key].as_f64().unwrap_or_else(|| panic!("{key}: {value}"));
+        let (there, back) = (rate("bandwidth_there_bytes_per_s"), rate("bandwidth_back_bytes_per_s"));
+        assert!(there > 0.0 && back > 0.0 && there + back == rate("bandwidth_bytes_per_s"), "{value}");
+    }
+}
+
+#[test]
+fn a_measurement_takes_as_long_as_it_is_told_and_tells_its_processor_time() {
+    for way in [&["--op", "memcpy"][..], &["--op", "read", "--transport", "tcp"], &["--op", "pull"]] {
+        let begun = std::time::Instant::now();
+        let value = json(&[way, &["--bytes", "4K", "--duration", "0.3", "--warmup", "1"]].concat());
+        assert!(begun.elapsed().as_secs_f64() >= 0.3, "{value}");
+        assert!(value["iterations"].as_u64().unwrap() > 1, "{value}");
+        assert!(value["cpu_ns_per_operation"].as_f64().unwrap() > 0.0, "{value}");
+    }
+}
+
+#[test]
 fn people_get_a_table_and_the_file_gets_the_json() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("result.json");
@@ -124,7 +152,7 @@ fn people_get_a_table_and_the_file_gets_the_json() {
 
 #[test]
 fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
-    let cases: [(&[&str], &str, &str); 27] = [
+    let cases: [(&[&str], &str, &str); 34] = [
         (&[], "--op", "--help"),
         (&["--op", "wriet"], "--op", "write"),
         (&["--op", "write", "--bytes", "1T"], "--bytes", "K, M or G"),
@@ -143,6 +171,13 @@ fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
         (&["--op", "write", "--gid-index", "1"], "--gid-index", "--transport verbs"),
         (&["--op", "write", "--mtu", "4096"], "--mtu", "--transport verbs"),
         (&["--op", "write", "--inline", "64"], "--inline", "--transport verbs"),
+        (&["--op", "write", "--qp", "2"], "--qp", "--transport verbs or tcp"),
+        (&["--op", "write", "--bidirectional"], "--bidirectional", "--transport verbs or tcp"),
+        (&["--op", "pull", "--transport", "tcp", "--qp", "2"], "--qp", "--op write"),
+        (&["--op", "pull", "--transport", "tcp", "--post-list", "2"], "--post-list", "--op write"),
+        (&["--op", "read", "--transport", "tcp", "--tx-depth", "0"], "--queue-depth", "1..=1024"),
+        (&["--op", "read", "--duration", "1", "--iterations", "2"], "--iterations", "--help"),
+        (&["--op", "read", "--duration", "0"], "--duration", "seconds above 0"),
         (&["--op", "apply", "--validate"], "--validate", "--op write"),
         (&["--listen"], "--listen", "--transport verbs or tcp"),
         (&["--op", "read", "--peer", "127.0.0.1"], "--peer", "--transport verbs or tcp"),
@@ -211,6 +246,9 @@ fn two_processes_that_were_started_apart_measure_what_one_starts_itself() {
         ("publish", "8192"),
         ("pull", "8192"),
     ];
+    let way = ["--transport", "tcp", "--peer", &host.address, "--op", "write", "--bytes", "4K"];
+    let value = json(&[&way[..], &["--bidirectional", "--validate"], &FEW[..]].concat());
+    assert!(value["bandwidth_back_bytes_per_s"].as_f64().unwrap() > 0.0, "{value}");
     for (op, bytes) in ops {
         let way = ["--transport", "tcp", "--peer", &host.address, "--validate"];
         let value = json(&[&way[..], &["--op", op, "--bytes", bytes], &FEW[..]].concat());

@@ -1,18 +1,21 @@
 //! Options of `slackline bench`, and the settings that follow from them.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use slackline::{MeetingPoint, Secret, Verbs};
+use slackline::{Secret, Verbs};
 
 use super::BenchError;
 use super::carrier::Carrier;
+use super::load::{Load, LoadArgs};
 use super::means::{DeviceArgs, Means};
+use super::parse::{Sizes, at_least_one, chunk, listening, meeting, seconds, sizes};
 use super::peer::{Task, TaskRole};
-use super::remote::{PORT, Remote};
+use super::remote::Remote;
 use super::report::Measured;
 use crate::optimizer_name::OptimizerName;
 
@@ -34,6 +37,14 @@ use crate::optimizer_name::OptimizerName;
 /// three arrays of --bytes each.
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
+///
+/// --peers measures one server with many workers (round, BSP), one publisher with many readers (pull), or one target of
+/// many sides that post (write, read, fetch-add): how fast they join, the memory that each takes there, and their
+/// operations. The peers of one process take turns, and the time of a round then includes the others' publishing.
+/// --kill ends a part of them without a farewell.
+///
+/// CPU each is the processor time of one operation in this process, user and system, and not that of the other side.
+/// Over tcp and verbs the counters of this host that have moved meanwhile are told, whatever moved them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Transport that carries the bytes.
@@ -44,8 +55,20 @@ pub(crate) struct BenchArgs {
     op: Option<Op>,
     /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
     /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, visible_alias = "tx-depth", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     queue_depth: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: requests of one post where bandwidth is measured, of which the last
+    /// one is signalled; at most as many as are under way [default: a quarter of them, at most 32; over tcp 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    post_list: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: connections side by side where bandwidth is measured, all to the same
+    /// memory, each with --queue-depth requests under way [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    qp: Option<u16>,
+    /// write, read, fetch-add over tcp and verbs: the other side does the same at the same time where bandwidth is
+    /// measured, which is then the sum
+    #[arg(long)]
+    bidirectional: bool,
     /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
     /// option; `all` for the powers of two from 8 to 64M.
     #[arg(long, visible_alias = "sizes", value_name = "N", value_delimiter = ',', value_parser = sizes)]
@@ -53,6 +76,9 @@ pub(crate) struct BenchArgs {
     /// Operations to time; by default as many as a second or so holds.
     #[arg(long, value_name = "K", value_parser = at_least_one)]
     iterations: Option<u64>,
+    /// Time operations for so long, instead of a given number of them; with --peers 5 by default.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "iterations")]
+    duration: Option<Duration>,
     /// Operations before the first that is timed; by default a tenth of a second's.
     #[arg(long, value_name = "N")]
     warmup: Option<u64>,
@@ -97,7 +123,8 @@ pub(crate) struct BenchArgs {
         value_parser = listening,
         conflicts_with_all = [
             "peer", "op", "bytes", "iterations", "warmup", "queue_depth", "workers", "chunk", "threads", "k",
-            "optimizer", "borrow", "from_shared", "validate", "json", "pin"
+            "optimizer", "borrow", "from_shared", "validate", "json", "pin", "duration", "peers", "post_list", "qp",
+            "bidirectional"
         ]
     )]
     listen: Option<SocketAddr>,
@@ -114,6 +141,8 @@ pub(crate) struct BenchArgs {
     /// tcp: encrypt all that follows the handshake [default: SLACKLINE_TCP_ENCRYPT]
     #[arg(long)]
     encrypt: bool,
+    #[command(flatten)]
+    load: LoadArgs,
     #[command(flatten)]
     device: DeviceArgs,
     /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.
@@ -212,6 +241,8 @@ pub(super) struct Settings {
     pub(super) validate: bool,
     pub(super) sizes: Vec<u64>,
     pub(super) iterations: Option<u64>,
+    /// The time that each measurement is to take, if it is not a number of operations.
+    pub(super) duration: Option<Duration>,
     pub(super) warmup: Option<u64>,
     pub(super) workers: u16,
     pub(super) chunk: u64,
@@ -223,11 +254,23 @@ pub(super) struct Settings {
     pub(super) borrow: bool,
     pub(super) from_shared: bool,
     pub(super) pin: bool,
+    /// Requests of one post where many are under way.
+    pub(super) post_list: Option<u16>,
+    pub(super) connections: u16,
+    pub(super) bidirectional: bool,
+    /// Many peers, if there are to be.
+    pub(super) load: Option<Load>,
 }
 
-/// Operations that can be measured with another host and that `--validate` can check.
+/// Operations that `--threads` means something to; those that many peers can do at once; single requests; and those
+/// that can be measured with another host and that `--validate` can check.
 const OF_THREADS: [Op; 7] = [Op::Apply, Op::Triad, Op::Round, Op::Write, Op::Read, Op::Pull, Op::Memcpy];
+const OF_MANY: [Op; 5] = [Op::Round, Op::Pull, Op::Write, Op::Read, Op::FetchAdd];
+const OF_REQUESTS: [Op; 3] = [Op::Write, Op::Read, Op::FetchAdd];
 const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
+
+/// Bytes of parameters where there are many peers, unless the user says how many.
+const LOAD_BYTES: u64 = 64 << 10;
 
 impl Settings {
     /// A task for the other side.
@@ -236,7 +279,8 @@ impl Settings {
         let core = core.filter(|_| self.remote.is_none());
         let device = self.means.device.clone();
         let secret = self.means.secret.clone();
-        Task { transport: self.transport, address: None, core, bytes, device, secret, role }
+        let queue_depth = self.means.queue_depth;
+        Task { transport: self.transport, address: None, core, bytes, device, queue_depth, secret, role }
     }
 
     /// Says in the result that it was validated, if it was.
@@ -264,6 +308,26 @@ impl BenchArgs {
         Ok(Secret::demanding(secret?, self.encrypt)?)
     }
 
+    /// Refuses what does not go together with many peers.
+    fn check_of_many(&self, op: Op) -> Result<(), BenchError> {
+        let wrong = [
+            ("--post-list", self.post_list.is_some(), "leave it out: each peer has one request under way"),
+            ("--qp", self.qp.is_some(), "leave it out: each peer has one connection"),
+            ("--bidirectional", self.bidirectional, "leave it out"),
+            ("--validate", self.validate && op != Op::Pull, "leave it out, or use --op pull"),
+            ("--workers", self.workers.is_some(), "leave it out: --peers says how many there are"),
+            ("--borrow", self.borrow, "leave it out"),
+            ("--pin", self.pin == Some(true), "leave it out, or use taskset for all of them"),
+            ("--threads", self.threads.is_some() && op != Op::Round, "leave it out, or use --op round"),
+        ];
+        match wrong.into_iter().find(|(_, given, _)| *given) {
+            Some((option, _, help)) => {
+                Err(BenchError::usage(format!("{option} does not go with --peers here"), help))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Checks that the options go together, and fills in the defaults.
     pub(super) fn check(self) -> Result<Request, BenchError> {
         self.device.check(self.transport)?;
@@ -286,8 +350,12 @@ impl BenchArgs {
             };
             return Err(BenchError::usage(what, help));
         }
-        let means =
-            Means { secret: self.secret()?, device: self.device, queue_depth: self.queue_depth, peer: None };
+        let means = Means {
+            secret: self.secret()?,
+            device: self.device.clone(),
+            queue_depth: self.queue_depth,
+            peer: None,
+        };
         if let Some(address) = self.listen {
             return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });
         }
@@ -296,9 +364,17 @@ impl BenchArgs {
             let help = "leave --borrow out, or use --transport shm";
             return Err(BenchError::usage("only shared memory is read in place", help));
         }
-        if self.transport == TransportName::Shm && self.queue_depth.is_some() {
-            let what = "--queue-depth means nothing over shm, where a request is done when it is posted";
-            return Err(BenchError::usage(what, "leave it out"));
+        let streams = [
+            ("--queue-depth", self.queue_depth.is_some()),
+            ("--post-list", self.post_list.is_some()),
+            ("--qp", self.qp.is_some()),
+            ("--bidirectional", self.bidirectional),
+        ];
+        if let (TransportName::Shm, Some((option, _))) =
+            (self.transport, streams.iter().find(|(_, given)| *given))
+        {
+            let what = format!("{option} means nothing over shm, where a request is done when it is posted");
+            return Err(BenchError::usage(what, "leave it out, or use --transport verbs or tcp"));
         }
         let only = |option: &str, given: bool, ops: &[Op]| {
             if !given || ops.contains(&op) {
@@ -309,6 +385,9 @@ impl BenchArgs {
             let what = format!("{option} means nothing to `{}`, but to --op {names}", op.name());
             Err(BenchError::usage(what, "leave it out, or use such an --op"))
         };
+        for (option, given) in &streams[1..] {
+            only(option, *given, &OF_REQUESTS)?;
+        }
         only("--workers", self.workers.is_some(), &[Op::Round])?;
         only("--chunk", self.chunk.is_some(), &[Op::Publish, Op::Pull, Op::PinnedRead, Op::Round])?;
         only("--threads", self.threads.is_some(), &OF_THREADS)?;
@@ -317,10 +396,22 @@ impl BenchArgs {
         only("--borrow", self.borrow, &[Op::Round])?;
         only("--from-shared", self.from_shared, &[Op::Memcpy])?;
         only("--validate", self.validate, &OF_TWO)?;
-        only("--peer", self.peer.is_some(), &OF_TWO)?;
+        let load = self.load.check()?;
+        only("--peers", load.is_some(), &OF_MANY)?;
+        match &load {
+            Some(_) => self.check_of_many(op)?,
+            None if op == Op::Round && self.duration.is_some() => {
+                let what = "--duration: the workers of a round do a number of them that all know before";
+                return Err(BenchError::usage(what, "give --iterations, or use --peers"));
+            }
+            None => only("--peer", self.peer.is_some(), &OF_TWO)?,
+        }
         let mut sizes: Vec<u64> = self.bytes.into_iter().flat_map(Sizes::list).collect();
         if sizes.is_empty() {
-            sizes = op.default_sizes().to_vec();
+            sizes = match load {
+                Some(_) if op != Op::FetchAdd => vec![LOAD_BYTES],
+                _ => op.default_sizes().to_vec(),
+            };
         }
         for bytes in &sizes {
             if op == Op::FetchAdd && *bytes != 8 {
@@ -342,6 +433,7 @@ impl BenchArgs {
             validate: self.validate,
             sizes,
             iterations: self.iterations,
+            duration: self.duration,
             warmup: self.warmup,
             workers: self.workers.unwrap_or(1),
             chunk: self.chunk.unwrap_or(1 << 20),
@@ -351,113 +443,12 @@ impl BenchArgs {
             optimizer: self.optimizer.unwrap_or(OptimizerName::Sgd),
             borrow: self.borrow,
             from_shared: self.from_shared,
-            pin: self.pin.unwrap_or(op == Op::Round),
+            pin: self.pin.unwrap_or(op == Op::Round && load.is_none()),
+            post_list: self.post_list,
+            connections: self.qp.unwrap_or(1),
+            bidirectional: self.bidirectional,
+            load,
         };
         Ok(Request::Measure(Box::new(settings), self.json))
-    }
-}
-
-/// One size, or the sweep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sizes {
-    One(u64),
-    All,
-}
-
-impl Sizes {
-    fn list(self) -> Vec<u64> {
-        match self {
-            Sizes::One(bytes) => vec![bytes],
-            Sizes::All => (3..=26).map(|power| 1 << power).collect(),
-        }
-    }
-}
-
-fn sizes(text: &str) -> Result<Sizes, String> {
-    if text == "all" {
-        return Ok(Sizes::All);
-    }
-    size(text).map(Sizes::One).ok_or_else(|| {
-        "write a number of bytes above 0, with an optional K, M or G, as in 64K; or `all`".into()
-    })
-}
-
-fn chunk(text: &str) -> Result<u64, String> {
-    let bytes = size(text).filter(|bytes| bytes.is_multiple_of(64));
-    bytes.ok_or_else(|| "write a multiple of 64 bytes, with an optional K, M or G, as in 256K".into())
-}
-
-fn listening(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(port) = text.parse() {
-        return Ok((Ipv4Addr::UNSPECIFIED, port).into());
-    }
-    let address = text.parse().or_else(|_| text.parse().map(|ip| SocketAddr::new(ip, PORT)));
-    address.map_err(|_| {
-        "write an address of this host and a port, as in 10.0.0.1:18515 or [fd00::1]:18515".into()
-    })
-}
-
-fn meeting(text: &str) -> Result<String, String> {
-    let with_port = if text.parse::<std::net::Ipv6Addr>().is_ok() {
-        format!("[{text}]:{PORT}")
-    } else if text.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']')) {
-        text.to_owned()
-    } else {
-        format!("{text}:{PORT}")
-    };
-    match with_port.parse::<MeetingPoint>() {
-        Ok(point) => Ok(point.to_string()),
-        Err(reason) => Err(format!("{reason}: write a name or address, and a port, as in node1:18515")),
-    }
-}
-
-fn at_least_one(text: &str) -> Result<u64, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "write a whole number of at least 1".into())
-}
-
-fn size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(['K', 'M', 'G', 'k', 'm', 'g']);
-    let shift = match text.get(digits.len()..)?.to_ascii_uppercase().as_str() {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        _ => return None,
-    };
-    let count: u64 = digits.parse().ok()?;
-    count.checked_mul(1 << shift).filter(|bytes| (1..=1 << 46).contains(bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_suffixes_and_rubbish_is_refused() {
-        assert_eq!(
-            ["1", "64K", "2m", "1G"].map(size),
-            [Some(1), Some(64 << 10), Some(2 << 20), Some(1 << 30)]
-        );
-        for text in ["", "K", "0", "-1", "1KK", "1T", "1.5M", "99999999999G"] {
-            assert_eq!(size(text), None, "{text}");
-        }
-        assert_eq!(Sizes::All.list().len(), 24);
-    }
-
-    #[test]
-    fn hosts_and_addresses_have_a_port_of_their_own() {
-        for (text, wanted) in [
-            ("node1", "node1:18515"),
-            ("node1:7", "node1:7"),
-            ("10.0.0.1", "10.0.0.1:18515"),
-            ("fd00::1", "[fd00::1]:18515"),
-            ("[fd00::1]:7", "[fd00::1]:7"),
-        ] {
-            assert_eq!(meeting(text).as_deref(), Ok(wanted));
-        }
-        assert!(meeting("node1:x").is_err() && meeting("a b").is_err() && meeting("").is_err());
-        assert_eq!(listening("7").unwrap().to_string(), "0.0.0.0:7");
-        assert_eq!(listening("::1").unwrap().to_string(), "[::1]:18515");
-        assert!(listening("node1:7").is_err());
     }
 }

@@ -8,6 +8,7 @@ use slackline::internals::kernel::ticks;
 
 use super::BenchError;
 use super::arguments::Settings;
+use super::usage::cpu_time;
 
 /// Time that one measurement should take if the number of its operations is not given.
 const DEFAULT_LENGTH: Duration = Duration::from_millis(1000);
@@ -18,6 +19,11 @@ const MAX_LENGTH: Duration = Duration::from_millis(3000);
 const MIN_SAMPLES: u64 = 5;
 const DEFAULT_WARMUP: Duration = Duration::from_millis(100);
 const MAX_ITERATIONS: u64 = 20_000_000;
+
+/// Of a measurement that is to take long, so many samples are kept at most, more or less: of more operations each.
+const MANY_SAMPLES: f64 = 1e6;
+/// Requests that only flow while there are many are counted after so long, and then go on.
+const STRETCH: Duration = Duration::from_millis(100);
 
 /// Below this an operation is timed in batches: reading the clock costs some 20 ns.
 const BATCH_BELOW: Duration = Duration::from_micros(1);
@@ -64,6 +70,22 @@ pub(super) struct Timing {
     /// Operations in one sample.
     pub(super) batch: u64,
     pub(super) latency: Latency,
+    /// The processor time of one operation in this process, if it was taken.
+    pub(super) cpu_ns: Option<f64>,
+}
+
+/// One operation of many that were timed as a whole: its time, and its processor time in this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mean {
+    pub(super) nanos: f64,
+    pub(super) cpu_ns: f64,
+}
+
+impl Timing {
+    /// One operation, by the median.
+    pub(super) fn whole(&self) -> Mean {
+        Mean { nanos: self.latency.p50, cpu_ns: self.cpu_ns.unwrap_or(f64::NAN) }
+    }
 }
 
 /// Warms up and times operations; `many` does so many and says how long they took.
@@ -96,8 +118,9 @@ pub(super) fn time_batches(
         }
         None => Some(warm_up(&mut many)?),
     };
+    let length = settings.duration.unwrap_or(DEFAULT_LENGTH).as_secs_f64();
     let default = || match one {
-        Some(one) => (DEFAULT_LENGTH.as_secs_f64() / one.max(1e-9)) as u64,
+        Some(one) => (length / one.max(1e-9)) as u64,
         None => 100,
     };
     let iterations = settings.iterations.unwrap_or_else(|| default().clamp(MIN_SAMPLES, MAX_ITERATIONS));
@@ -107,25 +130,35 @@ pub(super) fn time_batches(
         }
         _ => 1,
     };
+    let batch = match (settings.duration, one) {
+        (Some(length), Some(one)) => batch.max((length.as_secs_f64() / one.max(1e-9) / MANY_SAMPLES) as u64),
+        _ => batch,
+    };
     let batch = batch.max(least);
     let count = iterations.div_ceil(batch);
     let mut samples = Vec::with_capacity(count as usize);
-    let begun = Instant::now();
-    for done in 0..count {
-        if settings.iterations.is_none() && done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH {
-            break;
-        }
+    let (begun, cpu) = (Instant::now(), cpu_time());
+    let is_over = |done: u64| match (settings.duration, settings.iterations) {
+        (Some(length), _) => done > 0 && begun.elapsed() >= length,
+        (None, None) if done >= MIN_SAMPLES && begun.elapsed() > MAX_LENGTH => true,
+        _ => done == count,
+    };
+    let mut done = 0;
+    while !is_over(done) {
         samples.push(many(batch)?.as_nanos() as f64 / batch as f64);
-        progress.tick("sample", done + 1, count);
+        done += 1;
+        progress.tick("sample", done, count.max(done));
     }
-    Ok(Timing { iterations: samples.len() as u64 * batch, batch, latency: Latency::of(samples) })
+    let iterations = samples.len() as u64 * batch;
+    let cpu_ns = Some((cpu_time() - cpu).as_nanos() as f64 / iterations as f64);
+    Ok(Timing { iterations, batch, latency: Latency::of(samples), cpu_ns })
 }
 
-/// Warms up and times operations as one whole, for what only flows while there are many; nanoseconds of one.
+/// Warms up and times operations as one whole, for what only flows while there are many.
 pub(super) fn time_whole(
     settings: &Settings,
     mut many: impl FnMut(u64) -> Result<Duration, BenchError>,
-) -> Result<f64, BenchError> {
+) -> Result<Mean, BenchError> {
     let one = match settings.warmup {
         Some(0) => None,
         Some(count) => Some(many(count)?.as_secs_f64() / count as f64),
@@ -137,7 +170,18 @@ pub(super) fn time_whole(
         }
         None => 100,
     });
-    Ok(many(count)?.as_nanos() as f64 / count as f64)
+    let stretch = match settings.duration {
+        Some(_) => one.map_or(count, |one| (STRETCH.as_secs_f64() / one.max(1e-9)) as u64).max(MIN_SAMPLES),
+        None => count,
+    };
+    let length = settings.duration.unwrap_or_default();
+    let (mut done, mut took, begun, cpu) = (0, Duration::ZERO, Instant::now(), cpu_time());
+    while done == 0 || begun.elapsed() < length {
+        took += many(stretch)?;
+        done += stretch;
+    }
+    let [nanos, cpu_ns] = [took, cpu_time() - cpu].map(|time| time.as_nanos() as f64 / done as f64);
+    Ok(Mean { nanos, cpu_ns })
 }
 
 /// Seconds of one operation, once warm and undisturbed.

@@ -2,31 +2,40 @@
 //!
 //! Whatever crosses a process boundary in use crosses one here: the bench starts itself again as the other side
 //! ([`peer`]), which dies with it, or asks one that listens on another host ([`remote`]). Copies and kernels alone run
-//! in this process.
+//! in this process. Many peers ([`load`]) are spread over processes that are started so, too.
 
 mod arguments;
 mod carrier;
+mod counters;
+mod histogram;
+mod load;
+mod load_process;
 mod local;
 mod means;
 mod measure;
 mod nodes;
+mod parse;
 mod pattern;
 mod peer;
 mod pin;
 mod pong;
 mod remote;
 mod report;
+mod requester;
 mod requests;
 mod round;
+mod usage;
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
+use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
 pub(crate) use arguments::BenchArgs;
 use arguments::{Op, Request, Settings, TransportName};
 use carrier::Carrier;
+use counters::Counters;
 pub(crate) use peer::PeerArgs;
 use remote::Remote;
 use report::Measured;
@@ -73,6 +82,9 @@ pub(crate) enum BenchError {
     System { operation: &'static str, source: std::io::Error },
     #[error("the other process failed: {0}")]
     Peer(String),
+    /// The same in the words of that process, on another host.
+    #[error("the other process failed: {0}")]
+    Remote(String),
     #[error("{_0}; {}", self.remedy().unwrap_or_default())]
     Unreachable(String),
 }
@@ -152,10 +164,15 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     if let Some(threads) = settings.copy_threads {
         set_copy_threads(threads.into());
     }
-    let measure = |bytes: &u64| match settings.transport {
-        TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
-        TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
-        TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+    let measure = |bytes: &u64| {
+        let before = Counters::look(settings.transport, Path::new("/"));
+        let measured = match settings.transport {
+            TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
+            TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
+            TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+        };
+        let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
+        Ok(measured?.counted(&moved))
     };
     let all: Result<Vec<Measured>, BenchError> = settings.sizes.iter().map(measure).collect();
     let all = all.map_err(|error| match &settings.remote {
@@ -166,6 +183,9 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
 }
 
 fn measure_one<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+    if let Some(load) = &settings.load {
+        return load::measure::<C>(settings, load, bytes);
+    }
     match settings.op {
         Op::Write | Op::Read | Op::FetchAdd => requests::measure::<C>(settings, bytes),
         Op::Publish => nodes::publish::<C>(settings, bytes),

@@ -17,6 +17,7 @@ use super::pattern;
 use super::peer::{Client, Peer, Task, TaskRole};
 use super::pin::{pair, pin_to};
 use super::report::Measured;
+use super::usage::Watch;
 
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -40,8 +41,14 @@ fn start(settings: &Settings, bytes: u64, role: TaskRole) -> Result<(Address, Pe
 /// A worker's gradient into its slot. The server folds it while it lands and goes on after; the next one begins only
 /// when it is done.
 pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let role =
-        TaskRole::Server { asynchronous: true, workers: 1, chunk: settings.chunk, threads: 1, folds: 0 };
+    let role = TaskRole::Server {
+        asynchronous: true,
+        workers: 1,
+        chunk: settings.chunk,
+        threads: 1,
+        folds: 0,
+        is_crowd: false,
+    };
     let (address, server) = start(settings, bytes, role)?;
     let carrier = C::open(&settings.means)?;
     // Read in place where that is possible: only the gradient is copied.
@@ -105,7 +112,8 @@ fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) 
 
 /// A copy of a version, validated.
 pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let (address, publisher) = start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk })?;
+    let (address, publisher) =
+        start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
     let carrier = C::open(&settings.means)?;
     let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
     let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
@@ -127,7 +135,8 @@ pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measur
 
 /// Pin, read one word, let go.
 pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
-    let (address, publisher) = start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk })?;
+    let (address, publisher) =
+        start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
     let mut reader = Reader::connect(C::open(&settings.means)?, &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);
@@ -147,22 +156,32 @@ pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result
         .note(format!("{width} bytes of {bytes} are read, nothing is copied")))
 }
 
-/// A publisher with one version.
+/// A publisher with one version, and what its readers cost it if they are a crowd.
 pub(super) fn serve_publisher<C: Carrier>(
     task: &Task,
     chunk: u64,
+    crowd: Option<u16>,
     client: &Client,
 ) -> Result<(), BenchError> {
     let table = Table::flat(task.bytes / 4, ElementType::F32)?;
     let mut options = PublisherOptions::default();
     options.memory.chunk_bytes = chunk;
+    options.memory.peers = options.memory.peers.max(crowd.unwrap_or(0));
     let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
     let mut publisher = Publisher::new(carrier, &anywhere, table, options)?;
     let mut payload = vec![0; task.bytes as usize];
     pattern::fill(VolatileSlice::from_mut(&mut payload));
     // Every page of the frame that is read is there.
     publisher.publish(&payload, TIMEOUT)?;
+    let watch = crowd.map(|readers| Watch::begin(readers.into())).transpose()?;
     client.say(&publisher.address())?;
-    while !publisher.drive(|_| client.is_done(), TIMEOUT)? {}
-    Ok(())
+    let over = |publisher: &Publisher<C>| {
+        if let Some(watch) = &watch {
+            watch.look(publisher.joined());
+        }
+        client.is_done()
+    };
+    while !publisher.drive(over, TIMEOUT)? {}
+    let Some(watch) = watch else { return Ok(()) };
+    client.say(&watch.end(publisher.joined(), 0)?)
 }

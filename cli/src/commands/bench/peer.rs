@@ -4,12 +4,14 @@
 //! measured, one JSON value a line, and ends when its standard input does. It dies with the process that started it.
 //! On another host a user has started it, and the two processes say the same over a [`ClientLine`].
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,10 +19,12 @@ use slackline::{Address, Secret, Shm, Tcp, Verbs};
 
 use super::arguments::{Op, TransportName};
 use super::carrier::Carrier;
+use super::load_process::LoadTask;
 use super::means::{DeviceArgs, Means};
 use super::pin::pin_to;
 use super::remote::{ClientLine, Remote, ToClient};
-use super::{BenchError, nodes, pong, round};
+use super::requester::Flow;
+use super::{BenchError, load_process, nodes, pong, round};
 
 /// The other side of a measurement.
 #[derive(Debug, clap::Args)]
@@ -39,6 +43,7 @@ pub(super) struct Task {
     pub(super) bytes: u64,
     /// For one on the same host: another one has its own.
     pub(super) device: DeviceArgs,
+    pub(super) queue_depth: Option<u16>,
     /// The same: another one has the file. It travels in the environment, which other users cannot read.
     #[serde(skip)]
     pub(super) secret: Option<Secret>,
@@ -47,15 +52,26 @@ pub(super) struct Task {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum TaskRole {
-    /// Memory to write and read, the other end of a ping-pong if there is one first, and the judge of what arrived if
-    /// that is to be checked.
-    Memory { pongs: bool, checked: Option<Op> },
-    /// A publisher that publishes nothing after its first version.
-    Publisher { chunk: u64 },
-    /// A server; afterwards it measures its fold alone, if so many times are asked for.
-    Server { asynchronous: bool, workers: u16, chunk: u64, threads: u16, folds: u64 },
+    /// Memory to write and read over so many connections, the other end of a ping-pong if there is one first, and the
+    /// judge of what arrived if that is to be checked. It may stream in the opposite direction, too. If its peers are
+    /// a crowd, it says in the end what they cost it.
+    Memory {
+        pongs: bool,
+        checked: Option<Op>,
+        connections: u16,
+        opposite: Option<(Op, Flow)>,
+        is_crowd: bool,
+    },
+    /// A publisher that publishes nothing after its first version. If it is to expect many readers, it says in the end
+    /// what they cost it.
+    Publisher { chunk: u64, crowd: Option<u16> },
+    /// A server; afterwards it measures its fold alone, if so many times are asked for. If its workers are a crowd, it
+    /// says in the end what they cost it.
+    Server { asynchronous: bool, workers: u16, chunk: u64, threads: u16, folds: u64, is_crowd: bool },
     /// A worker that does rounds and says how long each took.
     Worker { borrow: bool, warmup: u64, rounds: u64 },
+    /// Many workers or readers.
+    Load(LoadTask),
 }
 
 impl Task {
@@ -130,6 +146,19 @@ impl Peer {
         serde_json::from_str(&line).map_err(|error| BenchError::Peer(format!("it said {line:?}: {error}")))
     }
 
+    /// Lets it go on where it waits for that ([`Client::wait_for_go`]).
+    pub(super) fn go(&mut self) -> Result<(), BenchError> {
+        match self {
+            Peer::Process(process) => {
+                let stdin =
+                    process.stdin.as_mut().ok_or_else(|| BenchError::Peer("it was told to end".into()))?;
+                let written = stdin.write_all(b"\n").and_then(|()| stdin.flush());
+                written.map_err(BenchError::system("let the other process go on"))
+            }
+            Peer::Remote { remote, .. } => remote.go(),
+        }
+    }
+
     /// Asks it to end. It may have something to say yet.
     pub(super) fn stop(&mut self) -> Result<(), BenchError> {
         match self {
@@ -141,6 +170,19 @@ impl Peer {
             }
         }
         Ok(())
+    }
+
+    /// Kills a process of this host, which has to be in the middle of its task.
+    pub(super) fn kill(mut self) -> Result<(), BenchError> {
+        let Peer::Process(process) = &mut self else {
+            return Err(BenchError::Peer("a process of another host cannot be killed from here".into()));
+        };
+        process.child.kill().map_err(BenchError::system("kill another process"))?;
+        let status = process.child.wait().map_err(BenchError::system("wait for the other process"))?;
+        match status.signal() {
+            Some(_) => Ok(()),
+            None => Err(BenchError::Peer(format!("it had ended before it was killed: {status}"))),
+        }
     }
 
     /// Asks it to end, and waits until it has.
@@ -177,31 +219,44 @@ pub(super) struct Client {
     /// This host, as it sees it.
     pub(super) host: IpAddr,
     line: Option<Arc<ClientLine>>,
+    /// Its signs to go on.
+    signs: Receiver<()>,
     is_done: Arc<AtomicBool>,
 }
 
 impl Client {
     /// The process that started this one.
-    fn parent(device: DeviceArgs, secret: Option<Secret>) -> Client {
+    fn parent(task: &Task, secret: Option<Secret>) -> Client {
         let is_done = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&is_done);
+        let (sign, signs) = channel();
         std::thread::spawn(move || {
             // Whether the input ends or the read fails, the parent wants no more.
-            let _ended = std::io::stdin().lock().read_to_end(&mut Vec::new());
+            for _line in std::io::stdin().lock().lines().map_while(Result::ok) {
+                // A task that does not wait for signs has ended if it does not want this one.
+                let _unwanted = sign.send(());
+            }
             flag.store(true, Ordering::Relaxed);
         });
-        let means = Means { device, secret, ..Means::default() };
-        Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, is_done }
+        let peer = task.address.as_ref().and_then(beyond_loopback);
+        let means = Means { device: task.device.clone(), queue_depth: task.queue_depth, secret, peer };
+        Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, signs, is_done }
     }
 
-    /// A process on another host. The caller watches the line and sets `is_done`.
+    /// Waits until it lets this one go on; an error if it wants no more.
+    pub(super) fn wait_for_go(&self) -> Result<(), BenchError> {
+        self.signs.recv().map_err(|_| BenchError::Peer("the side that measures is gone".into()))
+    }
+
+    /// A process on another host. The caller watches the line, passes its signs on and sets `is_done`.
     pub(super) fn on(
         line: &Arc<ClientLine>,
         means: Means,
         host: IpAddr,
+        signs: Receiver<()>,
         is_done: &Arc<AtomicBool>,
     ) -> Client {
-        Client { means, host, line: Some(Arc::clone(line)), is_done: Arc::clone(is_done) }
+        Client { means, host, line: Some(Arc::clone(line)), signs, is_done: Arc::clone(is_done) }
     }
 
     /// True once it wants no more, or is gone.
@@ -223,6 +278,14 @@ impl Client {
     }
 }
 
+/// The IP address in the address of a process on another host.
+fn beyond_loopback(address: &Address) -> Option<IpAddr> {
+    match address {
+        Address::Tcp(at) | Address::Verbs(at) => Some(at.ip()).filter(|ip| !ip.is_loopback()),
+        _ => None,
+    }
+}
+
 /// Carries out what the process that started this one wants.
 pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     let parent_gone = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
@@ -234,7 +297,7 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
     })?;
     // Before it is pinned: its thread only waits.
     let secret = Secret::from_environment()?;
-    let client = Client::parent(task.device.clone(), secret);
+    let client = Client::parent(&task, secret);
     if let Some(core) = task.core {
         pin_to(core);
     }
@@ -252,9 +315,10 @@ pub(super) fn carry_out(task: &Task, client: &Client) -> Result<(), BenchError> 
 
 fn serve_over<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.role {
-        TaskRole::Memory { pongs, checked } => pong::serve::<C>(task.bytes, pongs, checked, client),
-        TaskRole::Publisher { chunk } => nodes::serve_publisher::<C>(task, chunk, client),
+        TaskRole::Memory { .. } => pong::serve::<C>(task, client),
+        TaskRole::Publisher { chunk, crowd } => nodes::serve_publisher::<C>(task, chunk, crowd, client),
         TaskRole::Server { .. } => round::serve_server::<C>(task, client),
         TaskRole::Worker { .. } => round::serve_worker::<C>(task, client),
+        TaskRole::Load(load) => load_process::run::<C>(task, load, client),
     }
 }

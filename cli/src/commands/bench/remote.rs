@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,13 +30,15 @@ const GREETING: Duration = Duration::from_secs(5);
 const ANSWER: Duration = Duration::from_secs(60);
 /// Between two looks at a line on which nothing is urgent.
 const NAP: Duration = Duration::from_millis(2);
-/// Longest wait for the reason from a side that failed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest wait for the reason from a side that failed: it first lets go of all its peers.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A message of the side that measures.
 #[derive(Debug, Serialize, Deserialize)]
 enum ToHost {
     Task(Box<Task>),
+    /// A sign to go on with it.
+    Go,
     /// The task is over.
     End,
 }
@@ -123,6 +126,11 @@ impl Remote {
         send(&mut self.channel.borrow_mut(), &ToHost::Task(Box::new(task.clone())))
     }
 
+    /// Lets it go on with its task.
+    pub(super) fn go(&self) -> Result<(), BenchError> {
+        send(&mut self.channel.borrow_mut(), &ToHost::Go)
+    }
+
     /// Tells it that the task is over.
     pub(super) fn end(&self) -> Result<(), BenchError> {
         send(&mut self.channel.borrow_mut(), &ToHost::End)
@@ -130,18 +138,20 @@ impl Remote {
 
     /// Waits for its next message.
     pub(super) fn hear(&self) -> Result<ToClient, BenchError> {
-        self.hear_within(ANSWER)
+        match self.answer_within(ANSWER)? {
+            Some(TaskAnswer::Well(answer)) => Ok(answer),
+            Some(TaskAnswer::Failed(why)) => Err(BenchError::Remote(why)),
+            None => Err(BenchError::Peer(format!("it said nothing within {ANSWER:?}"))),
+        }
     }
 
-    fn hear_within(&self, patience: Duration) -> Result<ToClient, BenchError> {
+    /// Its next message; none if it says nothing for so long.
+    fn answer_within(&self, patience: Duration) -> Result<Option<TaskAnswer>, BenchError> {
         let begun = Instant::now();
         loop {
             match poll(&mut self.channel.borrow_mut())? {
-                Some(TaskAnswer::Well(answer)) => return Ok(answer),
-                Some(TaskAnswer::Failed(why)) => return Err(BenchError::Peer(why)),
-                None if begun.elapsed() > patience => {
-                    return Err(BenchError::Peer(format!("it said nothing within {patience:?}")));
-                }
+                Some(answer) => return Ok(Some(answer)),
+                None if begun.elapsed() > patience => return Ok(None),
                 None => std::thread::sleep(NAP),
             }
         }
@@ -149,9 +159,12 @@ impl Remote {
 
     /// Adds the other side's reason to the error with which a measurement failed here, if that side sends one.
     pub(super) fn explain(&self, error: BenchError) -> BenchError {
-        match self.hear_within(LAST_WORDS) {
-            Err(BenchError::Peer(why)) if !matches!(error, BenchError::Peer(_)) => {
-                BenchError::Peer(format!("{why}; here: {error}"))
+        if matches!(error, BenchError::Remote(_)) {
+            return error;
+        }
+        match self.answer_within(LAST_WORDS) {
+            Ok(Some(TaskAnswer::Failed(why))) | Err(BenchError::Peer(why)) => {
+                BenchError::Remote(format!("{why}; here: {error}"))
             }
             _ => error,
         }
@@ -247,22 +260,23 @@ fn greet(mut channel: Channel) -> Result<(Channel, Option<Vec<u8>>), BenchError>
 /// Carries out a client's tasks until it has no more; how many there were. `first` is its first message, if that has
 /// come.
 fn attend(
-    channel: Channel,
+    link: Channel,
     mut first: Option<Vec<u8>>,
     transport: TransportName,
     means: &Means,
 ) -> Result<u64, BenchError> {
-    let addresses = channel.peer_address().and_then(|peer| Ok((peer, channel.local_address()?)));
+    let addresses = link.peer_address().and_then(|peer| Ok((peer, link.local_address()?)));
     let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
     let means = Means { peer: Some(peer.ip()), ..means.clone() };
-    let line = Arc::new(ClientLine(Mutex::new(channel)));
+    let line = Arc::new(ClientLine(Mutex::new(link)));
     let mut served = 0;
     while let Some(task) = next_task(&line, &mut first)? {
         let is_done = Arc::new(AtomicBool::new(false));
-        let client = Client::on(&line, means.clone(), host.ip(), &is_done);
+        let (sign, signs) = channel();
+        let client = Client::on(&line, means.clone(), host.ip(), signs, &is_done);
         let over = std::thread::spawn({
             let (line, is_done) = (Arc::clone(&line), Arc::clone(&is_done));
-            move || watch(&line, &is_done)
+            move || watch(&line, &sign, &is_done)
         });
         let result = check(&task, transport).and_then(|()| carry_out(&task, &client));
         if let Err(error) = &result {
@@ -302,10 +316,12 @@ fn next_task(line: &ClientLine, first: &mut Option<Vec<u8>>) -> Result<Option<Ta
 }
 
 /// Waits until the client ends its task, or this side has failed. A client that leaves before has failed itself.
-fn watch(line: &ClientLine, is_done: &AtomicBool) -> Result<(), BenchError> {
+fn watch(line: &ClientLine, sign: &Sender<()>, is_done: &AtomicBool) -> Result<(), BenchError> {
     let heard = loop {
         match poll(&mut line.lock()) {
             Ok(Some(ToHost::End)) => break Ok(()),
+            // A task that does not wait for signs has no use for it.
+            Ok(Some(ToHost::Go)) => drop(sign.send(())),
             Ok(Some(ToHost::Task(_))) => break Err(BenchError::Peer("it gave two tasks at once".into())),
             Ok(None) if is_done.load(Ordering::Relaxed) => break Ok(()),
             Ok(None) => {}
@@ -327,8 +343,9 @@ fn check(task: &Task, transport: TransportName) -> Result<(), BenchError> {
     }
     match task.role {
         TaskRole::Memory { .. } | TaskRole::Publisher { .. } => Ok(()),
-        TaskRole::Server { workers: 1, folds: 0, threads: 1, .. } => Ok(()),
-        TaskRole::Server { .. } | TaskRole::Worker { .. } => {
+        TaskRole::Server { workers: 1, folds: 0, threads: 1, .. }
+        | TaskRole::Server { is_crowd: true, .. } => Ok(()),
+        TaskRole::Server { .. } | TaskRole::Worker { .. } | TaskRole::Load(_) => {
             Err(BenchError::Peer("that is measured on one host alone".into()))
         }
     }

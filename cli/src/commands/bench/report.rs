@@ -1,5 +1,6 @@
 //! Results as JSON, and as a table.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use serde::Serialize;
@@ -21,6 +22,10 @@ pub(super) struct Measured {
     pub(super) bytes_moved: u64,
     pub(super) bandwidth_bytes_per_s: f64,
     pub(super) latency_ns: Latency,
+    /// The processor time of one operation in this process, user and system; of the requests whose bandwidth is
+    /// measured, if there are such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cpu_ns_per_operation: Option<f64>,
     /// Values that only this operation has.
     #[serde(flatten)]
     pub(super) more: Map<String, Value>,
@@ -53,6 +58,7 @@ impl Measured {
             bytes_moved,
             bandwidth_bytes_per_s: rate(bytes_moved, timing.latency.p50),
             latency_ns: timing.latency,
+            cpu_ns_per_operation: timing.cpu_ns,
             more: Map::new(),
             machine: Machine::look(),
             notes: Vec::new(),
@@ -62,6 +68,16 @@ impl Measured {
     pub(super) fn with(mut self, key: &str, value: impl Into<Value>) -> Measured {
         self.more.insert(key.into(), value.into());
         self
+    }
+
+    /// Adds the counters of this host that have moved meanwhile.
+    pub(super) fn counted(self, moved: &BTreeMap<String, u64>) -> Measured {
+        if moved.is_empty() {
+            return self;
+        }
+        let text: Vec<String> = moved.iter().map(|(name, more)| format!("{name} {more}")).collect();
+        let measured = self.with("counters", serde_json::to_value(moved).unwrap_or_default());
+        measured.note(format!("counters of this host, added meanwhile: {}", text.join(", ")))
     }
 
     pub(super) fn note(mut self, note: String) -> Measured {
@@ -119,16 +135,17 @@ fn print(text: &str) -> Result<(), BenchError> {
 }
 
 fn table(all: &[Measured]) -> String {
-    let heading = ["op", "bytes", "iterations", "min", "p50", "p99", "p99.9", "max", "bandwidth"];
+    let heading = ["op", "bytes", "iterations", "min", "p50", "p99", "p99.9", "max", "bandwidth", "CPU each"];
     let mut rows = vec![heading.map(String::from)];
     for one in all {
         let Latency { min, p50, p99, p999, max } = one.latency_ns;
         let [min, p50, p99, p999, max] = [min, p50, p99, p999, max].map(duration);
         let bandwidth = format!("{:.2} GB/s", one.bandwidth_bytes_per_s / 1e9);
         let (bytes, iterations) = (size(one.bytes), one.iterations.to_string());
-        rows.push([one.op.into(), bytes, iterations, min, p50, p99, p999, max, bandwidth]);
+        let cpu = one.cpu_ns_per_operation.map_or_else(|| "-".into(), duration);
+        rows.push([one.op.into(), bytes, iterations, min, p50, p99, p999, max, bandwidth, cpu]);
     }
-    let widths: [usize; 9] =
+    let widths: [usize; 10] =
         std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
     let mut text = String::new();
     for row in &rows {
@@ -178,4 +195,25 @@ pub(crate) fn size(bytes: u64) -> String {
     let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = units.iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
     unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_that_moved_are_in_both_forms_of_a_result() {
+        let timing =
+            Timing { iterations: 1, batch: 1, latency: Latency::of(vec![1.0]), cpu_ns: Some(2500.0) };
+        let measured = Measured::new("write", 8, 8, timing);
+        let still = measured.clone().counted(&BTreeMap::new());
+        assert!(!still.more.contains_key("counters") && still.notes.is_empty());
+        let moved = measured.counted(&BTreeMap::from([("Tcp.RetransSegs".to_owned(), 3)]));
+        assert_eq!(moved.more["counters"]["Tcp.RetransSegs"], 3);
+        let text = table(&[moved]);
+        assert!(
+            text.contains("Tcp.RetransSegs 3") && text.contains("CPU each") && text.contains("2.50 us"),
+            "{text}"
+        );
+    }
 }

@@ -16,6 +16,7 @@ use super::nodes::{INITIAL, RATE, TIMEOUT};
 use super::peer::{Client, Task, TaskRole};
 use super::pin::cores;
 use super::report::{Measured, duration};
+use super::usage::Watch;
 use crate::optimizer_name::OptimizerName;
 
 /// Without a word about it, rounds move so many bytes in all, within limits.
@@ -42,7 +43,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let server_core = if threads == 1 { cores.last().copied() } else { None };
 
     let folds = rounds.clamp(5, 20);
-    let role = TaskRole::Server { asynchronous: false, workers, chunk, threads, folds };
+    let role = TaskRole::Server { asynchronous: false, workers, chunk, threads, folds, is_crowd: false };
     let task = settings.task(bytes, server_core, role);
     let (address, mut server) = task.start(None)?.ready()?;
     let mut peers = Vec::new();
@@ -66,7 +67,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 
     let slowest = all.iter().max_by(|a, b| a.p50.total_cmp(&b.p50)).copied();
     let latency = slowest.ok_or_else(|| BenchError::Peer("there was no worker".into()))?;
-    let timing = Timing { iterations: rounds, batch: 1, latency };
+    let timing = Timing { iterations: rounds, batch: 1, latency, cpu_ns: None };
     let moved = if borrow { bytes * (u64::from(workers) + 2) } else { 2 * bytes };
     let mut measured = Measured::over(C::NAME, settings.op.name(), bytes, moved, timing)
         .with("workers", workers)
@@ -90,7 +91,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
 }
 
 pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
-    let TaskRole::Server { asynchronous, workers, chunk, threads, folds } = task.role else {
+    let TaskRole::Server { asynchronous, workers, chunk, threads, folds, is_crowd } = task.role else {
         return Err(BenchError::Peer("not a server's task".into()));
     };
     let elements = task.bytes / 4;
@@ -104,9 +105,20 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     let mut server = Server::new(carrier, &anywhere, table, &vec![INITIAL; elements as usize], options)?;
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
     alone.measure(folds.div_ceil(2))?;
+    let watch = if is_crowd { Some(Watch::begin(workers.into())?) } else { None };
     client.say(&server.address())?;
-    let over = |server: &Server<C>| server.status().left >= u64::from(workers) || client.is_done();
+    let over = |server: &Server<C>| {
+        let status = server.status();
+        if let Some(watch) = &watch {
+            watch.look(status.joined);
+        }
+        status.left >= u64::from(workers) || client.is_done()
+    };
     while !server.drive(over, TIMEOUT)? {}
+    if let Some(watch) = watch {
+        let status = server.status();
+        return client.say(&watch.end(status.joined, status.folded)?);
+    }
     let versions = server.status().version.get();
     drop(server);
     if client.is_done() || folds == 0 {

@@ -10,6 +10,7 @@ use slackline::internals::transport::verbs::{DeviceInfo, Limits, Port};
 
 use super::limits::{Limit, names, read};
 use super::pci::{self, PciLink};
+use super::{encryption, priorities};
 
 /// Queue pairs and regions that an owner has for each peer: for data, heartbeats and READs; for its page and its slots.
 const PAIRS_EACH: u32 = 3;
@@ -55,6 +56,8 @@ pub(super) fn look(info: &DeviceInfo, port: &Port, root: &Path) -> Vec<Limit> {
         let interfaces = interfaces(port);
         rows.push(packets(port, &interfaces, &class));
         rows.extend(interfaces.iter().filter_map(|name| congestion(name, &class)));
+        rows.extend(interfaces.iter().filter_map(|name| priorities::look(name)));
+        rows.push(encryption::look(&interfaces, &class));
     }
     rows.extend(counters(&device.join("ports").join(port.number.to_string())));
     rows.push(room(&info.limits));

@@ -2,10 +2,13 @@
 
 mod adapter;
 mod check;
+mod encryption;
 mod gpu;
 mod limits;
 mod loopback;
+mod netlink;
 mod pci;
+mod priorities;
 mod rdma;
 mod report;
 mod show;
