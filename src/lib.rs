@@ -97,6 +97,10 @@
 // Without one of the features, what only it uses lies idle.
 #![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
+// Unit tests also run the programs of `tests/gpu` and `benches/gpu`, which name the library.
+#[cfg(test)]
+extern crate self as slackline;
+
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
 /// `--cfg slackline_mutant="name"`, or, under the model checker, in unit tests or with `--cfg slackline_mutants`, run
 /// with `SLACKLINE_MUTANT=name`.
