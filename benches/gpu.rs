@@ -42,8 +42,7 @@ fn main() -> peer::Outcome<()> {
             "names": Rows::names(SIZES.versions.map(|(name, _)| name)),
         })
     );
-    let mut tell = |row| println!("{row}");
-    Rows { gpu: &gpu, other_process, sizes: SIZES, tell: &mut tell }.measure();
+    Rows { gpu: &gpu, other_process, sizes: SIZES }.measure(|row| println!("{row}"));
     Ok(())
 }
 

@@ -34,8 +34,6 @@ pub(crate) struct Rows<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) other_process: fn() -> Command,
     pub(crate) sizes: Sizes,
-    /// Given each row as soon as it is measured.
-    pub(crate) tell: &'a mut dyn FnMut(Value),
 }
 
 /// The bound that our number, divided by the limit's, is to keep.
@@ -62,7 +60,8 @@ fn pairs(
     mut ours: impl FnMut() -> Outcome<f64>,
     mut limit: impl FnMut() -> Outcome<f64>,
 ) -> Outcome<Pairs> {
-    (ours()?, limit()?);
+    ours()?;
+    limit()?;
     let pair = |time: usize| -> Outcome<(f64, f64)> {
         if time.is_multiple_of(2) {
             return Ok((ours()?, limit()?));
@@ -158,8 +157,8 @@ impl Rows<'_> {
         names
     }
 
-    /// Measures every row.
-    pub(crate) fn measure(&mut self) {
+    /// Measures every row, and tells each as soon as it is measured.
+    pub(crate) fn measure(&self, mut tell: impl FnMut(Value)) {
         let versions = self.sizes.versions.map(|(name, _)| name);
         Rows::each(versions, &mut |name, against, unit, goal, row| {
             let outcome = row(self).map_err(|error| error.to_string());
@@ -168,13 +167,13 @@ impl Rows<'_> {
                 Goal::AtMost(most) => (None, Some(most)),
                 Goal::Reported => (None, None),
             };
-            (self.tell)(json!({
+            tell(json!({
                 "name": name, "against": against, "unit": unit, "at_least": at_least, "at_most": at_most,
                 "pairs": outcome.as_ref().ok(), "failure": outcome.as_ref().err(),
             }));
         });
         for name in NOT_THERE {
-            (self.tell)(json!({ "name": name, "missing": "RDMA does not carry payloads on a GPU yet" }));
+            tell(json!({ "name": name, "missing": "RDMA does not carry payloads on a GPU yet" }));
         }
     }
 
@@ -182,7 +181,7 @@ impl Rows<'_> {
     #[expect(clippy::type_complexity, reason = "the columns of one table")]
     fn each(
         versions: [&str; 2],
-        row: &mut dyn FnMut(&str, &str, &str, Goal, &dyn Fn(&mut Rows<'_>) -> Outcome<Pairs>),
+        row: &mut dyn FnMut(&str, &str, &str, Goal, &dyn Fn(&Rows<'_>) -> Outcome<Pairs>),
     ) {
         let (sgd, adamw) =
             (Optimizer::Sgd { weight_decay: 0.0 }, Optimizer::AdamW(AdamParameters::new(0.01)));
@@ -208,7 +207,7 @@ impl Rows<'_> {
         }
         let host = "the same from host memory";
         let name = format!("staged publish of {} over TCP", versions[0]);
-        row(&name, host, "bytes_per_s", Goal::AtLeast(0.9), &Rows::staged);
+        row(&name, host, "bytes_per_s", Goal::AtLeast(0.9), &|rows| rows.staged());
         for (size, least) in [(0, 0.8), (1, 0.95)] {
             let name = versions[size];
             let goal = Goal::AtLeast(least);
@@ -227,14 +226,14 @@ impl Rows<'_> {
             }
         }
         let name = format!("folds of the caller's stream while {} are published", versions[1]);
-        row(&name, "the same alone", "s", Goal::Reported, &Rows::busy);
+        row(&name, "the same alone", "s", Goal::Reported, &|rows| rows.busy());
     }
 
     fn version(&self, size: usize) -> usize {
         self.sizes.versions[size].1
     }
 
-    fn fold(&mut self, optimizer: Optimizer, encoding: Encoding) -> Outcome<Pairs> {
+    fn fold(&self, optimizer: Optimizer, encoding: Encoding) -> Outcome<Pairs> {
         let arrays = Arrays::new(self.gpu, self.sizes.elements, optimizer, encoding)?;
         let kernels = GpuKernels::load(self.gpu, &optimizer)?;
         let mut bare = BareGpu::new(self.gpu, 1)?;
@@ -252,7 +251,7 @@ impl Rows<'_> {
         pairs(self.sizes.pairs, ours, limit)
     }
 
-    fn publish_to_host(&mut self, size: usize) -> Outcome<Pairs> {
+    fn publish_to_host(&self, size: usize) -> Outcome<Pairs> {
         let bytes = self.version(size);
         let publisher = publisher(Shm::new(), bytes)?;
         let weights = GpuMemory::allocate(self.gpu, bytes)?;
@@ -261,7 +260,7 @@ impl Rows<'_> {
         pairs(self.sizes.pairs, ours, || Ok(rate(bytes, limit.to_host(&weights.whole())?)))
     }
 
-    fn pull_from_host(&mut self, size: usize) -> Outcome<Pairs> {
+    fn pull_from_host(&self, size: usize) -> Outcome<Pairs> {
         let bytes = self.version(size);
         let publisher = publisher(Shm::new(), bytes)?;
         let options = ReaderOptions::default();
@@ -278,7 +277,7 @@ impl Rows<'_> {
     }
 
     /// A worker's gradient to a server of another process: out of the GPU, and out of host memory.
-    fn staged(&mut self) -> Outcome<Pairs> {
+    fn staged(&self) -> Outcome<Pairs> {
         let bytes = self.version(0);
         let peer = Peer::start((self.other_process)(), "serve-tcp", bytes)?;
         let transport = Tcp::new().with_gpu(self.gpu);
@@ -306,7 +305,7 @@ impl Rows<'_> {
         pairs(self.sizes.pairs, ours, from_host)
     }
 
-    fn publish_within(&mut self, size: usize) -> Outcome<Pairs> {
+    fn publish_within(&self, size: usize) -> Outcome<Pairs> {
         let bytes = self.version(size);
         let publisher = publisher(Shm::new().with_gpu(self.gpu), bytes)?;
         let (weights, other) = (GpuMemory::allocate(self.gpu, bytes)?, GpuMemory::allocate(self.gpu, bytes)?);
@@ -325,7 +324,7 @@ impl Rows<'_> {
         }
     }
 
-    fn pull_within(&mut self, size: usize) -> Outcome<Pairs> {
+    fn pull_within(&self, size: usize) -> Outcome<Pairs> {
         let bytes = self.version(size);
         let mut peer = Peer::start((self.other_process)(), "publish", bytes)?;
         let options = ReaderOptions::default();
@@ -343,7 +342,7 @@ impl Rows<'_> {
     }
 
     /// The time of small versions of which `part` take less.
-    fn small(&mut self, bytes: usize, part: f64) -> Outcome<Pairs> {
+    fn small(&self, bytes: usize, part: f64) -> Outcome<Pairs> {
         let publisher = publisher(Shm::new(), bytes)?;
         let weights = GpuMemory::allocate(self.gpu, bytes)?;
         let (bare, mut limit) = (BareGpu::new(self.gpu, 1)?, BareGpu::new(self.gpu, bytes)?);
@@ -358,7 +357,7 @@ impl Rows<'_> {
     }
 
     /// The seconds that the folds of the caller's stream take, with the larger version published meanwhile and without.
-    fn busy(&mut self) -> Outcome<Pairs> {
+    fn busy(&self) -> Outcome<Pairs> {
         let bytes = self.version(1);
         let publisher = publisher(Shm::new(), bytes)?;
         let weights = GpuMemory::allocate(self.gpu, bytes)?;

@@ -171,7 +171,8 @@ pub(crate) fn after_a_publisher_is_killed_the_next_one_is_read(scene: &Scene) ->
     let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
     peer.ask("run")?;
     pull(&mut reader, &mut bare, &into)?;
-    peer.kill()?;
+    peer.child.kill()?;
+    peer.child.wait()?;
     let begun = Instant::now();
     while pull(&mut reader, &mut bare, &into).is_ok() {
         assert!(begun.elapsed() < PATIENCE, "a publisher that is gone is still read");

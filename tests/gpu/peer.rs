@@ -31,7 +31,7 @@ pub(crate) fn fill_of(version: Version) -> u8 {
 
 /// A process that was started, and the address at which it publishes or serves.
 pub(crate) struct Peer {
-    child: Child,
+    pub(crate) child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     pub(crate) address: Option<Address>,
@@ -64,12 +64,6 @@ impl Peer {
     /// Has it publish a version; its number.
     pub(crate) fn publish(&mut self) -> Outcome<Version> {
         Ok(Version::new(self.ask("publish")?.parse()?))
-    }
-
-    pub(crate) fn kill(&mut self) -> Outcome<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
     }
 
     fn answer(&mut self) -> Outcome<String> {

@@ -51,8 +51,7 @@ fn every_row_is_measured_or_says_that_its_subject_is_not_there() {
     let versions = [("3000 bytes", 3000), ("5004 bytes", 5004)];
     let sizes = Sizes { pairs: 3, elements: 1003, versions, samples: 4, busy: 2 };
     let mut told = Vec::new();
-    let mut tell = |row| told.push(row);
-    Rows { gpu: &gpu, other_process, sizes, tell: &mut tell }.measure();
+    Rows { gpu: &gpu, other_process, sizes }.measure(|row| told.push(row));
     let names: Vec<_> = told.iter().map(|row| row["name"].as_str().unwrap()).collect();
     assert_eq!(names, Rows::names(versions.map(|(name, _)| name)));
     for row in &told {

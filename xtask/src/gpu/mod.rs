@@ -178,12 +178,12 @@ fn built(site: &Site, arguments: &[&str]) -> Result<PathBuf, Failure> {
     let more = ["--no-run", "--message-format", "json-render-diagnostics"];
     let cargo = Cmd::new("cargo", &[arguments, &more].concat());
     let said = cargo.answer(site)?;
-    let program = said.lines().filter_map(|line| {
+    let mut program = said.lines().rev().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         let is_it = message["target"]["name"] == TARGET;
         is_it.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
     });
-    program.last().ok_or_else(|| Failure::Check { what: cargo.to_string(), status: "no program".into() })
+    program.next().ok_or_else(|| Failure::Check { what: cargo.to_string(), status: "no program".into() })
 }
 
 /// Runs the tests and then the rows of a pack, and writes the record into `out`.
