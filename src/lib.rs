@@ -181,7 +181,7 @@ pub use trace::{Certificate, Publication};
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
 pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
-pub use transport::{Address, AddressError, ConnectError, Named, Tables, Transport, TransportKind};
+pub use transport::{Address, AddressError, ConnectError, GpuPath, Named, Tables, Transport, TransportKind};
 #[cfg(not(loom))]
 pub use transport::{mixed::Mixed, shm::Shm};
 

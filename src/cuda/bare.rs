@@ -2,13 +2,14 @@
 //! against, and the means by which the programs that run on a GPU fill its memory and look at it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{DevicePointer, Driver, StreamHandle};
 use super::fold::Launch;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{Gpu, GpuError, GpuFold, GpuKernels, GpuMemory, GpuSlice, GpuStream};
-use crate::mem::{HostMemory, PAGE_SIZE};
+use crate::mem::{HostMemory, PAGE_SIZE, VolatileSlice};
 
 /// The default stream of the primary context, which is there for as long as the context.
 const STREAM: StreamHandle = StreamHandle(0);
@@ -22,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The default stream of a GPU, used straight through the driver, with locked host memory to copy from and to.
 pub struct BareGpu {
     gpu: Gpu,
-    host: HostMemory,
-    word: HostMemory,
+    /// What is copied from and to, and the page of the word by which the stream says how far it is.
+    memory: [Arc<HostMemory>; 2],
     /// By which the stream writes the word; `None` where the device cannot, whose stream is asked instead.
     pointer: Option<DevicePointer>,
     written: u64,
@@ -54,7 +55,8 @@ impl BareGpu {
             // SAFETY: as above.
             has_words.then(|| unsafe { driver.register_host(word, PAGE_SIZE, flags) }).transpose()
         })?;
-        Ok(BareGpu { gpu: gpu.clone(), host, word, pointer, written: 0, folds: VecDeque::new() })
+        let memory = [Arc::new(host), Arc::new(word)];
+        Ok(BareGpu { gpu: gpu.clone(), memory, pointer, written: 0, folds: VecDeque::new() })
     }
 
     /// The stream, for calls of the library that are ordered with it.
@@ -115,7 +117,7 @@ impl BareGpu {
     /// As [`to_host`](Self::to_host).
     pub fn write(&mut self, into: &GpuSlice, bytes: &[u8]) -> Result<(), GpuError> {
         self.host_range(into)?;
-        self.host.as_volatile().subslice(0, bytes.len().min(into.bytes())).write(bytes);
+        self.host().subslice(0, bytes.len().min(into.bytes())).write(bytes);
         self.from_host(into).map(drop)
     }
 
@@ -126,7 +128,7 @@ impl BareGpu {
     pub fn read(&mut self, from: &GpuSlice) -> Result<Vec<u8>, GpuError> {
         self.to_host(from)?;
         let mut bytes = vec![0; from.bytes()];
-        self.host.as_volatile().subslice(0, bytes.len()).read(&mut bytes);
+        self.host().subslice(0, bytes.len()).read(&mut bytes);
         Ok(bytes)
     }
 
@@ -150,10 +152,18 @@ impl BareGpu {
         self.timed(|_| Ok(()))
     }
 
+    fn host(&self) -> VolatileSlice<'_> {
+        self.memory[0].as_volatile()
+    }
+
+    fn word(&self) -> VolatileSlice<'_> {
+        self.memory[1].as_volatile()
+    }
+
     /// The begin of the host memory, which is as long as `other` at least.
     fn host_range(&self, other: &GpuSlice) -> Result<*const u8, GpuError> {
-        match other.bytes() <= self.host.as_volatile().len() {
-            true => Ok(self.host.as_volatile().as_ptr().cast_const()),
+        match other.bytes() <= self.host().len() {
+            true => Ok(self.host().as_ptr().cast_const()),
             false => Err(GpuError::Host { reason: "more is to be copied than was locked".into() }),
         }
     }
@@ -161,21 +171,23 @@ impl BareGpu {
     fn timed(&mut self, issue: impl FnOnce(&dyn Driver) -> Result<(), Code>) -> Result<Duration, GpuError> {
         let primary = self.gpu.inner().primary.clone();
         let number = self.written + 1;
-        let (pointer, begun) = (self.pointer, Instant::now());
-        primary.call("copying", |driver| {
+        let pointer = self.pointer;
+        let begun = primary.call("copying", |driver| {
+            // The context is current already: what is bare does not pay for that.
+            let begun = Instant::now();
             issue(driver)?;
-            match pointer {
+            if let Some(pointer) = pointer {
                 // SAFETY: the word stays registered until the stream is idle.
-                Some(pointer) => unsafe { driver.write_word(STREAM, pointer, number) },
-                None => Ok(()),
+                unsafe { driver.write_word(STREAM, pointer, number) }?;
             }
+            Ok(begun)
         })?;
         self.written = number;
         let is_idle = || primary.call("waiting for a copy", |driver| driver.is_idle(STREAM));
         let mut looks = 0_u32;
         loop {
             let is_done = match self.pointer {
-                Some(_) => self.word.as_volatile().load_u64(0) >= number,
+                Some(_) => self.word().load_u64(0) >= number,
                 None => is_idle()?,
             };
             if is_done {
@@ -199,12 +211,13 @@ impl BareGpu {
 
 impl Drop for BareGpu {
     fn drop(&mut self) {
-        if self.finish().is_err() {
-            // What copies use must not be freed under them.
-            std::mem::forget(std::mem::take(&mut self.folds));
+        if let Err(GpuError::NotCopied { .. }) = self.finish() {
+            // What is copied must not be freed under the copies.
+            std::mem::forget((self.memory.clone(), std::mem::take(&mut self.folds)));
+            return;
         }
         let primary = &self.gpu.inner().primary;
-        let (host, word) = (self.host.as_volatile().as_ptr(), self.word.as_volatile().as_ptr());
+        let (host, word) = (self.host().as_ptr(), self.word().as_ptr());
         // SAFETY: the stream is idle, or has failed and copies no more.
         primary.give_back("unregistering host memory", |driver| unsafe { driver.unregister_host(host) });
         if self.pointer.is_some() {

@@ -27,7 +27,7 @@ use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant,
+    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant, GpuPath,
     HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
     TransportKind, WorkCompletion, WorkRequest,
 };
@@ -417,6 +417,14 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.transport(),
             MixedEndpoint::Tcp(endpoint) => endpoint.transport(),
             MixedEndpoint::Verbs(endpoint) => endpoint.transport(),
+        }
+    }
+
+    fn gpu_path(&self) -> Option<GpuPath> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.gpu_path(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.gpu_path(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.gpu_path(),
         }
     }
 

@@ -1,5 +1,8 @@
 //! Folds by the kernels on the GPU, bit for bit as the library's own on processors.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::internals::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, encode};
 use slackline::internals::mem::VolatileSlice;
@@ -86,8 +89,14 @@ impl Case {
     }
 
     /// The arrays begin `shift` elements behind an allocation.
-    fn on_gpu(&self, gpu: &Gpu, bare: &mut BareGpu, shift: usize) -> Outcome<(Vec<Vec<u8>>, bool)> {
-        let kernels = GpuKernels::load(gpu, &self.optimizer)?;
+    fn on_gpu(
+        &self,
+        gpu: &Gpu,
+        kernels: &GpuKernels,
+        bare: &mut BareGpu,
+        shift: usize,
+    ) -> Outcome<(Vec<Vec<u8>>, bool)> {
+        kernels.clear_not_finite();
         let mut put = |bytes: &[u8], width: usize| -> Outcome<_> {
             let begin = shift * width;
             let memory = GpuMemory::allocate(gpu, begin + bytes.len())?;
@@ -135,11 +144,17 @@ pub(crate) fn folds_have_the_bits_that_processors_make(scene: &Scene) -> Outcome
     let seed = seed();
     let mut numbers = Numbers(seed);
     let mut bare = BareGpu::new(&scene.gpu, 1 << 20)?;
+    // The driver compiles them when they are loaded, which takes seconds.
+    let mut loaded = HashMap::new();
     for encoding in ENCODINGS {
         for optimizer in (0..scene.folds).flat_map(|_| optimizers(&mut numbers)).collect::<Vec<_>>() {
             let case = Case::new(&mut numbers, optimizer, encoding);
             let shift = numbers.of(&[0, 0, 1, 2, 5]);
-            let (ours, ours_is_finite) = case.on_gpu(&scene.gpu, &mut bare, shift)?;
+            let kernels = match loaded.entry(optimizer.name()) {
+                Entry::Occupied(kernels) => kernels.into_mut(),
+                Entry::Vacant(free) => free.insert(GpuKernels::load(&scene.gpu, &optimizer)?),
+            };
+            let (ours, ours_is_finite) = case.on_gpu(&scene.gpu, kernels, &mut bare, shift)?;
             let (theirs, is_finite) = case.on_processors()?;
             let of = || format!("{optimizer:?}, {encoding:?}, {:?}, shift {shift}, seed {seed}", case.run);
             for (array, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {

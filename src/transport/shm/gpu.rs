@@ -48,7 +48,7 @@ impl GpuSide {
         }
         local.check()?;
         for (index, request) in batch.iter().enumerate() {
-            request.check_ranges().map_err(|reason| PostError::Malformed { index, reason })?;
+            request.check_with(&self.gpu).map_err(|reason| PostError::Malformed { index, reason })?;
         }
         let (waiting, room) = (self.held.len() + self.copying.len(), local.free());
         let free = room.saturating_sub(waiting);
