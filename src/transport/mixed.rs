@@ -210,7 +210,8 @@ impl Listener for MixedListener {
     }
 
     fn poll(&mut self, now: Instant) -> Option<MixedIncoming> {
-        let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Shm);
+        let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now));
+        let shm = shm.map(|incoming| MixedIncoming::Shm(Box::new(incoming)));
         shm.or_else(|| {
             let incoming = self.verbs.iter_mut().find_map(|listener| listener.poll(now));
             incoming.map(|incoming| MixedIncoming::Verbs(Box::new(incoming)))
@@ -269,7 +270,7 @@ impl Listener for MixedListener {
 /// A peer that has said its part, over one of them.
 pub enum MixedIncoming {
     /// Over shared memory.
-    Shm(ShmIncoming),
+    Shm(Box<ShmIncoming>),
     /// Over TCP.
     Tcp(Box<TcpIncoming>),
     /// By RDMA.
