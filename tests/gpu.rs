@@ -1,5 +1,5 @@
-//! The claims about GPU memory, on the first GPU of this machine: `cargo xtask gpu` runs them by name. Where there is no
-//! GPU they fail.
+//! The claims about GPU memory, on the first GPU of this machine: `cargo xtask gpu` runs them by name. They fail where
+//! there is no GPU.
 
 #[path = "gpu/claims.rs"]
 mod claims;

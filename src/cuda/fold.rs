@@ -62,7 +62,7 @@ pub struct GpuFold {
     pub step: u64,
     /// Type of the gradients' elements.
     pub encoding: Encoding,
-    /// With their weights, in the order in which they are summed; at most [`MAX_GRADIENTS`].
+    /// With their weights, in the order in which they are summed; at most 256.
     pub gradients: SmallVec<[(GpuSlice, f32); 8]>,
     /// The parameters and then the optimiser's states: the array that is read and the one that is written.
     pub arrays: SmallVec<[(GpuSlice, GpuSlice); 3]>,

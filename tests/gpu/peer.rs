@@ -1,5 +1,5 @@
-//! The other process of the programs that run on a GPU: it publishes, reads or serves as the lines of its standard input
-//! say, and answers each with a line. It ends with its standard input.
+//! The other process of the programs that run on a GPU: it publishes, reads or serves as the lines of its standard
+//! input say, and answers each with a line. It ends with its standard input.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -39,7 +39,8 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
-    /// `publish-tcp`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a version.
+    /// `publish-tcp`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a
+    /// version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn()?;

@@ -113,7 +113,7 @@ const NO_WAY_TO_GPU: &str = "the system sends and receives host memory alone";
 
 #[cfg(feature = "cuda")]
 const NOT_COPIED: Broken = Broken(
-    "a GPU of this process did not copy a payload: find the driver's error in its log, remove the cause and connect again",
+    "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and connect again",
 );
 
 /// The way of payloads on a GPU.
