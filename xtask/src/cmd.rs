@@ -231,13 +231,17 @@ impl Cmd {
         self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))
     }
 
-    /// The same for so long at most: one that takes longer is ended, and what it has printed is there.
-    pub(crate) fn outcome_for(&self, site: &Site, time: Duration) -> Result<std::process::Output, Failure> {
+    /// The same for so long at most; true if it was ended then. What it has printed until then is there.
+    pub(crate) fn outcome_for(
+        &self,
+        site: &Site,
+        time: Duration,
+    ) -> Result<(std::process::Output, bool), Failure> {
         let mut command = self.command(site);
         let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let ended = started.and_then(|child| {
-            let _limit = Limit::start(&child, time);
-            child.wait_with_output()
+            let limit = Limit::start(&child, time);
+            Ok((child.wait_with_output()?, limit.was_reached()))
         });
         ended.map_err(|error| self.missing(&error))
     }

@@ -156,8 +156,12 @@ fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     fs::create_dir_all(pack).map_err(|error| unusable(&pack.display().to_string(), &error))?;
     let mut bytes = 0;
     for (from, name) in [(&tests, TESTS), (&rows, ROWS), (&this, XTASK)] {
-        let copied = fs::copy(from, pack.join(name));
-        bytes += copied.map_err(|error| unusable(&from.display().to_string(), &error))?;
+        // Lines of the sources are most of a program; the names of its functions stay.
+        let to = pack.join(name);
+        let strip = Cmd::new("strip", &["--strip-debug", "-o"]);
+        strip.arg(&to.to_string_lossy()).arg(&from.to_string_lossy()).run(site)?;
+        let copied = fs::metadata(&to);
+        bytes += copied.map_err(|error| unusable(&to.display().to_string(), &error))?.len();
     }
     let commit = Cmd::new("git", &["describe", "--always", "--dirty", "--exclude", "*"]).output(site);
     let commit = commit.map_or_else(|| "unknown".into(), |commit| commit.trim().to_owned());
@@ -202,11 +206,12 @@ fn run_pack(pack: &Path, out: &Path) -> Result<(), Failure> {
         &program(TESTS, &["--list", "--ignored"]).answer(&site)?,
     ) {
         let test = program(TESTS, &["--exact", &name, "--show-output"]);
-        let test = GpuTest::of(&name, &test.outcome_for(&site, left(TEST))?);
+        let (output, is_late) = test.outcome_for(&site, left(TEST))?;
+        let test = GpuTest::of(&name, &output, is_late);
         println!("{name}: {}", test.result);
         tests.push(test);
     }
-    let rows = program(ROWS, &[]).outcome_for(&site, left(TOTAL))?;
+    let (rows, _) = program(ROWS, &[]).outcome_for(&site, left(TOTAL))?;
     let record = GpuRecord::new(&about, record::machine(&site), tests, &rows);
     print!("{}", record.rows());
     let (file, failed) = (record.write(out)?, record.failed());

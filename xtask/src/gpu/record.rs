@@ -35,7 +35,7 @@ pub(super) struct GpuTest {
 }
 
 impl GpuTest {
-    pub(super) fn of(name: &str, output: &Output) -> GpuTest {
+    pub(super) fn of(name: &str, output: &Output, is_late: bool) -> GpuTest {
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         let is_ok = output.status.success() && text.contains(&format!("test {name} ... ok"));
         if is_ok {
@@ -44,7 +44,8 @@ impl GpuTest {
         }
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let end = lines[lines.len().saturating_sub(LINES)..].iter().map(|line| line.to_string());
-        GpuTest { name: name.into(), result: format!("FAILED ({})", output.status), notes: end.collect() }
+        let why = if is_late { "its time was up".into() } else { output.status.to_string() };
+        GpuTest { name: name.into(), result: format!("FAILED ({why})"), notes: end.collect() }
     }
 }
 
@@ -382,6 +383,19 @@ mod tests {
         assert_eq!((&row["goal"], &row["verdict"]), (&json!(">= 1.10"), &json!("missed")));
         let absent = row_of(&json!({ "name": "r", "missing": "no RDMA" }));
         assert_eq!((&absent["ratio"], &absent["verdict"]), (&Value::Null, &json!("not measured: no RDMA")));
+    }
+
+    #[test]
+    fn a_test_that_is_not_named_in_the_output_has_not_passed() {
+        let output = |text: &str| Output {
+            status: std::process::ExitStatus::default(),
+            stdout: text.into(),
+            stderr: Vec::new(),
+        };
+        let of = |text: &str, is_late| GpuTest::of("a", &output(text), is_late).result;
+        assert_eq!(of("test a ... ok", false), "ok");
+        assert!(of("running 0 tests", false).starts_with("FAILED"));
+        assert_eq!(of("running 1 test", true), "FAILED (its time was up)");
     }
 
     #[test]
