@@ -4,6 +4,7 @@
 //! Both programs are first put into a folder, a pack, with this one; the pack also runs where there are neither the
 //! sources nor a compiler.
 
+mod check;
 mod record;
 
 use crate::Command;
@@ -88,7 +89,7 @@ struct GpuOptions {
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let options = parse(arguments)?;
     if options.check {
-        print!("{}", record::check(&site.root.join(RECORDS), &record::sources(&site.root)?)?);
+        print!("{}", check::check(&site.root.join(RECORDS), &check::sources(&site.root)?)?);
         return Ok(());
     }
     if let Some(pack) = &options.pack {
@@ -165,7 +166,7 @@ fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     }
     let commit = Cmd::new("git", &["describe", "--always", "--dirty", "--exclude", "*"]).output(site);
     let commit = commit.map_or_else(|| "unknown".into(), |commit| commit.trim().to_owned());
-    let about = json!({ "commit": commit, "sources": record::sources(&site.root)? }).to_string();
+    let about = json!({ "commit": commit, "sources": check::sources(&site.root)? }).to_string();
     fs::write(pack.join(ABOUT), about).map_err(|error| unusable(ABOUT, &error))?;
     println!("{} has {} MB", pack.display(), bytes.div_ceil(1_000_000));
     if bytes > PACK_MAX {
@@ -310,11 +311,11 @@ mod tests {
         {
             assert!(page.contains(expected), "{expected}: {page}");
         }
-        let said = record::check(&out, "123").unwrap();
+        let said = check::check(&out, "123").unwrap();
         assert!(said.contains("a-gpu-40-gb-abc.json: current"), "{said}");
-        assert!(record::check(&out, "other").unwrap().contains("stale"));
+        assert!(check::check(&out, "other").unwrap().contains("stale"));
         fs::write(out.join("a-gpu-40-gb-abc.md"), page + "better").unwrap();
-        assert_eq!(record::check(&out, "123").unwrap_err().exit_code(), 1);
+        assert_eq!(check::check(&out, "123").unwrap_err().exit_code(), 1);
         fs::remove_dir_all(root).unwrap();
     }
 }
