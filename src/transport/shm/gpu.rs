@@ -15,8 +15,8 @@ use crate::transport::{
 };
 
 const NOT_COPIED: Disconnected = Disconnected {
-    reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and connect \
-             again",
+    reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and \
+             connect again",
 };
 
 /// The side of an endpoint that has to do with memory of a GPU: its own, or the peer's.
