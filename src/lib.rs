@@ -97,6 +97,10 @@
 // Without one of the features, what only it uses lies idle.
 #![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
+// Unit tests also run the programs of `tests/gpu` and `benches/gpu`, which name the library.
+#[cfg(test)]
+extern crate self as slackline;
+
 /// True in the library's deliberately broken variant of this name, which some test must notice: built with
 /// `--cfg slackline_mutant="name"`, or, under the model checker, in unit tests or with `--cfg slackline_mutants`, run
 /// with `SLACKLINE_MUTANT=name`.
@@ -177,7 +181,7 @@ pub use trace::{Certificate, Publication};
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
 pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
-pub use transport::{Address, AddressError, ConnectError, Named, Tables, Transport, TransportKind};
+pub use transport::{Address, AddressError, ConnectError, GpuPath, Named, Tables, Transport, TransportKind};
 #[cfg(not(loom))]
 pub use transport::{mixed::Mixed, shm::Shm};
 

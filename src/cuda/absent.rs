@@ -12,6 +12,11 @@ pub(crate) use NoGpu as GpuMemory;
 pub(crate) use NoGpu as GpuSlice;
 
 impl NoGpu {
+    /// True if payloads may not be staged.
+    pub fn requires_gpudirect(&self) -> bool {
+        match *self {}
+    }
+
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         match *self {}
@@ -19,6 +24,11 @@ impl NoGpu {
 
     /// A range of it.
     pub fn slice(&self, _: usize, _: usize) -> Result<NoGpu, OutOfBounds> {
+        match *self {}
+    }
+
+    /// True if it is memory of this GPU.
+    pub fn is_of(&self, _: &NoGpu) -> bool {
         match *self {}
     }
 

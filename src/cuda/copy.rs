@@ -41,7 +41,7 @@ fn queue(gpu: &Gpu, kind: QueueKind) -> &GpuQueue {
 
 /// Copies that are under way, of which the newest of each stream tells about those before it.
 #[derive(Debug, Default)]
-pub(crate) struct Tickets {
+pub struct Tickets {
     tickets: SmallVec<[CopyTicket; 1]>,
     /// The first fault, which is told once no copy is under way any more.
     fault: Option<GpuError>,
@@ -61,7 +61,7 @@ impl Tickets {
     /// # Errors
     /// Work of this process on a GPU failed; all copies are over, at least one was not made, and they are not told of
     /// again.
-    pub(crate) fn are_done(&mut self) -> Result<bool, GpuError> {
+    pub fn are_done(&mut self) -> Result<bool, GpuError> {
         while let Some(ticket) = self.tickets.last() {
             match ticket.is_done() {
                 Ok(false) => return Ok(false),

@@ -53,22 +53,26 @@ pub(super) struct FoldParameters {
 }
 
 /// One launch: elements of a fold, in memory of one GPU. Each array is given whole, from its element 0 on.
-pub(crate) struct GpuFold {
-    pub(crate) optimizer: Optimizer,
-    pub(crate) learning_rate: f32,
-    pub(crate) step: u64,
-    pub(crate) encoding: Encoding,
-    /// With their weights, in the order in which they are summed; at most [`MAX_GRADIENTS`].
-    pub(crate) gradients: SmallVec<[(GpuSlice, f32); 8]>,
+pub struct GpuFold {
+    /// The rule.
+    pub optimizer: Optimizer,
+    /// Its step size.
+    pub learning_rate: f32,
+    /// The number of this step, the first being 1.
+    pub step: u64,
+    /// Type of the gradients' elements.
+    pub encoding: Encoding,
+    /// With their weights, in the order in which they are summed; at most 256.
+    pub gradients: SmallVec<[(GpuSlice, f32); 8]>,
     /// The parameters and then the optimiser's states: the array that is read and the one that is written.
-    pub(crate) arrays: SmallVec<[(GpuSlice, GpuSlice); 3]>,
+    pub arrays: SmallVec<[(GpuSlice, GpuSlice); 3]>,
     /// The elements that are folded.
-    pub(crate) elements: Range<usize>,
+    pub elements: Range<usize>,
 }
 
 /// The kernels that fold for one optimiser, on one GPU, and the word by which they say that a parameter is not finite.
 /// One fold at a time uses it.
-pub(crate) struct GpuKernels {
+pub struct GpuKernels {
     gpu: Gpu,
     loaded: Arc<LoadedKernels>,
 }
@@ -88,7 +92,7 @@ impl GpuKernels {
     ///
     /// # Errors
     /// The driver does not compile them for this GPU, or there is no memory for them.
-    pub(crate) fn load(gpu: &Gpu, optimizer: &Optimizer) -> Result<GpuKernels, GpuError> {
+    pub fn load(gpu: &Gpu, optimizer: &Optimizer) -> Result<GpuKernels, GpuError> {
         let primary = gpu.inner().primary.clone();
         let loading = |code| primary.error("loading the kernels that fold", code);
         let kernels =
@@ -120,12 +124,12 @@ impl GpuKernels {
     }
 
     /// Forgets what earlier folds have said of their parameters; none is under way.
-    pub(crate) fn clear_not_finite(&self) {
+    pub fn clear_not_finite(&self) {
         self.loaded.not_finite.as_volatile().store_u64(0, 0);
     }
 
     /// True if a fold that is done has made a parameter that is NaN or infinite.
-    pub(crate) fn has_not_finite(&self) -> bool {
+    pub fn has_not_finite(&self) -> bool {
         self.loaded.not_finite.as_volatile().load_u64(0) != 0
     }
 
@@ -133,9 +137,12 @@ impl GpuKernels {
     ///
     /// # Errors
     /// An array is of another GPU, or the driver refuses.
-    pub(crate) fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
-        let work = Launch::new(&self.loaded, fold);
-        self.gpu.put(GpuWork::Fold(Box::new(work)), None, under_way)
+    pub fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
+        self.gpu.put(GpuWork::Fold(Box::new(self.prepare(fold))), None, under_way)
+    }
+
+    pub(super) fn prepare(&self, fold: GpuFold) -> Launch {
+        Launch::new(&self.loaded, fold)
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
 #[derive(Clone)]
 pub struct Gpu {
     inner: Arc<GpuInner>,
+    /// Nothing stages payloads of this handle and its clones.
+    requires_gpudirect: bool,
 }
 
 pub(super) struct GpuInner {
@@ -169,7 +171,7 @@ impl Gpu {
         let driver = DriverLibrary::get()?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
-            return Ok(Gpu { inner });
+            return Ok(Gpu { inner, requires_gpudirect: false });
         }
         let gpu = Gpu::with_driver(driver, ordinal)?;
         open.insert(ordinal, Arc::downgrade(&gpu.inner));
@@ -184,7 +186,29 @@ impl Gpu {
         let (out, into, within, folds) = (queue()?, queue()?, queue()?, queue()?);
         tracing::debug!(gpu = ordinal, name, "opened a GPU");
         let staged = AtomicU64::new(0);
-        Ok(Gpu { inner: Arc::new(GpuInner { out, into, within, folds, primary, staged, name }) })
+        let inner = Arc::new(GpuInner { out, into, within, folds, primary, staged, name });
+        Ok(Gpu { inner, requires_gpudirect: false })
+    }
+
+    /// The same for transports that reach its memory directly. One that would have to stage payloads through host
+    /// memory listens and connects with this GPU nowhere, and says why
+    /// ([`ConnectError::Staged`](crate::ConnectError::Staged)); a job passes it over.
+    ///
+    /// ```no_run
+    /// # use slackline::{Gpu, Job, JobPlan};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gpu = Gpu::open(0)?.require_gpudirect();
+    /// let job = Job::from_env(JobPlan::servers(1))?.with_gpu(&gpu);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn require_gpudirect(self) -> Gpu {
+        Gpu { requires_gpudirect: true, ..self }
+    }
+
+    /// True if payloads may not be staged.
+    pub(crate) fn requires_gpudirect(&self) -> bool {
+        self.requires_gpudirect
     }
 
     /// Number of GPUs that this process sees.

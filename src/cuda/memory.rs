@@ -185,6 +185,11 @@ impl GpuSlice {
         }
     }
 
+    /// True if it is memory of this GPU.
+    pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
+        self.primary().context() == gpu.inner().primary.context()
+    }
+
     pub(super) fn pointer(&self) -> DevicePointer {
         self.memory.pointer() + self.offset as u64
     }

@@ -13,11 +13,13 @@
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
 //! | `probe` | what a GPU can do, for `slackline doctor` |
+//! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
 //! | `fold` | kernels that fold gradients |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
 
+mod bare;
 mod copy;
 mod driver;
 mod error;
@@ -34,9 +36,12 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copy::{GpuCopy, Tickets};
+pub use bare::BareGpu;
+pub(crate) use copy::GpuCopy;
+pub use copy::Tickets;
 pub use error::GpuError;
-pub(crate) use fold::{GpuFold, GpuKernels, MAX_GRADIENTS};
+pub(crate) use fold::MAX_GRADIENTS;
+pub use fold::{GpuFold, GpuKernels};
 pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};
 pub use probe::{GpuCopies, GpuProperties};

@@ -39,6 +39,8 @@ pub(crate) struct Scripted {
 }
 
 struct ScriptedState {
+    /// The primary context of the device.
+    primary: Context,
     version: i32,
     has_stream_words: bool,
     calls: u32,
@@ -76,6 +78,7 @@ impl Scripted {
     pub(crate) fn new() -> Scripted {
         Scripted {
             state: Mutex::new(ScriptedState {
+                primary: PRIMARY,
                 version: 12000,
                 has_stream_words: true,
                 calls: 0,
@@ -102,7 +105,8 @@ impl Scripted {
     /// Its device, and a stream of the caller's with the handle that the caller has.
     pub(crate) fn open_gpu(self: &Arc<Self>) -> (Gpu, usize, GpuStream) {
         let gpu = Gpu::with_driver(self.clone(), 0).expect("a device");
-        let raw = self.stream(PRIMARY);
+        let primary = self.state().primary;
+        let raw = self.stream(primary);
         // SAFETY: a stream that is never ended.
         let stream = unsafe { GpuStream::of_caller(&gpu, raw) }.expect("a stream");
         (gpu, raw, stream)
@@ -115,6 +119,12 @@ impl Scripted {
     /// Says that it is of another version.
     pub(crate) fn set_version(&self, version: i32) {
         self.state().version = version;
+    }
+
+    /// Makes its device another one than that of other drivers, by its primary context.
+    pub(crate) fn of_another_device(self) -> Scripted {
+        self.state().primary = OTHER_CONTEXT;
+        self
     }
 
     /// Makes the device one that cannot write words in the order of a stream.
@@ -352,7 +362,7 @@ impl Driver for Scripted {
     fn retain_primary_context(&self, _: i32) -> Result<Context, Code> {
         self.call(|state| {
             state.retained += 1;
-            Ok(PRIMARY)
+            Ok(state.primary)
         })
     }
 
@@ -446,7 +456,10 @@ impl Driver for Scripted {
     }
 
     fn create_stream(&self) -> Result<StreamHandle, Code> {
-        self.within(|state| Ok(state.add_stream(PRIMARY, false)))
+        self.within(|state| {
+            let primary = state.primary;
+            Ok(state.add_stream(primary, false))
+        })
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Code> {
@@ -456,7 +469,7 @@ impl Driver for Scripted {
     fn stream_context(&self, stream: StreamHandle) -> Result<Context, Code> {
         // Of the default stream it is the one that is current.
         self.within(|state| match stream {
-            StreamHandle(0) => Ok(PRIMARY),
+            StreamHandle(0) => Ok(state.primary),
             stream => state.stream(stream).map(|stream| stream.context),
         })
     }

@@ -129,7 +129,8 @@ impl Job {
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
     /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
     /// each other's memory, and those of others are reached over TCP, by way of host memory; RDMA is passed over. On
-    /// the host of a server with a GPU each worker names one, too.
+    /// the host of a server with a GPU each worker names one, too. With a GPU that
+    /// [requires](Gpu::require_gpudirect) a direct way TCP is passed over, too.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Job {
         self.member.transports.use_gpu(gpu);

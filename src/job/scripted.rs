@@ -15,7 +15,7 @@ mod tests {
     use crate::node::{ServerOptions, WorkerOptions};
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
-    use crate::transport::{Address, Transport, TransportKind};
+    use crate::transport::{Address, ConnectError, Transport, TransportKind};
 
     const ELEMENTS: usize = 1003;
     const BYTES: usize = 4 * ELEMENTS;
@@ -87,6 +87,19 @@ mod tests {
     #[test]
     fn a_job_trains_on_its_gpus_over_tcp() {
         a_job_trains_on_its_gpus(TransportKind::Tcp);
+    }
+
+    #[test]
+    fn a_process_whose_gpu_requires_gpudirect_passes_tcp_over() {
+        let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
+        let transports = Transports::new(None, None, 0);
+        transports.use_gpu(&gpu.require_gpudirect());
+        let address = transports.listen_at(&TransportKind::ALL).unwrap();
+        assert!(matches!(address, Address::Abstract(_)), "{address}");
+        // Where the plan has nothing else, it is the transport's error.
+        let address = transports.listen_at(&[TransportKind::Tcp]).unwrap();
+        let error = transports.open().listen(&address).map(drop).unwrap_err();
+        assert!(matches!(error, ConnectError::Staged { operation: "listen", .. }), "{error}");
     }
 
     #[test]

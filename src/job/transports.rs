@@ -117,6 +117,14 @@ impl Transports {
         rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs)
     }
 
+    /// True if TCP would stage payloads that may not be.
+    fn passes_tcp_over(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.gpu.get().is_some_and(Gpu::requires_gpudirect);
+        #[cfg(not(feature = "cuda"))]
+        false
+    }
+
     /// The address at which an owner listens that is reached over `kinds`. A transport that this process lacks is left
     /// out, unless it is the only one.
     pub fn listen_at(&self, kinds: &[TransportKind]) -> Result<Address, JobError> {
@@ -126,6 +134,11 @@ impl Transports {
             match kind {
                 TransportKind::Shm => addresses.push(Address::random()),
                 TransportKind::Tcp => match kind.check_built() {
+                    Ok(()) if kinds.len() > 1 && self.passes_tcp_over() => {
+                        tracing::info!(
+                            "not reached over TCP: payloads on its GPU would be staged, and GPUDirect is required"
+                        );
+                    }
                     Ok(()) => addresses.push(Address::Tcp(socket)),
                     Err(error) if kinds.len() == 1 => return Err(error.into()),
                     Err(error) => tracing::info!(%error, "not reached over TCP"),

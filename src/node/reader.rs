@@ -26,7 +26,7 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Host, PayloadSlice, Transport};
+use crate::transport::{Address, Endpoint, GpuPath, Host, PayloadSlice, Transport};
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
@@ -232,6 +232,12 @@ impl<T: Transport> Reader<T> {
     /// The table that the owner holds a shard of (a publisher: all of it).
     pub fn table(&self) -> &Table {
         &self.link.welcome.table
+    }
+
+    /// The way that copies take between the owner and this process's GPU, and why it is none of those before; `None`
+    /// for a reader whose transport has no GPU.
+    pub fn gpu_path(&self) -> Option<GpuPath> {
+        self.link.endpoint.gpu_path()
     }
 
     /// Connects again, after the loss of the owner, to its successor, at the same address or at another. The copy at

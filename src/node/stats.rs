@@ -2,7 +2,7 @@
 
 use crate::clock::Version;
 use crate::time::Duration;
-use crate::transport::Address;
+use crate::transport::{Address, GpuPath};
 
 /// Counts of small numbers; the last bucket holds all that are larger.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +87,8 @@ pub struct LinkStatus {
     pub address: Address,
     /// The transport that carries it.
     pub transport: &'static str,
+    /// The way that payloads of the worker's GPU take, if it has one.
+    pub gpu_path: Option<GpuPath>,
     /// Bytes of gradients written to it.
     pub bytes_published: u64,
     /// Bytes of parameters copied from it.

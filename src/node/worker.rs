@@ -355,6 +355,7 @@ impl<T: Transport> Worker<T> {
             peer: part.link.welcome.peer,
             address: part.link.address.clone(),
             transport: part.link.endpoint.transport(),
+            gpu_path: part.link.endpoint.gpu_path(),
             bytes_published: part.bytes_published,
             bytes_pulled: part.bytes_pulled,
         })

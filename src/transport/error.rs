@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use super::{Address, NotBuilt, Refusal};
+use super::{Address, GpuPath, NotBuilt, Refusal};
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
 use crate::time::Duration;
@@ -152,6 +152,19 @@ pub enum ConnectError {
         /// The reason, with its remedy.
         reason: String,
     },
+    /// Payloads on this process's GPU would be staged through host memory, and the GPU requires a direct way.
+    #[error(
+        "cannot {operation} at {address}: GPUDirect is required, and payloads of the GPU would take {path}; {}",
+        remedy_of(self)
+    )]
+    Staged {
+        /// "listen" or "connect".
+        operation: &'static str,
+        /// The address.
+        address: Address,
+        /// The way that they would take, and why it is none of those before.
+        path: GpuPath,
+    },
     /// This side's offer cannot be made: its message or its memory is unfit.
     #[error("cannot make this offer to the peer at {address}: {reason}")]
     Offer {
@@ -189,6 +202,7 @@ impl Diagnostic for ConnectError {
         match self {
             ConnectError::WrongAddress { operation, .. }
             | ConnectError::NotBuilt { operation, .. }
+            | ConnectError::Staged { operation, .. }
             | ConnectError::System { operation, .. } => operation,
             ConnectError::NeedsSecret { .. } | ConnectError::ReadingSecret { .. } => "listen",
             _ => "connect",
@@ -200,6 +214,10 @@ impl Diagnostic for ConnectError {
             ConnectError::System { remedy, .. } => (*remedy).into(),
             ConnectError::WrongAddress { takes, .. } => format!("it takes {takes}").into(),
             ConnectError::NotBuilt { source, .. } => return source.remedy(),
+            ConnectError::Staged { .. } => {
+                "put both processes on one host and use shared memory, or leave `Gpu::require_gpudirect` out"
+                    .into()
+            }
             ConnectError::AnotherUser { .. } => "start both as the same user".into(),
             ConnectError::ReadingSecret { .. } => "give this process the secret of the job".into(),
             ConnectError::NeedsSecret { .. } => {

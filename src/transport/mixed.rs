@@ -27,7 +27,7 @@ use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant,
+    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant, GpuPath,
     HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
     TransportKind, WorkCompletion, WorkRequest,
 };
@@ -210,7 +210,8 @@ impl Listener for MixedListener {
     }
 
     fn poll(&mut self, now: Instant) -> Option<MixedIncoming> {
-        let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now)).map(MixedIncoming::Shm);
+        let shm = self.shm.iter_mut().find_map(|listener| listener.poll(now));
+        let shm = shm.map(|incoming| MixedIncoming::Shm(Box::new(incoming)));
         shm.or_else(|| {
             let incoming = self.verbs.iter_mut().find_map(|listener| listener.poll(now));
             incoming.map(|incoming| MixedIncoming::Verbs(Box::new(incoming)))
@@ -269,7 +270,7 @@ impl Listener for MixedListener {
 /// A peer that has said its part, over one of them.
 pub enum MixedIncoming {
     /// Over shared memory.
-    Shm(ShmIncoming),
+    Shm(Box<ShmIncoming>),
     /// Over TCP.
     Tcp(Box<TcpIncoming>),
     /// By RDMA.
@@ -417,6 +418,14 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.transport(),
             MixedEndpoint::Tcp(endpoint) => endpoint.transport(),
             MixedEndpoint::Verbs(endpoint) => endpoint.transport(),
+        }
+    }
+
+    fn gpu_path(&self) -> Option<GpuPath> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.gpu_path(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.gpu_path(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.gpu_path(),
         }
     }
 

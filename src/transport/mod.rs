@@ -71,7 +71,7 @@ pub(crate) use named::NAMED;
 pub use named::{Named, NamedIncoming, NamedListener, Tables};
 #[cfg(any(test, fuzzing))]
 pub(crate) use named::{fuzz_name, name_samples};
-pub use payload::{GpuGrant, PayloadMemory, PayloadSlice};
+pub use payload::{GpuGrant, GpuPath, PayloadMemory, PayloadSlice};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
 #[doc(hidden)] // for tests/oracle.rs, which holds them against other people's
@@ -334,6 +334,11 @@ pub trait Endpoint: Send {
 
     /// Returns the name of the transport that carries it, as [`Capabilities::name`] spells it.
     fn transport(&self) -> &'static str;
+
+    /// The way that payloads of this process's GPU take, where the transport has one.
+    fn gpu_path(&self) -> Option<GpuPath> {
+        None
+    }
 
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
     /// that computes.

@@ -1,5 +1,7 @@
 //! Memory of payloads, which is the host's or a GPU's. Words, which announce payloads, are in host memory always.
 
+use std::fmt;
+
 use super::Operation;
 use crate::cuda::{GpuMemory, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
@@ -20,6 +22,31 @@ pub enum PayloadSlice {
     Host(LocalSlice),
     /// Of memory of a GPU.
     Gpu(GpuSlice),
+}
+
+/// The way that payloads of this process's GPU take over a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GpuPath {
+    /// Copy engines copy straight between both sides' memory, which is on one host.
+    CopyEngines,
+    /// They go through blocks of locked host memory on this side.
+    Staged {
+        /// The ways that would come before, each with the reason why it is not taken.
+        passed_over: &'static [(&'static str, &'static str)],
+    },
+}
+
+impl fmt::Display for GpuPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GpuPath::CopyEngines => f.write_str("copy engines of GPUs"),
+            GpuPath::Staged { passed_over } => {
+                f.write_str("blocks of host memory")?;
+                passed_over.iter().try_for_each(|(path, reason)| write!(f, "; not {path}: {reason}"))
+            }
+        }
+    }
 }
 
 /// Memory of a GPU that a peer may use.

@@ -1,7 +1,7 @@
 //! Work requests and their completions.
 
 use super::CompletionError;
-use crate::cuda::GpuSlice;
+use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{LocalSlice, RemoteSlice, Streaming};
 
 /// Names a request in its completion. The poster chooses it; backends only hand it back.
@@ -154,8 +154,19 @@ impl WorkRequest {
         }
     }
 
-    /// The same for a transport that does.
-    pub(crate) fn check_ranges(&self) -> Result<(), &'static str> {
+    /// The same for a transport that copies memory of this GPU.
+    pub(crate) fn check_with(&self, gpu: &Gpu) -> Result<(), &'static str> {
+        match &self.operation {
+            Operation::ReadToGpu { local, .. } | Operation::WriteFromGpu { local, .. }
+                if !local.is_of(gpu) =>
+            {
+                Err("the memory is on another GPU than that of the transport")
+            }
+            _ => self.check_ranges(),
+        }
+    }
+
+    fn check_ranges(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
         if let Operation::Read { local, .. }
         | Operation::FetchAdd { local, .. }

@@ -242,6 +242,21 @@ impl Cmd {
         self.command(site).stdin(Stdio::null()).output().map_err(|error| self.missing(&error))
     }
 
+    /// The same for so long at most; true if it was ended then. What it has printed until then is there.
+    pub(crate) fn outcome_for(
+        &self,
+        site: &Site,
+        time: Duration,
+    ) -> Result<(std::process::Output, bool), Failure> {
+        let mut command = self.command(site);
+        let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let ended = started.and_then(|child| {
+            let limit = Limit::start(&child, time);
+            Ok((child.wait_with_output()?, limit.was_reached()))
+        });
+        ended.map_err(|error| self.missing(&error))
+    }
+
     /// Starts it in silence, with nothing to read.
     pub(crate) fn start(&self, site: &Site) -> Result<std::process::Child, Failure> {
         let mut command = self.command(site);

@@ -13,6 +13,7 @@ mod cmd;
 mod deny;
 mod failure;
 mod fuzz;
+mod gpu;
 mod harness;
 mod install;
 mod limit;
@@ -58,6 +59,7 @@ const COMMANDS: &[Command] = &[
     wheel::COMMAND,
     softroce::COMMAND,
     adapters::COMMAND,
+    gpu::COMMAND,
     bindgen::COMMAND,
     ptx::COMMAND,
     public_api::COMMAND,
@@ -86,6 +88,10 @@ fn dispatch(arguments: &[String]) -> Result<(), Failure> {
     // Called by the rig, in a guest that has neither the sources nor a compiler.
     if name == "turns" {
         return softroce::turns(rest);
+    }
+    // Where a pack is run there are no sources either.
+    if name == gpu::PACKED {
+        return gpu::packed(rest);
     }
     let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
         return Err(Failure::Usage(format!("there is no command `{name}`\n\n{}", usage())));
@@ -133,6 +139,8 @@ mod tests {
         assert_eq!(exit_code(&["public-api", "--chek"]), 2);
         assert_eq!(exit_code(&["book", "--chek"]), 2);
         assert_eq!(exit_code(&["wheel", "--chek"]), 2);
+        assert_eq!(exit_code(&["gpu", "--chek"]), 2);
+        assert_eq!(exit_code(&["gpu-packed", "--check"]), 2);
         assert_eq!(exit_code(&["install"]), 2);
         assert_eq!(exit_code(&["install", "--prefix"]), 2);
         assert_eq!(exit_code(&["softroce", "no-such-run"]), 2);

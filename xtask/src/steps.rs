@@ -7,6 +7,7 @@ use crate::book;
 use crate::cmd::Cmd;
 use crate::deny;
 use crate::fuzz;
+use crate::gpu;
 use crate::install;
 use crate::loom;
 use crate::mutants;
@@ -16,6 +17,7 @@ use crate::public_api;
 use crate::site::Site;
 use crate::softroce;
 use crate::wheel;
+use std::path::Path;
 
 /// One step of `cargo xtask test`.
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub(crate) struct Step {
 /// Something that a machine has or has not: a step that takes it is not run where it is missing, and says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
+    /// An NVIDIA GPU.
+    Gpu,
     /// A network that delays and loses packets, made by the kernel (`sch_netem`).
     Netem,
     /// A rustdoc that writes the JSON out of which the public items are listed.
@@ -45,6 +49,7 @@ impl Feature {
     /// Returns why the feature is not there, if it is not.
     pub(crate) fn missing(self, site: &Site) -> Option<String> {
         match self {
+            Feature::Gpu => gpu::missing(Path::new("/dev")),
             Feature::Netem => {
                 // In a network of its own, and where that takes it as root of its own.
                 let script = "PATH=$PATH:/usr/sbin:/sbin; id=; [ $(id -u) = 0 ] || id='--user --map-root-user'; \
@@ -190,7 +195,7 @@ const FEATURES: &[&str] = &["cuda", "verbs", "tcp", "checkpoint", "sim"];
 fn clippy() -> Vec<Cmd> {
     let deny = |cmd: Cmd| cmd.arg("--").arg("-D").arg("warnings");
     let all = Cmd::new("cargo", &["clippy", "--workspace", "--all-targets"]);
-    let named = SLOW.iter().map(|slow| slow.name).chain(softroce::test_targets());
+    let named = SLOW.iter().map(|slow| slow.name).chain(softroce::test_targets()).chain([gpu::TARGET]);
     let workspace = Cmd::new("cargo", &["clippy", "--workspace"]);
     let named = named.fold(workspace, |cmd, target| cmd.arg("--test").arg(target));
     let library = Cmd::new("cargo", &["clippy", "--package", "slackline", "--no-default-features"]);
@@ -237,6 +242,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(public_api::step());
     steps.push(bindgen::step());
     steps.push(ptx::step());
+    steps.extend(gpu::steps());
     steps.push(install::step());
     steps.push(wheel::step());
     steps.extend(SLOW.iter().map(|slow| Step {

@@ -10,8 +10,8 @@ use super::socket::{FORKED, Heard, SocketEnd};
 use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Disconnected, Endpoint, Flags, HeartbeatWord, LocalEndpoint, PostError, Received, WorkCompletion,
-    WorkRequest, doorbell,
+    Disconnected, Endpoint, Flags, GpuPath, HeartbeatWord, LocalEndpoint, PostError, Received,
+    WorkCompletion, WorkRequest, doorbell,
 };
 
 const GONE: Disconnected = Disconnected { reason: "the peer process ended or closed the connection" };
@@ -139,6 +139,10 @@ impl Endpoint for ShmEndpoint {
 
     fn transport(&self) -> &'static str {
         super::NAME
+    }
+
+    fn gpu_path(&self) -> Option<GpuPath> {
+        self.gpu.as_ref().map(|_| GpuPath::CopyEngines)
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

@@ -14,7 +14,10 @@ use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, LocalEndpoint, Operation, PostError, WorkRequest,
 };
 
-const NOT_COPIED: Disconnected = Disconnected { reason: "a GPU did not copy what was asked for" };
+const NOT_COPIED: Disconnected = Disconnected {
+    reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and \
+             connect again",
+};
 
 /// The side of an endpoint that has to do with memory of a GPU: its own, or the peer's.
 pub(super) struct GpuSide {
@@ -48,7 +51,7 @@ impl GpuSide {
         }
         local.check()?;
         for (index, request) in batch.iter().enumerate() {
-            request.check_ranges().map_err(|reason| PostError::Malformed { index, reason })?;
+            request.check_with(&self.gpu).map_err(|reason| PostError::Malformed { index, reason })?;
         }
         let (waiting, room) = (self.held.len() + self.copying.len(), local.free());
         let free = room.saturating_sub(waiting);

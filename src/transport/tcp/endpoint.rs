@@ -10,7 +10,9 @@ use super::initiator::{Broken, ENDED, Initiator};
 use super::posting::StagedPosting;
 use super::socket::Socket;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
-use crate::transport::{Disconnected, Endpoint, HeartbeatWord, PostError, WorkCompletion, WorkRequest};
+use crate::transport::{
+    Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, WorkCompletion, WorkRequest,
+};
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
 const INHERITED: Disconnected = Disconnected { reason: FORKED };
@@ -138,7 +140,8 @@ impl Endpoint for TcpEndpoint {
             return Err(PostError::BatchTooLong { batch: batch.len(), depth });
         }
         for (index, request) in batch.iter().enumerate() {
-            let checked = if self.staged.is_some() { request.check_ranges() } else { request.check() };
+            let gpu = self.connection.gpu.as_ref();
+            let checked = gpu.map_or_else(|| request.check(), |gpu| request.check_with(gpu));
             checked.map_err(|reason| PostError::Malformed { index, reason })?;
         }
         if batch.is_empty() {
@@ -206,6 +209,10 @@ impl Endpoint for TcpEndpoint {
 
     fn transport(&self) -> &'static str {
         super::NAME
+    }
+
+    fn gpu_path(&self) -> Option<GpuPath> {
+        self.connection.gpu.as_ref().map(|_| super::GPU_PATH)
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

@@ -118,6 +118,7 @@ impl Engine {
             beats_due: None,
             has_draining: false,
             copying: Vec::new(),
+            looked_at: Vec::new(),
             sources: Vec::new(),
             free: Vec::new(),
         };
@@ -302,6 +303,8 @@ struct ProgressState {
     has_draining: bool,
     /// The lanes for which a GPU copies: nothing but a look tells that it is done.
     copying: Vec<u64>,
+    /// Empty: the memory for the next ones, so that a look allocates nothing.
+    looked_at: Vec<u64>,
     sources: Vec<SourceEntry>,
     free: Vec<usize>,
 }
@@ -406,12 +409,15 @@ impl ProgressState {
 
     /// Serves the lanes for which a GPU copies.
     fn look_at_copies(&mut self) {
-        for token in std::mem::take(&mut self.copying) {
+        let mut looked_at = std::mem::take(&mut self.looked_at);
+        std::mem::swap(&mut self.copying, &mut looked_at);
+        for token in looked_at.drain(..) {
             let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
             if self.sources.get(index).is_some_and(|entry| entry.generation == generation) {
                 self.serve_lane(index);
             }
         }
+        self.looked_at = looked_at;
     }
 
     /// The descriptor that tells of a source.

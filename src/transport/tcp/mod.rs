@@ -94,7 +94,11 @@ pub use listener::{TcpIncoming, TcpListener};
 pub(crate) use wire::{fuzz_headers, header_samples};
 
 use self::engine::Engine;
-use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
+#[cfg(feature = "cuda")]
+use self::initiator::Broken;
+use super::{
+    Address, AtomicDomain, Capabilities, ConnectError, GpuPath, Offer, RegisterError, Transport, wireup,
+};
 use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
@@ -106,6 +110,19 @@ const NAME: &str = "tcp";
 
 #[cfg(feature = "cuda")]
 const NO_WAY_TO_GPU: &str = "the system sends and receives host memory alone";
+
+#[cfg(feature = "cuda")]
+const NOT_COPIED: Broken = Broken(
+    "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and connect again",
+);
+
+/// The way of payloads on a GPU.
+const GPU_PATH: GpuPath = GpuPath::Staged {
+    passed_over: &[
+        ("dma-buf", "a socket takes no memory of a device"),
+        ("nvidia-peermem", "it is for RDMA devices, and a socket has none"),
+    ],
+};
 
 /// The one-sided contract over TCP. Clones share one progress thread.
 #[derive(Clone)]
@@ -146,7 +163,8 @@ impl Tcp {
     /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
     /// a server folds there. A peer publishes straight out of memory of its GPU and pulls straight into it, whether the
     /// owner has a GPU or not. On the way the bytes pass the host: a GPU copies them into and out of blocks of locked
-    /// memory, 8 of 2 MiB for each connection that needs them, while others are sent and received.
+    /// memory, 8 of 2 MiB for each connection that needs them, while others are sent and received. With a GPU that
+    /// [requires](Gpu::require_gpudirect) a direct way it neither listens nor connects.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Self {
         Tcp { gpu: Some(gpu.clone()), ..self }
@@ -172,6 +190,14 @@ impl Tcp {
                 remedy: "check the limits on open files (ulimit -n) and processes (ulimit -u)",
             })?;
         Ok(Arc::clone(engine.insert(Arc::new(started))))
+    }
+
+    /// Fails if payloads would be staged, and may not be.
+    fn expect_gpu_path(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+        if !self.gpu.as_ref().is_some_and(Gpu::requires_gpudirect) {
+            return Ok(());
+        }
+        Err(ConnectError::Staged { operation, address: address.clone(), path: GPU_PATH })
     }
 
     fn encrypts(&self) -> bool {
@@ -226,6 +252,7 @@ impl Transport for Tcp {
 
     fn listen(&self, address: &Address) -> Result<TcpListener, ConnectError> {
         let socket = takes("listen", address)?;
+        self.expect_gpu_path("listen", address)?;
         TcpListener::new(
             socket,
             self.engine("listen", address)?,
@@ -241,6 +268,7 @@ impl Transport for Tcp {
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {
         let socket = takes("connect", address)?;
+        self.expect_gpu_path("connect", address)?;
         let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
         TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), offer)
     }

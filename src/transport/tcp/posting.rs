@@ -9,15 +9,14 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use super::initiator::{Broken, Initiator};
+use super::NOT_COPIED;
+use super::initiator::Initiator;
 use crate::cuda::{Gpu, GpuError, GpuSlice};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::staging::{StagedCopy, StagingBlocks};
 use crate::transport::{
     CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
-
-const NOT_COPIED: Broken = Broken("a GPU did not copy what was asked for");
 
 /// Requests that are handed to the lane with one call.
 const BATCH: usize = 8;

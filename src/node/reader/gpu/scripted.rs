@@ -18,7 +18,7 @@ mod tests {
     use crate::time::Duration;
     use crate::transport::shm::Shm;
     use crate::transport::tcp::Tcp;
-    use crate::transport::{ConnectError, Transport};
+    use crate::transport::{ConnectError, GpuPath, Transport};
 
     const PATIENCE: Duration = Duration::from_secs(10);
     /// Odd, so that frames do not end where pages do.
@@ -110,6 +110,8 @@ mod tests {
             assert_eq!(scene.into.bytes(), [value; BYTES]);
             drop(working);
         }
+        let path = scene.reader.gpu_path().unwrap();
+        assert_eq!(matches!(path, GpuPath::Staged { .. }), T::IS_STAGED, "{path}");
         // Where nothing else reaches the GPU, its bytes go through the host, once on each side.
         let by_host = if T::IS_STAGED { 5 * BYTES as u64 } else { 0 };
         for Side { driver, stream, .. } in [scene.from, scene.into] {

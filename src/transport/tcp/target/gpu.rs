@@ -13,12 +13,10 @@ use crate::cuda::{GpuError, GpuSlice};
 use crate::mem::{self, LocalSlice, OutOfBounds, VolatileSlice};
 use crate::transport::PayloadSlice;
 use crate::transport::staging::{StagedCopy, StagingBlocks};
-use crate::transport::tcp::NO_WAY_TO_GPU;
 use crate::transport::tcp::check::Span;
 use crate::transport::tcp::initiator::Broken;
 use crate::transport::tcp::wire::{Kind, Request, Response, SHORT_BYTES, checksum};
-
-const NOT_COPIED: Broken = Broken("a GPU of this process did not copy a payload");
+use crate::transport::tcp::{NO_WAY_TO_GPU, NOT_COPIED};
 
 /// Most requests and copies that are held; a peer that sends more waits.
 const MAX_HELD: usize = 64;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::cuda::{Gpu, GpuMemory, Scripted};
 use crate::mem::MemoryRegion;
-use crate::transport::{Flags, GpuGrant, WorkCompletion, WorkRequestId};
+use crate::transport::{Flags, GpuGrant, GpuPath, WorkCompletion, WorkRequestId};
 
 const MIB: usize = 1 << 20;
 /// More than all blocks of a side hold, and odd.
@@ -447,4 +447,44 @@ fn a_side_without_a_gpu_grants_none_and_posts_none() {
     let request = WorkRequest::signalled(1, write_from(&device.memory(PAGE), 0, received.grants[0]));
     let refused = client.post(&[request]).unwrap_err();
     assert!(matches!(refused, PostError::Malformed { index: 0, .. }), "{refused}");
+}
+
+#[test]
+fn memory_of_another_gpu_is_refused_before_anything_is_posted() {
+    let (_theirs, _ours, mut wire) = scene(PAGE);
+    let (other, ..) = Arc::new(Scripted::new().of_another_device()).open_gpu();
+    let memory = GpuMemory::allocate(&other, PAGE).unwrap();
+    let request = WorkRequest::signalled(1, write_from(&memory, 0, wire.remote[0]));
+    let refused = wire.client.post(&[request]).unwrap_err();
+    assert!(matches!(refused, PostError::Malformed { index: 0, .. }), "{refused}");
+    assert!(refused.to_string().contains("another GPU"), "{refused}");
+    assert_eq!(wire.client.check(), Ok(()));
+}
+
+#[test]
+fn where_gpudirect_is_required_each_way_that_was_passed_over_is_named() {
+    let (device, host) = (Device::new(), Tcp::new());
+    let listener = listen(&host);
+    let direct = Tcp::new().with_gpu(&device.gpu.clone().require_gpudirect());
+    let refused = [
+        direct.listen(&"127.0.0.1:0".parse().unwrap()).map(drop).unwrap_err(),
+        direct.connect(&listener.address(), Offer::default()).map(drop).unwrap_err(),
+    ];
+    for (error, call) in refused.into_iter().zip(["listen", "connect"]) {
+        assert!(matches!(error, ConnectError::Staged { operation, .. } if operation == call), "{error}");
+        for part in [call, "not dma-buf: a socket", "not nvidia-peermem: it is", "use shared memory"] {
+            assert!(error.to_string().contains(part), "{part}: {error}");
+        }
+    }
+    // The GPU itself is the same one, and without the requirement payloads are staged.
+    let tcp = Tcp::new().with_gpu(&device.gpu);
+    assert!(tcp.connect(&listener.address(), Offer::default()).is_ok());
+}
+
+#[test]
+fn an_endpoint_names_the_way_of_its_gpu() {
+    let (_theirs, _ours, wire) = scene(PAGE);
+    let path = wire.client.gpu_path().unwrap();
+    assert!(matches!(path, GpuPath::Staged { passed_over: [_, _] }), "{path}");
+    assert!(path.to_string().starts_with("blocks of host memory; not dma-buf: "), "{path}");
 }

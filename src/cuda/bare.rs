@@ -1,0 +1,228 @@
+//! Calls of the driver with nothing of this library around them: the limits that its copies and folds are measured
+//! against, and the means by which the programs that run on a GPU fill its memory and look at it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::driver::{DevicePointer, Driver, StreamHandle};
+use super::fold::Launch;
+use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
+use super::{Gpu, GpuError, GpuFold, GpuKernels, GpuMemory, GpuSlice, GpuStream};
+use crate::mem::{HostMemory, PAGE_SIZE, VolatileSlice};
+
+/// The default stream of the primary context, which is there for as long as the context.
+const STREAM: StreamHandle = StreamHandle(0);
+
+/// Looks at the word between two questions whether the stream has failed.
+const LOOKS: u32 = 10_000;
+
+/// Longest time that is waited.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The default stream of a GPU, used straight through the driver, with locked host memory to copy from and to.
+pub struct BareGpu {
+    gpu: Gpu,
+    /// What is copied from and to, and the page of the word by which the stream says how far it is.
+    memory: [Arc<HostMemory>; 2],
+    /// By which the stream writes the word; `None` where the device cannot, whose stream is asked instead.
+    pointer: Option<DevicePointer>,
+    written: u64,
+    /// Folds that are under way, and how far the word must be for them to be over.
+    folds: VecDeque<(u64, Launch)>,
+}
+
+impl BareGpu {
+    /// Locks `bytes` of host memory.
+    ///
+    /// # Errors
+    /// There is no such memory, or the driver does not lock it.
+    pub fn new(gpu: &Gpu, bytes: usize) -> Result<BareGpu, GpuError> {
+        let memory = |bytes| {
+            HostMemory::anonymous(bytes).map_err(|error| GpuError::Host { reason: error.to_string() })
+        };
+        let (host, word) = (memory(bytes.next_multiple_of(PAGE_SIZE))?, memory(PAGE_SIZE)?);
+        let primary = &gpu.inner().primary;
+        let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
+        // What is registered before an error stays so: this is for programs that end then.
+        let pointer = primary.call("locking host memory", |driver| {
+            let (begin, length) = (host.as_volatile().as_ptr(), host.as_volatile().len());
+            // SAFETY: both are unregistered before they are freed.
+            unsafe { driver.register_host(begin, length, flags) }?;
+            let has_words =
+                driver.attribute(Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS, primary.device())? != 0;
+            let word = word.as_volatile().as_ptr();
+            // SAFETY: as above.
+            has_words.then(|| unsafe { driver.register_host(word, PAGE_SIZE, flags) }).transpose()
+        })?;
+        let memory = [Arc::new(host), Arc::new(word)];
+        Ok(BareGpu { gpu: gpu.clone(), memory, pointer, written: 0, folds: VecDeque::new() })
+    }
+
+    /// The stream, for calls of the library that are ordered with it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn stream(&self) -> Result<GpuStream, GpuError> {
+        // SAFETY: the default stream, which is there for as long as the context.
+        unsafe { GpuStream::of_caller(&self.gpu, STREAM.0) }
+    }
+
+    /// A part of memory of this library's own, as if it were the caller's.
+    ///
+    /// # Errors
+    /// As [`GpuMemory::of_caller`].
+    pub fn imported(&self, memory: &GpuMemory, offset: usize, bytes: usize) -> Result<GpuMemory, GpuError> {
+        let pointer = memory.pointer() + offset as u64;
+        // SAFETY: the owner is the memory itself.
+        unsafe { GpuMemory::of_caller(&self.gpu, pointer, bytes, memory.clone()) }
+    }
+
+    /// Copies `from` to host memory; the time until its end was seen.
+    ///
+    /// # Errors
+    /// The host memory is shorter, or the driver does not copy.
+    pub fn to_host(&mut self, from: &GpuSlice) -> Result<Duration, GpuError> {
+        let begin = self.host_range(from)?.cast_mut().cast();
+        // SAFETY: both ranges are kept until the end was seen, and nothing else uses the host's.
+        self.timed(|driver| unsafe { driver.copy_to_host(begin, from.pointer(), from.bytes(), STREAM) })
+    }
+
+    /// Copies host memory to `into`; the time until its end was seen.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host).
+    pub fn from_host(&mut self, into: &GpuSlice) -> Result<Duration, GpuError> {
+        let begin = self.host_range(into)?.cast();
+        // SAFETY: as above; the caller of this hidden call uses `into` for nothing else.
+        self.timed(|driver| unsafe { driver.copy_from_host(into.pointer(), begin, into.bytes(), STREAM) })
+    }
+
+    /// Copies `from` to `into`, which is as long; the time until its end was seen.
+    ///
+    /// # Errors
+    /// The lengths differ, or the driver does not copy.
+    pub fn within(&mut self, from: &GpuSlice, into: &GpuSlice) -> Result<Duration, GpuError> {
+        if from.bytes() != into.bytes() {
+            return Err(GpuError::Empty);
+        }
+        let (to, bytes) = (into.pointer(), into.bytes());
+        // SAFETY: as above.
+        self.timed(|driver| unsafe { driver.copy_within(to, from.pointer(), bytes, STREAM) })
+    }
+
+    /// Fills `into` with `bytes`, which are as long.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host).
+    pub fn write(&mut self, into: &GpuSlice, bytes: &[u8]) -> Result<(), GpuError> {
+        self.host_range(into)?;
+        self.host().subslice(0, bytes.len().min(into.bytes())).write(bytes);
+        self.from_host(into).map(drop)
+    }
+
+    /// The bytes of `from`.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host).
+    pub fn read(&mut self, from: &GpuSlice) -> Result<Vec<u8>, GpuError> {
+        self.to_host(from)?;
+        let mut bytes = vec![0; from.bytes()];
+        self.host().subslice(0, bytes.len()).read(&mut bytes);
+        Ok(bytes)
+    }
+
+    /// Puts a fold on the stream, as a kernel of the caller's, and does not wait for it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn launch(&mut self, kernels: &GpuKernels, fold: GpuFold) -> Result<(), GpuError> {
+        let launch = kernels.prepare(fold);
+        let primary = self.gpu.inner().primary.clone();
+        primary.call("launching a fold", |driver| launch.issue(driver, STREAM))?;
+        self.folds.push_back((self.written + 1, launch));
+        Ok(())
+    }
+
+    /// Waits for all that the stream has; the time until its end was seen.
+    ///
+    /// # Errors
+    /// Work of the process on the GPU failed, or is not done after two minutes.
+    pub fn finish(&mut self) -> Result<Duration, GpuError> {
+        self.timed(|_| Ok(()))
+    }
+
+    fn host(&self) -> VolatileSlice<'_> {
+        self.memory[0].as_volatile()
+    }
+
+    fn word(&self) -> VolatileSlice<'_> {
+        self.memory[1].as_volatile()
+    }
+
+    /// The begin of the host memory, which is as long as `other` at least.
+    fn host_range(&self, other: &GpuSlice) -> Result<*const u8, GpuError> {
+        match other.bytes() <= self.host().len() {
+            true => Ok(self.host().as_ptr().cast_const()),
+            false => Err(GpuError::Host { reason: "more is to be copied than was locked".into() }),
+        }
+    }
+
+    fn timed(&mut self, issue: impl FnOnce(&dyn Driver) -> Result<(), Code>) -> Result<Duration, GpuError> {
+        let primary = self.gpu.inner().primary.clone();
+        let number = self.written + 1;
+        let pointer = self.pointer;
+        let begun = primary.call("copying", |driver| {
+            // The context is current already: what is bare does not pay for that.
+            let begun = Instant::now();
+            issue(driver)?;
+            if let Some(pointer) = pointer {
+                // SAFETY: the word stays registered until the stream is idle.
+                unsafe { driver.write_word(STREAM, pointer, number) }?;
+            }
+            Ok(begun)
+        })?;
+        self.written = number;
+        let is_idle = || primary.call("waiting for a copy", |driver| driver.is_idle(STREAM));
+        let mut looks = 0_u32;
+        loop {
+            let is_done = match self.pointer {
+                Some(_) => self.word().load_u64(0) >= number,
+                None => is_idle()?,
+            };
+            if is_done {
+                break;
+            }
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS) {
+                // A fault is told by the stream, and writes no word.
+                is_idle()?;
+                if begun.elapsed() > PATIENCE {
+                    return Err(GpuError::NotCopied { waited: begun.elapsed() });
+                }
+            }
+            std::hint::spin_loop();
+        }
+        let took = begun.elapsed();
+        self.folds.retain(|(end, _)| *end > number);
+        Ok(took)
+    }
+}
+
+impl Drop for BareGpu {
+    fn drop(&mut self) {
+        if let Err(GpuError::NotCopied { .. }) = self.finish() {
+            // What is copied must not be freed under the copies.
+            std::mem::forget((self.memory.clone(), std::mem::take(&mut self.folds)));
+            return;
+        }
+        let primary = &self.gpu.inner().primary;
+        let (host, word) = (self.host().as_ptr(), self.word().as_ptr());
+        // SAFETY: the stream is idle, or has failed and copies no more.
+        primary.give_back("unregistering host memory", |driver| unsafe { driver.unregister_host(host) });
+        if self.pointer.is_some() {
+            // SAFETY: as above.
+            primary.give_back("unregistering host memory", |driver| unsafe { driver.unregister_host(word) });
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The claims about GPU memory, on the first GPU of this machine: `cargo xtask gpu` runs them by name. They fail where
+//! there is no GPU.
+
+#[path = "gpu/claims.rs"]
+mod claims;
+#[path = "gpu/folds.rs"]
+mod folds;
+#[path = "kernels/numbers.rs"]
+mod numbers;
+#[path = "gpu/peer.rs"]
+mod peer;
+
+use std::process::Command;
+
+use claims::Scene;
+use slackline::Gpu;
+
+claims::tests_of_claims!(scene);
+
+/// A million reads of a publisher that never pauses, within a minute and a half.
+const READS: (u64, u64) = (1_000_000, 90);
+
+fn scene() -> Scene {
+    let gpu = Gpu::open(0).unwrap_or_else(|error| panic!("these tests are for a GPU: {error}"));
+    Scene { gpu, peer: other_process, reads: READS, folds: 60, _working: Box::new(()) }
+}
+
+fn other_process() -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", "the_other_process", "--ignored", "--nocapture"]);
+    command
+}
+
+#[test]
+#[ignore = "it is a process of the tests here"]
+fn the_other_process() {
+    assert!(peer::serve(&Gpu::open(0).unwrap()).unwrap(), "no test has started it");
+}

@@ -1,0 +1,193 @@
+//! The claims that are tested on a GPU. The same run over the scripted driver in the library's unit tests, where they
+//! show that the programs are right, and nothing of a GPU.
+
+use std::process::Command;
+use std::time::Instant;
+
+use slackline::internals::cuda::BareGpu;
+use slackline::{
+    Address, ElementType, Gpu, GpuMemory, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table,
+    Tcp, Transport, Wanted,
+};
+
+use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
+
+/// A GPU, the program that is the other process, and how much is done.
+pub(crate) struct Scene {
+    pub(crate) gpu: Gpu,
+    pub(crate) peer: fn() -> Command,
+    /// Versions that are read of a publisher that never pauses, and the longest time for them in seconds.
+    pub(crate) reads: (u64, u64),
+    /// Folds of each rule and type.
+    pub(crate) folds: usize,
+    /// What keeps the GPU going.
+    pub(crate) _working: Box<dyn Send>,
+}
+
+/// Tests of all claims, each in a scene of its own.
+macro_rules! tests_of_claims {
+    ($scene:path) => {
+        claims::tests_of_claims! {
+            $scene;
+            parts_at_odd_offsets_come_and_go_as_they_are,
+            a_version_goes_from_gpu_to_gpu_between_processes,
+            a_version_on_a_gpu_is_read_into_host_memory_by_another_process,
+            a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process,
+            over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted,
+            no_version_of_a_publisher_that_never_pauses_is_torn,
+            after_a_publisher_is_killed_the_next_one_is_read,
+            folds_have_the_bits_that_processors_make,
+        }
+    };
+    ($scene:path; $($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            claims::$name(&$scene()).unwrap();
+        })*
+    };
+}
+pub(crate) use tests_of_claims;
+
+pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
+
+/// Odd, so that frames do not end where pages do.
+const BYTES: usize = 40_001;
+
+fn connect<T: Transport>(transport: T, address: &Address) -> Outcome<Reader<T>> {
+    Ok(Reader::connect(transport, address, ReaderOptions::default(), PATIENCE)?)
+}
+
+/// A pull of the newest version into memory of the GPU: its number and what is there then.
+fn pull<T: Transport>(
+    reader: &mut Reader<T>,
+    bare: &mut BareGpu,
+    into: &GpuMemory,
+) -> Outcome<(u64, Vec<u8>)> {
+    let fresh = reader.pull_to_gpu(Wanted::newest(), &into.whole(), &bare.stream()?, PATIENCE)?;
+    Ok((fresh.version.get(), bare.read(&into.whole())?))
+}
+
+pub(crate) fn parts_at_odd_offsets_come_and_go_as_they_are(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut bare = BareGpu::new(gpu, BYTES)?;
+    let table = Table::flat(BYTES as u64, ElementType::U8)?;
+    let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
+    let publisher = publisher.into_background()?;
+    let mut reader = connect(Shm::new().with_gpu(gpu), &publisher.address())?;
+    let pattern: Vec<u8> = (0..BYTES).map(|at| (at * 7 % 253) as u8).collect();
+    // Neither the caller's memory nor the parts of it begin or end where words do.
+    let (own, back) = (GpuMemory::allocate(gpu, 2 * BYTES)?, GpuMemory::allocate(gpu, 2 * BYTES)?);
+    let (weights, into) = (bare.imported(&own, 13, BYTES)?, bare.imported(&back, 5, BYTES)?);
+    bare.write(&weights.whole(), &pattern)?;
+    let mut draft = publisher.draft(PATIENCE)?;
+    let cuts = [0, 1, 6, 4099, BYTES];
+    for cut in cuts.windows(2) {
+        let part = weights.slice(cut[0], cut[1] - cut[0])?;
+        draft.copy_from_gpu(cut[0] as u64, &part, &bare.stream()?)?;
+    }
+    let version = draft.commit_when_copied(Default::default()).wait(PATIENCE)?;
+    let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE)?;
+    assert!(snapshot.bytes() == pattern, "it was published otherwise");
+    drop(snapshot);
+    assert!(pull(&mut reader, &mut bare, &into)?.1 == pattern, "it was pulled otherwise");
+    Ok(())
+}
+
+pub(crate) fn a_version_goes_from_gpu_to_gpu_between_processes(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    for _ in 0..5 {
+        let version = peer.publish()?;
+        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    }
+    assert_eq!(gpu.host_bytes_copied(), 0);
+    Ok(())
+}
+
+pub(crate) fn a_version_on_a_gpu_is_read_into_host_memory_by_another_process(scene: &Scene) -> Outcome<()> {
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let mut reader = connect(Shm::new().with_gpu(&scene.gpu), peer.address()?)?;
+    for _ in 0..5 {
+        let version = peer.publish()?;
+        let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE)?;
+        assert!(snapshot.bytes() == vec![fill_of(version); BYTES]);
+    }
+    Ok(())
+}
+
+pub(crate) fn a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish-host", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    for _ in 0..5 {
+        let version = peer.publish()?;
+        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    }
+    Ok(())
+}
+
+pub(crate) fn over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish-tcp", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Tcp::new().with_gpu(gpu), peer.address()?)?;
+    let before = gpu.host_bytes_copied();
+    for _ in 0..5 {
+        let version = peer.publish()?;
+        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    }
+    assert_eq!(gpu.host_bytes_copied() - before, 5 * BYTES as u64);
+    Ok(())
+}
+
+pub(crate) fn no_version_of_a_publisher_that_never_pauses_is_torn(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    peer.ask("run")?;
+    let ((most, seconds), begun) = (scene.reads, Instant::now());
+    let (mut reads, mut versions, mut last) = (0, 0, 0);
+    while reads < most && begun.elapsed().as_secs() < seconds {
+        let (version, seen) = pull(&mut reader, &mut bare, &into)?;
+        let fill = fill_of(slackline::Version::new(version));
+        assert!(seen.iter().all(|byte| *byte == fill), "read {reads}: a mixture, or not version {version}");
+        assert!(version >= last, "version {version} after {last}");
+        (reads, versions, last) = (reads + 1, versions + u64::from(version > last), version);
+    }
+    let published: u64 = peer.ask("stop")?.parse()?;
+    assert!(versions > 1, "{reads} reads have seen {versions} of {published} versions");
+    println!("note: {reads} reads of {versions} versions, out of {published}, none torn");
+    Ok(())
+}
+
+pub(crate) fn after_a_publisher_is_killed_the_next_one_is_read(scene: &Scene) -> Outcome<()> {
+    let gpu = &scene.gpu;
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    peer.ask("run")?;
+    pull(&mut reader, &mut bare, &into)?;
+    peer.child.kill()?;
+    peer.child.wait()?;
+    let begun = Instant::now();
+    while pull(&mut reader, &mut bare, &into).is_ok() {
+        assert!(begun.elapsed() < PATIENCE, "a publisher that is gone is still read");
+    }
+    let mut next = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let version = next.publish()?;
+    let mut reader = connect(Shm::new().with_gpu(gpu), next.address()?)?;
+    assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    // What a second publisher of this process publishes is still its own.
+    let table = Table::flat(BYTES as u64, ElementType::U8)?;
+    let transport = Shm::new().with_gpu(gpu);
+    let publisher = Publisher::new(transport, &Address::random(), table, PublisherOptions::default())?;
+    let publisher = publisher.into_background()?;
+    let version = publish_filled(&publisher, &mut bare, &into)?;
+    let mut reader = connect(Shm::new().with_gpu(gpu), &publisher.address())?;
+    assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    Ok(())
+}

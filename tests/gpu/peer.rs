@@ -1,0 +1,197 @@
+//! The other process of the programs that run on a GPU: it publishes, reads or serves as the lines of its standard
+//! input say, and answers each with a line. It ends with its standard input.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use slackline::internals::cuda::BareGpu;
+use slackline::scheme::SchemeConfig;
+use slackline::{
+    Address, BackgroundPublisher, ElementType, Gpu, GpuMemory, Publisher, PublisherOptions, Reader,
+    ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag, Wanted,
+};
+
+/// The environment variable that says of a process that it is the other one, and its role.
+pub(crate) const ROLE: &str = "SLACKLINE_GPU_PEER";
+
+/// Longest time that a program waits for the other process, or for the GPU.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What answers begin with; what a test harness prints in the same line comes before them.
+const ANSWER: &str = "answer: ";
+
+pub(crate) type Outcome<R> = Result<R, Box<dyn std::error::Error>>;
+
+/// The byte that fills a version throughout.
+pub(crate) fn fill_of(version: Version) -> u8 {
+    (version.get() % 251) as u8
+}
+
+/// A process that was started, and the address at which it publishes or serves.
+pub(crate) struct Peer {
+    pub(crate) child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    pub(crate) address: Option<Address>,
+}
+
+impl Peer {
+    /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
+    /// `publish-tcp`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a
+    /// version.
+    pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
+        program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = program.spawn()?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().ok_or("no output")?);
+        let mut peer = Peer { child, input, output, address: None };
+        let address = peer.answer()?;
+        peer.address = (!address.is_empty()).then(|| address.parse()).transpose()?;
+        Ok(peer)
+    }
+
+    pub(crate) fn address(&self) -> Outcome<&Address> {
+        Ok(self.address.as_ref().ok_or("the other process has no address")?)
+    }
+
+    /// Says a line, and returns the answer.
+    pub(crate) fn ask(&mut self, line: &str) -> Outcome<String> {
+        writeln!(self.input.as_mut().ok_or("its input is closed")?, "{line}")?;
+        self.answer()
+    }
+
+    /// Has it publish a version; its number.
+    pub(crate) fn publish(&mut self) -> Outcome<Version> {
+        Ok(Version::new(self.ask("publish")?.parse()?))
+    }
+
+    fn answer(&mut self) -> Outcome<String> {
+        let mut line = String::new();
+        while self.output.read_line(&mut line)? > 0 {
+            if let Some((_, answer)) = line.split_once(ANSWER) {
+                return Ok(answer.trim().into());
+            }
+            line.clear();
+        }
+        Err(format!("the other process has ended: {:?}", self.child.wait()?).into())
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        // It has ended, or does so now.
+        let _ended = self.child.wait();
+    }
+}
+
+/// Is the other process, on this GPU, if this one is meant to be.
+pub(crate) fn serve(gpu: &Gpu) -> Outcome<bool> {
+    let Ok(role) = std::env::var(ROLE) else { return Ok(false) };
+    let (bytes, role) = role.split_once(' ').ok_or("a role has a number of bytes")?;
+    let bytes = bytes.parse()?;
+    let tcp = "127.0.0.1:0".parse()?;
+    match role.split_once(' ').unwrap_or((role, "")) {
+        ("publish", _) => publish(gpu, bytes, Shm::new().with_gpu(gpu), Address::random())?,
+        ("publish-host", _) => publish(gpu, bytes, Shm::new(), Address::random())?,
+        ("publish-tcp", _) => publish(gpu, bytes, Tcp::new().with_gpu(gpu), tcp)?,
+        ("serve-tcp", _) => serve_gradients(bytes, &tcp)?,
+        ("read", address) => read(gpu, bytes, &address.parse()?)?,
+        _ => return Err(format!("there is no role {role}").into()),
+    }
+    Ok(true)
+}
+
+fn answer(text: impl std::fmt::Display) -> Outcome<()> {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "\n{ANSWER}{text}")?;
+    Ok(output.flush()?)
+}
+
+/// The next line of standard input; `None` at its end.
+fn next_line() -> Option<String> {
+    let mut line = String::new();
+    let is_there = std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0);
+    is_there.then(|| line.trim().into())
+}
+
+fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, address: Address) -> Outcome<()> {
+    let table = Table::flat(bytes as u64, ElementType::U8)?;
+    let publisher = Publisher::new(transport, &address, table, PublisherOptions::default())?;
+    let publisher = publisher.into_background()?;
+    let (mut bare, weights) = (BareGpu::new(gpu, bytes)?, GpuMemory::allocate(gpu, bytes)?);
+    answer(publisher.address())?;
+    while let Some(line) = next_line() {
+        match line.as_str() {
+            "publish" => drop(publish_filled(&publisher, &mut bare, &weights)?),
+            // Versions without a pause, until the next line.
+            "run" => {
+                let is_over = AtomicBool::new(false);
+                std::thread::scope(|scope| -> Outcome<()> {
+                    answer("it runs")?;
+                    scope.spawn(|| {
+                        let _line = next_line();
+                        is_over.store(true, Relaxed);
+                    });
+                    while !is_over.load(Relaxed) {
+                        publish_filled(&publisher, &mut bare, &weights)?;
+                    }
+                    Ok(())
+                })?;
+            }
+            other => return Err(format!("a publisher does not know `{other}`").into()),
+        }
+        answer(publisher.version().get())?;
+    }
+    Ok(())
+}
+
+/// Publishes the next version, filled throughout with the byte that goes with its number, out of `weights`.
+pub(crate) fn publish_filled<T: Transport>(
+    publisher: &BackgroundPublisher<T>,
+    bare: &mut BareGpu,
+    weights: &GpuMemory,
+) -> Outcome<Version> {
+    let version = publisher.version().next();
+    bare.write(&weights.whole(), &vec![fill_of(version); weights.bytes()])?;
+    let mut draft = publisher.draft(PATIENCE)?;
+    draft.copy_from_gpu(0, &weights.whole(), &bare.stream()?)?;
+    Ok(draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?)
+}
+
+/// A server of parameters in host memory.
+fn serve_gradients(bytes: usize, address: &Address) -> Outcome<()> {
+    let elements = bytes / 4;
+    let table = Table::flat(elements as u64, ElementType::F32)?;
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
+    let mut server = Server::new(Tcp::new(), address, table, &vec![1.0; elements], options)?;
+    answer(server.address())?;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Outcome<()> {
+        scope.spawn(|| {
+            while next_line().is_some() {}
+            is_over.store(true, Relaxed);
+        });
+        while !server.drive(|_| is_over.load(Relaxed), PATIENCE)? {}
+        Ok(())
+    })
+}
+
+/// A reader into memory of the GPU: says the number of the newest version and the byte that fills it, or that several
+/// do.
+fn read(gpu: &Gpu, bytes: usize, address: &Address) -> Outcome<()> {
+    let (mut bare, weights) = (BareGpu::new(gpu, bytes)?, GpuMemory::allocate(gpu, bytes)?);
+    let options = ReaderOptions::default();
+    let mut reader = Reader::connect(Shm::new().with_gpu(gpu), address, options, PATIENCE)?;
+    answer("")?;
+    while next_line().is_some() {
+        let weights = weights.whole();
+        let fresh = reader.pull_to_gpu(Wanted::newest(), &weights, &bare.stream()?, PATIENCE)?;
+        let seen = bare.read(&weights)?;
+        let fill = seen.iter().all(|byte| *byte == seen[0]).then(|| seen[0].to_string());
+        answer(format!("{} {}", fresh.version.get(), fill.unwrap_or_else(|| "several".into())))?;
+    }
+    Ok(())
+}
