@@ -47,7 +47,7 @@ pub(super) struct Sleeper {
 }
 
 /// A sleep ends after so long in any case: connections are looked after that often, and no wake-up is owed.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_EVERY: Duration = if cfg!(test) { Duration::from_secs(3600) } else { Duration::from_millis(20) };
 
 impl Sleeper {
     /// None where the owner at the other end has no way to wake this peer.
@@ -84,3 +84,6 @@ pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     }
     WaitTurn::Slept
 }
+
+#[cfg(test)]
+mod tests;

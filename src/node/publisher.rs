@@ -93,7 +93,7 @@ pub struct ReaderStatus {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Publisher<T: Transport> {
-    shard: Shard<T>,
+    pub(super) shard: Shard<T>,
     events: Vec<super::shard::ShardEvent>,
     joined: u64,
     /// The frame that is being written, and the version that it becomes.

@@ -83,7 +83,7 @@ impl Fresh {
 
 /// Reads versions of one shard. [`Publisher`](super::Publisher) has an example.
 pub struct Reader<T: Transport> {
-    link: Link<T::Endpoint>,
+    pub(super) link: Link<T::Endpoint>,
     transport: T,
     runtime: Runtime,
     options: ReaderOptions,
