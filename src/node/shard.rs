@@ -395,6 +395,7 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
+        self.news.doorbells -= usize::from(gone.endpoint.can_wake());
         self.frames.close_line(peer, disconnect_reason.eviction());
         if gone.worker {
             self.taken.leave(gone.identity);
@@ -541,6 +542,7 @@ impl<T: Transport> Shard<T> {
                         self.frames.close_line(peer, Eviction::Left);
                     }
                     Ok(endpoint) => {
+                        self.news.doorbells += usize::from(endpoint.can_wake());
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
                         // Its heart begins to beat once it has made all its connections.
                         let silence = Silence::newcomer(inbox.heartbeat(), HANDSHAKE_TIMEOUT);

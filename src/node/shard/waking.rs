@@ -8,6 +8,8 @@ use crate::transport::{Endpoint, Transport};
 /// The peers for which there may be something new since the last look at who sleeps.
 #[derive(Debug, Default)]
 pub(in crate::node) struct News {
+    /// Peers that have passed a doorbell.
+    pub(super) doorbells: usize,
     for_any: bool,
     for_all: bool,
 }
@@ -31,9 +33,12 @@ impl<T: Transport> Shard<T> {
         self.note_news_for(peer);
     }
 
-    /// Wakes those that sleep and have something new to look at. Where no peer has passed a doorbell it costs no fence.
+    /// Wakes those that sleep and have something new to look at. Where no peer has passed a doorbell it looks at none.
     pub(in crate::node) fn wake_peers(&mut self) {
-        let News { for_any: true, for_all } = std::mem::take(&mut self.news) else { return };
+        let for_all = std::mem::take(&mut self.news.for_all);
+        if !std::mem::take(&mut self.news.for_any) || self.news.doorbells == 0 {
+            return;
+        }
         let mut is_fenced = false;
         for peer in self.peers.iter_mut().flatten() {
             let has_news = std::mem::take(&mut peer.has_news) | for_all;
