@@ -51,7 +51,11 @@ const LOOK_EVERY: Duration = if cfg!(test) { Duration::from_secs(3600) } else { 
 
 impl Sleeper {
     /// None where the owner at the other end has no way to wake this peer.
-    pub(super) fn new(doorbell: Arc<Doorbell>, word: Option<SleepWord>, address: &Address) -> Option<Sleeper> {
+    pub(super) fn new(
+        doorbell: Arc<Doorbell>,
+        word: Option<SleepWord>,
+        address: &Address,
+    ) -> Option<Sleeper> {
         if word.is_none() {
             tracing::info!(%address, "this transport cannot wake a peer that sleeps: polling");
         }

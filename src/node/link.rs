@@ -18,8 +18,8 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, ConnectError, Connecting, Disconnected, Doorbell, Endpoint, Flags, Inline, LocalEndpoint,
-    Offer, Operation, PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, ConnectError, Connecting, Disconnected, Doorbell, Endpoint, Flags, Inline,
+    LocalEndpoint, Offer, Operation, PostError, Received, Transport, WorkRequest,
 };
 
 /// The peer that joins an owner.

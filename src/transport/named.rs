@@ -9,8 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Address, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
-    Received, Refusal, RegisterError, Simulator, Transport,
+    Address, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES,
+    Offer, Received, Refusal, RegisterError, Simulator, Transport,
 };
 use crate::cuda::Gpu;
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};

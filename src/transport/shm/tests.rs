@@ -381,8 +381,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
 fn a_peer_is_woken_at_its_doorbell_and_one_that_is_gone_harms_no_owner() {
     let (shm, doorbell) = (Shm::new(), Doorbell::new().unwrap());
     let mut listener = shm.listen(&Address::random()).unwrap();
-    let mut connecting =
-        shm.connect_to_be_woken(&listener.address(), Offer::default(), &doorbell).unwrap();
+    let mut connecting = shm.connect_to_be_woken(&listener.address(), Offer::default(), &doorbell).unwrap();
     assert!(connecting.poll(NOW).is_pending());
     let server = listener.poll(NOW).expect("the hello is there").accept(Offer::default()).unwrap();
     let Poll::Ready(Ok((client, _))) = connecting.poll(NOW) else { panic!("the answer is there") };

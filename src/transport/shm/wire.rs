@@ -138,7 +138,10 @@ pub(crate) fn fuzz_handshake(bytes: &[u8]) {
 pub(crate) fn handshake_samples() -> Vec<Vec<u8>> {
     vec![
         frame(&Hello::Offer(sample()), b"hi"),
-        frame(&Hello::Offer(Terms { blob: Segments { has_doorbell: true, ..sample().blob }, ..sample() }), b""),
+        frame(
+            &Hello::Offer(Terms { blob: Segments { has_doorbell: true, ..sample().blob }, ..sample() }),
+            b"",
+        ),
         frame(&Hello::Accept(Terms { grants: Vec::new(), blob: Segments::default() }), b""),
         frame(&Hello::refuse("no room".into()), b""),
     ]
