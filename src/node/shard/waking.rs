@@ -20,17 +20,12 @@ impl<T: Transport> Shard<T> {
         (self.news.for_any, self.news.for_all) = (true, true);
     }
 
-    /// There is something new for one peer.
-    pub(in crate::node) fn note_news_for(&mut self, peer: u16) {
+    /// Gives a worker its slots back up to (not including) `clock`, which is something new for it alone.
+    pub(in crate::node) fn set_consumed(&mut self, peer: u16, clock: Clock) {
+        self.frames.set_consumed(peer, clock);
         if let Some(peer) = &mut self.peers[usize::from(peer)] {
             (peer.has_news, self.news.for_any) = (true, true);
         }
-    }
-
-    /// Gives a worker its slots back up to (not including) `clock`.
-    pub(in crate::node) fn set_consumed(&mut self, peer: u16, clock: Clock) {
-        self.frames.set_consumed(peer, clock);
-        self.note_news_for(peer);
     }
 
     /// Wakes those that sleep and have something new to look at. Where no peer has passed a doorbell it looks at none.
