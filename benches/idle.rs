@@ -1,12 +1,14 @@
 //! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle,
-//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version.
+//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version. Then the cost
+//! of readers that wait for the next version: the share that they take, and the time from its publication until they
+//! have it.
 //!
 //! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
 //! from that of its peers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slackline::scheme::SchemeConfig;
 use slackline::{
@@ -20,6 +22,8 @@ const ELEMENTS: usize = 16;
 const ROUNDS: usize = 1000;
 /// Time between two of them, in which a sleeping server falls asleep.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Time between two versions that readers wait for.
+const PUBLISH_EVERY: Duration = Duration::from_millis(15);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
@@ -66,6 +70,56 @@ fn measure(seconds: u64) {
             );
         }
     }
+    println!("\nreaders that wait  % of a processor each  publish to seen: median, p99 (us)");
+    for readers in [1, 8] {
+        for idle in ["poll", "sleep"] {
+            let owner = Owner::start("publishes", "shm", idle, 64);
+            let (share, mut delays) = waiting(&owner.address, idle, readers, seconds);
+            delays.sort_unstable();
+            let at = |part: f64| delays[(part * (delays.len() - 1) as f64) as usize] as f64 / 1e3;
+            let share = 100.0 * share / f64::from(readers);
+            println!("{readers:>7} {idle:<10} {share:>21.2} {:>22.1}, {:.1}", at(0.5), at(0.99));
+        }
+    }
+}
+
+/// The share of a processor that this process takes while so many of its threads wait for versions, and the nanoseconds
+/// from each publication until a reader had it.
+fn waiting(address: &Address, idle: &str, readers: u32, seconds: u64) -> (f64, Vec<u64>) {
+    let options = ReaderOptions { idle: behaviour(idle), ..ReaderOptions::default() };
+    let read = || {
+        let mut reader = Reader::connect(Shm::new(), address, options, PATIENCE).expect("a reader");
+        let mut delays = Vec::new();
+        let begun = Instant::now();
+        let mut version = reader.newest(PATIENCE).expect("a version").next();
+        while begun.elapsed() < Duration::from_secs(seconds) {
+            let fresh = reader.refresh_to(version, PATIENCE).expect("the next version");
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
+            delays.push((since.as_nanos() as u64).saturating_sub(fresh.published_ns));
+            version = fresh.version.next();
+        }
+        delays
+    };
+    let (before, begun) = (time_of("self"), Instant::now());
+    let delays = std::thread::scope(|scope| {
+        let reading: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
+        reading.into_iter().flat_map(|reading| reading.join().expect("a reader")).collect()
+    });
+    ((time_of("self") - before).as_secs_f64() / begun.elapsed().as_secs_f64(), delays)
+}
+
+fn behaviour(idle: &str) -> Idle {
+    if idle == "sleep" { Idle::Sleep } else { Idle::Poll }
+}
+
+/// The processor time of a process so far.
+fn time_of(process: &str) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process lives");
+    // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of a
+    // second.
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
+    Duration::from_millis(10 * ticks)
 }
 
 /// The process of the owner.
@@ -103,13 +157,7 @@ impl Owner {
 
     /// The processor time of the owner so far.
     fn time(&self) -> Duration {
-        let stat =
-            std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("the owner lives");
-        // Behind the name, which may hold anything, user and system time are the 12th and 13th field, in hundredths of
-        // a second.
-        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-        let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
-        Duration::from_millis(10 * ticks)
+        time_of(&self.child.id().to_string())
     }
 }
 
@@ -140,7 +188,7 @@ fn rounds<T: Transport>(transport: T, address: &Address) -> Vec<Duration> {
 
 /// Serves until the standard input ends.
 fn own<T: Transport>(transport: T, address: Address, kind: &str, idle: &str, peers: &str) {
-    let idle = if idle == "sleep" { Idle::Sleep } else { Idle::Poll };
+    let idle = behaviour(idle);
     let peers = peers.parse().expect("a number of peers");
     let table = Table::flat(ELEMENTS as u64, ElementType::F32).expect("a table");
     let is_over = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -154,13 +202,18 @@ fn own<T: Transport>(transport: T, address: Address, kind: &str, idle: &str, pee
         println!("{address}");
         std::io::stdout().flush().expect("the parent reads");
     };
-    if kind == "publisher" {
+    if kind != "server" {
         let mut options = PublisherOptions::default();
         (options.memory.idle, options.memory.peers) = (idle, peers);
         let mut publisher = Publisher::new(transport, &address, table, options).expect("a publisher");
         say(publisher.address());
+        let (publishes, bytes) = (kind == "publishes", [7; 4 * ELEMENTS]);
         while !is_over() {
-            publisher.drive(|_| is_over(), Duration::from_millis(500)).expect("it goes on");
+            let pause = if publishes { PUBLISH_EVERY } else { Duration::from_millis(500) };
+            publisher.drive(|_| is_over(), pause).expect("it goes on");
+            if publishes {
+                publisher.publish(&bytes, PATIENCE).expect("a version");
+            }
         }
     } else {
         let mut options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.1);

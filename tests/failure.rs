@@ -2,6 +2,7 @@
 //! Each is in a process of its own where a process is what dies.
 
 mod failure {
+    mod asleep;
     mod behind;
     mod credits;
     mod deadlines;

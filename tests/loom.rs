@@ -23,6 +23,8 @@ mod nic;
 mod pins;
 #[path = "loom/push.rs"]
 mod push;
+#[path = "loom/sleep.rs"]
+mod sleep;
 #[path = "loom/slots.rs"]
 mod slots;
 #[path = "loom/world.rs"]

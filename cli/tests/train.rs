@@ -507,6 +507,14 @@ fn a_run_over_encrypted_tcp_learns_what_one_in_the_clear_does() {
 }
 
 #[test]
+fn processes_that_sleep_while_they_wait_learn_what_those_that_poll_do() {
+    let options = ["--scheme", "bsp", "--seed", "7", "--transport", "shm", "--servers", "2", "--epochs", "2"];
+    let asleep = train(&[&options[..], &["--idle", "sleep"]].concat());
+    assert_eq!(asleep["final_loss"], train(&options)["final_loss"], "bit for bit");
+    assert_eq!(asleep["evicted"], 0, "{asleep}");
+}
+
+#[test]
 fn encryption_that_cannot_be_had_is_refused_with_a_remedy() {
     let coordinate = ["--coordinate", "--rendezvous", "127.0.0.1:21000", "--encrypt"];
     misused(&coordinate, "tcp data cannot be encrypted without a secret", "SLACKLINE_SECRET_FILE");

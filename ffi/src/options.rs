@@ -579,6 +579,7 @@ impl slackline_reader_options {
             pull: PullOptions { checksum, ..PullOptions::default() },
             waits_for_server: true,
             in_tree: self.in_tree != 0,
+            ..ReaderOptions::default()
         }
     }
 }

@@ -1,9 +1,11 @@
 //! A peer's side of one shard: its connection, its pull, its publish, and what it must know of its own line.
 
+use std::sync::Arc;
 use std::task::Poll;
 
 use super::Error;
 use super::heartbeat::Heartbeat;
+use super::idle::{self, Sleeper};
 use super::runtime::{Runtime, complete};
 use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
@@ -11,14 +13,28 @@ use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, Remot
 use crate::param::{
     ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
     PeerRole, PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
-    PushGrant, RETRIES_BEFORE_PIN, TreePosition, Welcome, WorkerProgress, own_page, own_words,
+    PushGrant, RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
 use crate::transport::{
-    Address, CompletionError, ConnectError, Connecting, Disconnected, Endpoint, Flags, Inline, LocalEndpoint,
-    Offer, Operation, PostError, Received, Transport, WorkRequest,
+    Address, CompletionError, ConnectError, Connecting, Disconnected, Doorbell, Endpoint, Flags, Inline,
+    LocalEndpoint, Offer, Operation, PostError, Received, Transport, WorkRequest,
 };
+
+/// The peer that joins an owner.
+pub(super) struct NewPeer {
+    pub(super) role: PeerRole,
+    pub(super) wants_push: bool,
+    /// The doorbell at which it sleeps while it waits, if it sleeps.
+    pub(super) doorbell: Option<Arc<Doorbell>>,
+}
+
+impl From<PeerRole> for NewPeer {
+    fn from(role: PeerRole) -> NewPeer {
+        NewPeer { role, wants_push: false, doorbell: None }
+    }
+}
 
 /// A connection to the owner of one shard.
 pub(super) struct Link<E: Endpoint> {
@@ -31,6 +47,8 @@ pub(super) struct Link<E: Endpoint> {
     pub(super) deltas: Option<DeltaPull>,
     pub(super) publish: Option<Publish>,
     pub(super) pins: Option<Pins>,
+    /// What the owner wakes this peer by, if it sleeps while it waits.
+    pub(super) sleeper: Option<Sleeper>,
     /// The memory that versions are pushed to, and the state machine that reads them there.
     pushed: Option<(LocalEndpoint, Pull)>,
     /// The newest knowledge of this peer's own line.
@@ -91,17 +109,18 @@ const ASK_AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::fr
 const STEPS_PER_TURN: usize = 64;
 
 impl<E: Endpoint> Link<E> {
-    /// Connects within `timeout`. A worker that `wants_push` asks first how large the frames are, so as to grant
+    /// Connects within `timeout`. A worker that wants pushes asks first how large the frames are, so as to grant
     /// frames of its own when it connects for good.
     pub(super) async fn connect<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
-        (role, wants_push): (PeerRole, bool),
+        peer: NewPeer,
         resume: Option<WorkerProgress>,
         timeout: Duration,
     ) -> Result<Self, Error> {
         let runtime = Runtime::of(transport);
         let deadline = runtime.now() + timeout;
+        let NewPeer { role, wants_push, doorbell } = peer;
         let (push, grants) = if wants_push {
             let welcome = Self::ask(transport, address, timeout).await?;
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
@@ -119,7 +138,7 @@ impl<E: Endpoint> Link<E> {
             transport,
             address,
             PeerHello { role, push, resume },
-            offered,
+            (offered, doorbell.as_ref()),
             deadline,
             timeout,
         )
@@ -127,6 +146,10 @@ impl<E: Endpoint> Link<E> {
         let scratch = transport
             .allocate(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
         let mut link = Self::assemble(runtime, endpoint, address.clone(), received, welcome, &scratch)?;
+        if let Some(doorbell) = doorbell {
+            let word = SleepWord::new(&link.endpoint, &link.held.page);
+            link.sleeper = Sleeper::new(doorbell, word, address);
+        }
         if let (Some(grant), [control, frames]) = (push, &grants[..]) {
             link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
         }
@@ -142,7 +165,7 @@ impl<E: Endpoint> Link<E> {
         let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None };
         let deadline = Runtime::of(transport).now() + timeout;
         let (_, _, welcome) =
-            Self::shake_hands(transport, address, hello, Vec::new(), deadline, timeout).await?;
+            Self::shake_hands(transport, address, hello, (Vec::new(), None), deadline, timeout).await?;
         Ok(welcome)
     }
 
@@ -156,22 +179,23 @@ impl<E: Endpoint> Link<E> {
         let runtime = Runtime::of(transport);
         let hello = PeerHello { role: PeerRole::Joiner(joiner), push: None, resume: None };
         let deadline = runtime.now() + timeout;
-        let asked = Self::exchange(transport, address, hello.encode(), &[], deadline, timeout);
+        let asked = Self::exchange(transport, address, hello.encode(), (&[], None), deadline, timeout);
         let (_, received) = asked.await?;
         TreePosition::decode(&received.message)
             .map_err(|source| Error::Handshake { address: address.clone(), source })
     }
 
-    /// Shakes hands with an owner.
+    /// Shakes hands with an owner, which is granted memory and given a doorbell to wake this peer by.
     pub(super) async fn shake_hands<T: Transport<Endpoint = E>>(
         transport: &T,
         address: &Address,
         hello: PeerHello,
-        grants: Vec<LocalSlice>,
+        (grants, doorbell): (Vec<LocalSlice>, Option<&Arc<Doorbell>>),
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received, Welcome), Error> {
-        let exchanged = Self::exchange(transport, address, hello.encode(), &grants, deadline, timeout);
+        let given = (&grants[..], doorbell);
+        let exchanged = Self::exchange(transport, address, hello.encode(), given, deadline, timeout);
         let (endpoint, received) = exchanged.await?;
         let welcome = Welcome::decode(&received.message, &hello.role, &received.grants)
             .map_err(|source| Error::Handshake { address: address.clone(), source })?;
@@ -184,7 +208,7 @@ impl<E: Endpoint> Link<E> {
         transport: &T,
         address: &Address,
         message: Vec<u8>,
-        grants: &[LocalSlice],
+        (grants, doorbell): (&[LocalSlice], Option<&Arc<Doorbell>>),
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received), Error> {
@@ -192,7 +216,11 @@ impl<E: Endpoint> Link<E> {
         let mut pause = ASK_AGAIN.0;
         loop {
             let offer = Offer { message: message.clone(), grants: grants.to_vec() };
-            match Self::exchange_once(&runtime, transport, address, offer, deadline, timeout).await {
+            let connecting = match doorbell {
+                None => transport.connect(address, offer)?,
+                Some(doorbell) => transport.connect_to_be_woken(address, offer, doorbell)?,
+            };
+            match Self::exchange_once::<T>(&runtime, connecting, address, deadline, timeout).await {
                 Err(Error::Connect(ConnectError::Closed { .. })) if runtime.now() + pause < deadline => {
                     tracing::debug!(%address, "turned away in the handshake; asking again");
                     runtime.sleep(pause).await;
@@ -205,13 +233,11 @@ impl<E: Endpoint> Link<E> {
 
     async fn exchange_once<T: Transport<Endpoint = E>>(
         runtime: &Runtime,
-        transport: &T,
+        mut connecting: T::Connecting,
         address: &Address,
-        offer: Offer,
         deadline: Instant,
         timeout: Duration,
     ) -> Result<(E, Received), Error> {
-        let mut connecting = transport.connect(address, offer)?;
         let connected = wait(runtime, deadline, |now| match connecting.poll(now) {
             Poll::Ready(connected) => Ok(WaitTurn::Done(connected?)),
             Poll::Pending => Ok(WaitTurn::Idle),
@@ -271,6 +297,7 @@ impl<E: Endpoint> Link<E> {
             deltas: None,
             publish,
             pins,
+            sleeper: None,
             pushed,
             line,
             probe,
@@ -400,6 +427,19 @@ impl<E: Endpoint> Link<E> {
         self.probe()?;
         self.advance()?;
         Ok(self.line.interrupt)
+    }
+
+    /// True if nothing is under way whose end is not told by a wake-up: no request, and no copy of a frame that is
+    /// being written.
+    pub(super) fn may_sleep(&self) -> bool {
+        let is_at_work = |pull: &Pull| pull.is_in_flight() || pull.landed().is_some();
+        let is_publishing = self.publish.as_ref().is_some_and(Publish::is_in_flight);
+        let pushed = self.pushed.as_ref().map(|(_, pull)| pull);
+        self.sleeper.is_some()
+            && !is_publishing
+            && !self.held.outstanding
+            && !self.is_probing()
+            && !std::iter::once(&self.pull).chain(pushed).any(is_at_work)
     }
 
     /// True if copies come out of this process's own memory.
@@ -633,13 +673,14 @@ impl<E: Endpoint> Link<E> {
         timeout: Duration,
     ) -> Result<Pulled, Error> {
         let runtime = self.runtime.clone();
-        let held = wait(&runtime, begun + timeout, |now| {
+        let deadline = begun + timeout;
+        let held = wait(&runtime, deadline, |now| {
             if let Some(pulled) = self.hold_once(bound)? {
-                return Ok(WaitTurn::Done(pulled));
+                return Ok(idle::rest(WaitTurn::Done(pulled), std::iter::once(&*self), Duration::ZERO));
             }
             self.look_around(now)?;
             self.advance()?;
-            Ok(WaitTurn::Idle)
+            Ok(idle::rest(WaitTurn::Idle, std::iter::once(&*self), deadline - now))
         });
         let held = held.await?;
         let (operation, seen) = ("pinning a version", self.line.seen);

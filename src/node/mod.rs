@@ -22,6 +22,7 @@ mod folder_gpu;
 mod folder_host;
 mod group;
 mod heartbeat;
+mod idle;
 mod link;
 #[cfg(all(test, feature = "cuda", feature = "tcp"))]
 mod of_gpu;
@@ -50,6 +51,7 @@ pub(crate) use checkpoint::fuzz as checkpoint_fuzz;
 pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
+pub use idle::Idle;
 #[cfg(feature = "cuda")]
 pub use publisher::Publishing;
 pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};
@@ -58,7 +60,7 @@ pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 pub(crate) use relay::Passing;
 pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
-pub use shard::{DisconnectReason, Idle, ShardOptions};
+pub use shard::{DisconnectReason, ShardOptions};
 pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, Step, View, Worker, WorkerOptions};

@@ -93,7 +93,7 @@ pub struct ReaderStatus {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Publisher<T: Transport> {
-    shard: Shard<T>,
+    pub(super) shard: Shard<T>,
     events: Vec<super::shard::ShardEvent>,
     joined: u64,
     /// The frame that is being written, and the version that it becomes.
@@ -342,6 +342,8 @@ impl<T: Transport> Publisher<T> {
         let (frame, version) = self.draft.take().ok_or(NO_FRAME)?;
         self.shard.frames.set_label(frame, label);
         self.shard.frames.commit(frame, version, Clock::new(0));
+        self.shard.note_news();
+        self.shard.wake_peers();
         Ok(())
     }
 
@@ -413,6 +415,8 @@ impl<T: Transport> Publisher<T> {
         let label = FrameLabel { tag, published_ns, origin: frames.epoch() };
         frames.set_label(frame, label);
         frames.commit(frame, version, Clock::new(0));
+        self.shard.note_news();
+        self.shard.wake_peers();
         Ok((version, label))
     }
 

@@ -11,7 +11,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use super::Error;
-use super::link::Link;
+use super::idle::{self, Idle};
+use super::link::{Link, NewPeer};
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::tree::ASK_FOR;
@@ -26,7 +27,7 @@ use crate::param::{
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Endpoint, GpuPath, Host, PayloadSlice, Transport};
+use crate::transport::{Address, Doorbell, Endpoint, GpuPath, Host, PayloadSlice, Transport};
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
@@ -46,6 +47,8 @@ pub struct ReaderOptions {
     /// reader asks it from whom to read, and reads from a relay on its own host if there is one. So does each
     /// [`Reader::reconnect`], with the publisher's address.
     pub in_tree: bool,
+    /// The behaviour of the reader while it waits for a version.
+    pub idle: Idle,
 }
 
 /// The version that a reader holds after a refresh.
@@ -80,7 +83,7 @@ impl Fresh {
 
 /// Reads versions of one shard. [`Publisher`](super::Publisher) has an example.
 pub struct Reader<T: Transport> {
-    link: Link<T::Endpoint>,
+    pub(super) link: Link<T::Endpoint>,
     transport: T,
     runtime: Runtime,
     options: ReaderOptions,
@@ -136,17 +139,22 @@ async fn connect_link<T: Transport>(
     timeout: Duration,
 ) -> Result<Link<T::Endpoint>, Error> {
     let deadline = runtime.now() + timeout;
+    let doorbell = options.idle.doorbell(runtime, address)?;
     let may_pass =
         |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let lost = Cell::new(None);
     let connect = async || {
         let left = deadline - runtime.now();
         match options.in_tree {
-            false => Link::connect(transport, address, (PeerRole::Reader, false), None, left).await,
-            true => connect_in_tree(transport, runtime, address, &lost, deadline).await,
+            false => Link::connect(transport, address, reader(&doorbell), None, left).await,
+            true => connect_in_tree(transport, runtime, address, (&lost, &doorbell), deadline).await,
         }
     };
     retry(runtime, deadline, may_pass, connect).await
+}
+
+fn reader(doorbell: &Option<Arc<Doorbell>>) -> NewPeer {
+    NewPeer { doorbell: doorbell.clone(), ..PeerRole::Reader.into() }
 }
 
 /// Asks the publisher from whom to read, and connects to the first of those that lets this reader in. `lost` is the
@@ -155,7 +163,7 @@ async fn connect_in_tree<T: Transport>(
     transport: &T,
     runtime: &Runtime,
     publisher: &Address,
-    lost: &Cell<Option<u64>>,
+    (lost, doorbell): (&Cell<Option<u64>>, &Option<Arc<Doorbell>>),
     deadline: Instant,
 ) -> Result<Link<T::Endpoint>, Error> {
     let joiner = Joiner { host: Host::own(), lost: lost.take(), relay: None };
@@ -171,7 +179,7 @@ async fn connect_in_tree<T: Transport>(
         let is_last = owners.len() == 0;
         let left = deadline - runtime.now();
         let left = if is_last { left } else { left.min(ASK_FOR) };
-        match Link::connect(transport, address, (PeerRole::Reader, false), None, left).await {
+        match Link::connect(transport, address, reader(doorbell), None, left).await {
             Err(error) if !is_last => {
                 tracing::debug!(%error, %address, "an owner in the tree does not let this reader in");
                 lost.set(lost.take().or(Some(*number)));
@@ -386,17 +394,23 @@ impl<T: Transport> Reader<T> {
         let pulled = wait(&runtime, deadline, |now| {
             let (pulled, progress) = self.pull_once(into, bound, self.options.pull, &mut has_begun)?;
             if let Some(pulled) = pulled {
-                return Ok(WaitTurn::Done(pulled));
+                return Ok(self.rest(WaitTurn::Done(pulled), Duration::ZERO));
             }
             self.link.look_around(now)?;
-            match self.link.pull.is_lapped() {
-                true if !progress => Ok(WaitTurn::Lapped),
-                _ => Ok(WaitTurn::of(progress)),
-            }
+            let turn = match self.link.pull.is_lapped() {
+                true if !progress => WaitTurn::Lapped,
+                _ => WaitTurn::of(progress),
+            };
+            Ok(self.rest(turn, deadline - now))
         });
         let pulled = pulled.await?;
         let (operation, seen) = ("waiting for a version", self.link.pull.seen());
         pulled.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
+    }
+
+    /// The end of a turn of a wait: sleeps for `at_most` if there was nothing to do, and the owner wakes this reader.
+    fn rest<R>(&self, turn: WaitTurn<R>, at_most: Duration) -> WaitTurn<R> {
+        idle::rest(turn, std::iter::once(&self.link), at_most)
     }
 
     /// Gives up the copy that [`relay`](Self::relay) makes. The next one goes on with it if it finds the same version.

@@ -397,7 +397,7 @@ mod tests {
                 PeerRole::Worker { encoding: Encoding::F32, scheme: "asp".into(), identity: 0, session: 0 };
             let resume = Some(WorkerProgress { clock: Clock::new(9), epoch: 1, version: Version::new(0) });
             let transport = Shm::new();
-            let connect = Link::connect(&transport, &server.address, (role, false), resume, PATIENCE);
+            let connect = Link::connect(&transport, &server.address, role.into(), resume, PATIENCE);
             let other = complete(connect).unwrap();
             assert_eq!((other.welcome.peer, other.welcome.clock), (0, Clock::new(9)));
             let error = worker.flush(PATIENCE).unwrap_err();
@@ -413,7 +413,7 @@ mod tests {
             let generations = [(); 2].map(|()| {
                 let server = Scripted::serve(scope, shm(), options(1, SGD));
                 let join = |()| {
-                    let (transport, role) = (Shm::new(), (PeerRole::Reader, false));
+                    let (transport, role) = (Shm::new(), PeerRole::Reader.into());
                     complete(Link::connect(&transport, &server.address, role, None, PATIENCE))
                 };
                 let links = [(); 2].map(join).map(Result::unwrap);

@@ -480,6 +480,7 @@ impl<T: Transport> Server<T> {
         self.announce_clock();
         progress |= self.tell(now);
         self.push();
+        self.shard.wake_peers();
         self.checkpoint();
         Ok(progress)
     }
@@ -641,6 +642,8 @@ impl<T: Transport> Server<T> {
         };
         self.work.frame = Some(frame);
         self.start_job(frame, version)?;
+        // Those that wait for the version follow the fold.
+        self.shard.note_news();
         Ok(true)
     }
 
@@ -749,6 +752,7 @@ impl<T: Transport> Server<T> {
                 }
             }
             self.shard.frames.commit(frame, version, clock);
+            self.shard.note_news();
         }
         self.say_clock(clock);
         self.announced_clock = clock;
@@ -759,7 +763,7 @@ impl<T: Transport> Server<T> {
         for share in &self.work.shares {
             let worker = share.gradient.worker;
             if let (Some(state), Some(peer)) = (&self.workers[worker.index()], worker.peer()) {
-                self.shard.frames.set_consumed(peer, state.consumed);
+                self.shard.set_consumed(peer, state.consumed);
             }
         }
         std::mem::swap(&mut self.newest, &mut self.work.shares);
@@ -780,6 +784,7 @@ impl<T: Transport> Server<T> {
             self.say_clock(clock);
             self.announced_clock = clock;
             self.shard.frames.set_smallest_clock(clock);
+            self.shard.note_news();
         }
     }
 }

@@ -3,6 +3,7 @@
 mod decider;
 mod joining;
 mod reason;
+mod waking;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +12,9 @@ use std::time::Duration;
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
 pub use self::reason::DisconnectReason;
+use self::waking::News;
 use super::Error;
+use super::idle::Idle;
 use super::payloads;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
@@ -49,19 +52,6 @@ pub struct ShardOptions {
     pub checksums: bool,
     /// The behaviour of the owner while it has no work.
     pub idle: Idle,
-}
-
-/// Behaviours of an owner that has no work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Idle {
-    /// Look for something again and again, standing back a little in between: what comes is seen at once, for a
-    /// processor's time.
-    #[default]
-    Poll,
-    /// Sleep until a peer that has announced something wakes it, or for 20 ms at most: over RDMA by WRITEs with
-    /// immediate data, over TCP by the thread that carries out the write, over shared memory by an eventfd.
-    Sleep,
 }
 
 impl Default for ShardOptions {
@@ -143,6 +133,8 @@ pub(super) struct ShardPeer<E> {
     pub(super) push: Option<Push>,
     /// A newer version should be pushed to it.
     pub(super) wants_push: bool,
+    /// There is something new for it alone, for which it is woken if it sleeps.
+    has_news: bool,
     silence: Silence,
     checked: Instant,
 }
@@ -175,6 +167,7 @@ pub(super) struct Shard<T: Transport> {
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
+    news: News,
     /// Indices of peers that left, while their inboxes may still be read. A peer that has announced nothing may join
     /// again in its session, which is then named.
     pub(super) withheld: Vec<(u16, Option<u64>)>,
@@ -277,6 +270,7 @@ impl<T: Transport> Shard<T> {
             beaten: Instant::ORIGIN,
             greeted: Instant::ORIGIN,
             is_notified,
+            news: News::default(),
             withheld: Vec::new(),
             taken: Taken::new(&Applied::default()),
             refused: 0,
@@ -401,6 +395,7 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
+        self.news.doorbells -= usize::from(gone.endpoint.can_wake());
         self.frames.close_line(peer, disconnect_reason.eviction());
         if gone.worker {
             self.taken.leave(gone.identity);
@@ -547,6 +542,7 @@ impl<T: Transport> Shard<T> {
                         self.frames.close_line(peer, Eviction::Left);
                     }
                     Ok(endpoint) => {
+                        self.news.doorbells += usize::from(endpoint.can_wake());
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
                         // Its heart begins to beat once it has made all its connections.
                         let silence = Silence::newcomer(inbox.heartbeat(), HANDSHAKE_TIMEOUT);
@@ -562,6 +558,7 @@ impl<T: Transport> Shard<T> {
                             generation,
                             push,
                             wants_push,
+                            has_news: false,
                             silence,
                             checked,
                         });

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 pub use step::Step;
 
 use super::copies::Copies;
+use super::idle::{self, Idle};
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
@@ -70,11 +71,13 @@ pub struct WorkerOptions {
     /// costs memory for as many gradients as the scheme's staleness or its slots, whichever is more, and one more;
     /// a pass over a gradient when it is published, and one over each that a copy lacks.
     pub own_step: Option<f32>,
+    /// The behaviour of the worker while it waits for servers.
+    pub idle: Idle,
 }
 
 impl Default for WorkerOptions {
     /// The servers' scheme, gradients in f32, a random identity, parameters copied, no checksums, no waiting for
-    /// servers, no read-my-writes.
+    /// servers, no read-my-writes, polling.
     fn default() -> WorkerOptions {
         WorkerOptions {
             scheme: None,
@@ -85,6 +88,7 @@ impl Default for WorkerOptions {
             checksums: false,
             waits_for_server: false,
             own_step: None,
+            idle: Idle::Poll,
         }
     }
 }
@@ -590,15 +594,22 @@ impl<T: Transport> Worker<T> {
     ) -> Result<(), Error> {
         let runtime = self.runtime.clone();
         let begun = runtime.now();
-        let ended = wait(&runtime, begun + timeout, |now| {
+        let deadline = begun + timeout;
+        let ended = wait(&runtime, deadline, |now| {
             let progress = self.poll(now)?;
-            Ok(if until(self) {
+            let turn = if until(self) {
                 WaitTurn::Done(())
             } else if !progress && self.parts.iter().any(|part| part.link.pull.is_lapped()) {
                 WaitTurn::Lapped
             } else {
                 WaitTurn::of(progress)
-            })
+            };
+            let ends = match self.copies.are_done()? {
+                true => self.scheme.poll_timeout().map_or(deadline, |timer| timer.min(deadline)),
+                // No owner tells of the end of a copy by a GPU.
+                false => now,
+            };
+            Ok(idle::rest(turn, self.parts.iter().map(|part| &part.link), ends.saturating_since(now)))
         });
         let result = match ended.await {
             Ok(Some(())) => Ok(()),

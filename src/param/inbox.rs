@@ -101,6 +101,12 @@ impl PeerInbox {
         self.page.as_volatile().load(inbox::HEARTBEAT, Relaxed)
     }
 
+    /// Returns whether the peer says that it sleeps until it is woken: after
+    /// [`fence_before_waking`](super::fence_before_waking).
+    pub fn sleeps(&self) -> bool {
+        self.page.as_volatile().load(inbox::SLEEPS, Relaxed) != 0
+    }
+
     /// Returns whether the peer pins `frame`.
     pub fn pins(&self, frame: u8) -> bool {
         frames::pins(&self.page.as_volatile().subslice(inbox::PIN, 8), frame)

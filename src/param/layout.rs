@@ -132,7 +132,7 @@ pub(super) mod peer_line {
 /// line 0      published clock, landed chunks, held version + 1      worker
 ///             decisions taken                                       follower
 /// line 1      heartbeat                                             worker
-/// line 2      pin                                                   reader
+/// line 2      pin, 1 while it sleeps                                reader, worker
 /// line 3+d    header of slot d                                      worker
 /// ```
 pub(super) mod inbox {
@@ -144,6 +144,7 @@ pub(super) mod inbox {
     pub(crate) const FOLLOWED: usize = 24;
     pub(crate) const HEARTBEAT: usize = LINE;
     pub(crate) const PIN: usize = 2 * LINE;
+    pub(crate) const SLEEPS: usize = 2 * LINE + 8;
 
     /// In the pin of a peer that copies the frame, and does not read it where it lies.
     pub(crate) const COPIES: u64 = 1 << 63;

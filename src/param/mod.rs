@@ -22,6 +22,7 @@ mod position;
 mod publish;
 mod pull;
 mod push;
+mod sleep;
 
 pub use decisions::{
     DECISIONS_BYTES, DecidedFrom, Decision, DecisionReader, Decisions, FollowError, Followed,
@@ -54,3 +55,4 @@ pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub(crate) use pull::{PULL_TAG, PartialCopy, RETRIES_BEFORE_PIN};
 pub use push::{Push, PushError};
+pub use sleep::{SleepWord, fence_before_waking};

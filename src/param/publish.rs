@@ -305,6 +305,11 @@ impl Publish {
         self.pending.is_some() || self.outstanding > 0
     }
 
+    /// True while requests of its own are in flight.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.outstanding > 0
+    }
+
     /// True once, when the gradient is announced and its memory is free again. The clock has moved on.
     pub fn take(&mut self) -> bool {
         if !matches!(self.state, PublishStep::Done) {

@@ -1,4 +1,4 @@
-//! The doorbell of a listener, which wakes its sleeping owner.
+//! The doorbell at which a thread sleeps until others wake it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 /// An event that a thread waits for. Threads of this process ring it by [`ring`](Self::ring), which is a system call
 /// only while somebody waits; other processes ring it by a write to the descriptor.
 #[derive(Debug)]
-pub(crate) struct Doorbell {
+pub struct Doorbell {
     event: OwnedFd,
     /// It was rung by this process since the last wait.
     is_rung: AtomicBool,

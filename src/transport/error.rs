@@ -278,7 +278,7 @@ impl ConnectError {
     }
 
     /// Makes the error of a listener whose owner cannot be woken.
-    pub(super) fn no_doorbell(address: &Address, source: io::Error) -> ConnectError {
+    pub(crate) fn no_doorbell(address: &Address, source: io::Error) -> ConnectError {
         let remedy = "raise the limit on open files (ulimit -n), or poll";
         ConnectError::System { operation: "be notified", address: address.clone(), source, remedy }
     }

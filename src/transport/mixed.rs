@@ -167,6 +167,18 @@ impl Transport for Mixed {
             _ => self.shm.connect(address, offer).map(MixedConnecting::Shm),
         }
     }
+
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: &Arc<Doorbell>,
+    ) -> Result<MixedConnecting, ConnectError> {
+        match address {
+            Address::Tcp(_) | Address::Verbs(_) => self.connect(address, offer),
+            _ => self.shm.connect_to_be_woken(address, offer, doorbell).map(MixedConnecting::Shm),
+        }
+    }
 }
 
 /// The transport of an address, if it is there.
@@ -410,6 +422,22 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.map(remote),
             MixedEndpoint::Tcp(endpoint) => endpoint.map(remote),
             MixedEndpoint::Verbs(endpoint) => endpoint.map(remote),
+        }
+    }
+
+    fn can_wake(&self) -> bool {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.can_wake(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.can_wake(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.can_wake(),
+        }
+    }
+
+    fn wake(&self) {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.wake(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.wake(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.wake(),
         }
     }
 

@@ -26,8 +26,9 @@
 //! 6. **No silent retry** of anything that is not idempotent. After an error neither side knows whether an atomic ran.
 //! 7. **Words have one kind of writer.** [`Capabilities::atomics`] says within which scope fetch-add and compare-swap
 //!    are atomic; nothing in this library needs them.
-//! 8. **No owner is owed a notification.** An owner that sleeps in [`Listener::wait`] is woken in general by a WRITE
-//!    with [`Flags::NOTIFY`], and must look for itself now and then.
+//! 8. **No process is owed a notification.** An owner that sleeps in [`Listener::wait`] is woken in general by a WRITE
+//!    with [`Flags::NOTIFY`], a peer that sleeps at its doorbell by [`Endpoint::wake`]. Both must look for themselves
+//!    now and then.
 //! 9. **A node may come back** at its address, with other memory. Until that is noticed, READs of a connection to its
 //!    earlier incarnation may be answered out of the new memory, where keys are the same again; WRITEs never land
 //!    there.
@@ -63,6 +64,7 @@ use std::task::Poll;
 pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
+pub use doorbell::Doorbell;
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use host::Host;
 pub use kind::{NotBuilt, TransportKind, UnknownTransport};
@@ -189,6 +191,18 @@ pub trait Transport: Send + Sync + 'static {
     /// Begins to connect to a listener, saying and granting `offer`. Never blocks; poll the result.
     #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
+
+    /// The same for a peer that sleeps at `doorbell` while it waits: the other side rings it by
+    /// [`Endpoint::wake`], where this transport can do that.
+    #[doc(hidden)]
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        _doorbell: &Arc<Doorbell>,
+    ) -> Result<Self::Connecting, ConnectError> {
+        self.connect(address, offer)
+    }
 
     /// Returns the simulator that this transport belongs to, if it does: the clock of all nodes over it is then the
     /// simulator's.
@@ -343,6 +357,14 @@ pub trait Endpoint: Send {
     /// A handle that sets one granted word from another thread: for heartbeats, which must not wait for the thread
     /// that computes.
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError>;
+
+    /// True if the peer has passed a doorbell ([`Transport::connect_to_be_woken`]).
+    fn can_wake(&self) -> bool {
+        false
+    }
+
+    /// Rings the peer's doorbell, if it has passed one. A system call that never blocks and cannot fail.
+    fn wake(&self) {}
 
     /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can

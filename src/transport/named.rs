@@ -9,8 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Address, Capabilities, ConnectError, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES, Offer,
-    Received, Refusal, RegisterError, Simulator, Transport,
+    Address, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES,
+    Offer, Received, Refusal, RegisterError, Simulator, Transport,
 };
 use crate::cuda::Gpu;
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
@@ -159,12 +159,16 @@ impl<T: Transport> Transport for Named<T> {
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<T::Connecting, ConnectError> {
-        check(&self.name, "connect", address)?;
-        if self.name.is_empty() {
-            return self.transport.connect(address, offer);
-        }
-        let message = [&NAMED[..], &[self.name.len() as u8], self.name.as_bytes(), &offer.message].concat();
-        self.transport.connect(address, Offer { message, ..offer })
+        self.transport.connect(address, self.name_offer(address, offer)?)
+    }
+
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: &Arc<Doorbell>,
+    ) -> Result<T::Connecting, ConnectError> {
+        self.transport.connect_to_be_woken(address, self.name_offer(address, offer)?, doorbell)
     }
 
     fn gpu(&self) -> Option<&Gpu> {
@@ -173,6 +177,18 @@ impl<T: Transport> Transport for Named<T> {
 
     fn simulator(&self) -> Option<Arc<dyn Simulator>> {
         self.transport.simulator()
+    }
+}
+
+impl<T: Transport> Named<T> {
+    /// The same offer for the table of this name.
+    fn name_offer(&self, address: &Address, offer: Offer) -> Result<Offer, ConnectError> {
+        check(&self.name, "connect", address)?;
+        if self.name.is_empty() {
+            return Ok(offer);
+        }
+        let message = [&NAMED[..], &[self.name.len() as u8], self.name.as_bytes(), &offer.message].concat();
+        Ok(Offer { message, ..offer })
     }
 }
 

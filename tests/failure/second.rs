@@ -53,6 +53,15 @@ impl Second {
         self.0.wait().expect("wait for a child of ours");
     }
 
+    /// Returns whether all of its threads wait for something.
+    pub(super) fn is_asleep(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).expect("its threads");
+        threads.filter_map(Result::ok).all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|state| state.starts_with('S'))
+        })
+    }
+
     /// Returns how it ended, if it has.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().expect("wait for a child of ours")

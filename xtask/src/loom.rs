@@ -28,6 +28,7 @@ mod says {
     pub(super) const NOT_DECIDED: &str = "a decision was counted before it was whole";
     pub(super) const NOT_TAKEN: &str = "a decision was overwritten before its follower had read it";
     pub(super) const NOT_COPIED: &str = "a copy by several threads is not whole";
+    pub(super) const ASLEEP: &str = "a peer sleeps past a version";
     pub(super) const OLD_HEADER: &str = "a frame is followed under the header of an earlier version";
 }
 
@@ -42,6 +43,7 @@ const PART: &str = "group::a_part_is_taken_whole_or_not_at_all";
 const UNPINNED: &str = "pins::a_frame_is_written_after_the_last_read_of_its_reader";
 const PINNED: &str = "pins::a_pinned_frame_is_never_written";
 const SHARED: &str = "copies::a_copy_by_several_threads_is_whole_once_its_gate_is_closed";
+const WOKEN: &str = "sleep::a_peer_that_sleeps_has_seen_the_version_or_is_woken";
 const BEGUN_AGAIN: &str = "follow::a_frame_that_is_begun_again_is_copied_again";
 
 /// A model, and what it says when it finds its claim broken.
@@ -78,7 +80,9 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("repin_release", &[(UNPINNED, says::STILL_READ)]),
     ("restart", &[(BEGUN_AGAIN, says::ABANDONED)]),
     ("second_header", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
+    ("sleep_fence", &[(WOKEN, says::ASLEEP)]),
     ("unpin_release", &[(UNPINNED, says::STILL_READ)]),
+    ("wake_fence", &[(WOKEN, says::ASLEEP)]),
     (
         "write_fence",
         &[

@@ -130,6 +130,8 @@ pub struct WorkerOrder {
     pub scheme: scheme::SchemeConfig,
     /// The encoding of its gradients.
     pub encoding: Encoding,
+    /// It sleeps while it waits, instead of looking again and again.
+    pub sleeps: bool,
     /// Gradients and parameters carry checksums.
     pub checksums: bool,
     /// Step size: of the server, for steps on a worker's own copy, or of its own optimiser.

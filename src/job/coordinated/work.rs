@@ -9,7 +9,7 @@ use super::super::worker_loop::WorkerLoop;
 use super::WorkerOrder;
 use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
-use crate::node::{Error, Step, Worker, WorkerOptions};
+use crate::node::{Error, Idle, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
 
 /// The time between two updates of a worker's report.
@@ -38,6 +38,7 @@ impl CoordinatedMember {
             encoding: order.encoding,
             checksums: order.checksums,
             own_step: order.own_step,
+            idle: if order.sleeps { Idle::Sleep } else { Idle::Poll },
             // Started again, it is the same worker to the servers.
             identity: u32::try_from(order.worker).ok(),
             ..WorkerOptions::new(order.scheme)

@@ -112,7 +112,10 @@ impl<T: Transport> Reader<T> {
     pub fn continue_refresh(&mut self, timeout: Duration) -> Result<Option<Fresh>, Error> {
         let runtime = self.runtime.clone();
         let deadline = runtime.now() + timeout;
-        complete(wait(&runtime, deadline, |now| self.turn(now)))
+        complete(wait(&runtime, deadline, |now| {
+            let turn = self.turn(now)?;
+            Ok(self.rest(turn, deadline - now))
+        }))
     }
 
     pub(super) fn begin(&mut self, wanted: Wanted, snapshot: Option<Asked>) {
@@ -140,7 +143,11 @@ impl<T: Transport> Reader<T> {
     pub(super) async fn finish(&mut self, timeout: Duration) -> Result<Fresh, Error> {
         let runtime = self.runtime.clone();
         let deadline = runtime.now() + timeout;
-        let fresh = wait(&runtime, deadline, |now| self.turn(now)).await?;
+        let fresh = wait(&runtime, deadline, |now| {
+            let turn = self.turn(now)?;
+            Ok(self.rest(turn, deadline - now))
+        });
+        let fresh = fresh.await?;
         fresh.ok_or_else(|| {
             let late = self.late(timeout);
             self.abandon_refresh();

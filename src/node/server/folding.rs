@@ -57,7 +57,7 @@ impl<T: Transport> Server<T> {
     /// Gives a worker its slots back before `clock`: at once, or after what a GPU folds just now.
     pub(super) fn give_back(&mut self, peer: u16, clock: Clock) -> Result<(), Error> {
         if self.folder.is_quiet()? || mutant!("slot_given_back_under_fold") {
-            self.shard.frames.set_consumed(peer, clock);
+            self.shard.set_consumed(peer, clock);
         } else if let Some(of) = &self.shard.peers[usize::from(peer)] {
             self.owed.push((peer, of.generation));
         }
@@ -73,7 +73,7 @@ impl<T: Transport> Server<T> {
             let present = self.shard.peers[usize::from(peer)].as_ref();
             let is_same = present.is_some_and(|present| present.generation == generation);
             if let Some(state) = self.workers[usize::from(peer)].as_ref().filter(|_| is_same) {
-                self.shard.frames.set_consumed(peer, state.consumed);
+                self.shard.set_consumed(peer, state.consumed);
             }
         }
         Ok(())

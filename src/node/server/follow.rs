@@ -121,7 +121,8 @@ impl<T: Transport> Server<T> {
         let deadline = runtime.now() + timeout;
         let connect = async || {
             let hello = PeerHello { role: role.clone(), push: None, resume: None };
-            Link::<T::Endpoint>::shake_hands(transport, decider, hello, Vec::new(), deadline, timeout).await
+            Link::<T::Endpoint>::shake_hands(transport, decider, hello, (Vec::new(), None), deadline, timeout)
+                .await
         };
         let (endpoint, received, welcome) = retry(&runtime, deadline, may_pass, connect).await?;
         let wrong = |what: &str| Error::Shards { reason: format!("{decider} {what}") };

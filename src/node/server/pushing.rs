@@ -16,11 +16,13 @@ impl<T: Transport> Server<T> {
     pub(super) fn push(&mut self) {
         let frames = &self.shard.frames;
         let latest = frames.latest();
+        let mut has_pushed = false;
         for (index, peer) in self.shard.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
             let Some(push) = &mut peer.push else { continue };
             while let Some(completion) = peer.endpoint.poll() {
                 push.complete(completion);
+                has_pushed = true;
             }
             if peer.wants_push {
                 let payload = frames.payload(latest.frame);
@@ -35,6 +37,9 @@ impl<T: Transport> Server<T> {
                     }
                 }
             }
+        }
+        if has_pushed {
+            self.shard.note_news();
         }
     }
 }

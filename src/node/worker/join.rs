@@ -1,10 +1,12 @@
 //! Joining the servers of all shards, at one clock.
 
+use std::sync::Arc;
+
 use super::{ReadMode, WorkerOptions};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::Diagnostic;
 use crate::node::Error;
-use crate::node::link::Link;
+use crate::node::link::{Link, NewPeer};
 use crate::node::runtime::Runtime;
 use crate::node::shard::random_word;
 use crate::node::wait::retry;
@@ -12,7 +14,7 @@ use crate::param::{Epoch, PeerRole, PinError, WorkerProgress};
 use crate::scheme::{AnyScheme, Bound, Needs, SchemeConfigError};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, ConnectError, Endpoint, Transport};
+use crate::transport::{Address, ConnectError, Doorbell, Endpoint, Transport};
 
 /// The versions that a worker which comes back had reached.
 pub(super) struct Reached<'a> {
@@ -75,6 +77,7 @@ struct ServerJoin<'a, T> {
     runtime: Runtime,
     role: PeerRole,
     wants_push: bool,
+    doorbell: Option<Arc<Doorbell>>,
     deadline: Instant,
     timeout: Duration,
 }
@@ -93,7 +96,8 @@ pub(super) async fn join<T: Transport>(
     let Needs { pushes: wants_push, staleness, counts_versions, .. } = scheme.needs();
     let runtime = Runtime::of(transport);
     let deadline = runtime.now() + timeout;
-    let joining = ServerJoin { transport, runtime, role, wants_push, deadline, timeout };
+    let doorbell = options.idle.doorbell(&runtime, servers.first().ok_or_else(no_server)?)?;
+    let joining = ServerJoin { transport, runtime, role, wants_push, doorbell, deadline, timeout };
     let may_pass_first =
         |error: &Error| error.is_refused_for_now() || (options.waits_for_server && error.is_no_listener());
     let mut links = Vec::with_capacity(servers.len());
@@ -135,8 +139,9 @@ impl<T: Transport> ServerJoin<'_, T> {
         address: &Address,
         resume: Option<WorkerProgress>,
     ) -> Result<Link<T::Endpoint>, Error> {
-        let role = (self.role.clone(), self.wants_push);
-        Link::connect(self.transport, address, role, resume, self.left()).await
+        let (role, doorbell) = (self.role.clone(), self.doorbell.clone());
+        let peer = NewPeer { role, wants_push: self.wants_push, doorbell };
+        Link::connect(self.transport, address, peer, resume, self.left()).await
     }
 
     /// Asks first which shard it is, for each is told of its own versions.

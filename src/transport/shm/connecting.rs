@@ -1,6 +1,7 @@
 //! The connector's side of a handshake.
 
 use std::io;
+use std::sync::Arc;
 use std::task::Poll;
 
 use rustix::net::SocketAddrUnix;
@@ -12,6 +13,7 @@ use super::handshake::{
 use super::socket::{self, SocketEnd};
 use crate::cuda::Gpu;
 use crate::time::Instant;
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Side, WireError};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received, Refusal};
 
@@ -42,10 +44,11 @@ impl ShmConnecting {
         queue_depth: usize,
         user: u32,
         gpu: Option<Gpu>,
+        doorbell: Option<Arc<Doorbell>>,
     ) -> Result<Self, ConnectError> {
         let failed = |error| connect_error(address, error);
-        let outbox =
-            Outbox::offer(Side::Connector, offer, &[], None).map_err(|error| error.at("connect", address))?;
+        let outbox = Outbox::offer(Side::Connector, offer, &[], doorbell);
+        let outbox = outbox.map_err(|error| error.at("connect", address))?;
         let dialled = socket::socket_address(address).map_err(failed)?;
         let link = SocketEnd::new(socket::new_socket().map_err(failed)?);
         let mut state = Handshake { link, connected: false, outbox: Some(outbox), inbox: Inbox::default() };

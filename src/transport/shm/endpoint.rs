@@ -22,7 +22,7 @@ pub struct ShmEndpoint {
     local: LocalEndpoint,
     /// What copies memory of a GPU, this side's or the peer's.
     gpu: Option<Box<GpuSide>>,
-    /// What wakes the peer's owner, if it wants to be woken.
+    /// What wakes the peer, if it wants to be woken.
     doorbell: Option<OwnedFd>,
     link: SocketEnd,
     /// The rest of an answer that did not fit the socket's buffer.
@@ -143,6 +143,18 @@ impl Endpoint for ShmEndpoint {
 
     fn gpu_path(&self) -> Option<GpuPath> {
         self.gpu.as_ref().map(|_| GpuPath::CopyEngines)
+    }
+
+    fn can_wake(&self) -> bool {
+        self.doorbell.is_some()
+    }
+
+    fn wake(&self) {
+        if let Some(doorbell) = &self.doorbell
+            && !self.link.is_inherited()
+        {
+            doorbell::ring(doorbell);
+        }
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

@@ -235,7 +235,7 @@ pub(super) struct MappedOffer {
     pub(super) received: Received,
     pub(super) segments: Vec<Mapped>,
     pub(super) on_gpu: Vec<MappedOnGpu>,
-    /// The listener's doorbell, if its owner wants to be woken.
+    /// The sender's doorbell, if it wants to be woken.
     pub(super) doorbell: Option<OwnedFd>,
 }
 

@@ -59,13 +59,15 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 pub use connecting::ShmConnecting;
 pub use endpoint::ShmEndpoint;
 pub use listener::{ShmIncoming, ShmListener};
 #[cfg(any(test, fuzzing))]
 pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
-use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport};
+use super::{Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion};
 
@@ -144,8 +146,28 @@ impl Transport for Shm {
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<ShmConnecting, ConnectError> {
+        self.dial(address, &offer, None)
+    }
+
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: &Arc<Doorbell>,
+    ) -> Result<ShmConnecting, ConnectError> {
+        self.dial(address, &offer, Some(Arc::clone(doorbell)))
+    }
+}
+
+impl Shm {
+    fn dial(
+        &self,
+        address: &Address,
+        offer: &Offer,
+        doorbell: Option<Arc<Doorbell>>,
+    ) -> Result<ShmConnecting, ConnectError> {
         takes("connect", address)?;
-        ShmConnecting::new(address, &offer, self.queue_depth, self.user, self.gpu.clone())
+        ShmConnecting::new(address, offer, self.queue_depth, self.user, self.gpu.clone(), doorbell)
     }
 }
 

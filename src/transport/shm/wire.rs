@@ -17,7 +17,7 @@ pub(super) const FRAME_BYTES: usize = 32;
 const MAGIC: [u8; 8] = *b"slkl-shm";
 const VERSION_BYTES: usize = 4;
 
-/// The descriptors that come along with an offer: one for each segment, in this order, and then that of the listener's
+/// The descriptors that come along with an offer: one for each segment, in this order, and then that of the sender's
 /// doorbell, if there is one. A segment is its file from the begin on, or memory of a GPU, under a key that is random
 /// and of this connection only. Grants name segments by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub(crate) struct Segments {
     pub(super) segments: Vec<Grant>,
     /// The number of segments that are memory of a GPU, as CUDA exports it. They are the last ones.
     pub(super) on_gpu: u8,
-    /// True if requests that notify ring the doorbell.
+    /// True if the sender wants to be woken: a listener by requests that notify, a connector by what it waits for.
     pub(super) has_doorbell: bool,
 }
 
@@ -52,9 +52,6 @@ impl Blob for Segments {
         }
         if self.on_gpu > 0 && from == Side::Connector {
             return Err("only a listener grants memory of a GPU");
-        }
-        if self.has_doorbell && from == Side::Connector {
-            return Err("only a listener has a doorbell");
         }
         for (index, segment) in self.segments.iter().enumerate() {
             if segment.offset != 0 {
@@ -141,6 +138,10 @@ pub(crate) fn fuzz_handshake(bytes: &[u8]) {
 pub(crate) fn handshake_samples() -> Vec<Vec<u8>> {
     vec![
         frame(&Hello::Offer(sample()), b"hi"),
+        frame(
+            &Hello::Offer(Terms { blob: Segments { has_doorbell: true, ..sample().blob }, ..sample() }),
+            b"",
+        ),
         frame(&Hello::Accept(Terms { grants: Vec::new(), blob: Segments::default() }), b""),
         frame(&Hello::refuse("no room".into()), b""),
     ]

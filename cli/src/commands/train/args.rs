@@ -55,7 +55,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
-    /// Behaviour of servers while they wait for gradients
+    /// Behaviour of servers, and over shared memory of workers, while they wait for each other
     #[arg(long, help_heading = "Processes", value_enum, default_value_t = Idle::Poll)]
     pub(super) idle: Idle,
 
@@ -244,12 +244,12 @@ Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 
 
 Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
 
-/// Behaviour of servers while they wait.
+/// Behaviour of processes while they wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Idle {
-    /// Look again and again: a gradient is seen at once, and a processor is busy with that
+    /// Look again and again: what comes is seen at once, and a processor is busy with that
     Poll,
-    /// Sleep until a worker wakes them
+    /// Sleep until another process wakes them
     Sleep,
 }
 

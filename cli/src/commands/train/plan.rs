@@ -268,6 +268,7 @@ impl Plan {
             worker: 0,
             scheme: self.scheme,
             encoding: self.encoding,
+            sleeps: self.sleeps,
             checksums: self.checksums,
             learning_rate: self.learning_rate,
             own_step: self.own_step,

@@ -1,0 +1,37 @@
+//! A peer that sleeps until its owner wakes it.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use loom::thread;
+use slackline::internals::mem::Access;
+use slackline::internals::param::{PeerInbox, SleepWord, fence_before_waking};
+use slackline::{Clock, Version};
+
+use super::world::{PAGE, Reader, endpoint_to, explore, fill, region, remote, shard};
+
+/// Dekker's pattern between `SleepWord::set` and `fence_before_waking`. Without the full fence on either side
+/// (`sleep_fence`, `wake_fence`) the peer may miss the version, and the owner that the peer sleeps.
+#[test]
+fn a_peer_that_sleeps_has_seen_the_version_or_is_woken() {
+    explore(3, |slept| {
+        let (mut frames, source) = shard(2, 8);
+        let page = region(PeerInbox::page_bytes(0));
+        let mut endpoint = endpoint_to(&frames, Access::REMOTE_READ);
+        endpoint.attach(PAGE, page.clone(), Access::REMOTE_WRITE);
+        let word = SleepWord::new(&endpoint, &remote(PAGE, &page)).expect("it is mapped");
+        let inbox = PeerInbox::new(page, None, Clock::new(0));
+        let peer = thread::spawn(move || {
+            word.set();
+            Reader::new(source, endpoint).attempt().is_some_and(|pulled| pulled.version == Version::new(1))
+        });
+        let frame = frames.begin(Version::new(1), |_| false).unwrap();
+        fill(&frames.host_payload(frame).unwrap(), &[0], 1);
+        frames.commit(frame, Version::new(1), Clock::new(0));
+        fence_before_waking();
+        let is_woken = inbox.sleeps();
+        if !peer.join().unwrap() {
+            assert!(is_woken, "a peer sleeps past a version");
+            slept.fetch_add(1, Relaxed);
+        }
+    });
+}
