@@ -249,7 +249,8 @@ impl HostMemory {
     /// All of it, for volatile access.
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
         // SAFETY: the range is `len` bytes long, inside of its mapping (`anonymous` maps a huge page more than it uses,
-        // and skips less than one), and lives as long as `self`, which the slice borrows: a mapping is unmapped, and the owner of the caller's memory is dropped, with `self`.
+        // and skips less than one), and lives as long as `self`, which the slice borrows: a mapping is unmapped, and
+        // the owner of the caller's memory is dropped, with `self`.
         unsafe { VolatileSlice::new(self.pointer(), self.len(), self.writable) }
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn run_all(
 ) -> Result<(), Failure> {
     let start = Instant::now();
     let budget = TestBudget { begun: start, hurry: !options.long };
-    let mut run = Run { site, options, budget, passed, done: vec![None; steps.len()] };
+    let mut run = StepRun { site, options, budget, passed, done: vec![None; steps.len()] };
     let is_beside = |index: &usize| options.beside && BESIDE.contains(&steps[*index].name);
     let (beside, before): (Vec<usize>, Vec<usize>) = (0..steps.len()).partition(is_beside);
     std::thread::scope(|scope| {
@@ -53,11 +53,11 @@ pub(crate) fn run_all(
     })
 }
 
-/// A step that ran beside the others: its place in the table, its verdict and how long it took, and its output.
+/// A step that ran beside the others: its number in the table, its verdict and how long it took, and its output.
 type Ended = (usize, Result<&'static str, Failure>, Duration, String);
 
 /// One run of the steps, and the verdict on each so far, with the time that it took.
-struct Run<'a> {
+struct StepRun<'a> {
     site: &'a Site,
     options: TestOptions,
     budget: TestBudget,
@@ -65,7 +65,7 @@ struct Run<'a> {
     done: Vec<Option<(&'static str, Duration)>>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> StepRun<'a> {
     /// Returns true, and says why, if a step is not to run.
     fn skips(&mut self, index: usize, step: &Step) -> bool {
         let not_run = |why: &str| format!("{NOT_RUN}: {why}\n   to run it: cargo xtask test {}", step.name);
