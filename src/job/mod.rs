@@ -33,7 +33,7 @@ mod worker;
 mod worker_loop;
 
 use std::net::ToSocketAddrs;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 pub use error::JobError;
@@ -63,7 +63,7 @@ pub struct Job {
     rank: u32,
     workers: u32,
     /// The server of this host, if it is this worker's. It ends before this member leaves.
-    host: OnceLock<HostThread>,
+    host: Mutex<Option<HostThread>>,
     // Declared before the coordinator: this member leaves before rank 0 waits for the others to leave.
     member: Arc<JobMember<EndOnly>>,
     coordinator: Option<CoordinatorThread>,
@@ -122,7 +122,7 @@ impl Job {
         let member = JobMember::join(&meeting_point, introduction, secret, conversation, plan.timeout)?;
         member.send(encode(&FromMember::Plan(plan.clone(), world)));
         tracing::info!(rank, world, %role, meeting_point, "joined the job");
-        let (host, member) = (OnceLock::new(), Arc::new(member));
+        let (host, member) = (Mutex::new(None), Arc::new(member));
         Ok(Job { plan, role, rank, workers, host, member, coordinator })
     }
 

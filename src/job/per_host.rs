@@ -1,8 +1,8 @@
 //! Jobs in which one worker of each host stands for all workers there: an aggregating proxy, which is a thread of the
 //! host's first worker.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ use crate::transport::mixed::Mixed;
 
 /// The longest time for which the thread does not look whether the job is over.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The time that the other workers of a host have to leave once the job is over or the first worker is done.
+const LAST_STEPS: Duration = Duration::from_secs(2);
 
 /// The thread of a host's server. Dropping it ends the server.
 pub(super) struct HostThread {
@@ -38,7 +41,15 @@ impl HostThread {
                 let status = server.status();
                 status.joined >= workers && status.workers == 0
             };
-            while !is_stopped.load(Ordering::Relaxed) && member.end().is_none() {
+            let mut deadline = None;
+            loop {
+                // Other workers of the host may still be at the end of their last step.
+                if is_stopped.load(Ordering::Relaxed) || member.end().is_some() {
+                    let now = Instant::now();
+                    if now >= *deadline.get_or_insert(now + LAST_STEPS) {
+                        break;
+                    }
+                }
                 match server.drive(have_left, LOOK_EVERY) {
                     Ok(false) => {}
                     Ok(true) => break,
@@ -111,10 +122,12 @@ impl Job {
         let workers = self.all_workers(left())?;
         let here: Vec<u32> = workers_of(&self.member.host, &workers).map(|worker| worker.role_rank).collect();
         let first = here.first().copied().unwrap_or(number);
-        if first == number && self.host.get().is_none() {
-            let thread = self.serve_host(here.len(), number, &options)?;
-            // Another thread of this process that connects at the same time has started one of its own.
-            let _one = self.host.set(thread);
+        if first == number {
+            // Held meanwhile: a host has one.
+            let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+            if host.is_none() {
+                *host = Some(self.serve_host(here.len(), number, &options, left())?);
+            }
         }
         let is_server = |member: &Member| {
             member.role == MemberRole::Worker && member.role_rank == first && !member.addresses.is_empty()
@@ -124,13 +137,15 @@ impl Job {
         Ok(Worker::connect(self.member.transports.open(), &[choice.address], options, left())?)
     }
 
-    /// Starts the server of this host, which has so many workers.
+    /// Starts the server of this host, which has so many workers, within `timeout`.
     fn serve_host(
         &self,
         workers: usize,
         number: u32,
         options: &WorkerOptions,
+        timeout: Duration,
     ) -> Result<HostThread, JobError> {
+        let deadline = Instant::now() + timeout;
         let upstream = WorkerOptions {
             scheme: options.scheme.clone(),
             schemes: options.schemes.clone(),
@@ -138,12 +153,13 @@ impl Job {
             identity: Some(number),
             ..WorkerOptions::default()
         };
-        let upstream = self.member.connect(&self.plan, upstream)?;
+        let upstream = self.member.connect(&JobPlan { timeout, ..self.plan.clone() }, upstream)?;
         let address = self.member.transports.listen_at(&[TransportKind::Shm])?;
         let defaults = ShardOptions::default();
         let memory = ShardOptions { peers: defaults.peers.max(workers as u16), ..defaults };
         let transports = self.member.transports.open();
-        let server = Server::for_host(upstream, transports, &address, workers, memory, self.plan.timeout)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let server = Server::for_host(upstream, transports, &address, workers, memory, left)?;
         self.member.announce(flatten(server.address()));
         HostThread::start(Arc::clone(&self.member), server, workers as u64)
     }

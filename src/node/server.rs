@@ -730,8 +730,8 @@ impl<T: Transport> Server<T> {
                 true => self.status.dropped += 1,
                 false => {
                     let header = source.inbox.header_again(share.gradient.clock, self.shard.frames.epoch());
-                    let (base, others) = header.map_or((version, 0), |header| (header.base, header.others));
-                    let workers = 1 + u64::from(others);
+                    let base = header.map_or(version, |header| header.base);
+                    let workers = 1 + self.others(share.gradient, header);
                     self.status.gradients = self.status.gradients.saturating_add(workers);
                     self.status.count_folded(workers, base, version);
                 }

@@ -89,8 +89,9 @@ pub(crate) const RAIL_MUTANTS: &[(&str, &str, &str)] = &[(
     "bytes of another round are in the slot",
 )];
 
-/// The step. The library as it is passes the same seeds in the step `seeds`.
-pub(crate) fn step() -> Step {
+/// The steps: one of the seeds, which the library as it is passes in the step `seeds`, and one of unit tests, whose
+/// target folder is that of all tests.
+pub(crate) fn steps() -> [Step; 2] {
     let command = |(mutant, broken): &(&str, &str)| {
         let cmd = Cmd::new("cargo", &["test", "--release", "-p", "slackline", "--test", "seeds"]);
         let cmd = cmd.flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
@@ -100,17 +101,19 @@ pub(crate) fn step() -> Step {
         let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", "--", "--exact", test]);
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
-    Step {
-        name: "mutants",
-        about: "the seeds and the scripted GPU and RDMA device find each check missing that only a fault calls for",
-        needs: Vec::new(),
-        feature: None,
-        commands: MUTANTS
-            .iter()
-            .map(command)
-            .chain(GPU_MUTANTS.iter().chain(RAIL_MUTANTS).map(unit_command))
-            .collect(),
-    }
+    let step = |name, about, commands| Step { name, about, needs: Vec::new(), feature: None, commands };
+    [
+        step(
+            "mutants",
+            "the seeds find each check missing that only a fault calls for",
+            MUTANTS.iter().map(command).collect(),
+        ),
+        step(
+            "unit-mutants",
+            "the scripted GPU and RDMA device find each wait and check missing that only their order calls for",
+            GPU_MUTANTS.iter().chain(RAIL_MUTANTS).map(unit_command).collect(),
+        ),
+    ]
 }
 
 #[cfg(test)]
@@ -119,7 +122,7 @@ mod tests {
 
     #[test]
     fn each_mutant_has_its_run_of_one_build() {
-        let step = step();
+        let [step, _] = steps();
         for ((mutant, _), command) in MUTANTS.iter().zip(&step.commands) {
             let text = command.to_string();
             assert!(text.contains(&format!("SLACKLINE_MUTANT={mutant}")), "{text}");

@@ -178,11 +178,11 @@ pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 /// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They
 /// take long, and a common change seldom breaks them.
 const LAST: &[&str] =
-    &["softroce", "reproduce", "bindings", "loom", "mutants", "fuzz", "softroce-apart", "aarch64", "asan"];
+    &["softroce", "reproduce", "bindings", "fuzz", "loom", "mutants", "softroce-apart", "aarch64", "asan"];
 
 /// Steps that only compute, in target folders of their own: a run of all steps has them beside the others, one after
 /// the other and at the lowest priority, since most of the others wait for much of their time.
-pub(crate) const BESIDE: &[&str] = &["loom", "mutants", "fuzz"];
+pub(crate) const BESIDE: &[&str] = &["loom", "mutants"];
 
 /// Steps beside which nothing else runs: they hold times against each other.
 pub(crate) const ALONE: &[&str] = &["twins"];
@@ -255,7 +255,7 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.extend(softroce::steps());
     steps.push(loom::step());
     steps.push(fuzz::step(site));
-    steps.push(mutants::step());
+    steps.extend(mutants::steps());
     steps.push(aarch64::step(site));
     steps.push(asan::step(site));
     // The sort is stable: the others keep the order in which they stand here.

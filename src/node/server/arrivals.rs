@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 
-use super::sums::{self, Sums};
 use super::{Server, WorkerState};
 use crate::clock::Clock;
 use crate::node::shard::{DisconnectReason, Gone, ShardEvent};
@@ -138,10 +137,10 @@ impl<T: Transport> Server<T> {
         if header.base > self.shard.frames.latest().version {
             return Err("its gradient is computed on a version that there is not".into());
         }
-        if header.others > 0 && self.sums == Sums::Refused {
-            return Err(sums::REFUSED.into());
+        match self.sums.fault(header.others) {
+            Some(fault) => Err(fault.into()),
+            None => Ok(header),
         }
-        Ok(header)
     }
 
     /// Tells the scheme that a worker holds a newer version than before.

@@ -2,7 +2,8 @@
 
 use super::{Server, ServerOptions};
 use crate::node::folder::FoldMetadata;
-use crate::scheme::{Damping, SchemeConfig};
+use crate::param::SlotHeader;
+use crate::scheme::{Damping, GradientId, SchemeConfig};
 use crate::transport::Transport;
 
 /// The weight of gradients that are sums over several workers.
@@ -17,15 +18,29 @@ pub(super) enum Sums {
 }
 
 /// How a worker breaks the protocol whose gradient is a sum where none is taken.
-pub(super) const REFUSED: &str =
-    "its gradient is a sum over several workers, which this server's scheme cannot weigh";
+const REFUSED: &str = "its gradient is a sum over several workers, which this server's scheme cannot weigh";
+
+/// The most workers beside the one that publishes a sum whose gradients may be in it: without a bound, one faulty word
+/// would take the weight of all others away.
+pub(super) const OTHERS_MAX: u32 = u16::MAX as u32;
 
 impl Sums {
     pub(super) fn under(options: &ServerOptions) -> Sums {
         match (options.scheme.built_in(), options.damping) {
+            (_, damping) if !matches!(damping, Damping::None) => Sums::Refused,
             _ if options.additive => Sums::Whole,
-            (Some(SchemeConfig::Bsp), Damping::None) => Sums::Mean,
+            (Some(SchemeConfig::Bsp), _) => Sums::Mean,
             _ => Sums::Refused,
+        }
+    }
+
+    /// Returns how a worker breaks the protocol whose gradient is a sum over so many others, if it does.
+    pub(super) fn fault(self, others: u32) -> Option<&'static str> {
+        match others {
+            0 => None,
+            _ if self == Sums::Refused => Some(REFUSED),
+            1..=OTHERS_MAX => None,
+            _ => Some("its gradient is a sum over more workers than there may be"),
         }
     }
 }
@@ -37,14 +52,24 @@ impl<T: Transport> Server<T> {
         if self.sums != Sums::Mean {
             return;
         }
-        let others =
-            |index: usize| self.workers.get(index).and_then(Option::as_ref).map_or(0, |state| state.others);
-        let others: u64 =
-            self.shares.iter().map(|share| u64::from(others(share.gradient.worker.index()))).sum();
+        let others: u64 = self.shares.iter().map(|share| self.others(share.gradient, None)).sum();
         if others > 0 {
             let weight = 1.0 / (self.shares.len() as u64 + others) as f32;
             self.shares.iter_mut().for_each(|share| share.weight = weight);
         }
+    }
+
+    /// The workers beside its own that are in a gradient: as it said when it was announced, where weights go by that. A
+    /// worker under other schemes may have announced the next one since, so there its header is asked again, which
+    /// decides no more than what is counted.
+    pub(super) fn others(&self, gradient: GradientId, header: Option<SlotHeader>) -> u64 {
+        let state = || self.workers.get(gradient.worker.index()).and_then(Option::as_ref);
+        let others = match self.sums {
+            Sums::Refused => 0,
+            Sums::Mean => state().map_or(0, |state| state.others),
+            Sums::Whole => header.map_or(0, |header| header.others),
+        };
+        u64::from(others.min(OTHERS_MAX))
     }
 
     /// What the gradients of the fold at hand came with, as their headers say.
@@ -53,7 +78,7 @@ impl<T: Transport> Server<T> {
         let (mut metadata, mut sum, mut with_loss) = (FoldMetadata::default(), 0.0, 0);
         for (share, source) in self.work.shares.iter().zip(&self.work.sources) {
             let header = source.inbox.header_again(share.gradient.clock, epoch);
-            let workers = 1 + header.map_or(0, |header| u64::from(header.others));
+            let workers = 1 + self.others(share.gradient, header);
             metadata.workers += workers;
             if let Some(loss) = header.and_then(|header| header.loss) {
                 sum += workers as f64 * f64::from(loss);
@@ -62,5 +87,32 @@ impl<T: Transport> Server<T> {
         }
         metadata.loss = (with_loss > 0).then(|| sum / with_loss as f64);
         metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_weighed_under_bsp_or_where_updates_add_up_and_never_damped() {
+        let under = |scheme, damping, additive| {
+            let options = ServerOptions { damping, additive, ..ServerOptions::new(scheme, 2, 0.1) };
+            Sums::under(&options)
+        };
+        let (bsp, ssp) = (SchemeConfig::Bsp, SchemeConfig::Ssp { staleness: 1 });
+        assert_eq!(under(bsp, Damping::None, false), Sums::Mean);
+        assert_eq!(under(bsp, Damping::Inverse, false), Sums::Refused);
+        assert_eq!(under(ssp, Damping::None, false), Sums::Refused);
+        assert_eq!(under(ssp, Damping::None, true), Sums::Whole);
+        assert_eq!(under(ssp, Damping::Inverse, true), Sums::Refused);
+    }
+
+    #[test]
+    fn a_sum_over_more_workers_than_there_may_be_breaks_the_protocol() {
+        assert!(Sums::Refused.fault(0).is_none() && Sums::Refused.fault(1).is_some());
+        for sums in [Sums::Mean, Sums::Whole] {
+            assert!(sums.fault(OTHERS_MAX).is_none() && sums.fault(OTHERS_MAX + 1).is_some());
+        }
     }
 }

@@ -48,8 +48,8 @@ pub(super) struct Rail {
 /// The addresses and tables of a port when it was last asked for them.
 struct PortState {
     port: Port,
-    /// The index of the partition key in its table.
-    pkey_index: u16,
+    /// The index of the partition key in its table, if it is there.
+    pkey_index: Option<u16>,
     /// What the device had told by then ([`Device::port_changes`]).
     changes: u64,
 }
@@ -75,7 +75,11 @@ impl Rail {
             gid_index: options.gid_index,
             mtu: options.mtu,
             partition_key: options.partition_key,
-            state: Arc::new(Mutex::new(PortState { port: port.clone(), pkey_index, changes })),
+            state: Arc::new(Mutex::new(PortState {
+                port: port.clone(),
+                pkey_index: Some(pkey_index),
+                changes,
+            })),
             read_depth: options.read_depth.unwrap_or(READ_DEPTH),
             settings,
             in_order: options.in_order,
@@ -118,12 +122,7 @@ impl Rail {
                     mtu = port.mtu,
                     "the RDMA port has changed: new connections go by what it has now"
                 );
-                match path::index_of(self.partition_key, &port.partition_keys) {
-                    Some(index) => state.pkey_index = index,
-                    None => {
-                        tracing::warn!(device, port = number, "its partition is gone from the port's table")
-                    }
-                }
+                state.pkey_index = path::index_of(self.partition_key, &port.partition_keys);
                 (state.port, state.changes) = (port, changes);
             }
             // The next connection asks again.
@@ -138,7 +137,8 @@ impl Rail {
     }
 
     pub(super) fn choose_gid(&self, peer: Option<IpAddr>) -> Option<GidChoice> {
-        gid::choose(&self.state().port.gids, peer.and_then(gid::route_to), self.gid_index)
+        let route = peer.and_then(gid::route_to);
+        gid::choose(&self.state().port.gids, route, self.gid_index)
     }
 
     /// The address to speak from towards `peer`.
@@ -192,7 +192,9 @@ impl Rail {
         }
         let mtu = ours.mtu.min(theirs.mtu);
         let port = self.port.number;
-        let settings = PathSettings { pkey_index: self.state().pkey_index, ..self.settings };
+        let pkey_index =
+            self.state().pkey_index.ok_or("this side's port is no longer in the job's partition")?;
+        let settings = PathSettings { pkey_index, ..self.settings };
         Ok(QueuePairPath { port, gid_index, mtu, settings, ours: *ours, theirs: *theirs })
     }
 }

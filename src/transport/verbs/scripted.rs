@@ -31,6 +31,8 @@ thread_local! {
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// The error number with which queue pairs of this thread are destroyed; 0 is success.
     static DESTROYING: Cell<c_int> = const { Cell::new(0) };
+    /// The only partition key of the port.
+    static PARTITION: Cell<u16> = const { Cell::new(0xFFFF) };
     /// The most inline data that a queue pair of this thread takes: one that is to take more is refused.
     static INLINE_MAX: Cell<u32> = const { Cell::new(u32::MAX) };
     /// The flags of registrations of this thread.
@@ -196,6 +198,11 @@ fn count_call() {
     CALLS.set(CALLS.get() + 1);
 }
 
+/// From now on, the port is in this partition alone.
+pub(super) fn set_partition(key: u16) {
+    PARTITION.set(key);
+}
+
 /// From now on, the port has this LID and this address, at an index of its table.
 pub(super) fn set_port(lid: u16, index: u16, address: Ipv4Addr) {
     PORT.set((lid, (index, address)));
@@ -272,7 +279,7 @@ unsafe extern "C" fn query_gid_ex(
 unsafe extern "C" fn query_pkey(_: *mut sys::ibv_context, _: u8, _: c_int, key: *mut u16) -> c_int {
     count_call();
     // SAFETY: the caller's word.
-    unsafe { *key = 0xFFFF };
+    unsafe { *key = PARTITION.get().to_be() };
     0
 }
 

@@ -174,6 +174,24 @@ fn new_connections_go_by_the_addresses_that_a_port_has_now() {
     assert!(scripted::take_calls() <= 4, "it looks for events");
 }
 
+#[test]
+fn a_port_that_has_left_the_partition_makes_no_connection_in_another() {
+    let mut info = info("scripted0", true, vec![gid()]);
+    info.ports[0].partition_keys = vec![0x8012];
+    let rail = rail_of(info, VerbsOptions { partition_key: Some(0x8012), ..VerbsOptions::default() });
+    let path = || {
+        let from = rail.choose_gid(None).expect("it has an address");
+        let address = rail.port_address(&from.gid);
+        rail.path(&from, &address, &address).map(|path| path.settings.pkey_index)
+    };
+    assert_eq!(path(), Ok(0));
+    for (key, index) in [(0x8055, None), (0x8012, Some(0))] {
+        scripted::set_partition(key);
+        scripted::tell_of_port(sys::IBV_EVENT_PKEY_CHANGE);
+        assert_eq!(path().ok(), index);
+    }
+}
+
 /// The transport over the device, which tells of all that happens to its queue pairs, as adapters do.
 pub(super) fn verbs_of_an_adapter() -> Verbs {
     let mut verbs = verbs(None);
