@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use smallvec::SmallVec;
 
-/// An event that a thread waits for. Threads of this process ring it by [`ring`](Self::ring), which is a system call
+/// An event that a thread waits for. Threads of this process ring it by `ring`, which is a system call
 /// only while somebody waits; other processes ring it by a write to the descriptor.
 #[derive(Debug)]
 pub struct Doorbell {
