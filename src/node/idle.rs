@@ -74,7 +74,7 @@ pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     let Some(Sleeper { doorbell, .. }) = sleepers.clone().next() else { return turn };
     let is_idle = matches!(turn, WaitTurn::Idle) && !at_most.is_zero();
     if !is_idle || !links.clone().all(Link::may_sleep) {
-        // Whoever is awake, and whose wait has ended, need not be woken.
+        // An owner need not wake this node: it is awake, or its wait has ended.
         sleepers.filter(|sleeper| sleeper.word.is_set()).for_each(|sleeper| sleeper.word.clear());
         return turn;
     }

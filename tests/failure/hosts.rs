@@ -78,7 +78,7 @@ fn a_host_goes_on_without_a_killed_worker_and_the_mean_is_that_of_the_rest() {
         stop.store(true, SeqCst);
         drive(&mut top, "all to end", |top| top.status().left == 2);
     });
-    // Each gradient is 1, and so is each mean, whoever is in it: the step size is 1.
+    // Each gradient is 1, and so is the mean of any of them: the step size is 1.
     let (version, value) = (top.status().version.get() as f32, top.parameters().unwrap()[0]);
     assert!((value + version).abs() < 1e-3 * version, "{value} after {version} versions");
 }
