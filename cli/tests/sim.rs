@@ -247,3 +247,29 @@ fn groups_reach_the_mean() {
         assert!(row["error_f32"].as_f64().unwrap() <= 1e-6, "{row}");
     }
 }
+
+/// Runs with other seeds may be stopped: those that are on record are not made again, unless the first run, which they
+/// belong to, has come out otherwise.
+#[test]
+fn runs_with_other_seeds_are_gone_on_with() {
+    let docs = TempDir::new().unwrap();
+    let again = |times: &str| {
+        let folder = docs.path().to_str().unwrap();
+        let output = run(&["--reproduce", "ds-sync-mean", "--again", times, "--docs", folder]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output).contains("ds-sync-mean: 1 of 2 runs are on record")
+    };
+    let record = docs.path().join("records/again/ds-sync-mean.json");
+    assert!(!again("2"));
+    let read = || std::fs::read_to_string(&record).unwrap();
+    let whole = read();
+    assert!(!again("1"), "fewer runs than are on record begin at the first");
+    let one = read();
+    assert!(again("2"));
+    assert_eq!(read(), whole);
+    let other = one.replacen("\"ours\":\"", "\"ours\":\"9", 1);
+    assert_ne!(other, one);
+    std::fs::write(&record, other).unwrap();
+    assert!(!again("2"), "these runs are those of another first run");
+    assert_eq!(read(), whole);
+}

@@ -25,7 +25,7 @@ const MAPPED: &str = "SLACKLINE_TEST_IS_MAPPED";
 /// Several hosts and the switch between them.
 pub(crate) struct Hosts {
     hosts: Vec<Host>,
-    switch: Host,
+    pub(crate) switch: Host,
 }
 
 /// A host, or a switch.

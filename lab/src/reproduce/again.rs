@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::claims::Verdict;
+use super::claims::{Check, Verdict};
 use super::{Error, Outcome, Recipe};
 use crate::table::Table;
 
@@ -21,41 +21,67 @@ pub struct Again {
     claims: Vec<Repeated>,
 }
 
-/// A claim: its name, what it is held against, what came of it at first, and in how many runs it held again.
+/// A claim: its name, what it is held against, what was measured and what came of it at first, and in how many runs it
+/// held again.
 #[derive(Clone, Debug, PartialEq)]
 struct Repeated {
     name: String,
     against: String,
+    ours: String,
     first: Verdict,
     holds: u64,
 }
 
 impl Again {
-    /// Runs a result so many `times` with seeds that no other of these runs has; `first` is its first run. `seeds`
-    /// overrules the number of them in its file.
+    /// No run yet of a result beside its first one.
+    pub fn none_yet(first: &Outcome) -> Again {
+        let tried = first.checks.iter().filter(|check| check.verdict != Verdict::Untried);
+        let claims = tried.map(|check| Repeated {
+            name: check.claim.name.clone(),
+            against: check.claim.against.name().to_owned(),
+            ours: check.ours.clone(),
+            first: check.verdict,
+            holds: 0,
+        });
+        Again { result: first.recipe.name.to_owned(), times: 0, claims: claims.collect() }
+    }
+
+    /// How many runs it tells of.
+    pub fn times(&self) -> u64 {
+        self.times
+    }
+
+    /// Whether further runs can be added to these: that they belong to a first run in which each claim came out the
+    /// same, to all digits that are told.
+    pub fn is_of(&self, first: &Outcome) -> bool {
+        let blank = |again: &Again| again.claims.iter().map(|claim| Repeated { holds: 0, ..claim.clone() }).collect();
+        let (own, others): (Vec<_>, Vec<_>) = (blank(self), blank(&Again::none_yet(first)));
+        own == others
+    }
+
+    /// One more run of the result whose first run this is, with seeds that no other of its runs has; `seeds` overrules
+    /// the number of them in its file.
     ///
     /// # Errors
     ///
     /// As [`Recipe::run`].
-    pub fn run(first: &Outcome, times: u64, seeds: Option<u64>) -> Result<Again, Error> {
+    pub fn once_more(&mut self, first: &Outcome, seeds: Option<u64>) -> Result<(), Error> {
         let recipe: &'static Recipe = first.recipe;
-        let runs = (1..=times).map(|run| recipe.run(first.seed + APART * run, seeds));
-        let runs = runs.map(|run| Ok(run?.checks)).collect::<Result<Vec<_>, Error>>()?;
-        let tried = first.checks.iter().enumerate().filter(|(_, check)| check.verdict != Verdict::Untried);
-        let claims = tried.map(|(index, check)| Repeated {
-            name: check.claim.name.clone(),
-            against: check.claim.against.name().to_owned(),
-            first: check.verdict,
-            holds: runs.iter().filter(|checks| checks[index].verdict == Verdict::Holds).count() as u64,
-        });
-        Ok(Again { result: recipe.name.to_owned(), times, claims: claims.collect() })
+        let run = recipe.run(first.seed + APART * (self.times + 1), seeds)?;
+        for claim in &mut self.claims {
+            let held = |check: &&Check| check.claim.name == claim.name && check.verdict == Verdict::Holds;
+            claim.holds += u64::from(run.checks.iter().any(|check| held(&check)));
+        }
+        self.times += 1;
+        Ok(())
     }
 
     /// For programs.
     pub fn json(&self) -> Value {
         let claims = self.claims.iter().map(|claim| {
             json!({
-                "name": claim.name, "against": claim.against, "verdict": claim.first.word(), "holds": claim.holds,
+                "name": claim.name, "against": claim.against, "ours": claim.ours, "verdict": claim.first.word(),
+                "holds": claim.holds,
             })
         });
         json!({ "result": self.result, "again": self.times, "claims": claims.collect::<Vec<_>>() })
@@ -68,6 +94,7 @@ impl Again {
             Some(Repeated {
                 name: text(&claim["name"])?,
                 against: text(&claim["against"])?,
+                ours: text(&claim["ours"]).unwrap_or_default(),
                 first: Verdict::read(&claim["verdict"])?,
                 holds: claim["holds"].as_u64()?,
             })
@@ -89,7 +116,7 @@ impl Again {
     pub fn table<'a>(all: impl IntoIterator<Item = &'a Again>) -> Table {
         let mut table = Table::new(["result", "claim", "against", "at first", "holds again"]);
         for again in all {
-            for Repeated { name, against, first, holds } in &again.claims {
+            for Repeated { name, against, first, holds, .. } in &again.claims {
                 let of = format!("{holds} of {}", again.times);
                 table.row([&again.result, name, against, first.word(), &of]);
             }
@@ -140,6 +167,7 @@ mod tests {
         let claim = |name: &str, first, holds| Repeated {
             name: name.to_owned(),
             against: "theory".to_owned(),
+            ours: "1.50".to_owned(),
             first,
             holds,
         };

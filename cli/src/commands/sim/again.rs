@@ -7,20 +7,27 @@ use slackline_lab::reproduce::{Again, Outcome, Recipe};
 
 use super::args::SimArgs;
 use super::give_text;
-use super::reproduce::{failure, write_again, write_docs};
+use super::reproduce::{failure, read_again, write_again, write_docs};
 use crate::failure::Failure;
 
-/// Runs each result with the given seed, and then so many `times` with others; with --docs each is written as soon as
-/// it is there.
+/// Runs each result with the given seed, and then so many `times` with others; with --docs each run is recorded as soon
+/// as it is there, and fewer that are on record already are gone on with.
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe], times: u64) -> Result<ExitCode, Failure> {
     let mut all = Vec::new();
     for recipe in recipes {
         let first: Outcome = recipe.run(args.seed, args.seeds).map_err(|error| failure(&error))?;
-        let again = Again::run(&first, times, args.seeds).map_err(|error| failure(&error))?;
-        if let Some(docs) = args.docs.as_deref() {
-            write_again(docs, &again)?;
-            write_docs(docs, vec![first])?;
+        let docs = args.docs.as_deref();
+        let recorded = docs.and_then(|docs| read_again(docs, recipe.name));
+        let unfinished = recorded.filter(|again| again.times() < times && again.is_of(&first));
+        let mut again = unfinished.unwrap_or_else(|| Again::none_yet(&first));
+        if again.times() > 0 {
+            eprintln!("{}: {} of {times} runs are on record", recipe.name, again.times());
         }
+        while again.times() < times {
+            again.once_more(&first, args.seeds).map_err(|error| failure(&error))?;
+            docs.map_or(Ok(()), |docs| write_again(docs, &again))?;
+        }
+        docs.map_or(Ok(()), |docs| write_docs(docs, vec![first]).map(drop))?;
         all.push(again);
     }
     give_text(args, &Again::table(&all).text(), &all.iter().map(Again::json).collect::<Value>())?;

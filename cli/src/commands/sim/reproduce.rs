@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use serde_json::Value;
 use slackline_lab::reproduce::{
     self, AGAIN, Again, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Recipe,
 };
@@ -87,9 +88,19 @@ fn check_docs(docs: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A record.
+fn read(file: &Path) -> Option<Value> {
+    serde_json::from_str(&fs::read_to_string(file).ok()?).ok()
+}
+
 /// Where the runs of a result with other seeds are recorded.
 fn record_again(docs: &Path, name: &str) -> PathBuf {
     docs.join(RECORDS).join(AGAIN).join(format!("{name}.json"))
+}
+
+/// The record of runs with other seeds, if there is one.
+pub(super) fn read_again(docs: &Path, name: &str) -> Option<Again> {
+    Again::read(&read(&record_again(docs, name))?)
 }
 
 /// Writes the record of runs with other seeds.
@@ -100,10 +111,8 @@ pub(super) fn write_again(docs: &Path, again: &Again) -> Result<(), Failure> {
 /// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others. Gives what
 /// was run, judged by its runs with other seeds where there were any.
 pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outcome>, Failure> {
-    let read = |file: &Path| serde_json::from_str(&fs::read_to_string(file).ok()?).ok();
-    let again = |name: &str| Again::read(&read(&record_again(docs, name))?);
     for outcome in &mut done {
-        again(outcome.name()).into_iter().for_each(|again| outcome.held(again));
+        read_again(docs, outcome.name()).into_iter().for_each(|again| outcome.held(again));
     }
     for outcome in &done {
         let name = outcome.name();
@@ -119,7 +128,7 @@ pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outc
         let outcome = done.iter().find(|outcome| outcome.name() == recipe.name);
         let kept = || {
             let record = read(&docs.join(RECORDS).join(format!("{}.json", recipe.name)))?;
-            Part::kept(recipe, &record, again(recipe.name), &before)
+            Part::kept(recipe, &record, read_again(docs, recipe.name), &before)
         };
         let part = outcome.map(Part::of).or_else(kept);
         if part.is_none() {
