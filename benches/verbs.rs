@@ -65,7 +65,13 @@ fn build(folder: &Path) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("provider");
     let cc = |output: &str, arguments: &[&str]| {
         let mut command = Command::new("cc");
-        command.current_dir(&sources).args(["-O2", "-o"]).arg(folder.join(output)).args(arguments).arg("-L").arg(folder);
+        command
+            .current_dir(&sources)
+            .args(["-O2", "-o"])
+            .arg(folder.join(output))
+            .args(arguments)
+            .arg("-L")
+            .arg(folder);
         let status = command.status().expect("a C compiler, named cc");
         assert!(status.success(), "{command:?}: install libibverbs-dev (Debian) or rdma-core-devel (Fedora)");
     };
@@ -111,7 +117,13 @@ impl Pair {
             if let Poll::Ready(connected) = connecting.poll(now) {
                 let (client, received) = connected.expect("an answer");
                 let server = server.expect("the side that answered");
-                return Pair { client, remote: received.grants[0], local, _server: server, _granted: granted };
+                return Pair {
+                    client,
+                    remote: received.grants[0],
+                    local,
+                    _server: server,
+                    _granted: granted,
+                };
             }
         }
     }

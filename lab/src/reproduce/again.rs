@@ -54,7 +54,8 @@ impl Again {
     /// Whether further runs can be added to these: that they belong to a first run in which each claim came out the
     /// same, to all digits that are told.
     pub fn is_of(&self, first: &Outcome) -> bool {
-        let blank = |again: &Again| again.claims.iter().map(|claim| Repeated { holds: 0, ..claim.clone() }).collect();
+        let blank =
+            |again: &Again| again.claims.iter().map(|claim| Repeated { holds: 0, ..claim.clone() }).collect();
         let (own, others): (Vec<_>, Vec<_>) = (blank(self), blank(&Again::none_yet(first)));
         own == others
     }
