@@ -98,7 +98,8 @@ pub(crate) fn steps() -> [Step; 2] {
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
     };
     let unit_command = |(mutant, test, broken): &(&str, &str, &str)| {
-        let cmd = Cmd::new("cargo", &["test", "-p", "slackline", "--lib", "--", "--exact", test]);
+        // Of the whole workspace, so that the build of the step `test` serves.
+        let cmd = Cmd::new("cargo", &["test", "--workspace", "--exclude", "slackline-python", "--lib", "--", "--exact", test]);
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
     let step = |name, about, commands| Step { name, about, needs: Vec::new(), feature: None, commands };

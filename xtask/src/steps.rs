@@ -182,7 +182,7 @@ const LAST: &[&str] =
 
 /// Steps that only compute, in target folders of their own: a run of all steps has them beside the others, one after
 /// the other and at the lowest priority, since most of the others wait for much of their time.
-pub(crate) const BESIDE: &[&str] = &["loom", "mutants"];
+pub(crate) const BESIDE: &[&str] = &["loom", "mutants", "fuzz"];
 
 /// Steps beside which nothing else runs: they hold times against each other.
 pub(crate) const ALONE: &[&str] = &["twins"];
