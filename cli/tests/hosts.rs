@@ -148,6 +148,25 @@ fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
     }
 }
 
+/// Longer than TCP by itself bears with a peer that acknowledges nothing.
+#[test]
+fn a_cable_that_is_out_for_less_than_the_lease_costs_no_worker() {
+    for scheme in ["bsp", "ssp"] {
+        let fleet = Fleet::new();
+        let mut job = fleet.job(&format!("--scheme {scheme} --lease 20 {LONG}"));
+        job.coordinator.wait_for("2 paths over tcp");
+        std::thread::sleep(Duration::from_millis(500));
+        fleet.hosts.unplug(2);
+        std::thread::sleep(Duration::from_secs(5));
+        fleet.hosts.plug(2);
+        job.succeeds();
+        let json = fleet.json();
+        let clocks = |worker: usize| json["workers"][worker]["clocks"].as_u64().unwrap();
+        assert!((1..4).all(|worker| clocks(worker) == clocks(0)), "all did all their work: {json}");
+        assert_eq!(json["evicted"], 0, "{json}");
+    }
+}
+
 #[test]
 fn a_worker_restarted_on_its_own_or_another_host_goes_on_with_the_others() {
     for scheme in ["bsp", "ssp"] {

@@ -8,8 +8,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-/// A peer that acknowledges nothing for so long is gone.
-const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// A peer that acknowledges nothing for so long is gone, where its owner has not asked for more patience.
+pub const SILENCE_MAX: Duration = Duration::from_secs(3);
+
+/// The longest time that the system takes for one of the three steps in which it gives an idle peer up.
+const KEEPALIVE_MAX: u64 = 32_767;
 
 /// Connections that wait in the system's queue until a listener accepts them, where the system allows as many. A crowd
 /// that comes at once finds room there.
@@ -56,10 +59,20 @@ fn tune(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(1))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(1))?;
     sockopt::set_tcp_keepcnt(socket, 2)?;
-    sockopt::set_tcp_user_timeout(socket, SILENCE_MAX.as_millis() as u32)?;
+    allow_silence(socket, SILENCE_MAX)
+}
+
+/// Has the system bear with a peer that is silent for so long, be it idle or owing acknowledgements; 3 s at least.
+pub fn allow_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
+    let (socket, silence) = (socket.as_fd(), silence.max(SILENCE_MAX));
+    // The option takes an `int`.
+    let milliseconds = i32::try_from(silence.as_millis()).unwrap_or(i32::MAX) as u32;
+    // A third without a word, and two probes, each of which has a third to be answered.
+    let third = Duration::from_secs(u64::from(milliseconds).div_ceil(3000).min(KEEPALIVE_MAX));
+    sockopt::set_tcp_keepidle(socket, third)?;
+    sockopt::set_tcp_keepintvl(socket, third)?;
+    sockopt::set_tcp_user_timeout(socket, milliseconds)?;
     Ok(())
 }
 
@@ -106,5 +119,18 @@ mod tests {
             let flags = rustix::fs::fcntl_getfl(&socket).unwrap();
             assert!(flags.contains(rustix::fs::OFlags::NONBLOCK), "{flags:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_may_be_silent_for_as_long_as_its_owner_says_and_never_less_than_by_default() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let socket = dial(listener.local_addr().unwrap()).unwrap();
+        for (lease, third, all) in [(20, 7, 20_000), (1, 1, 3000), (86_400, 28_800, 86_400_000)] {
+            allow_silence(&socket, Duration::from_secs(lease)).unwrap();
+            let third = Duration::from_secs(third);
+            assert_eq!(options(&socket), (true, true, third, third, 2, all), "{lease} s");
+        }
+        allow_silence(&socket, Duration::MAX).unwrap();
+        assert_eq!((options(&socket).2, options(&socket).5), (Duration::from_secs(32_767), i32::MAX as u32));
     }
 }

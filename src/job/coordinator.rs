@@ -120,7 +120,8 @@ impl Attendance {
 
     /// Opens the meeting point of these processes.
     pub(super) fn listen(&self, address: SocketAddr, secret: Option<Secret>) -> Result<Hub, RendezvousError> {
-        self.roster.listen(address, secret)
+        // Their lease is known to the servers alone.
+        self.roster.listen(address, secret, Duration::ZERO)
     }
 
     fn take(&mut self, event: HubEvent, now: Instant) {

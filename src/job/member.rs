@@ -105,6 +105,8 @@ struct MemberState<C> {
     members: Vec<Member>,
     outgoing: Vec<Vec<u8>>,
     announcement: Option<Vec<Address>>,
+    /// The silence of rank 0 that the connection is to bear with from now on.
+    silence: Option<Duration>,
     end: Option<End>,
     /// Messages were taken from `outgoing` and are not yet handed to the connection.
     sending: bool,
@@ -145,6 +147,7 @@ impl<C: Conversation> JobMember<C> {
             members: Vec::new(),
             outgoing: Vec::new(),
             announcement: None,
+            silence: None,
             end: None,
             sending: false,
             leaving: false,
@@ -193,6 +196,11 @@ impl<C: Conversation> JobMember<C> {
     /// Tells all members the addresses at which this process listens.
     pub fn announce(&self, addresses: Vec<Address>) {
         self.shared.tell(|state| state.announcement = Some(addresses));
+    }
+
+    /// From now on rank 0 may be silent for so long before it is taken for gone.
+    pub(super) fn allow_silence(&self, silence: Duration) {
+        self.shared.tell(|state| state.silence = Some(silence));
     }
 
     /// Waits a moment until all messages are handed to the connection.
@@ -329,9 +337,10 @@ fn turn<C: Conversation>(
     let mut state = shared.state();
     let mut messages = std::mem::take(&mut state.outgoing);
     messages.extend(state.conversation.due(Instant::now()));
-    let announcement = state.announcement.take();
+    let (announcement, silence) = (state.announcement.take(), state.silence.take());
     state.sending = !messages.is_empty();
     drop(state);
+    silence.into_iter().for_each(|silence| membership.allow_silence(silence));
     if let Some(addresses) = announcement {
         membership.announce(addresses)?;
     }

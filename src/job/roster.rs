@@ -1,7 +1,7 @@
 //! The roster of a job at its meeting point: which of its processes are here, which have left and which never came.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::plan::Role;
 use super::rendezvous::{Hub, HubEvent, HubOptions, Member, MemberId, MemberRole, RendezvousError};
@@ -29,14 +29,19 @@ impl Roster {
         Roster { servers: vec![absent; servers], workers: vec![absent; workers] }
     }
 
-    /// Opens the meeting point of these processes.
-    pub(super) fn listen(&self, address: SocketAddr, secret: Option<Secret>) -> Result<Hub, RendezvousError> {
+    /// Opens the meeting point of these processes, which may each be silent for so long.
+    pub(super) fn listen(
+        &self,
+        address: SocketAddr,
+        secret: Option<Secret>,
+        silence: Duration,
+    ) -> Result<Hub, RendezvousError> {
         let ranks = vec![
             (MemberRole::Server, self.servers.len() as u32),
             (MemberRole::Worker, self.workers.len() as u32),
             (MemberRole::Reader, 0),
         ];
-        Hub::listen(address, HubOptions { secret, ranks })
+        Hub::listen(address, HubOptions { secret, ranks, silence })
     }
 
     /// Takes an event of the meeting point. Returns it with the role of its process, unless that process was replaced

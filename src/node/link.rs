@@ -254,7 +254,7 @@ impl<E: Endpoint> Link<E> {
 
     fn assemble(
         runtime: Runtime,
-        endpoint: E,
+        mut endpoint: E,
         address: Address,
         received: Received,
         welcome: Welcome,
@@ -281,11 +281,13 @@ impl<E: Endpoint> Link<E> {
             scratch: scratch.slice(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES, 2 * LINE_BYTES)?,
             outstanding: 0,
         };
+        let lease = Duration::from_nanos(welcome.lease_ns);
+        endpoint.allow_silence(lease);
         let heartbeat = own_page::heartbeat(&words.page)?;
         let shard = welcome.shard;
         let heartbeat_word =
             endpoint.heartbeat_word(&heartbeat).map_err(|source| Error::Post { shard, source })?;
-        let heartbeat = Heartbeat::start(&runtime, heartbeat_word, Duration::from_nanos(welcome.lease_ns))?;
+        let heartbeat = Heartbeat::start(&runtime, heartbeat_word, lease)?;
         let line = Line::default();
         let (pushed, failed, probed) = (None, None, runtime.now());
         Ok(Link {

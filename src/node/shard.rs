@@ -541,7 +541,8 @@ impl<T: Transport> Shard<T> {
                         tracing::warn!(%error, "a peer went away during its handshake");
                         self.frames.close_line(peer, Eviction::Left);
                     }
-                    Ok(endpoint) => {
+                    Ok(mut endpoint) => {
+                        endpoint.allow_silence(self.config.options.lease);
                         self.news.doorbells += usize::from(endpoint.can_wake());
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
                         // Its heart begins to beat once it has made all its connections.

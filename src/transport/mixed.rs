@@ -465,6 +465,14 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
+    fn allow_silence(&mut self, lease: Duration) {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.allow_silence(lease),
+            MixedEndpoint::Tcp(endpoint) => endpoint.allow_silence(lease),
+            MixedEndpoint::Verbs(endpoint) => endpoint.allow_silence(lease),
+        }
+    }
+
     fn close(self, code: u64) {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.close(code),

@@ -358,6 +358,10 @@ pub trait Endpoint: Send {
     /// that computes.
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError>;
 
+    /// The owner gives a peer up that is silent for so long. A transport that has a patience of its own has as much
+    /// from now on, so that it does not end the connection sooner.
+    fn allow_silence(&mut self, _lease: Duration) {}
+
     /// True if the peer has passed a doorbell ([`Transport::connect_to_be_woken`]).
     fn can_wake(&self) -> bool {
         false

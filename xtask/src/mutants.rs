@@ -99,7 +99,10 @@ pub(crate) fn steps() -> [Step; 2] {
     };
     let unit_command = |(mutant, test, broken): &(&str, &str, &str)| {
         // Of the whole workspace, so that the build of the step `test` serves.
-        let cmd = Cmd::new("cargo", &["test", "--workspace", "--exclude", "slackline-python", "--lib", "--", "--exact", test]);
+        let cmd = Cmd::new(
+            "cargo",
+            &["test", "--workspace", "--exclude", "slackline-python", "--lib", "--", "--exact", test],
+        );
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
     let step = |name, about, commands| Step { name, about, needs: Vec::new(), feature: None, commands };

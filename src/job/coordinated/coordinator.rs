@@ -67,7 +67,7 @@ impl<C: Caller> Coordinator<C> {
                 Some(order) => order.table.shards(plan.servers())?,
                 None => Vec::new(),
             };
-            Ok((roster.listen(plan.listen, plan.secret.clone())?, shards))
+            Ok((roster.listen(plan.listen, plan.secret.clone(), plan.worker.lease)?, shards))
         })();
         let (hub, shards) = opened.map_err(|error| caller.explain(error))?;
         Ok(Coordinator {

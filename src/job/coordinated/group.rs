@@ -52,7 +52,7 @@ impl CoordinatedMember {
         let options = PublisherOptions { memory, ..PublisherOptions::default() };
         let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
         publish(&mut publisher, &initial, timeout)?;
-        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: group.lease };
+        let options = GroupOptions { checksums: order.checksums, run: group.run, lease: order.lease };
         let (mut member, choices) =
             self.member.meet(&order.plan, &group.listen, order.workers, elements, options)?;
         member.parameters_mut()?.copy_from_slice(&initial);

@@ -131,7 +131,10 @@ impl CoordinatedMember {
     /// The job ends before, or the timeout passes.
     pub fn server_order(&self) -> Result<ServerOrder, JobError> {
         match self.order()? {
-            Order::Serve(order) => Ok(*order),
+            Order::Serve(order) => {
+                self.member.allow_silence(order.lease);
+                Ok(*order)
+            }
             _ => Err(JobError::Order("the coordinator takes this server for a worker")),
         }
     }
@@ -142,7 +145,10 @@ impl CoordinatedMember {
     /// The job ends before, or the timeout passes.
     pub fn worker_order(&self) -> Result<WorkerOrder, JobError> {
         match self.order()? {
-            Order::Work(order) => Ok(*order),
+            Order::Work(order) => {
+                self.member.allow_silence(order.lease);
+                Ok(*order)
+            }
             _ => Err(JobError::Order("the coordinator takes this worker for a server")),
         }
     }

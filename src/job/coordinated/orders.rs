@@ -136,6 +136,8 @@ pub struct WorkerOrder {
     pub checksums: bool,
     /// Step size: of the server, for steps on a worker's own copy, or of its own optimiser.
     pub learning_rate: f32,
+    /// The longest silence of another process.
+    pub lease: Duration,
     /// The effect of one gradient of its own on the parameters, where it is to see that at once.
     pub own_step: Option<f32>,
     /// The further order of a worker in a job without a server; its initial values follow.
@@ -155,8 +157,6 @@ pub struct GroupOrder {
     pub optimizer: Optimizer,
     /// How the step size falls.
     pub schedule: Schedule,
-    /// The longest silence of another worker.
-    pub lease: Duration,
     /// The name of the job among those of its workers: a number that no other job has.
     pub run: u64,
 }

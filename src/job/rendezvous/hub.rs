@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Introduction, MAX_MEMBERS, Member, MemberId, MemberRole, RendezvousError};
-use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, listen};
+use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, allow_silence, listen};
 use crate::node::now;
 use crate::transport::wireup::{Newcomer, Newcomers, accept};
 
@@ -24,6 +24,8 @@ pub struct HubOptions {
     pub secret: Option<Secret>,
     /// The number of ranks of each role; members of a role that is not listed may fill the job.
     pub ranks: Vec<(MemberRole, u32)>,
+    /// A member may be silent for so long before the system takes it for gone; 3 s at least.
+    pub silence: Duration,
 }
 
 /// Events at the meeting point.
@@ -200,6 +202,9 @@ impl Hub {
         let welcome = FromHub::Welcome { id, role_rank, generation, epoch: self.epoch };
         if channel.send(&encode(&welcome)).is_ok() {
             tracing::info!(%role, role_rank, generation, host = %member.host, process, "joined");
+            if let Err(error) = allow_silence(&channel, self.options.silence) {
+                tracing::warn!(%error, "a member that is silent for seconds will be taken for gone");
+            }
             self.inside.push(Inside { channel, member: member.clone(), failed: None });
             self.events.push_back(HubEvent::Joined(member));
             self.changed = true;

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Introduction, MAX_MESSAGE_BYTES, Member, MemberId, RendezvousError};
-use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret};
+use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, allow_silence};
 use crate::transport::Address;
 
 /// Between two tries to reach rank 0, which may start later than the others.
@@ -122,6 +122,13 @@ impl Membership {
                 let reason = "it said what is no message, or out of turn";
                 Err(RendezvousError::Protocol { address: self.address.clone(), reason })
             }
+        }
+    }
+
+    /// Has the system bear with a rank 0 that is silent for so long, and 3 s at least.
+    pub fn allow_silence(&self, silence: Duration) {
+        if let Err(error) = allow_silence(&self.channel, silence) {
+            tracing::warn!(%error, "a rank 0 that is silent for seconds will be taken for gone");
         }
     }
 

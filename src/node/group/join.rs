@@ -304,11 +304,12 @@ impl<T: Transport> GroupListener<T> {
     fn take_in(
         &mut self,
         rank: usize,
-        endpoint: T::Endpoint,
+        mut endpoint: T::Endpoint,
         inbox: GroupInbox,
         outbox: GroupOutbox,
     ) -> Result<(), Error> {
         use crate::transport::Endpoint;
+        endpoint.allow_silence(self.lease);
         match endpoint.heartbeat_word(&outbox.heartbeat()?) {
             Ok(heartbeat_word) => {
                 tracing::debug!(rank, transport = endpoint.transport(), "met a member");

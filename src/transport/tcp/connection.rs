@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use super::check::check;
 use super::hello::{Lane, Terms};
@@ -36,6 +37,8 @@ pub(super) struct Connection {
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
     reverse_data: Mutex<Option<Socket>>,
     reverse_heartbeat: Mutex<Option<Socket>>,
+    /// The silence of the peer that its owner bears with, in milliseconds; 0 until it says so.
+    silence: AtomicU64,
 }
 
 impl Connection {
@@ -51,6 +54,23 @@ impl Connection {
             over: OnceLock::new(),
             reverse_data: Mutex::default(),
             reverse_heartbeat: Mutex::default(),
+            silence: AtomicU64::new(0),
+        }
+    }
+
+    /// The owner bears with a peer that is silent for so long. Lanes that come later are made for that.
+    pub(super) fn allow_silence(&self, silence: Duration) {
+        self.silence.store(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX), Ordering::Release);
+        for lane in [Lane::ReverseData, Lane::ReverseHeartbeat] {
+            self.reverse(lane).iter().for_each(|socket| socket.allow_silence(silence));
+        }
+    }
+
+    /// Has a lane bear with as much silence as the owner does.
+    pub(super) fn allow_silence_on(&self, lane: &Socket) {
+        match self.silence.load(Ordering::Acquire) {
+            0 => {}
+            silence => lane.allow_silence(Duration::from_millis(silence)),
         }
     }
 

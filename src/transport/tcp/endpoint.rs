@@ -1,6 +1,7 @@
 //! One connected peer, as its user holds it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::connection::{Connection, lock};
 use super::engine::{Command, Engine};
@@ -9,6 +10,7 @@ use super::hello::Lane;
 use super::initiator::{Broken, ENDED, Initiator};
 use super::posting::StagedPosting;
 use super::socket::Socket;
+use crate::channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
     Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, WorkCompletion, WorkRequest,
@@ -229,6 +231,19 @@ impl Endpoint for TcpEndpoint {
             word: *word,
             guard: self.guard,
         }))
+    }
+
+    fn allow_silence(&mut self, lease: Duration) {
+        // Lanes are made for that much.
+        if lease <= channel::SILENCE_MAX {
+            return;
+        }
+        self.connection.allow_silence(lease);
+        self.data.iter().for_each(|data| self.connection.allow_silence_on(data.socket()));
+        lock(&self.heartbeat).allow_silence();
+        if let Some(engine) = &self.engine {
+            engine.tell(Command::AllowSilence(Arc::clone(&self.connection)));
+        }
     }
 
     fn close(mut self, code: u64) {

@@ -63,6 +63,8 @@ pub(super) enum Command {
     Finish(Channel, Arc<Connection>),
     /// Serve a lane.
     Serve(Socket, Arc<Connection>),
+    /// Bear with as much silence on the lanes of a connection as its owner does.
+    AllowSilence(Arc<Connection>),
     /// Stop serving a connection.
     Forget(Arc<Connection>),
     /// Stop serving a connection, and tell the peer this code.
@@ -479,6 +481,7 @@ impl ProgressState {
                 Command::Join(channel, ticket, lane) => self.join(channel, &ticket, lane),
                 Command::Finish(channel, connection) => self.finish(channel, connection),
                 Command::Serve(socket, connection) => self.serve(socket, connection),
+                Command::AllowSilence(connection) => self.allow_silence(&connection),
                 Command::Forget(connection) => self.forget(&connection),
                 Command::Part(connection, code) => self.part(&connection, code),
             }
@@ -487,6 +490,7 @@ impl ProgressState {
 
     fn serve(&mut self, socket: Socket, connection: Arc<Connection>) {
         if connection.over().is_none() {
+            connection.allow_silence_on(&socket);
             let target = Target::new(socket, connection, Arc::clone(&self.shared.access_violations));
             self.add(EventSource::Lane(target), epoll::EventFlags::IN);
         }
@@ -508,6 +512,16 @@ impl ProgressState {
     fn end(&mut self, connection: &Arc<Connection>, reason: &'static str) {
         connection.fail(reason);
         self.forget(connection);
+    }
+
+    fn allow_silence(&mut self, connection: &Arc<Connection>) {
+        for source in self.sources.iter().filter_map(|source| source.source.as_ref()) {
+            if let EventSource::Lane(target) = source
+                && Arc::ptr_eq(target.connection(), connection)
+            {
+                target.allow_silence();
+            }
+        }
     }
 
     fn forget(&mut self, connection: &Arc<Connection>) {
@@ -608,10 +622,12 @@ impl ProgressState {
         }
         match &mut reverse {
             Some(reverse) => {
-                **reverse = Some(match lane {
+                let socket = match lane {
                     Lane::ReverseData => Socket::patient(channel),
                     Lane::ForwardHeartbeat | Lane::ReverseHeartbeat => Socket::timed(channel),
-                });
+                };
+                connection.allow_silence_on(&socket);
+                **reverse = Some(socket);
             }
             None => {
                 drop(reverse);

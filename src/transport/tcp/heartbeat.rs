@@ -85,6 +85,11 @@ impl HeartbeatLane {
         }
     }
 
+    /// Bears with as much silence as the owner of its connection does.
+    pub(super) fn allow_silence(&self) {
+        self.socket.iter().for_each(|socket| self.connection.allow_silence_on(socket));
+    }
+
     pub(super) fn close_code(&self) -> Option<u64> {
         self.close_code
     }

@@ -128,6 +128,10 @@ impl Initiator {
         }
     }
 
+    pub(super) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
     #[inline]
     pub(super) fn broken(&self) -> Option<Broken> {
         self.broken

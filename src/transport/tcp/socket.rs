@@ -5,10 +5,11 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use super::initiator::{Broken, ENDED, reason};
 use super::record::Records;
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::mem::{ForkGuard, VolatileSlice};
 
 /// Most pieces of memory that one call sends.
@@ -54,6 +55,18 @@ impl Socket {
             tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
         }
         Socket::of_channel(channel, false)
+    }
+
+    /// Has the system bear with a peer that is silent for so long.
+    pub(super) fn allow_silence(&self, silence: Duration) {
+        let allowed = channel::allow_silence(&self.stream, silence).and_then(|()| match self.is_timed {
+            true => Ok(()),
+            // See `patient`.
+            false => Ok(rustix::net::sockopt::set_tcp_user_timeout(&self.stream, 0)?),
+        });
+        if let Err(error) = allowed {
+            tracing::warn!(%error, "a peer that is silent for seconds will be taken for dead");
+        }
     }
 
     /// True if it is one for heartbeats.

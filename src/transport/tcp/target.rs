@@ -123,6 +123,11 @@ impl Target {
         }
     }
 
+    /// Bears with as much silence as the owner of its connection does.
+    pub(super) fn allow_silence(&self) {
+        self.connection.allow_silence_on(&self.socket);
+    }
+
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }

@@ -259,7 +259,6 @@ impl Plan {
             table: self.table.clone(),
             optimizer: self.optimizer,
             schedule: self.schedule,
-            lease: self.lease,
             run,
         });
         let worker = WorkerOrder {
@@ -272,6 +271,7 @@ impl Plan {
             checksums: self.checksums,
             learning_rate: self.learning_rate,
             own_step: self.own_step,
+            lease: self.lease,
             group,
             program: String::new(),
         };
