@@ -318,6 +318,18 @@ fn losing_agrees_with_its_record() {
     agrees("losing", 22 * 7);
 }
 
+/// The README has the table of all schemes on real processes, whose command writes the page.
+#[test]
+fn the_readme_has_the_table_of_all_schemes_that_the_page_has() {
+    let page = fs::read_to_string(docs().join("reproductions-real.md")).expect("the page");
+    let readme = fs::read_to_string(docs().join("../README.md")).expect("the README");
+    let (_, table) = page.split_once("## All schemes").expect("a section of all schemes");
+    let rows: Vec<&str> =
+        table.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| !line.is_empty()).collect();
+    assert_eq!(rows.len(), 2 + 8, "{rows:?}");
+    assert!(rows.iter().all(|row| readme.contains(row)), "{rows:?}");
+}
+
 #[test]
 fn the_page_tells_every_check_of_every_record_as_it_came_out() {
     let page = fs::read_to_string(docs().join("reproductions.md")).expect("the page");

@@ -27,6 +27,9 @@ struct DeviceRequest {
     kind: EntryKind,
 }
 
+/// Regions, the oldest first, each with the number of the last request that it is held for.
+type Held = VecDeque<(MemoryRegion, u64)>;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EntryKind {
     /// The caller hears of it.
@@ -54,9 +57,8 @@ pub(super) struct Initiator {
     pair: QueuePair,
     /// The requests that were posted and not yet told of, the oldest first. Its capacity is that of the device's queue.
     entries: VecDeque<DeviceRequest>,
-    /// The memory that the device may be using, with the number of the last entry that it is held for: requests that
-    /// follow each other in one region hold it once.
-    held: VecDeque<(MemoryRegion, u64)>,
+    /// The memory that the device may be using: requests that follow each other in one region hold it once.
+    held: Held,
     /// Those of the entries that are proofs.
     proofs: usize,
     /// Number of the oldest entry; they count on from there. The device hands them back with each completion.
@@ -612,7 +614,7 @@ impl Initiator {
 
 /// The memory of requests of queue pairs that could not be destroyed. The device may go on to read and write it, so it
 /// is never given back.
-static KEPT: Mutex<Vec<(VecDeque<(MemoryRegion, u64)>, MemoryRegion)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<(Held, MemoryRegion)>> = Mutex::new(Vec::new());
 
 impl Batch {
     fn with_capacity(room: usize) -> Batch {
