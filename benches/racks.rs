@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Long enough for a connection to send as fast as the link carries.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// One network, and what is to happen on it: workers 0 and 1 are in the first rack, 2 and 3 in the second. In round 0 the
+/// One network, and what happens on it: workers 0 and 1 are in the first rack, 2 and 3 in the second. In round 0 the
 /// pairs {0, 1} and {2, 3} average within their racks, in round 1 {0, 2} and {1, 3} across.
 struct Case {
     name: &'static str,
@@ -45,8 +45,8 @@ struct Case {
     fluid: [f64; 2],
 }
 
-/// For the times by hand, see the tests of the same networks. With an endless flow in one direction each of the two pairs
-/// has a third of that direction: both begin at 2 s, and take three times 0.9 s.
+/// For the times by hand, see the tests of the same networks. With an endless flow in one direction each of the two
+/// pairs has a third of that direction: both begin at 2 s, and take three times 0.9 s.
 const CASES: [Case; 3] = [
     Case {
         name: "pairs share the links of racks",
@@ -208,7 +208,7 @@ fn limit(host: &Host, device: &str, rate: f64) {
     tc(format!("qdisc add dev {device} parent 1:1 pfifo limit 100"));
 }
 
-/// The bytes per second that a link carries each way, headers and acknowledgements left out, while it is full both ways:
+/// The bytes per second that a link carries each way, without headers and acknowledgements, while it is full both ways:
 /// the link of racks, or that of worker 2.
 fn link_rate(hosts: &Hosts, flows: [(usize, usize); 2]) -> f64 {
     let flows = flows.map(|(from, to)| EndlessFlow::start(&hosts[from], &hosts[to]));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_may_be_silent_for_as_long_as_its_owner_says_and_never_less_than_by_default() {
+    fn a_peer_may_be_silent_for_as_long_as_its_owner_says_and_for_3_s_at_least() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let socket = dial(listener.local_addr().unwrap()).unwrap();
         for (lease, third, all) in [(20, 7, 20_000), (1, 1, 3000), (86_400, 28_800, 86_400_000)] {

@@ -44,8 +44,8 @@ pub(crate) struct SimArgs {
     pub(super) quick: bool,
 
     /// With --reproduce: run it so often again, with seeds that no other run has, and count how often each claim holds;
-    /// one that held at first and does not in nine of ten is a failure. With --docs each run is recorded at its end, and
-    /// the same command goes on where it was stopped
+    /// one that held at first and does not in nine of ten is a failure. With --docs each run is recorded at its end,
+    /// and the same command goes on where it was stopped
     #[arg(
         long,
         help_heading = "What to run",
