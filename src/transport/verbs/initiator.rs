@@ -475,9 +475,9 @@ impl Initiator {
         fence(Ordering::Release);
         // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the call.
         // Each piece lies inside a region of this domain (checked in `post`; the cells are of it, too; what is
-        // registered in the first rail's is in those of all others). The regions are held until the device has given the
-        // requests back, or until after the queue pair is destroyed. The cell of an entry is used again only
-        // by the next entry at its index in the ring.
+        // registered in the first rail's is in those of all others). The regions are held until the device has given
+        // the requests back, or until after the queue pair is destroyed. The cell of an entry is used again only by the
+        // next entry at its index in the ring.
         let posted = unsafe { self.pair.post(self.batch.named()) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
