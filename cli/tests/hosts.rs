@@ -148,9 +148,9 @@ fn a_cable_that_is_out_for_a_second_costs_nobody_the_job() {
     }
 }
 
-/// Longer than TCP by itself bears with a peer that acknowledges nothing.
+/// By itself TCP gives a peer up after three seconds in which it acknowledges nothing.
 #[test]
-fn a_cable_that_is_out_for_less_than_the_lease_costs_no_worker() {
+fn a_cable_that_is_out_for_five_seconds_costs_no_worker_with_a_longer_lease() {
     for scheme in ["bsp", "ssp"] {
         let fleet = Fleet::new();
         let mut job = fleet.job(&format!("--scheme {scheme} --lease 20 {LONG}"));

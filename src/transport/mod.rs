@@ -358,8 +358,8 @@ pub trait Endpoint: Send {
     /// that computes.
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError>;
 
-    /// The owner gives a peer up that is silent for so long. A transport that has a patience of its own has as much
-    /// from now on, so that it does not end the connection sooner.
+    /// The owner gives a peer up that is silent for so long. A transport that ends connections to silent peers by
+    /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
     /// True if the peer has passed a doorbell ([`Transport::connect_to_be_woken`]).

@@ -180,8 +180,8 @@ pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 const LAST: &[&str] =
     &["softroce", "reproduce", "bindings", "fuzz", "loom", "mutants", "softroce-apart", "aarch64", "asan"];
 
-/// Steps that only compute, in target folders of their own: a run of all steps has them beside the others, one after
-/// the other and at the lowest priority, since most of the others wait for much of their time.
+/// Steps that only compute, and build in target folders of their own: a run of all steps has them beside the others,
+/// one after the other and at the lowest priority, since most of the others wait for much of their time.
 pub(crate) const BESIDE: &[&str] = &["loom", "mutants", "fuzz"];
 
 /// Steps beside which nothing else runs: they hold times against each other.

@@ -17,17 +17,19 @@ const LEAST: f64 = 0.9;
 pub struct Again {
     /// The name of the result.
     pub result: String,
+    /// The first seed of the first run, and the number of its seeds; older records do not say.
+    seeds: Option<(u64, u64)>,
     times: u64,
     claims: Vec<Repeated>,
 }
 
-/// A claim: its name, what it is held against, what was measured and what came of it at first, and in how many runs it
-/// held again.
+/// A claim: its name, what it is held against, what was measured (older records do not say) and what came of it at
+/// first, and in how many runs it held again.
 #[derive(Clone, Debug, PartialEq)]
 struct Repeated {
     name: String,
     against: String,
-    ours: String,
+    ours: Option<String>,
     first: Verdict,
     holds: u64,
 }
@@ -39,11 +41,12 @@ impl Again {
         let claims = tried.map(|check| Repeated {
             name: check.claim.name.clone(),
             against: check.claim.against.name().to_owned(),
-            ours: check.ours.clone(),
+            ours: Some(check.ours.clone()),
             first: check.verdict,
             holds: 0,
         });
-        Again { result: first.recipe.name.to_owned(), times: 0, claims: claims.collect() }
+        let (claims, seeds) = (claims.collect(), Some((first.seed, first.settings.seeds)));
+        Again { result: first.recipe.name.to_owned(), seeds, times: 0, claims }
     }
 
     /// How many runs it tells of.
@@ -51,13 +54,18 @@ impl Again {
         self.times
     }
 
-    /// Whether further runs can be added to these: that they belong to a first run in which each claim came out the
-    /// same, to all digits that are told.
+    /// Whether these runs belong to this first run: that it has the same seeds, and each claim came out the same, to
+    /// all digits that are told.
     pub fn is_of(&self, first: &Outcome) -> bool {
-        let blank =
-            |again: &Again| again.claims.iter().map(|claim| Repeated { holds: 0, ..claim.clone() }).collect();
-        let (own, others): (Vec<_>, Vec<_>) = (blank(self), blank(&Again::none_yet(first)));
-        own == others
+        let other = Again::none_yet(first);
+        let same = |(own, other): (&Repeated, &Repeated)| {
+            own.name == other.name
+                && own.first == other.first
+                && (own.ours.is_none() || own.ours == other.ours)
+        };
+        (self.seeds.is_none() || self.seeds == other.seeds)
+            && self.claims.len() == other.claims.len()
+            && self.claims.iter().zip(&other.claims).all(same)
     }
 
     /// One more run of the result whose first run this is, with seeds that no other of its runs has; `seeds` overrules
@@ -85,7 +93,11 @@ impl Again {
                 "holds": claim.holds,
             })
         });
-        json!({ "result": self.result, "again": self.times, "claims": claims.collect::<Vec<_>>() })
+        let (seed, seeds) = self.seeds.unzip();
+        json!({
+            "result": self.result, "seed": seed, "seeds": seeds, "again": self.times,
+            "claims": claims.collect::<Vec<_>>(),
+        })
     }
 
     /// Of its record; none if that does not tell of such runs.
@@ -95,13 +107,14 @@ impl Again {
             Some(Repeated {
                 name: text(&claim["name"])?,
                 against: text(&claim["against"])?,
-                ours: text(&claim["ours"]).unwrap_or_default(),
+                ours: text(&claim["ours"]),
                 first: Verdict::read(&claim["verdict"])?,
                 holds: claim["holds"].as_u64()?,
             })
         };
         let claims = record["claims"].as_array()?.iter().map(claim).collect::<Option<_>>()?;
-        Some(Again { result: text(&record["result"])?, times: record["again"].as_u64()?, claims })
+        let seeds = record["seed"].as_u64().zip(record["seeds"].as_u64());
+        Some(Again { result: text(&record["result"])?, seeds, times: record["again"].as_u64()?, claims })
     }
 
     /// Whether each claim that held at first holds in nine of ten of the other runs.
@@ -168,7 +181,7 @@ mod tests {
         let claim = |name: &str, first, holds| Repeated {
             name: name.to_owned(),
             against: "theory".to_owned(),
-            ours: "1.50".to_owned(),
+            ours: Some("1.50".to_owned()),
             first,
             holds,
         };
@@ -178,7 +191,7 @@ mod tests {
             claim("late", Verdict::Differs, 10),
             claim("never", Verdict::Differs, 0),
         ];
-        Again { result: "bap".to_owned(), times: 10, claims }
+        Again { result: "bap".to_owned(), seeds: Some((1, 10)), times: 10, claims }
     }
 
     #[test]

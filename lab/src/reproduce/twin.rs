@@ -293,10 +293,6 @@ the row of BSP has seconds. \"An end\" says that a step size beyond the grid may
 
 /// Behind the table of all schemes.
 const EARLIER: &str = "
-The runs of 2026-11-25 had simulations and compilers beside them, most of them of the lowest priority (SCHED_IDLE); the
-rows above this table had nothing beside them. Beside such simulations BAP's clocks took 0.3 to 2.9 % longer. In four of
-the sixteen cells the largest step size is the best one: for BSP, DBW and DS-Sync this grid is still too short.
-
 An earlier grid of step sizes, 0.02 to 0.16, had an end as the best in ten of the sixteen cells, so that it was widened
 at both ends; and it had five seeds. Its table, of 2026-11-24, on a machine that did other work:
 

@@ -48,7 +48,8 @@ impl CoordinatedMember {
         let initial = self.values(elements, timeout)?;
         let transports = &self.member.transports;
         let address = transports.listen_at(&group.listen)?;
-        let memory = ShardOptions { checksums: order.checksums, ..ShardOptions::default() };
+        let memory =
+            ShardOptions { checksums: order.checksums, lease: order.lease, ..ShardOptions::default() };
         let options = PublisherOptions { memory, ..PublisherOptions::default() };
         let mut publisher = Publisher::new(transports.open(), &address, group.table, options)?;
         publish(&mut publisher, &initial, timeout)?;

@@ -24,7 +24,7 @@ pub struct HubOptions {
     pub secret: Option<Secret>,
     /// The number of ranks of each role; members of a role that is not listed may fill the job.
     pub ranks: Vec<(MemberRole, u32)>,
-    /// A member may be silent for so long before the system takes it for gone; 3 s at least.
+    /// A member may be silent for so long, and for 3 to 15 s, before the system takes it for gone.
     pub silence: Duration,
 }
 

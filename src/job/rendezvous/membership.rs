@@ -125,7 +125,7 @@ impl Membership {
         }
     }
 
-    /// Has the system bear with a rank 0 that is silent for so long, and 3 s at least.
+    /// Has the system wait for so long, and for 3 to 15 s, for a rank 0 that is silent.
     pub fn allow_silence(&self, silence: Duration) {
         if let Err(error) = allow_silence(&self.channel, silence) {
             tracing::warn!(%error, "a rank 0 that is silent for seconds will be taken for gone");

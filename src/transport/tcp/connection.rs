@@ -37,7 +37,7 @@ pub(super) struct Connection {
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
     reverse_data: Mutex<Option<Socket>>,
     reverse_heartbeat: Mutex<Option<Socket>>,
-    /// The silence of the peer that its owner bears with, in milliseconds; 0 until it says so.
+    /// The silence that the owner allows the peer, in milliseconds; 0 until it says so.
     silence: AtomicU64,
 }
 
@@ -58,7 +58,7 @@ impl Connection {
         }
     }
 
-    /// The owner bears with a peer that is silent for so long. Lanes that come later are made for that.
+    /// The owner waits for a peer that is silent for so long. Lanes that come later are made for that.
     pub(super) fn allow_silence(&self, silence: Duration) {
         self.silence.store(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX), Ordering::Release);
         for lane in [Lane::ReverseData, Lane::ReverseHeartbeat] {
@@ -66,7 +66,7 @@ impl Connection {
         }
     }
 
-    /// Has a lane bear with as much silence as the owner does.
+    /// Has a lane allow as much silence as the owner does.
     pub(super) fn allow_silence_on(&self, lane: &Socket) {
         match self.silence.load(Ordering::Acquire) {
             0 => {}

@@ -235,7 +235,7 @@ impl Endpoint for TcpEndpoint {
 
     fn allow_silence(&mut self, lease: Duration) {
         // Lanes are made for that much.
-        if lease <= channel::SILENCE_MAX {
+        if lease <= channel::SILENCE_MIN {
             return;
         }
         self.connection.allow_silence(lease);

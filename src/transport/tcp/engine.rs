@@ -63,7 +63,7 @@ pub(super) enum Command {
     Finish(Channel, Arc<Connection>),
     /// Serve a lane.
     Serve(Socket, Arc<Connection>),
-    /// Bear with as much silence on the lanes of a connection as its owner does.
+    /// Allow as much silence on the lanes of a connection as its owner does.
     AllowSilence(Arc<Connection>),
     /// Stop serving a connection.
     Forget(Arc<Connection>),

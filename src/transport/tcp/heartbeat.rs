@@ -85,7 +85,7 @@ impl HeartbeatLane {
         }
     }
 
-    /// Bears with as much silence as the owner of its connection does.
+    /// Allows as much silence as the owner of its connection does.
     pub(super) fn allow_silence(&self) {
         self.socket.iter().for_each(|socket| self.connection.allow_silence_on(socket));
     }

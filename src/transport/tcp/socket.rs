@@ -57,7 +57,7 @@ impl Socket {
         Socket::of_channel(channel, false)
     }
 
-    /// Has the system bear with a peer that is silent for so long.
+    /// Has the system wait for so long, and for 3 to 15 s, for a peer that is silent.
     pub(super) fn allow_silence(&self, silence: Duration) {
         let allowed = channel::allow_silence(&self.stream, silence).and_then(|()| match self.is_timed {
             true => Ok(()),

@@ -123,7 +123,7 @@ impl Target {
         }
     }
 
-    /// Bears with as much silence as the owner of its connection does.
+    /// Allows as much silence as the owner of its connection does.
     pub(super) fn allow_silence(&self) {
         self.connection.allow_silence_on(&self.socket);
     }

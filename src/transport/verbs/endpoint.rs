@@ -11,7 +11,7 @@ use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
 use super::pairs::{Requester, Responder};
 use super::rails::Rails;
-use crate::channel::Channel;
+use crate::channel::{Channel, allow_silence};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
     CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, WorkCompletion,
@@ -440,6 +440,14 @@ impl Endpoint for VerbsEndpoint {
 
     fn transport(&self) -> &'static str {
         super::NAME
+    }
+
+    /// Of the connection that the handshake used. The timeout and the retries of the queue pairs are settings.
+    fn allow_silence(&mut self, lease: Duration) {
+        let allowed = self.link.as_ref().map_or(Ok(()), |link| allow_silence(&link.channel, lease));
+        if let Err(error) = allowed {
+            tracing::warn!(%error, "a peer that is silent for seconds will be taken for dead");
+        }
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

@@ -483,6 +483,11 @@ impl Initiator {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
             self.entries.truncate(self.entries.len() - (self.batch.count - count));
             self.proofs = self.entries.iter().filter(|entry| entry.kind == EntryKind::Proof).count();
+            let end = self.number();
+            self.held.retain_mut(|(_, last)| {
+                *last = (*last).min(end.saturating_sub(1));
+                end > self.first && *last >= self.first
+            });
             self.end();
             REFUSED_BY_DEVICE.into()
         })
@@ -565,10 +570,16 @@ impl Initiator {
         let entry = self.entries.pop_front()?;
         self.first += 1;
         self.proofs -= usize::from(entry.kind == EntryKind::Proof);
+        self.let_go();
+        Some(entry)
+    }
+
+    /// Lets go of memory of entries that are forgotten.
+    #[inline]
+    fn let_go(&mut self) {
         while self.held.front().is_some_and(|(_, last)| *last < self.first) {
             self.held.pop_front();
         }
-        Some(entry)
     }
 
     /// Drops the oldest entries that have succeeded and that no caller hears of.
@@ -621,8 +632,9 @@ impl Batch {
         Batch { requests: Vec::with_capacity(room), pieces: Vec::with_capacity(room), count: 0 }
     }
 
-    /// Adds a request that concerns this memory of one's own. The request that lay here before is written over as far
-    /// as any request is written, which costs half the time of making one and moving it here.
+    /// Adds a request that concerns this memory of one's own. It is made of the one that was here before: each field
+    /// that any request sets is set again, and the others stay zero. That takes half the time of making one and moving
+    /// it here.
     #[inline]
     fn add(&mut self, piece: sys::ibv_sge) -> &mut sys::ibv_send_wr {
         let at = self.count;

@@ -10,18 +10,18 @@ use super::give_text;
 use super::reproduce::{failure, read_again, write_again, write_docs};
 use crate::failure::Failure;
 
-/// Runs each result with the given seed, and then so many `times` with others; with --docs each run is recorded as soon
-/// as it is there, and fewer that are on record already are gone on with.
+/// Runs each result with the given seed, and then so many `times` with others. With --docs each run is recorded as soon
+/// as it is there, and runs that are on record are not made again.
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe], times: u64) -> Result<ExitCode, Failure> {
     let mut all = Vec::new();
     for recipe in recipes {
         let first: Outcome = recipe.run(args.seed, args.seeds).map_err(|error| failure(&error))?;
         let docs = args.docs.as_deref();
         let recorded = docs.and_then(|docs| read_again(docs, recipe.name));
-        let unfinished = recorded.filter(|again| again.times() < times && again.is_of(&first));
-        let mut again = unfinished.unwrap_or_else(|| Again::none_yet(&first));
+        let own = recorded.filter(|again| again.is_of(&first));
+        let mut again = own.unwrap_or_else(|| Again::none_yet(&first));
         if again.times() > 0 {
-            eprintln!("{}: {} of {times} runs are on record", recipe.name, again.times());
+            eprintln!("{}: {} runs are on record, {times} are asked for", recipe.name, again.times());
         }
         while again.times() < times {
             again.once_more(&first, args.seeds).map_err(|error| failure(&error))?;
