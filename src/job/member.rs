@@ -105,7 +105,7 @@ struct MemberState<C> {
     members: Vec<Member>,
     outgoing: Vec<Vec<u8>>,
     announcement: Option<Vec<Address>>,
-    /// The silence of rank 0 that the connection is to bear with from now on.
+    /// The silence that rank 0 is allowed from now on.
     silence: Option<Duration>,
     end: Option<End>,
     /// Messages were taken from `outgoing` and are not yet handed to the connection.
