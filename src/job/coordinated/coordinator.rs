@@ -13,7 +13,7 @@ use super::causes::Loss;
 use super::entries::{Members, ProcessState, ServerEntry, WorkerEntry};
 use super::orders::{Body, Message, Order, VALUES_PER_MESSAGE, json, read, values};
 use super::reports::{ServerReport, WorkerReport};
-use super::{Coordination, JobOutcome};
+use super::{Coordination, JobOutcome, LEASES};
 use crate::transport::mixed::Mixed;
 use crate::transport::{Address, TransportKind};
 
@@ -67,7 +67,8 @@ impl<C: Caller> Coordinator<C> {
                 Some(order) => order.table.shards(plan.servers())?,
                 None => Vec::new(),
             };
-            Ok((roster.listen(plan.listen, plan.secret.clone(), plan.worker.lease)?, shards))
+            let silence = plan.worker.lease.saturating_mul(LEASES);
+            Ok((roster.listen(plan.listen, plan.secret.clone(), silence)?, shards))
         })();
         let (hub, shards) = opened.map_err(|error| caller.explain(error))?;
         Ok(Coordinator {

@@ -12,7 +12,7 @@ use super::super::member::{Conversation, End, JobMember, LAST_WORDS};
 use super::super::rendezvous::{self, Host, Introduction, MemberRole};
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::{PathTaken, WorkerReport};
-use super::{ServerOrder, WorkerOrder};
+use super::{LEASES, ServerOrder, WorkerOrder};
 use crate::channel::Secret;
 
 /// The time between two reports of a worker.
@@ -132,7 +132,7 @@ impl CoordinatedMember {
     pub fn server_order(&self) -> Result<ServerOrder, JobError> {
         match self.order()? {
             Order::Serve(order) => {
-                self.member.allow_silence(order.lease);
+                self.member.allow_silence(order.lease.saturating_mul(LEASES));
                 Ok(*order)
             }
             _ => Err(JobError::Order("the coordinator takes this server for a worker")),
@@ -146,7 +146,7 @@ impl CoordinatedMember {
     pub fn worker_order(&self) -> Result<WorkerOrder, JobError> {
         match self.order()? {
             Order::Work(order) => {
-                self.member.allow_silence(order.lease);
+                self.member.allow_silence(order.lease.saturating_mul(LEASES));
                 Ok(*order)
             }
             _ => Err(JobError::Order("the coordinator takes this worker for a server")),

@@ -52,6 +52,10 @@ use crate::channel::Secret;
 /// they ask.
 pub const LAST_CHECKPOINT_WITHIN: Duration = Duration::from_secs(20);
 
+/// The channel between a process and the coordinator waits for so many leases (3 to 15 s) for a peer that is silent:
+/// servers judge by the lease who is late, and the channel beside them is not to be faster.
+const LEASES: u32 = 2;
+
 /// The plan of a coordinated job, which its coordinator alone knows.
 #[derive(Clone, Debug)]
 pub struct Coordination {
