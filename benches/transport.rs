@@ -1,62 +1,21 @@
 //! The cost of posting one request and polling its completion over shared memory, both sides in this process. The cost
 //! between two processes is what `slackline bench` measures.
 
+mod pair;
+
 use std::hint::black_box;
-use std::task::Poll;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::internals::transport::shm::ShmEndpoint;
-use slackline::internals::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
-};
-use slackline::{Address, Instant, Shm, Transport};
+use slackline::internals::mem::Streaming;
+use slackline::internals::transport::{Endpoint, Inline, Operation, WorkRequest};
+use slackline::{Address, Shm};
+
+use pair::Pair;
 
 const BYTES: usize = 64 << 10;
 
-/// A connected pair, and the memory that one side granted the other.
-struct Pair {
-    client: ShmEndpoint,
-    remote: RemoteSlice,
-    local: LocalSlice,
-    _server: ShmEndpoint,
-    _granted: MemoryRegion,
-}
-
-impl Pair {
-    fn connect() -> Pair {
-        let shm = Shm::new();
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let granted = shm.allocate(BYTES, access).expect("memory");
-        let local = shm.allocate(BYTES, Access::LOCAL).expect("memory").whole();
-        // Every page is there.
-        granted.as_volatile().write(&[1; BYTES]);
-        local.as_volatile().write(&[1; BYTES]);
-        let mut listener = shm.listen(&Address::random()).expect("a listener");
-        let mut connecting = shm.connect(&listener.address(), Offer::default()).expect("a socket");
-        let mut server = None;
-        loop {
-            if let Some(incoming) = listener.poll(Instant::ORIGIN) {
-                let offer = Offer { message: Vec::new(), grants: vec![granted.whole()] };
-                server = Some(incoming.accept(offer).expect("a peer"));
-            }
-            if let Poll::Ready(connected) = connecting.poll(Instant::ORIGIN) {
-                let (client, received) = connected.expect("an answer");
-                let server = server.expect("the side that answered");
-                return Pair {
-                    client,
-                    remote: received.grants[0],
-                    local,
-                    _server: server,
-                    _granted: granted,
-                };
-            }
-        }
-    }
-}
-
 fn post_and_poll(c: &mut Criterion) {
-    let mut pair = Pair::connect();
+    let mut pair = Pair::connect(&Shm::new(), &Address::random(), BYTES);
     let local = |len| pair.local.slice(0, len).expect("inside");
     let remote = |len| pair.remote.slice(0, len).expect("inside");
     let streaming = Streaming::ByLength;

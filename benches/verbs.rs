@@ -4,17 +4,18 @@
 //!
 //! `cargo bench --bench verbs`. It takes a C compiler and libibverbs' header, and no RDMA device.
 
+mod pair;
+
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::task::Poll;
 use std::time::Instant as Clock;
 
-use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::internals::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
-};
-use slackline::{Address, Instant, Transport, Verbs, VerbsOptions};
+use slackline::internals::mem::Streaming;
+use slackline::internals::transport::{Endpoint, Inline, Operation, WorkRequest};
+use slackline::{Address, Verbs, VerbsOptions};
+
+use pair::Pair;
 
 /// Set for the process that has the provider in place of libibverbs.
 const PROVIDED: &str = "SLACKLINE_BENCH_PROVIDER";
@@ -35,12 +36,15 @@ fn main() {
         // The loader looks into the folder when the library asks for libibverbs.
         panic!("{}", Command::new(program).env("LD_LIBRARY_PATH", &folder).env(PROVIDED, "1").exec());
     }
-    let mut pair = Pair::connect();
+    let verbs = Verbs::open(VerbsOptions::default()).expect("the provider's device");
+    let address: Address = "verbs:127.0.0.1:0".parse().expect("an address");
+    let mut pair = Pair::connect(&verbs, &address, 8 * WORDS);
     println!("nanoseconds a request, median of {PAIRS} (and least to most)\n");
     println!("{:<12} {:>6} {:>24} {:>24} {:>12}", "request", "batch", "bare C", "slackline", "difference");
     for operation in ["write", "read", "fetch-add"] {
         for batch in [1, 16] {
-            let measure = |pair: &mut Pair| (bare(&folder, operation, batch), pair.ours(operation, batch));
+            let measure =
+                |pair: &mut Pair<Verbs>| (bare(&folder, operation, batch), ours(pair, operation, batch));
             let (bare, ours): (Vec<f64>, Vec<f64>) = (0..PAIRS).map(|_| measure(&mut pair)).unzip();
             let difference = median(&ours) - median(&bare);
             println!("{operation:<12} {batch:>6} {:>24} {:>24} {difference:>12.1}", told(&bare), told(&ours));
@@ -89,74 +93,34 @@ fn bare(folder: &Path, operation: &str, batch: usize) -> f64 {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number")
 }
 
-/// A connected pair, and the memory that one side granted the other.
-struct Pair {
-    client: <Verbs as Transport>::Endpoint,
-    remote: RemoteSlice,
-    local: LocalSlice,
-    _server: <Verbs as Transport>::Endpoint,
-    _granted: MemoryRegion,
-}
-
-impl Pair {
-    fn connect() -> Pair {
-        let verbs = Verbs::open(VerbsOptions::default()).expect("the provider's device");
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let granted = verbs.allocate(8 * WORDS, access).expect("memory");
-        let local = verbs.allocate(8 * WORDS, Access::LOCAL).expect("memory").whole();
-        let address: Address = "verbs:127.0.0.1:0".parse().expect("an address");
-        let mut listener = verbs.listen(&address).expect("a listener");
-        let mut connecting = verbs.connect(&listener.address(), Offer::default()).expect("a socket");
-        let (begun, mut server) = (Clock::now(), None);
-        loop {
-            let now = Instant::ORIGIN + begun.elapsed();
-            if let Some(incoming) = listener.poll(now) {
-                let offer = Offer { message: Vec::new(), grants: vec![granted.whole()] };
-                server = Some(incoming.accept(offer).expect("a peer"));
-            }
-            if let Poll::Ready(connected) = connecting.poll(now) {
-                let (client, received) = connected.expect("an answer");
-                let server = server.expect("the side that answered");
-                return Pair {
-                    client,
-                    remote: received.grants[0],
-                    local,
-                    _server: server,
-                    _granted: granted,
-                };
-            }
-        }
-    }
-
-    /// Nanoseconds of a request that the library posts and polls.
-    fn ours(&mut self, operation: &str, batch: usize) -> f64 {
-        let word = |index: usize| 8 * index as u64;
-        let mut requests = Vec::with_capacity(batch);
-        let rounds = REQUESTS / batch;
-        let begun = Clock::now();
-        for round in 0..rounds as u64 {
-            requests.clear();
-            for index in 0..batch {
-                let remote = self.remote.slice(word(index), 8).expect("inside");
-                let local = || self.local.slice(8 * index, 8).expect("inside");
-                let operation = match operation {
-                    "write" => Operation::WriteInline { data: Inline::word(round), remote },
-                    "read" => Operation::Read { local: local(), remote, streaming: Streaming::ByLength },
-                    _ => Operation::FetchAdd { local: local(), remote, add: 1 },
-                };
-                requests.push(match index + 1 == batch {
-                    true => WorkRequest::signalled(round, operation),
-                    false => WorkRequest::unsignalled(round, operation),
-                });
-            }
-            self.client.post(&requests).expect("a post");
-            let completion = loop {
-                if let Some(completion) = self.client.poll() {
-                    break completion;
-                }
+/// Nanoseconds of a request that the library posts and polls.
+fn ours(pair: &mut Pair<Verbs>, operation: &str, batch: usize) -> f64 {
+    let word = |index: usize| 8 * index as u64;
+    let mut requests = Vec::with_capacity(batch);
+    let rounds = REQUESTS / batch;
+    let begun = Clock::now();
+    for round in 0..rounds as u64 {
+        requests.clear();
+        for index in 0..batch {
+            let remote = pair.remote.slice(word(index), 8).expect("inside");
+            let local = || pair.local.slice(8 * index, 8).expect("inside");
+            let operation = match operation {
+                "write" => Operation::WriteInline { data: Inline::word(round), remote },
+                "read" => Operation::Read { local: local(), remote, streaming: Streaming::ByLength },
+                _ => Operation::FetchAdd { local: local(), remote, add: 1 },
             };
-            completion.result.expect("a success");
+            requests.push(match index + 1 == batch {
+                true => WorkRequest::signalled(round, operation),
+                false => WorkRequest::unsignalled(round, operation),
+            });
         }
-        begun.elapsed().as_secs_f64() * 1e9 / (rounds * batch) as f64
+        pair.client.post(&requests).expect("a post");
+        let completion = loop {
+            if let Some(completion) = pair.client.poll() {
+                break completion;
+            }
+        };
+        completion.result.expect("a success");
     }
+    begun.elapsed().as_secs_f64() * 1e9 / (rounds * batch) as f64
 }
