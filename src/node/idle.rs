@@ -1,12 +1,15 @@
 //! Nodes that sleep while they wait, and are woken by what they wait for.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::Error;
-use super::link::Link;
+use super::link::{Link, SLEEP_TAG};
 use super::runtime::Runtime;
 use super::wait::WaitTurn;
-use crate::param::SleepWord;
+use crate::param::{SleepWord, fence_before_sleeping};
 use crate::time::Duration;
 use crate::transport::{Address, ConnectError, Doorbell, Endpoint};
 
@@ -18,10 +21,10 @@ pub enum Idle {
     /// processor's time.
     #[default]
     Poll,
-    /// Sleep until a peer that has announced something wakes this node, or for 20 ms at most. An owner (a server or a
-    /// publisher) is woken over RDMA by WRITEs with immediate data, over TCP by the thread that carries out the write,
-    /// over shared memory by an eventfd. A worker or a reader is woken over shared memory alone, and polls if it is
-    /// connected to any owner in another way.
+    /// Sleep until a peer that has something new wakes this node, or for 20 ms at most (100 ms for a worker or a reader
+    /// over TCP or RDMA). An owner (a server or a publisher) is woken over RDMA by WRITEs with immediate data, over TCP
+    /// by the thread that carries out the write, over shared memory by an eventfd. A worker or a reader is woken over
+    /// shared memory by an eventfd, over TCP and RDMA by a message.
     Sleep,
 }
 
@@ -40,26 +43,71 @@ impl Idle {
     }
 }
 
-/// The doorbell at which a peer sleeps, and the word by which it tells one owner so.
+/// The way in which a peer sleeps until one owner wakes it.
 pub(super) struct Sleeper {
     doorbell: Arc<Doorbell>,
     word: SleepWord,
+    step: SleepStep,
 }
 
-/// A sleep ends after so long in any case: connections are looked after that often, and no wake-up is owed.
-const LOOK_EVERY: Duration = if cfg!(test) { Duration::from_secs(3600) } else { Duration::from_millis(20) };
+/// The next step of a peer on its way into its sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SleepStep {
+    /// The owner is to be told that this peer sleeps.
+    Tell,
+    /// It is being told.
+    Telling,
+    /// It knows: what is waited for is to be looked at once more.
+    Look,
+    /// It wakes this peer as soon as there is something new.
+    Sleep,
+}
+
+/// A sleep ends after so long in any case, where the end of each owner is seen at once, and where it is not: no wake-up
+/// is owed.
+const LOOK_EVERY: (Duration, Duration) = match cfg!(test) {
+    true => (Duration::from_secs(3600), Duration::from_secs(3600)),
+    false => (Duration::from_millis(100), Duration::from_millis(20)),
+};
 
 impl Sleeper {
-    /// None where the owner at the other end has no way to wake this peer.
-    pub(super) fn new(
-        doorbell: Arc<Doorbell>,
-        word: Option<SleepWord>,
-        address: &Address,
-    ) -> Option<Sleeper> {
-        if word.is_none() {
-            tracing::info!(%address, "this transport cannot wake a peer that sleeps: polling");
+    pub(super) fn new(doorbell: Arc<Doorbell>, word: SleepWord) -> Sleeper {
+        Sleeper { doorbell, word, step: SleepStep::Tell }
+    }
+
+    /// The owner knows that this peer sleeps.
+    pub(super) fn is_told(&mut self) {
+        fence_before_sleeping();
+        self.step = SleepStep::Look;
+    }
+}
+
+impl<E: Endpoint> Link<E> {
+    /// Takes the next step on the way into a sleep, if nothing is under way whose end is not told by a wake-up. True
+    /// once there is none left.
+    fn prepare_to_sleep(&mut self) -> bool {
+        if self.is_at_work() {
+            return false;
         }
-        word.map(|word| Sleeper { doorbell, word })
+        let Some(sleeper) = &mut self.sleeper else { return false };
+        match sleeper.step {
+            SleepStep::Tell => {
+                let request = sleeper.word.say(SLEEP_TAG);
+                // Without room it is said later; the loss of the owner is noticed elsewhere.
+                if self.endpoint.post(&[request]).is_ok() {
+                    sleeper.step = SleepStep::Telling;
+                }
+                false
+            }
+            SleepStep::Telling => false,
+            SleepStep::Look => {
+                sleeper.step = SleepStep::Sleep;
+                // The next turn looks for whatever this peer copies; this one at the words of its own line.
+                let _is_lost = self.probe();
+                false
+            }
+            SleepStep::Sleep => true,
+        }
     }
 }
 
@@ -67,24 +115,34 @@ impl Sleeper {
 /// them know that this node sleeps. They are told first, and what is waited for is looked at once more.
 pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     turn: WaitTurn<R>,
-    links: impl Iterator<Item = &'a Link<E>> + Clone,
+    links: impl Iterator<Item = &'a mut Link<E>>,
     at_most: Duration,
 ) -> WaitTurn<R> {
-    let sleepers = links.clone().filter_map(|link| link.sleeper.as_ref());
-    let Some(Sleeper { doorbell, .. }) = sleepers.clone().next() else { return turn };
-    let is_idle = matches!(turn, WaitTurn::Idle) && !at_most.is_zero();
-    if !is_idle || !links.clone().all(Link::may_sleep) {
-        // An owner need not wake this node: it is awake, or its wait has ended.
-        sleepers.filter(|sleeper| sleeper.word.is_set()).for_each(|sleeper| sleeper.word.clear());
+    let mut links = links.peekable();
+    let Some(Sleeper { doorbell, .. }) = links.peek().and_then(|link| link.sleeper.as_ref()) else { return turn };
+    let doorbell = Arc::clone(doorbell);
+    if !matches!(turn, WaitTurn::Idle) || at_most.is_zero() {
         return turn;
     }
-    let mut all_know = true;
-    for sleeper in sleepers.filter(|sleeper| !sleeper.word.is_set()) {
-        sleeper.word.set();
-        all_know = false;
+    let mut links: SmallVec<[&mut Link<E>; 4]> = links.collect();
+    let mut are_ready = true;
+    for link in &mut links {
+        are_ready &= link.prepare_to_sleep();
     }
-    if all_know {
-        doorbell.wait(&[], at_most.min(LOOK_EVERY));
+    if !are_ready {
+        return turn;
+    }
+    let bells: SmallVec<[BorrowedFd<'_>; 4]> = links.iter().filter_map(|link| link.endpoint.bell()).collect();
+    let look_every = if bells.len() == links.len() { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
+    let is_rung = doorbell.wait(&bells, at_most.min(look_every));
+    drop(bells);
+    if is_rung {
+        // Which of them have rung is not known, and each rings once for each time that it is told.
+        for link in links {
+            link.endpoint.hear_bell();
+            link.sleeper.iter_mut().for_each(|sleeper| sleeper.step = SleepStep::Tell);
+        }
+        doorbell.silence();
     }
     WaitTurn::Slept
 }
@@ -106,6 +164,8 @@ mod tests {
     use crate::transport::Transport;
     use crate::transport::mixed::Mixed;
     use crate::transport::shm::Shm;
+    #[cfg(feature = "tcp")]
+    use crate::{channel::Secret, transport::tcp::Tcp};
 
     const PATIENCE: Duration = Duration::from_secs(60);
     const ROUNDS: u64 = 2000;
@@ -114,9 +174,17 @@ mod tests {
         ReaderOptions { idle: Idle::Sleep, ..ReaderOptions::default() }
     }
 
+    /// An address of this transport's that no other owner has.
+    fn unnamed(transport: &impl Transport) -> Address {
+        match transport.capabilities().name {
+            "tcp" => "127.0.0.1:0".parse().unwrap(),
+            _ => Address::random(),
+        }
+    }
+
     fn publisher<T: Transport>(transport: T) -> Publisher<T> {
-        let table = Table::flat(16, ElementType::F32).unwrap();
-        Publisher::new(transport, &Address::random(), table, PublisherOptions::default()).unwrap()
+        let (address, table) = (unnamed(&transport), Table::flat(16, ElementType::F32).unwrap());
+        Publisher::new(transport, &address, table, PublisherOptions::default()).unwrap()
     }
 
     /// Publishes a version each time that a reader says that it has the one before, which `wait` gives it.
@@ -130,7 +198,6 @@ mod tests {
         std::thread::scope(|scope| {
             let reading = scope.spawn(move || {
                 let mut reader = Reader::connect(transport, &address, asleep(), PATIENCE).unwrap();
-                assert!(reader.link.sleeper.is_some());
                 for version in 1..=ROUNDS {
                     said.send(()).unwrap();
                     wait(&mut reader, Version::new(version));
@@ -149,18 +216,29 @@ mod tests {
         });
     }
 
+    /// Refreshes a copy.
+    fn refresh<T: Transport>(reader: &mut Reader<T>, version: Version) {
+        assert_eq!(reader.refresh_to(version, PATIENCE).unwrap().version, version);
+    }
+
     #[test]
     fn a_reader_that_sleeps_is_woken_by_each_version() {
-        woken_each_time(Shm::new(), |reader, version| {
-            assert_eq!(reader.refresh_to(version, PATIENCE).unwrap().version, version);
-        });
+        woken_each_time(Shm::new(), refresh);
         woken_each_time(Mixed::default(), |reader, version| {
             assert_eq!(reader.hold(Bound::version(version), PATIENCE).unwrap().version, version);
         });
     }
 
+    #[cfg(feature = "tcp")]
+    #[test]
+    fn a_reader_that_sleeps_is_woken_over_tcp_whether_it_is_encrypted_or_not() {
+        let encrypting = Secret::from_text("at least 32 bytes that no one knows", "a test").unwrap().encrypting();
+        woken_each_time(Tcp::new(), refresh);
+        woken_each_time(Tcp::with_secret(encrypting), refresh);
+    }
+
     /// Two workers of a server take so many clocks, all of them asleep while they wait.
-    fn trains(scheme: SchemeConfig, read: ReadMode, servers: u16) {
+    fn trains<T: Transport + Clone>(transport: &T, scheme: SchemeConfig, read: ReadMode, servers: u16) {
         let table = Table::flat(64, ElementType::F32).unwrap();
         let mut options = ServerOptions::new(scheme, 2, 0.1);
         options.memory.idle = Idle::Sleep;
@@ -168,7 +246,8 @@ mod tests {
             .map(|shard| {
                 let options = ServerOptions { shard: (shard, servers), ..options.clone() };
                 let initial = vec![0.0; 64 / usize::from(servers)];
-                Server::new(Shm::new(), &Address::random(), table.clone(), &initial, options).unwrap()
+                let address = unnamed(transport);
+                Server::new(transport.clone(), &address, table.clone(), &initial, options).unwrap()
             })
             .collect();
         let addresses: Vec<_> = serving.iter().map(Server::address).collect();
@@ -181,7 +260,7 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let options = WorkerOptions { idle: Idle::Sleep, read, ..WorkerOptions::new(scheme) };
-                    let mut worker = Worker::connect(Shm::new(), &addresses, options, PATIENCE).unwrap();
+                    let mut worker = Worker::connect(transport.clone(), &addresses, options, PATIENCE).unwrap();
                     while worker.clock() < Clock::new(500) {
                         let mut step = worker.step(PATIENCE).unwrap();
                         step.gradient().unwrap().fill(1e-3);
@@ -195,12 +274,22 @@ mod tests {
 
     #[test]
     fn workers_that_sleep_are_woken_for_whatever_they_wait_for() {
-        trains(SchemeConfig::Bsp, ReadMode::Copy, 1);
-        trains(SchemeConfig::Bsp, ReadMode::InPlace, 2);
-        trains(SchemeConfig::Ssp { staleness: 1 }, ReadMode::Copy, 2);
-        trains(SchemeConfig::Essp { staleness: 1 }, ReadMode::Copy, 1);
+        trains(&Shm::new(), SchemeConfig::Bsp, ReadMode::InPlace, 2);
+        trains_by_copies(&Shm::new());
+    }
+
+    #[cfg(feature = "tcp")]
+    #[test]
+    fn workers_that_sleep_are_woken_over_tcp_for_whatever_they_wait_for() {
+        trains_by_copies(&Tcp::new());
+    }
+
+    fn trains_by_copies<T: Transport + Clone>(transport: &T) {
+        trains(transport, SchemeConfig::Bsp, ReadMode::Copy, 1);
+        trains(transport, SchemeConfig::Ssp { staleness: 1 }, ReadMode::Copy, 2);
+        trains(transport, SchemeConfig::Essp { staleness: 1 }, ReadMode::Copy, 1);
         // Each publishes until it has no slot left.
-        trains(SchemeConfig::Asp, ReadMode::Copy, 1);
+        trains(transport, SchemeConfig::Asp, ReadMode::Copy, 1);
     }
 
     #[test]
@@ -217,11 +306,10 @@ mod tests {
             let mut has_slept = false;
             while !reading.is_finished() {
                 publisher.poll(now());
-                has_slept |= publisher.shard.peers.iter().flatten().any(|peer| peer.inbox.sleeps());
+                has_slept |= publisher.shard.peers.iter().flatten().any(|peer| peer.inbox.sleeps() == 1);
             }
             let mut reader = reading.join().unwrap();
             assert!(has_slept, "the owner sees that it sleeps");
-            assert!(!publisher.shard.peers.iter().flatten().any(|peer| peer.inbox.sleeps()));
             publisher.publish(&[1; 64], PATIENCE).unwrap();
             assert_eq!(reader.refresh_to(Version::new(1), PATIENCE).unwrap().version, Version::new(1));
         });

@@ -96,6 +96,7 @@ struct HeldMessage {
 
 const PROBE_TAG: u64 = 1 << 60;
 const HELD_TAG: u64 = 1 << 59;
+pub(super) const SLEEP_TAG: u64 = 1 << 56;
 const LINE_BYTES: usize = 64;
 
 /// Period at which a waiting peer looks after its connection and its line.
@@ -137,7 +138,7 @@ impl<E: Endpoint> Link<E> {
         let (endpoint, received, welcome) = Self::shake_hands(
             transport,
             address,
-            PeerHello { role, push, resume },
+            PeerHello { role, push, resume, sleeps: doorbell.is_some() },
             (offered, doorbell.as_ref()),
             deadline,
             timeout,
@@ -147,8 +148,7 @@ impl<E: Endpoint> Link<E> {
             .allocate(Pull::SCRATCH_BYTES + Publish::SCRATCH_BYTES + 2 * LINE_BYTES, Access::LOCAL)?;
         let mut link = Self::assemble(runtime, endpoint, address.clone(), received, welcome, &scratch)?;
         if let Some(doorbell) = doorbell {
-            let word = SleepWord::new(&link.endpoint, &link.held.page);
-            link.sleeper = Sleeper::new(doorbell, word, address);
+            link.sleeper = Some(Sleeper::new(doorbell, SleepWord::new(&link.held.page)?));
         }
         if let (Some(grant), [control, frames]) = (push, &grants[..]) {
             link.pushed = Some(Self::watch(&link, grant, control, frames, transport)?);
@@ -162,7 +162,7 @@ impl<E: Endpoint> Link<E> {
         address: &Address,
         timeout: Duration,
     ) -> Result<Welcome, Error> {
-        let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None };
+        let hello = PeerHello::from(PeerRole::Inquirer);
         let deadline = Runtime::of(transport).now() + timeout;
         let (_, _, welcome) =
             Self::shake_hands(transport, address, hello, (Vec::new(), None), deadline, timeout).await?;
@@ -177,7 +177,7 @@ impl<E: Endpoint> Link<E> {
         timeout: Duration,
     ) -> Result<TreePosition, Error> {
         let runtime = Runtime::of(transport);
-        let hello = PeerHello { role: PeerRole::Joiner(joiner), push: None, resume: None };
+        let hello = PeerHello::from(PeerRole::Joiner(joiner));
         let deadline = runtime.now() + timeout;
         let asked = Self::exchange(transport, address, hello.encode(), (&[], None), deadline, timeout);
         let (_, received) = asked.await?;
@@ -431,17 +431,16 @@ impl<E: Endpoint> Link<E> {
         Ok(self.line.interrupt)
     }
 
-    /// True if nothing is under way whose end is not told by a wake-up: no request, and no copy of a frame that is
-    /// being written.
-    pub(super) fn may_sleep(&self) -> bool {
+    /// True while something is under way whose end is told by no wake-up: a request, a gradient that is being written,
+    /// or a copy of a frame that is being written.
+    pub(super) fn is_at_work(&self) -> bool {
         let is_at_work = |pull: &Pull| pull.is_in_flight() || pull.landed().is_some();
-        let is_publishing = self.publish.as_ref().is_some_and(Publish::is_in_flight);
         let pushed = self.pushed.as_ref().map(|(_, pull)| pull);
-        self.sleeper.is_some()
-            && !is_publishing
-            && !self.held.outstanding
-            && !self.is_probing()
-            && !std::iter::once(&self.pull).chain(pushed).any(is_at_work)
+        self.publish.as_ref().is_some_and(Publish::is_at_work)
+            || self.held.outstanding
+            || self.is_probing()
+            || self.deltas.as_ref().is_some_and(DeltaPull::is_in_flight)
+            || std::iter::once(&self.pull).chain(pushed).any(is_at_work)
     }
 
     /// True if copies come out of this process's own memory.
@@ -504,6 +503,8 @@ impl<E: Endpoint> Link<E> {
                     self.pull.complete(completion);
                 } else if completion.id.0 & HELD_TAG != 0 {
                     self.held.outstanding = false;
+                } else if completion.id.0 & SLEEP_TAG != 0 {
+                    self.sleeper.iter_mut().for_each(Sleeper::is_told);
                 } else if completion.id.0 & DELTA_TAG != 0 {
                     if let Some(deltas) = &mut self.deltas {
                         deltas.complete(completion);
@@ -678,11 +679,11 @@ impl<E: Endpoint> Link<E> {
         let deadline = begun + timeout;
         let held = wait(&runtime, deadline, |now| {
             if let Some(pulled) = self.hold_once(bound)? {
-                return Ok(idle::rest(WaitTurn::Done(pulled), std::iter::once(&*self), Duration::ZERO));
+                return Ok(WaitTurn::Done(pulled));
             }
             self.look_around(now)?;
             self.advance()?;
-            Ok(idle::rest(WaitTurn::Idle, std::iter::once(&*self), deadline - now))
+            Ok(idle::rest(WaitTurn::Idle, std::iter::once(&mut *self), deadline - now))
         });
         let held = held.await?;
         let (operation, seen) = ("pinning a version", self.line.seen);

@@ -394,7 +394,7 @@ impl<T: Transport> Reader<T> {
         let pulled = wait(&runtime, deadline, |now| {
             let (pulled, progress) = self.pull_once(into, bound, self.options.pull, &mut has_begun)?;
             if let Some(pulled) = pulled {
-                return Ok(self.rest(WaitTurn::Done(pulled), Duration::ZERO));
+                return Ok(WaitTurn::Done(pulled));
             }
             self.link.look_around(now)?;
             let turn = match self.link.pull.is_lapped() {
@@ -409,8 +409,8 @@ impl<T: Transport> Reader<T> {
     }
 
     /// The end of a turn of a wait: sleeps for `at_most` if there was nothing to do, and the owner wakes this reader.
-    fn rest<R>(&self, turn: WaitTurn<R>, at_most: Duration) -> WaitTurn<R> {
-        idle::rest(turn, std::iter::once(&self.link), at_most)
+    fn rest<R>(&mut self, turn: WaitTurn<R>, at_most: Duration) -> WaitTurn<R> {
+        idle::rest(turn, std::iter::once(&mut self.link), at_most)
     }
 
     /// Gives up the copy that [`relay`](Self::relay) makes. The next one goes on with it if it finds the same version.

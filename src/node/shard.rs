@@ -135,6 +135,10 @@ pub(super) struct ShardPeer<E> {
     pub(super) wants_push: bool,
     /// There is something new for it alone, for which it is woken if it sleeps.
     has_news: bool,
+    /// It sleeps while it waits.
+    sleeps: bool,
+    /// How often it had gone to sleep when it was woken last.
+    woken: u64,
     silence: Silence,
     checked: Instant,
 }
@@ -395,7 +399,7 @@ impl<T: Transport> Shard<T> {
         events: &mut Vec<ShardEvent>,
     ) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
-        self.news.doorbells -= usize::from(gone.endpoint.can_wake());
+        self.news.sleepers -= usize::from(gone.sleeps);
         self.frames.close_line(peer, disconnect_reason.eviction());
         if gone.worker {
             self.taken.leave(gone.identity);
@@ -543,7 +547,7 @@ impl<T: Transport> Shard<T> {
                     }
                     Ok(mut endpoint) => {
                         endpoint.allow_silence(self.config.options.lease);
-                        self.news.doorbells += usize::from(endpoint.can_wake());
+                        self.news.sleepers += usize::from(hello.sleeps);
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
                         // Its heart begins to beat once it has made all its connections.
                         let silence = Silence::newcomer(inbox.heartbeat(), HANDSHAKE_TIMEOUT);
@@ -560,6 +564,8 @@ impl<T: Transport> Shard<T> {
                             push,
                             wants_push,
                             has_news: false,
+                            sleeps: hello.sleeps,
+                            woken: 0,
                             silence,
                             checked,
                         });

@@ -609,7 +609,8 @@ impl<T: Transport> Worker<T> {
                 // No owner tells of the end of a copy by a GPU.
                 false => now,
             };
-            Ok(idle::rest(turn, self.parts.iter().map(|part| &part.link), ends.saturating_since(now)))
+            let links = self.parts.iter_mut().map(|part| &mut part.link);
+            Ok(idle::rest(turn, links, ends.saturating_since(now)))
         });
         let result = match ended.await {
             Ok(Some(())) => Ok(()),

@@ -130,6 +130,15 @@ pub struct PeerHello {
     pub push: Option<PushGrant>,
     /// The clock and the version at which it wants to go on, for a worker that comes back.
     pub resume: Option<WorkerProgress>,
+    /// Whether it sleeps while it waits, and is to be woken by what is new for it.
+    pub sleeps: bool,
+}
+
+/// The message of a peer that grants nothing, is new, and polls while it waits.
+impl From<PeerRole> for PeerHello {
+    fn from(role: PeerRole) -> PeerHello {
+        PeerHello { role, push: None, resume: None, sleeps: false }
+    }
 }
 
 /// The owner's answer. Grants that go with it, in this order: the control page, the frames, the peer's page and, for a
@@ -406,12 +415,13 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let scheme = "ssp(3)".into();
     let role = PeerRole::Worker { encoding: Encoding::Bf16, scheme, identity: u64::MAX, session: 3 };
     let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
-    let plain = PeerHello { role: PeerRole::Reader, push: None, resume: None };
-    let full = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: Some(resume) };
+    let plain = PeerHello::from(PeerRole::Reader);
+    let push = Some(PushGrant { layout, geometry });
+    let full = PeerHello { role, push, resume: Some(resume), sleeps: true };
     let role =
         PeerRole::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
-    let follower = PeerHello { role, push: None, resume: None };
-    let joiner = PeerHello { role: PeerRole::Joiner(joiner_sample()), push: None, resume: None };
+    let follower = PeerHello::from(role);
+    let joiner = PeerHello::from(PeerRole::Joiner(joiner_sample()));
     vec![
         put_together(0, &[], &joiner.encode()),
         put_together(0, &[], &plain.encode()),
@@ -477,13 +487,13 @@ mod tests {
     fn messages_round_trip() {
         let (welcome, grants) = welcome();
         assert_eq!(Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants), Ok(welcome));
-        let hello = PeerHello { role: PeerRole::Reader, push: None, resume: None };
+        let hello = PeerHello::from(PeerRole::Reader);
         assert_eq!(PeerHello::decode(&hello.encode(), &[]), Ok(hello));
     }
 
     #[test]
     fn a_peer_of_another_layout_version_is_told_both_versions() {
-        let mut bytes = PeerHello { role: PeerRole::Reader, push: None, resume: None }.encode();
+        let mut bytes = PeerHello::from(PeerRole::Reader).encode();
         bytes[8] = 99;
         let error = PeerHello::decode(&bytes, &[]).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs: 99 });
@@ -498,7 +508,7 @@ mod tests {
             epoch: 1,
             version: super::super::Latest::VERSION_MAX,
         };
-        let hello = |resume| PeerHello { role: PeerRole::Reader, push: None, resume: Some(resume) };
+        let hello = |resume| PeerHello { resume: Some(resume), ..PeerRole::Reader.into() };
         assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_ok());
         for resume in [
             WorkerProgress { clock: resume.clock.next(), ..resume },
@@ -528,7 +538,7 @@ mod tests {
             let heard = Welcome::decode(&welcome.encode(), &PeerRole::Reader, &grants).is_ok();
             let role =
                 PeerRole::Worker { encoding: Encoding::F32, scheme: scheme.into(), identity: 0, session: 0 };
-            let hello = PeerHello { role, push: None, resume: None };
+            let hello = PeerHello::from(role);
             assert_eq!(PeerHello::decode(&hello.encode(), &[]).is_ok(), heard, "{scheme:?}");
             heard
         };

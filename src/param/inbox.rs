@@ -101,10 +101,10 @@ impl PeerInbox {
         self.page.as_volatile().load(inbox::HEARTBEAT, Relaxed)
     }
 
-    /// Returns whether the peer says that it sleeps until it is woken: after
-    /// [`fence_before_waking`](super::fence_before_waking).
-    pub fn sleeps(&self) -> bool {
-        self.page.as_volatile().load(inbox::SLEEPS, Relaxed) != 0
+    /// Returns how often the peer says that it has gone to sleep, each time until it is woken: after
+    /// [`fence_before_waking`](super::fence_before_waking). The number is unchecked.
+    pub fn sleeps(&self) -> u64 {
+        self.page.as_volatile().load(inbox::SLEEPS, Relaxed)
     }
 
     /// Returns whether the peer pins `frame`.

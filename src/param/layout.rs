@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version, VersionTag};
 use crate::table::Encoding;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 10;
+pub const LAYOUT_VERSION: u64 = 11;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");
@@ -132,7 +132,7 @@ pub(super) mod peer_line {
 /// line 0      published clock, landed chunks, held version + 1      worker
 ///             decisions taken                                       follower
 /// line 1      heartbeat                                             worker
-/// line 2      pin, 1 while it sleeps                                reader, worker
+/// line 2      pin, how often it slept                               reader, worker
 /// line 3+d    header of slot d                                      worker
 /// ```
 pub(super) mod inbox {

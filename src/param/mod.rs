@@ -55,4 +55,4 @@ pub use publish::{GradientMetadata, GradientSource, Publish, PublishError};
 pub use pull::{Consistency, FrameSource, Pull, PullError, PullOptions, Pulled};
 pub(crate) use pull::{PULL_TAG, PartialCopy, RETRIES_BEFORE_PIN};
 pub use push::{Push, PushError};
-pub use sleep::{SleepWord, fence_before_waking};
+pub use sleep::{SleepWord, fence_before_sleeping, fence_before_waking};

@@ -305,9 +305,11 @@ impl Publish {
         self.pending.is_some() || self.outstanding > 0
     }
 
-    /// True while requests of its own are in flight.
-    pub(crate) fn is_in_flight(&self) -> bool {
-        self.outstanding > 0
+    /// True while it gets on by itself: while requests of its own are in flight, or a gradient is being written.
+    pub(crate) fn is_at_work(&self) -> bool {
+        let is_writing =
+            matches!(self.state, PublishStep::Writing { .. } | PublishStep::Flushing) && !self.is_held;
+        self.outstanding > 0 || is_writing
     }
 
     /// True once, when the gradient is announced and its memory is free again. The clock has moved on.

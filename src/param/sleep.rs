@@ -1,42 +1,44 @@
 //! The word by which a peer says that it sleeps while it waits for its owner, who then wakes it.
 //!
-//! Dekker's pattern: the peer stores that it sleeps and looks once more for what it waits for; the owner stores what
+//! Dekker's pattern: the peer writes that it sleeps and looks once more for what it waits for; the owner stores what
 //! peers wait for and looks who sleeps. With a full fence between store and look on both sides at least one of the two
-//! sees the other: either the peer finds what it waits for, or the owner wakes it.
+//! sees the other: either the peer finds what it waits for, or the owner wakes it. Where the word travels over a network
+//! the peer looks only once its write is complete.
+//!
+//! The word counts the times that the peer has gone to sleep, and the owner wakes it once for each. A peer that ends
+//! its sleep by itself leaves the word as it is.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::layout::inbox;
-use crate::mem::{LocalSlice, RemoteSlice, fence};
-use crate::transport::Endpoint;
+use crate::mem::{OutOfBounds, RemoteSlice, fence};
+use crate::transport::{Inline, Operation, WorkRequest};
 
-/// That word in a peer's own page, as this peer finds it.
+/// That word in a peer's own page, as this peer writes it.
 #[derive(Debug)]
-pub struct SleepWord(LocalSlice);
+pub struct SleepWord {
+    word: RemoteSlice,
+    times: u64,
+}
 
 impl SleepWord {
-    /// Maps the word in `page`; `None` where the owner's memory is not mapped.
-    pub fn new(endpoint: &impl Endpoint, page: &RemoteSlice) -> Option<SleepWord> {
-        let word = endpoint.map(&page.slice(inbox::SLEEPS as u64, 8).ok()?)?;
-        word.as_volatile().is_writable().then_some(SleepWord(word))
+    /// The word in `page`.
+    pub fn new(page: &RemoteSlice) -> Result<SleepWord, OutOfBounds> {
+        Ok(SleepWord { word: page.slice(inbox::SLEEPS as u64, 8)?, times: 0 })
     }
 
-    /// Says that this peer is about to sleep. It looks once more for what it waits for before it does.
-    pub fn set(&self) {
-        self.0.as_volatile().store(0, 1, Relaxed);
-        if !mutant!("sleep_fence") {
-            fence(SeqCst);
-        }
+    /// The request that says that this peer is about to sleep once more. It is to be posted, and its completion to be
+    /// followed by [`fence_before_sleeping`].
+    pub fn say(&mut self, id: u64) -> WorkRequest {
+        self.times += 1;
+        WorkRequest::signalled(id, Operation::WriteInline { data: Inline::word(self.times), remote: self.word })
     }
+}
 
-    /// Says that it is awake.
-    pub fn clear(&self) {
-        self.0.as_volatile().store(0, 0, Relaxed);
-    }
-
-    /// Returns whether it says that it sleeps.
-    pub fn is_set(&self) -> bool {
-        self.0.as_volatile().load(0, Relaxed) != 0
+/// To be called by a peer between the completion of [`SleepWord::say`] and its last look for what it waits for.
+pub fn fence_before_sleeping() {
+    if !mutant!("sleep_fence") {
+        fence(SeqCst);
     }
 }
 

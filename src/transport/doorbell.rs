@@ -38,8 +38,9 @@ impl Doorbell {
     }
 
     /// Sleeps until it is rung or one of `others` can be read, but no longer than `timeout`. What rang since the last
-    /// call ends it at once.
-    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
+    /// call ends it at once. False if nothing did before the timeout.
+    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> bool {
+        let mut is_ended = true;
         self.around(|| {
             let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
             sources.push(PollFd::new(&self.event, PollFlags::IN));
@@ -47,8 +48,16 @@ impl Doorbell {
             // What is longer than the system can count is for ever.
             let limit = rustix::time::Timespec::try_from(timeout).ok();
             // Interrupted or refused, it is only a shorter wait.
-            let _ready = rustix::event::poll(&mut sources, limit.as_ref());
+            is_ended = rustix::event::poll(&mut sources, limit.as_ref()).is_ok_and(|ready| ready > 0);
         });
+        is_ended
+    }
+
+    /// Takes back what has rung since the last wait.
+    pub(crate) fn silence(&self) {
+        self.is_rung.store(false, Relaxed);
+        // Fails where it was not rung.
+        let _rung = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
     /// The same with a wait of the caller's own, which must end when the descriptor of this can be read.
@@ -59,9 +68,7 @@ impl Doorbell {
             wait();
         }
         self.is_awaited.store(false, Relaxed);
-        self.is_rung.store(false, Relaxed);
-        // Fails where it was not rung.
-        let _rung = rustix::io::read(&self.event, &mut [0; 8]);
+        self.silence();
     }
 }
 
@@ -88,11 +95,10 @@ mod tests {
     #[test]
     fn whoever_rings_before_or_during_a_wait_ends_it() {
         let doorbell = Doorbell::new().unwrap();
-        let begun = Instant::now();
         doorbell.ring();
-        doorbell.wait(&[], LONG);
+        assert!(doorbell.wait(&[], LONG));
         ring(&*doorbell);
-        doorbell.wait(&[], LONG);
+        assert!(doorbell.wait(&[], LONG));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !doorbell.is_awaited.load(Relaxed) {
@@ -100,9 +106,8 @@ mod tests {
                 }
                 doorbell.ring();
             });
-            doorbell.wait(&[], LONG);
+            assert!(doorbell.wait(&[], LONG));
         });
-        assert!(begun.elapsed() < LONG);
     }
 
     #[test]
@@ -113,8 +118,11 @@ mod tests {
             ring(&*doorbell);
             doorbell.wait(&[], LONG);
             let begun = Instant::now();
-            doorbell.wait(&[], Duration::from_millis(20));
+            assert!(!doorbell.wait(&[], Duration::from_millis(20)));
             assert!(begun.elapsed() >= Duration::from_millis(20));
+            doorbell.ring();
+            doorbell.silence();
+            assert!(!doorbell.wait(&[], Duration::from_millis(1)));
         }
     }
 }

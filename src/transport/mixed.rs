@@ -175,7 +175,14 @@ impl Transport for Mixed {
         doorbell: &Arc<Doorbell>,
     ) -> Result<MixedConnecting, ConnectError> {
         match address {
-            Address::Tcp(_) | Address::Verbs(_) => self.connect(address, offer),
+            Address::Tcp(_) => {
+                let tcp = self.tcp("connect", address)?;
+                tcp.connect_to_be_woken(address, offer, doorbell).map(MixedConnecting::Tcp)
+            }
+            Address::Verbs(_) => {
+                let made = self.verbs("connect", address)?.connect_to_be_woken(address, offer, doorbell);
+                made.map(|made| MixedConnecting::Verbs(Box::new(made)))
+            }
             _ => self.shm.connect_to_be_woken(address, offer, doorbell).map(MixedConnecting::Shm),
         }
     }
@@ -270,7 +277,7 @@ impl Listener for MixedListener {
             shortest = shortest.min(timeout);
         }
         match self.verbs.first() {
-            None => doorbell.wait(&sources, shortest),
+            None => drop(doorbell.wait(&sources, shortest)),
             Some(verbs) => {
                 sources.push(doorbell.as_fd());
                 doorbell.around(|| verbs.wait_with(&sources, shortest));
@@ -425,19 +432,27 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn can_wake(&self) -> bool {
-        match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.can_wake(),
-            MixedEndpoint::Tcp(endpoint) => endpoint.can_wake(),
-            MixedEndpoint::Verbs(endpoint) => endpoint.can_wake(),
-        }
-    }
-
-    fn wake(&self) {
+    fn wake(&mut self) {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.wake(),
             MixedEndpoint::Tcp(endpoint) => endpoint.wake(),
             MixedEndpoint::Verbs(endpoint) => endpoint.wake(),
+        }
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.bell(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.bell(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.bell(),
+        }
+    }
+
+    fn hear_bell(&mut self) {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.hear_bell(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.hear_bell(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.hear_bell(),
         }
     }
 

@@ -58,6 +58,7 @@ pub mod verbs;
 pub(crate) mod wireup;
 mod work;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -192,8 +193,7 @@ pub trait Transport: Send + Sync + 'static {
     #[doc(hidden)]
     fn connect(&self, address: &Address, offer: Offer) -> Result<Self::Connecting, ConnectError>;
 
-    /// The same for a peer that sleeps at `doorbell` while it waits: the other side rings it by
-    /// [`Endpoint::wake`], where this transport can do that.
+    /// The same for a peer that sleeps at `doorbell` while it waits: the other side rings it by [`Endpoint::wake`].
     #[doc(hidden)]
     fn connect_to_be_woken(
         &self,
@@ -362,13 +362,19 @@ pub trait Endpoint: Send {
     /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
-    /// True if the peer has passed a doorbell ([`Transport::connect_to_be_woken`]).
-    fn can_wake(&self) -> bool {
-        false
+    /// Rings the doorbell of a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). A system call
+    /// that never blocks and cannot fail.
+    fn wake(&mut self) {}
+
+    /// The descriptor by which the peer rings, where it does not reach the doorbell itself. A sleep at the doorbell waits
+    /// for this one, too, and calls [`hear_bell`](Self::hear_bell) once it can be read.
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
-    /// Rings the peer's doorbell, if it has passed one. A system call that never blocks and cannot fail.
-    fn wake(&self) {}
+    /// Takes in what has come at [`bell`](Self::bell). [`poll`](Self::poll) may do it as well, and then rings the
+    /// doorbell.
+    fn hear_bell(&mut self) {}
 
     /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can

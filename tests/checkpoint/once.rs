@@ -98,7 +98,7 @@ fn a_gradient_applied_before_its_worker_left_is_not_counted_for_the_next() {
 fn join(address: &Address, scheme: SchemeConfig) -> (ShmEndpoint, Welcome, Received) {
     let role =
         PeerRole::Worker { encoding: Encoding::F32, scheme: scheme.to_string(), identity: 0, session: 0 };
-    let message = PeerHello { role: role.clone(), push: None, resume: None }.encode();
+    let message = PeerHello::from(role.clone()).encode();
     let mut connecting = Shm::new().connect(address, Offer { message, grants: Vec::new() }).unwrap();
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {
         std::task::Poll::Ready(answer) => Some(answer.unwrap()),

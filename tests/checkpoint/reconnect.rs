@@ -261,7 +261,7 @@ fn a_clock_that_nobody_can_have_reached_is_refused_and_moves_nothing() {
     let role = PeerRole::Worker { encoding: Encoding::F32, scheme: "asp".into(), identity: 0, session: 0 };
     let mut say = |clock: u64| {
         let resume = Some(WorkerProgress { clock: Clock::new(clock), epoch: 1, version: Version::new(0) });
-        let message = PeerHello { role: role.clone(), push: None, resume }.encode();
+        let message = PeerHello { resume, ..role.clone().into() }.encode();
         let mut connecting = Shm::new().connect(&address, Offer { message, grants: Vec::new() }).unwrap();
         let answer = wait_for("an answer", || {
             server.poll(now()).unwrap();

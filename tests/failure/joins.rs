@@ -207,7 +207,7 @@ fn a_table_description_longer_than_a_socket_buffer_reaches_every_worker() {
 fn inquirers_that_stay_do_not_keep_others_from_asking() {
     let mut server = server(100, ServerOptions::new(SchemeConfig::Bsp, 1, 0.001));
     let address = server.address();
-    let hello = PeerHello { role: PeerRole::Inquirer, push: None, resume: None }.encode();
+    let hello = PeerHello::from(PeerRole::Inquirer).encode();
     let mut inquirers = Vec::new();
     for number in 0..100 {
         let answer = say(&address, hello.clone(), || _ = server.poll(slackline::now()).unwrap());

@@ -158,7 +158,7 @@ fn refusal(result: Result<impl Sized, ConnectError>) -> String {
 fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
     let address = server.address();
-    let good = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let good = PeerHello::from(worker_role(ASP)).encode();
     for seed in 0..200 {
         let mut message = noise(seed, seed as usize);
         if seed % 2 == 0 {
@@ -180,7 +180,7 @@ fn random_bytes_for_a_first_message_are_refused_with_a_reason() {
 #[test]
 fn peers_of_different_layout_versions_name_both() {
     let mut server = server(4, ServerOptions::new(ASP, 1, 1.0));
-    let mut hello = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let mut hello = PeerHello::from(worker_role(ASP)).encode();
     hello[8] = 99;
     let ours = format!("version {LAYOUT_VERSION}");
     let said = say(&server.address(), hello.clone(), || {
@@ -266,7 +266,7 @@ fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
 fn a_publisher_takes_no_workers_and_says_so() {
     let mut publisher =
         Publisher::new(Shm::new(), &Address::random(), table(4), PublisherOptions::default()).unwrap();
-    let hello = PeerHello { role: worker_role(ASP), push: None, resume: None }.encode();
+    let hello = PeerHello::from(worker_role(ASP)).encode();
     let said = say(&publisher.address(), hello, || {
         publisher.poll(slackline::now());
     });

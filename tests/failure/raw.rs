@@ -59,13 +59,13 @@ fn make(
 
 impl Raw {
     pub(super) fn join(address: &Address, role: PeerRole, meanwhile: impl FnMut()) -> Raw {
-        Self::offer(address, PeerHello { role, push: None, resume: None }, Vec::new(), meanwhile)
+        Self::offer(address, PeerHello::from(role), Vec::new(), meanwhile)
     }
 
     /// As `join`, to begin at `clock` or later.
     pub(super) fn resume(address: &Address, role: PeerRole, clock: u64, meanwhile: impl FnMut()) -> Raw {
         let resume = Some(WorkerProgress { clock: Clock::new(clock), epoch: 1, version: Version::new(0) });
-        Self::offer(address, PeerHello { role, push: None, resume }, Vec::new(), meanwhile)
+        Self::offer(address, PeerHello { resume, ..role.into() }, Vec::new(), meanwhile)
     }
 
     /// As `join`, with frames that new versions are pushed to.
@@ -79,7 +79,7 @@ impl Raw {
         let lengths = [layout.bytes(), geometry.bytes() as usize];
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         let regions = lengths.map(|len| Shm::new().allocate(len, access).unwrap());
-        let hello = PeerHello { role, push: Some(PushGrant { layout, geometry }), resume: None };
+        let hello = PeerHello { push: Some(PushGrant { layout, geometry }), ..role.into() };
         Self::offer(address, hello, regions.iter().map(MemoryRegion::whole).collect(), meanwhile)
     }
 

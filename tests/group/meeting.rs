@@ -80,7 +80,7 @@ pub(crate) fn unauthenticated_peers_are_told_why_and_others_meet<F: Fixture>() {
             (hello(1, 2, ELEMENTS, lease).encode(), ELEMENTS, "lease"),
             (right.encode(), ELEMENTS / 2, "too short"),
             (b"who knows".repeat(4), ELEMENTS, "not slackline's"),
-            (PeerHello { role: PeerRole::Reader, push: None, resume: None }.encode(), ELEMENTS, "damaged"),
+            (PeerHello::from(PeerRole::Reader).encode(), ELEMENTS, "damaged"),
         ] {
             let reason = refusal::<F>(&addresses[0], message, elements);
             assert!(reason.contains(word), "{reason}");

@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
 use slackline::internals::mem::Access;
-use slackline::internals::param::{PeerInbox, SleepWord, fence_before_waking};
+use slackline::internals::param::{PeerInbox, SleepWord, fence_before_sleeping, fence_before_waking};
+use slackline::internals::transport::Endpoint;
 use slackline::{Clock, Version};
 
 use super::world::{PAGE, Reader, endpoint_to, explore, fill, region, remote, shard};
 
-/// Dekker's pattern between `SleepWord::set` and `fence_before_waking`. Without the full fence on either side
+/// Dekker's pattern between `SleepWord::say` and `fence_before_waking`. Without the full fence on either side
 /// (`sleep_fence`, `wake_fence`) the peer may miss the version, and the owner that the peer sleeps.
 #[test]
 fn a_peer_that_sleeps_has_seen_the_version_or_is_woken() {
@@ -18,17 +19,19 @@ fn a_peer_that_sleeps_has_seen_the_version_or_is_woken() {
         let page = region(PeerInbox::page_bytes(0));
         let mut endpoint = endpoint_to(&frames, Access::REMOTE_READ);
         endpoint.attach(PAGE, page.clone(), Access::REMOTE_WRITE);
-        let word = SleepWord::new(&endpoint, &remote(PAGE, &page)).expect("it is mapped");
+        let mut word = SleepWord::new(&remote(PAGE, &page)).unwrap();
         let inbox = PeerInbox::new(page, None, Clock::new(0));
         let peer = thread::spawn(move || {
-            word.set();
+            endpoint.post(&[word.say(1)]).unwrap();
+            assert!(endpoint.poll().is_some_and(|completion| completion.result.is_ok()));
+            fence_before_sleeping();
             Reader::new(source, endpoint).attempt().is_some_and(|pulled| pulled.version == Version::new(1))
         });
         let frame = frames.begin(Version::new(1), |_| false).unwrap();
         fill(&frames.host_payload(frame).unwrap(), &[0], 1);
         frames.commit(frame, Version::new(1), Clock::new(0));
         fence_before_waking();
-        let is_woken = inbox.sleeps();
+        let is_woken = inbox.sleeps() == 1;
         if !peer.join().unwrap() {
             assert!(is_woken, "a peer sleeps past a version");
             slept.fetch_add(1, Relaxed);

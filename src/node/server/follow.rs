@@ -120,7 +120,7 @@ impl<T: Transport> Server<T> {
         let runtime = self.shard.runtime.clone();
         let deadline = runtime.now() + timeout;
         let connect = async || {
-            let hello = PeerHello { role: role.clone(), push: None, resume: None };
+            let hello = PeerHello::from(role.clone());
             Link::<T::Endpoint>::shake_hands(transport, decider, hello, (Vec::new(), None), deadline, timeout)
                 .await
         };

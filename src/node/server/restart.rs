@@ -278,11 +278,8 @@ mod tests {
         let mut server = late(Version::new(0), last);
         let (encoding, scheme) = (Encoding::F32, SchemeConfig::Asp);
         let scheme = scheme.to_string();
-        let hello = PeerHello {
-            role: PeerRole::Worker { encoding, scheme, identity: 1, session: 0 },
-            push: None,
-            resume: None,
-        };
+        let role = PeerRole::Worker { encoding, scheme, identity: 1, session: 0 };
+        let hello = PeerHello::from(role);
         let offer = Offer { message: hello.encode(), grants: Vec::new() };
         let mut connecting = Shm::new().connect(&server.address(), offer).unwrap();
         let deadline = now() + PATIENCE;

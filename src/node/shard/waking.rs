@@ -8,8 +8,8 @@ use crate::transport::{Endpoint, Transport};
 /// The peers for which there may be something new since the last look at who sleeps.
 #[derive(Debug, Default)]
 pub(in crate::node) struct News {
-    /// Peers that have passed a doorbell.
-    pub(super) doorbells: usize,
+    /// Peers that sleep while they wait.
+    pub(super) sleepers: usize,
     for_any: bool,
     for_all: bool,
 }
@@ -28,22 +28,23 @@ impl<T: Transport> Shard<T> {
         }
     }
 
-    /// Wakes those that sleep and have something new to look at. Where no peer has passed a doorbell it looks at none.
+    /// Wakes those that sleep and have something new to look at. Where no peer ever sleeps it looks at none.
     pub(in crate::node) fn wake_peers(&mut self) {
         let for_all = std::mem::take(&mut self.news.for_all);
-        if !std::mem::take(&mut self.news.for_any) || self.news.doorbells == 0 {
+        if !std::mem::take(&mut self.news.for_any) || self.news.sleepers == 0 {
             return;
         }
         let mut is_fenced = false;
         for peer in self.peers.iter_mut().flatten() {
             let has_news = std::mem::take(&mut peer.has_news) | for_all;
-            if !has_news || !peer.endpoint.can_wake() {
+            if !has_news || !peer.sleeps {
                 continue;
             }
             if !std::mem::replace(&mut is_fenced, true) {
                 fence_before_waking();
             }
-            if peer.inbox.sleeps() {
+            let times = peer.inbox.sleeps();
+            if std::mem::replace(&mut peer.woken, times) != times {
                 peer.endpoint.wake();
             }
         }

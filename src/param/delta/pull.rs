@@ -206,6 +206,11 @@ impl DeltaPull {
         (self.held.version, self.label)
     }
 
+    /// True while requests of its own are in flight.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.outstanding > 0
+    }
+
     /// Takes a completion of one of its own requests.
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.outstanding = self.outstanding.saturating_sub(1);

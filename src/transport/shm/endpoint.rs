@@ -145,11 +145,7 @@ impl Endpoint for ShmEndpoint {
         self.gpu.as_ref().map(|_| GpuPath::CopyEngines)
     }
 
-    fn can_wake(&self) -> bool {
-        self.doorbell.is_some()
-    }
-
-    fn wake(&self) {
+    fn wake(&mut self) {
         if let Some(doorbell) = &self.doorbell
             && !self.link.is_inherited()
         {

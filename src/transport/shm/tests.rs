@@ -383,19 +383,16 @@ fn a_peer_is_woken_at_its_doorbell_and_one_that_is_gone_harms_no_owner() {
     let mut listener = shm.listen(&Address::random()).unwrap();
     let mut connecting = shm.connect_to_be_woken(&listener.address(), Offer::default(), &doorbell).unwrap();
     assert!(connecting.poll(NOW).is_pending());
-    let server = listener.poll(NOW).expect("the hello is there").accept(Offer::default()).unwrap();
+    let mut server = listener.poll(NOW).expect("the hello is there").accept(Offer::default()).unwrap();
     let Poll::Ready(Ok((client, _))) = connecting.poll(NOW) else { panic!("the answer is there") };
-    assert!(server.can_wake() && !client.can_wake());
-    let begun = std::time::Instant::now();
     server.wake();
-    doorbell.wait(&[], std::time::Duration::from_secs(60));
-    assert!(begun.elapsed() < std::time::Duration::from_secs(60));
+    assert!(doorbell.wait(&[], std::time::Duration::from_secs(60)));
     // One that never looks lets it run full: 2^64 - 2 is the most that an eventfd counts to.
     rustix::io::write(doorbell.as_fd(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
     server.wake();
     drop((client, doorbell));
     server.wake();
-    assert!(server.can_wake());
+    assert!(server.check().is_err());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::channel::{self, Channel, ChannelError};
 use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::WireError;
 use crate::transport::{Address, ConnectError, Connecting, Offer, PayloadSlice, Received};
 
@@ -27,6 +28,8 @@ pub struct TcpConnecting {
     engine: Option<Arc<Engine>>,
     queue_depth: usize,
     gpu: Option<Gpu>,
+    /// What this side sleeps at, if it wants to be woken.
+    doorbell: Option<Arc<Doorbell>>,
     state: Option<Handshake>,
     guard: ForkGuard,
 }
@@ -49,7 +52,7 @@ impl TcpConnecting {
         terms: channel::ChannelTerms,
         queue_depth: usize,
         gpu: Option<Gpu>,
-        offer: Offer,
+        (offer, doorbell): (Offer, Option<Arc<Doorbell>>),
     ) -> Result<TcpConnecting, ConnectError> {
         let (ours, memory) = hello::terms(&offer, &[], [0; 16])
             .map_err(|reason| ConnectError::Offer { address: Address::Tcp(address), reason })?;
@@ -57,7 +60,8 @@ impl TcpConnecting {
         let mut channel = Channel::connect(address, &terms).map_err(|error| failed(address, error))?;
         channel.send(&said).map_err(|error| failed(address, error))?;
         let state = Some(Handshake::Offering { channel, ours, memory });
-        Ok(TcpConnecting { address, terms, engine, queue_depth, gpu, state, guard: ForkGuard::new() })
+        let guard = ForkGuard::new();
+        Ok(TcpConnecting { address, terms, engine, queue_depth, gpu, doorbell, state, guard })
     }
 
     /// Moves the handshake on; what it made once it is over.
@@ -127,8 +131,8 @@ impl TcpConnecting {
             }
         }
         let first = Socket::patient(first);
-        let endpoint =
-            TcpEndpoint::connected(connection, first, heartbeat, self.engine.take(), self.queue_depth);
+        let (engine, depth, doorbell) = (self.engine.take(), self.queue_depth, self.doorbell.take());
+        let endpoint = TcpEndpoint::connected(connection, first, heartbeat, engine, depth, doorbell);
         Ok(Some((endpoint, received)))
     }
 }

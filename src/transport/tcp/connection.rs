@@ -1,6 +1,6 @@
 //! The state that the lanes of one connection share: what each side may reach, and whether it is over.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ pub(super) struct Connection {
     /// Lanes for this side's own requests that the peer has dialled and the endpoint has not taken yet.
     reverse_data: Mutex<Option<Socket>>,
     reverse_heartbeat: Mutex<Option<Socket>>,
+    /// The owner wakes the peer.
+    wakes: AtomicBool,
     /// The silence that the owner allows the peer, in milliseconds; 0 until it says so.
     silence: AtomicU64,
 }
@@ -54,8 +56,18 @@ impl Connection {
             over: OnceLock::new(),
             reverse_data: Mutex::default(),
             reverse_heartbeat: Mutex::default(),
+            wakes: AtomicBool::new(false),
             silence: AtomicU64::new(0),
         }
+    }
+
+    /// Has the progress thread wake the peer once it looks at [`take_wakes`](Self::take_wakes).
+    pub(super) fn wake(&self) {
+        self.wakes.store(true, Ordering::Release);
+    }
+
+    pub(super) fn take_wakes(&self) -> bool {
+        self.wakes.load(Ordering::Relaxed) && self.wakes.swap(false, Ordering::Acquire)
     }
 
     /// The owner waits for a peer that is silent for so long. Lanes that come later are made for that.

@@ -1,5 +1,6 @@
 //! One connected peer, as its user holds it.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::posting::StagedPosting;
 use super::socket::Socket;
 use crate::channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::{
     Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, WorkCompletion, WorkRequest,
 };
@@ -44,8 +46,12 @@ impl TcpEndpoint {
         heartbeat: Option<Socket>,
         engine: Option<Arc<Engine>>,
         queue_depth: usize,
+        doorbell: Option<Arc<Doorbell>>,
     ) -> TcpEndpoint {
-        let data = Initiator::new(data, connection.theirs.blob.epoch, queue_depth);
+        let mut data = Initiator::new(data, connection.theirs.blob.epoch, queue_depth);
+        if let Some(doorbell) = doorbell {
+            data.set_doorbell(doorbell);
+        }
         let staged = staged(&connection, queue_depth);
         TcpEndpoint {
             data: Some(data),
@@ -231,6 +237,24 @@ impl Endpoint for TcpEndpoint {
             word: *word,
             guard: self.guard,
         }))
+    }
+
+    fn wake(&mut self) {
+        if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
+        {
+            engine.wake(&self.connection);
+        }
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.data.as_ref().map(|data| data.socket().as_fd())
+    }
+
+    fn hear_bell(&mut self) {
+        if let (Some(data), false) = (&mut self.data, self.guard.is_inherited()) {
+            data.advance();
+        }
+        self.settle();
     }
 
     fn allow_silence(&mut self, lease: Duration) {

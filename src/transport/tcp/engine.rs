@@ -69,6 +69,8 @@ pub(super) enum Command {
     Forget(Arc<Connection>),
     /// Stop serving a connection, and tell the peer this code.
     Part(Arc<Connection>, u64),
+    /// Wake the peers of all connections that want it.
+    Wake,
 }
 
 /// A connection whose further lanes have not all come yet.
@@ -83,6 +85,8 @@ pub(super) struct ProgressShared {
     expected: Mutex<HashMap<Ticket, Expected>>,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// The thread was told to wake peers, and has not begun to look which.
+    is_to_wake: AtomicBool,
     /// The number of the last question whether the thread has caught up, and of the last one that it has answered.
     asked: AtomicU64,
     answered: AtomicU64,
@@ -107,6 +111,7 @@ impl Engine {
             expected: Mutex::default(),
             wake,
             stop: AtomicBool::new(false),
+            is_to_wake: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             access_violations,
@@ -140,6 +145,14 @@ impl Engine {
         }
         lock(&self.shared.commands).push(command);
         self.shared.wake();
+    }
+
+    /// Wakes the peer of a connection: one command for all that are woken at a time.
+    pub(super) fn wake(&self, connection: &Connection) {
+        connection.wake();
+        if !self.shared.is_to_wake.swap(true, Ordering::AcqRel) {
+            self.tell(Command::Wake);
+        }
     }
 
     /// True if the thread has looked at all that had arrived since the last question. Then the next question is put.
@@ -484,6 +497,7 @@ impl ProgressState {
                 Command::AllowSilence(connection) => self.allow_silence(&connection),
                 Command::Forget(connection) => self.forget(&connection),
                 Command::Part(connection, code) => self.part(&connection, code),
+                Command::Wake => self.wake_peers(),
             }
         }
     }
@@ -546,6 +560,21 @@ impl ProgressState {
                 self.serve_lane(index);
             } else {
                 self.remove(index);
+            }
+        }
+    }
+
+    /// Wakes the peers that are to be woken, by the lanes of their requests.
+    fn wake_peers(&mut self) {
+        // Who asks from now on asks anew.
+        self.shared.is_to_wake.swap(false, Ordering::AcqRel);
+        for index in 0..self.sources.len() {
+            if let Some(EventSource::Lane(target)) = &mut self.sources[index].source
+                && !target.socket().is_timed()
+                && target.connection().take_wakes()
+            {
+                target.wake();
+                self.serve_lane(index);
             }
         }
     }

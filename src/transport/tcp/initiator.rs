@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -10,6 +11,7 @@ use super::connection::words;
 use super::socket::{MAX_PIECES, Moved, Socket};
 use super::wire::{self, Encoded, Kind, MAX_WORDS, RESPONSE_BYTES, Request, Response, SHORT_BYTES};
 use crate::mem::{self, LocalSlice, RemoteSlice, VolatileSlice};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::{
     CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
@@ -94,6 +96,8 @@ pub(super) struct Initiator {
     refused: Option<u64>,
     /// The code with which the peer said why it has closed the connection, if it said so.
     close_code: Option<u64>,
+    /// What this side sleeps at until the peer wakes it.
+    doorbell: Option<Arc<Doorbell>>,
     broken: Option<Broken>,
 }
 
@@ -124,8 +128,14 @@ impl Initiator {
             end: 0,
             refused: None,
             close_code: None,
+            doorbell: None,
             broken: None,
         }
+    }
+
+    /// Has the peer's wake-ups ring this.
+    pub(super) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
+        self.doorbell = Some(doorbell);
     }
 
     pub(super) fn socket(&self) -> &Socket {
@@ -470,6 +480,7 @@ impl Initiator {
                 self.close_code = Some(code);
                 return Err(Broken(CLOSED));
             }
+            Response::Wake => self.doorbell.as_ref().ok_or(Broken(PROTOCOL))?.ring(),
         }
         Ok(())
     }

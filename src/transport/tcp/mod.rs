@@ -97,7 +97,7 @@ use self::engine::Engine;
 #[cfg(feature = "cuda")]
 use self::initiator::Broken;
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, GpuPath, Offer, RegisterError, Transport, wireup,
+    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport, wireup,
 };
 use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
@@ -200,6 +200,19 @@ impl Tcp {
         Err(ConnectError::Staged { operation, address: address.clone(), path: GPU_PATH })
     }
 
+    fn dial(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: Option<Arc<Doorbell>>,
+    ) -> Result<TcpConnecting, ConnectError> {
+        let socket = takes("connect", address)?;
+        self.expect_gpu_path("connect", address)?;
+        let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
+        let given = (offer, doorbell);
+        TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), given)
+    }
+
     fn encrypts(&self) -> bool {
         self.secret.as_ref().is_some_and(Secret::encrypts)
     }
@@ -267,10 +280,16 @@ impl Transport for Tcp {
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<TcpConnecting, ConnectError> {
-        let socket = takes("connect", address)?;
-        self.expect_gpu_path("connect", address)?;
-        let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
-        TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), offer)
+        self.dial(address, offer, None)
+    }
+
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: &Arc<Doorbell>,
+    ) -> Result<TcpConnecting, ConnectError> {
+        self.dial(address, offer, Some(Arc::clone(doorbell)))
     }
 }
 

@@ -92,6 +92,8 @@ pub(super) struct Target {
     sequence: u64,
     /// A completion that is to be told, and was not yet. A later answer of any kind tells it too.
     to_tell: Option<u64>,
+    /// The peer is to be woken, between two answers.
+    wakes: bool,
     inbox: Box<Aligned<INBOX_BYTES>>,
     begin: usize,
     end: usize,
@@ -114,6 +116,7 @@ impl Target {
             gpu: None,
             sequence: 0,
             to_tell: None,
+            wakes: false,
             inbox: Box::new(Aligned([0; INBOX_BYTES])),
             begin: 0,
             end: 0,
@@ -156,6 +159,11 @@ impl Target {
     /// True if a lane that is draining has done so for long enough.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         matches!(self.state, ServeStep::Draining { until, .. } if now >= until)
+    }
+
+    /// Has the next turn wake the peer.
+    pub(super) fn wake(&mut self) {
+        self.wakes = true;
     }
 
     /// Serves what is there, for one turn.
@@ -267,6 +275,9 @@ impl Target {
                 ServeStep::Header => {
                     if OUTBOX_BYTES - self.out_end < 2 * RESPONSE_BYTES + SHORT_BYTES {
                         return Ok(Wants::Output);
+                    }
+                    if std::mem::take(&mut self.wakes) {
+                        self.say(Response::Wake);
                     }
                     let decoded = Request::decode(&self.inbox.0[self.begin..self.end]);
                     let decoded = decoded.map_err(|error| {
@@ -460,6 +471,11 @@ impl Target {
     #[inline]
     fn answer(&mut self, response: Response) {
         self.to_tell = None;
+        self.say(response);
+    }
+
+    #[inline]
+    fn say(&mut self, response: Response) {
         self.outbox.0[self.out_end..self.out_end + RESPONSE_BYTES].copy_from_slice(&response.encode());
         self.out_end += RESPONSE_BYTES;
     }

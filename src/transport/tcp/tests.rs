@@ -377,6 +377,31 @@ fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
 }
 
 #[test]
+fn a_peer_is_woken_behind_what_was_under_way_and_nothing_is_lost() {
+    let tcp = Tcp::new();
+    let mut listener = listen(&tcp);
+    let region = tcp.allocate(4096, ALL).unwrap();
+    let mut raw = Raw::connect(&mut listener, offer(vec![region.whole()]));
+    // In the middle of a write.
+    let write = Request { kind: Kind::Write, count: 0, bytes: 4096, ..raw.request(1) };
+    raw.send(&write);
+    raw.stream.write_all(&[1; 4000]).unwrap();
+    raw.server.wake();
+    raw.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!(raw.stream.read(&mut [0; 1]).is_err(), "it comes between two requests");
+    raw.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    raw.stream.write_all(&[1; 96]).unwrap();
+    // How they follow each other is open.
+    let said = [raw.response(), raw.response()];
+    assert!(said.contains(&Response::Wake) && said.contains(&Response::Done { sequence: 1 }), "{said:?}");
+    // Where nothing is under way it comes at once, and once for each time.
+    for _ in 0..2 {
+        raw.server.wake();
+        assert_eq!(raw.response(), Response::Wake);
+    }
+}
+
+#[test]
 fn a_peer_that_takes_no_answers_hears_why_its_connection_is_closed() {
     let tcp = Tcp::new();
     let mut listener = listen(&tcp);
@@ -543,6 +568,8 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
         one(Response::Refused { sequence: 0 }),
         one(Response::Refused { sequence: 4 }),
         one(Response::Refused { sequence: 3 }),
+        // It has not said that it sleeps.
+        one(Response::Wake),
         vec![vec![0; 200]],
         vec![noise(3, 200)],
     ];

@@ -195,6 +195,8 @@ pub(super) enum Response {
     Refused { sequence: u64 },
     /// The target closes the connection, for a reason that the layer above has given this code.
     Closed { code: u64 },
+    /// No answer: the target wakes this side, which said that it sleeps.
+    Wake,
 }
 
 impl Response {
@@ -209,6 +211,7 @@ impl Response {
                 (5, sequence, u64::from(bytes) | u64::from(checksum) << 32)
             }
             Response::Closed { code } => (6, 0, code),
+            Response::Wake => (7, 0, 0),
         };
         let mut bytes = [0; RESPONSE_BYTES];
         bytes[4] = kind;
@@ -237,6 +240,7 @@ impl Response {
                 Ok(Some(Response::ShortData { sequence, bytes, checksum }))
             }
             (6, code) if sequence == 0 => Ok(Some(Response::Closed { code })),
+            (7, 0) if sequence == 0 => Ok(Some(Response::Wake)),
             _ => Err(TcpWireError("a response of an unknown kind")),
         }
     }
@@ -347,6 +351,7 @@ pub(crate) fn header_samples() -> Vec<Vec<u8>> {
         Response::Refused { sequence: 7 },
         Response::ShortData { sequence: 8, bytes: 64, checksum: 9 },
         Response::Closed { code: 2 },
+        Response::Wake,
     ];
     requests.into_iter().chain(responses.map(|response| response.encode().to_vec())).collect()
 }
@@ -393,13 +398,14 @@ mod tests {
         }
 
         #[test]
-        fn a_response_that_was_encoded_is_decoded(kind in 0..6, sequence: u64, value: u64) {
+        fn a_response_that_was_encoded_is_decoded(kind in 0..7, sequence: u64, value: u64) {
             let response = match kind {
                 0 => Response::Done { sequence },
                 1 => Response::Data { sequence, bytes: value },
                 2 => Response::Value { sequence, before: value },
                 3 => Response::ShortData { sequence, bytes: value as u32, checksum: (value >> 32) as u32 },
                 4 => Response::Closed { code: value },
+                5 => Response::Wake,
                 _ => Response::Refused { sequence },
             };
             let bytes = response.encode();

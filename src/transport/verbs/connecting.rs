@@ -13,6 +13,7 @@ use super::pairs::{Requester, Responder, connect, further};
 use crate::channel::Channel;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
+use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{WireError, check_offer};
 use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 
@@ -21,6 +22,8 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 pub struct VerbsConnecting {
     shared: Arc<VerbsShared>,
     address: SocketAddr,
+    /// What this side sleeps at, if it wants to be woken.
+    doorbell: Option<Arc<Doorbell>>,
     state: Option<Handshake>,
     guard: ForkGuard,
 }
@@ -39,6 +42,7 @@ impl VerbsConnecting {
         shared: &Arc<VerbsShared>,
         address: SocketAddr,
         offer: Offer,
+        doorbell: Option<Arc<Doorbell>>,
     ) -> Result<VerbsConnecting, ConnectError> {
         let at = Address::Verbs(address);
         shared.check_own("connect", &at)?;
@@ -65,7 +69,8 @@ impl VerbsConnecting {
         let mut link = Channel::connect(address, &shared.terms()).map_err(failed)?;
         link.send(&said).map_err(failed)?;
         let state = Some(Handshake { link, ours, from, requester, responder });
-        Ok(VerbsConnecting { shared: Arc::clone(shared), address, state, guard: ForkGuard::new() })
+        let (shared, guard) = (Arc::clone(shared), ForkGuard::new());
+        Ok(VerbsConnecting { shared, address, doorbell, state, guard })
     }
 
     /// Moves the handshake on; what it made once it is over.
@@ -104,7 +109,11 @@ impl VerbsConnecting {
             .map_err(|error| ConnectError::from_channel(at, error))?;
         let received = theirs.received(message);
         let requester = theirs.blob.responder.is_some().then_some(requester);
-        let endpoint = VerbsEndpoint::new(Arc::clone(&self.shared), link, requester, responder, theirs, true);
+        let shared = Arc::clone(&self.shared);
+        let mut endpoint = VerbsEndpoint::new(shared, link, requester, responder, theirs, true);
+        if let Some(doorbell) = self.doorbell.take() {
+            endpoint.set_doorbell(doorbell);
+        }
         Ok(Some((endpoint, received)))
     }
 }

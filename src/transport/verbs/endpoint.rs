@@ -1,5 +1,6 @@
 //! One connected peer, as its user holds it.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use super::pairs::{Requester, Responder};
 use super::rails::Rails;
 use crate::channel::{Channel, allow_silence};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::{
     CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, WorkCompletion,
     WorkRequest,
@@ -82,6 +84,8 @@ pub struct VerbsEndpoint {
     /// The peer's requests; none if it was granted nothing.
     responder: Option<Responder>,
     theirs: Terms,
+    /// What this side sleeps at until the peer wakes it.
+    doorbell: Option<Arc<Doorbell>>,
     /// The number of rails that both sides have.
     rails: usize,
     /// Those that this side has given up, a bit for each.
@@ -128,6 +132,7 @@ impl VerbsEndpoint {
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
             responder,
             theirs,
+            doorbell: None,
             is_ready,
             is_settled: false,
             over: None,
@@ -135,6 +140,11 @@ impl VerbsEndpoint {
             looked: Instant::now(),
             guard: ForkGuard::new(),
         }
+    }
+
+    /// Has the peer's wake-ups ring this.
+    pub(super) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
+        self.doorbell = Some(doorbell);
     }
 
     /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
@@ -193,6 +203,9 @@ impl VerbsEndpoint {
                     if let Some(data) = &mut self.data {
                         data.is_closed_at_peer(rail.into());
                     }
+                }
+                Ok(Some(Ok((Hello::Note(Note::Wake), _)))) if self.doorbell.is_some() => {
+                    self.doorbell.iter().for_each(|doorbell| doorbell.ring());
                 }
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
@@ -440,6 +453,27 @@ impl Endpoint for VerbsEndpoint {
 
     fn transport(&self) -> &'static str {
         super::NAME
+    }
+
+    /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a
+    /// completion queue that is armed before each sleep, would save nothing that counts beside waking a thread.
+    fn wake(&mut self) {
+        if let (Some(link), false) = (&mut self.link, self.guard.is_inherited())
+            && link.channel.is_flushed()
+        {
+            // If it is gone, its end is heard elsewhere.
+            let _unheard = link.channel.send(&Hello::Note(Note::Wake).encode(&[]));
+        }
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(|link| link.channel.as_fd())
+    }
+
+    fn hear_bell(&mut self) {
+        if !self.guard.is_inherited() {
+            self.hear();
+        }
     }
 
     /// Of the connection that the handshake used. The timeout and the retries of the queue pairs are settings.

@@ -105,6 +105,8 @@ pub(crate) enum Note {
     /// This side has lost this rail, counted from the first, which is 0 and is never lost: its queue pairs there, and
     /// the keys of what only this peer was granted, are destroyed. The other side does the same, and says so.
     RailLost(u8),
+    /// The other side, which said that it sleeps, is to wake up.
+    Wake,
 }
 
 pub(super) type Terms = wireup::Terms<Ports>;

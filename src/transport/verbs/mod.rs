@@ -106,7 +106,9 @@ use self::initiator::Initiator;
 use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
 use self::region::Registered;
-use super::{Address, AtomicDomain, Capabilities, ConnectError, Offer, RegisterError, Transport, wireup};
+use super::{
+    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport, wireup,
+};
 use crate::channel::{self, Purpose, Secret};
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
 
@@ -551,7 +553,17 @@ impl Transport for Verbs {
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {
-        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer)
+        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer, None)
+    }
+
+    fn connect_to_be_woken(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: &Arc<Doorbell>,
+    ) -> Result<VerbsConnecting, ConnectError> {
+        let doorbell = Some(Arc::clone(doorbell));
+        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer, doorbell)
     }
 }
 
