@@ -70,25 +70,38 @@ fn measure(seconds: u64) {
             );
         }
     }
-    println!("\nreaders that wait  % of a processor each  publish to seen: median, p99 (us)");
-    for readers in [1, 8] {
+    println!("\nreaders that wait      % of a processor each  publish to seen: median, p99 (us)");
+    for (transport, readers) in [("shm", 1), ("shm", 8), ("tcp", 1), ("tcp", 8)] {
         for idle in ["poll", "sleep"] {
-            let owner = Owner::start("publishes", "shm", idle, 64);
-            let (share, mut delays) = waiting(&owner.address, idle, readers, seconds);
+            let owner = Owner::start("publishes", transport, idle, 64);
+            let (share, mut delays) = match transport {
+                "shm" => waiting(&Shm::new(), &owner.address, idle, readers, seconds),
+                _ => waiting(&Tcp::new(), &owner.address, idle, readers, seconds),
+            };
             delays.sort_unstable();
             let at = |part: f64| delays[(part * (delays.len() - 1) as f64) as usize] as f64 / 1e3;
             let share = 100.0 * share / f64::from(readers);
-            println!("{readers:>7} {idle:<10} {share:>21.2} {:>22.1}, {:.1}", at(0.5), at(0.99));
+            println!(
+                "{transport:<4} {readers:>6} {idle:<10} {share:>21.2} {:>22.1}, {:.1}",
+                at(0.5),
+                at(0.99)
+            );
         }
     }
 }
 
 /// The share of a processor that this process takes while so many of its threads wait for versions, and the nanoseconds
 /// from each publication until a reader had it.
-fn waiting(address: &Address, idle: &str, readers: u32, seconds: u64) -> (f64, Vec<u64>) {
+fn waiting<T: Transport + Clone>(
+    transport: &T,
+    address: &Address,
+    idle: &str,
+    readers: u32,
+    seconds: u64,
+) -> (f64, Vec<u64>) {
     let options = ReaderOptions { idle: behaviour(idle), ..ReaderOptions::default() };
     let read = || {
-        let mut reader = Reader::connect(Shm::new(), address, options, PATIENCE).expect("a reader");
+        let mut reader = Reader::connect(transport.clone(), address, options, PATIENCE).expect("a reader");
         let mut delays = Vec::new();
         let begun = Instant::now();
         let mut version = reader.newest(PATIENCE).expect("a version").next();

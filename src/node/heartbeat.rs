@@ -20,13 +20,13 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Beats ten times a lease, at least every 300 ms.
+    /// Beats ten times a lease, at least once a second.
     pub(super) fn start(
         runtime: &Runtime,
         word: Box<dyn HeartbeatWord>,
         lease: Duration,
     ) -> Result<Heartbeat, Error> {
-        let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_millis(300));
+        let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
         let stop = Arc::new(AtomicBool::new(false));
         if let Some(simulator) = runtime.simulator() {
             simulator.beat(word, interval, Arc::clone(&stop));

@@ -101,9 +101,8 @@ impl<E: Endpoint> Link<E> {
             }
             SleepStep::Telling => false,
             SleepStep::Look => {
+                // The next turn looks.
                 sleeper.step = SleepStep::Sleep;
-                // The next turn looks for whatever this peer copies; this one at the words of its own line.
-                let _is_lost = self.probe();
                 false
             }
             SleepStep::Sleep => true,
@@ -119,7 +118,9 @@ pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     at_most: Duration,
 ) -> WaitTurn<R> {
     let mut links = links.peekable();
-    let Some(Sleeper { doorbell, .. }) = links.peek().and_then(|link| link.sleeper.as_ref()) else { return turn };
+    let Some(Sleeper { doorbell, .. }) = links.peek().and_then(|link| link.sleeper.as_ref()) else {
+        return turn;
+    };
     let doorbell = Arc::clone(doorbell);
     if !matches!(turn, WaitTurn::Idle) || at_most.is_zero() {
         return turn;
@@ -232,7 +233,8 @@ mod tests {
     #[cfg(feature = "tcp")]
     #[test]
     fn a_reader_that_sleeps_is_woken_over_tcp_whether_it_is_encrypted_or_not() {
-        let encrypting = Secret::from_text("at least 32 bytes that no one knows", "a test").unwrap().encrypting();
+        let encrypting =
+            Secret::from_text("at least 32 bytes that no one knows", "a test").unwrap().encrypting();
         woken_each_time(Tcp::new(), refresh);
         woken_each_time(Tcp::with_secret(encrypting), refresh);
     }
@@ -260,7 +262,8 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let options = WorkerOptions { idle: Idle::Sleep, read, ..WorkerOptions::new(scheme) };
-                    let mut worker = Worker::connect(transport.clone(), &addresses, options, PATIENCE).unwrap();
+                    let mut worker =
+                        Worker::connect(transport.clone(), &addresses, options, PATIENCE).unwrap();
                     while worker.clock() < Clock::new(500) {
                         let mut step = worker.step(PATIENCE).unwrap();
                         step.gradient().unwrap().fill(1e-3);

@@ -6,7 +6,7 @@ mod tests {
 
     use crate::kernel::Optimizer;
     use crate::node::{GroupListener, GroupMember, GroupOptions, Server, ServerOptions};
-    use crate::node::{Worker, WorkerOptions, now};
+    use crate::node::{Idle, Worker, WorkerOptions, now};
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
@@ -47,7 +47,7 @@ mod tests {
     }
 
     /// A worker finds in each version exactly the gradients that it has published.
-    fn every_version_holds_every_gradient_whole(scheme: SchemeConfig, seed: u64) {
+    fn every_version_holds_every_gradient_whole(scheme: SchemeConfig, idle: Idle, seed: u64) {
         over_the_device(seed, |verbs| {
             let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
             let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
@@ -65,7 +65,7 @@ mod tests {
                     }
                 });
                 let working = scope.spawn(move || {
-                    let options = WorkerOptions::new(scheme);
+                    let options = WorkerOptions { idle, ..WorkerOptions::new(scheme) };
                     let mut worker = Worker::connect(verbs, &[address], options, PATIENCE).unwrap();
                     let mut expected = 0.0;
                     for round in 0..ROUNDS {
@@ -88,14 +88,22 @@ mod tests {
     #[test]
     fn gradients_and_pulled_versions_are_whole_where_no_order_is_kept() {
         (0..3).for_each(|seed| {
-            every_version_holds_every_gradient_whole(SchemeConfig::Ssp { staleness: 0 }, seed)
+            every_version_holds_every_gradient_whole(SchemeConfig::Ssp { staleness: 0 }, Idle::Poll, seed)
+        });
+    }
+
+    /// Under tests a sleep ends by itself after an hour only.
+    #[test]
+    fn a_worker_that_sleeps_is_woken_where_no_order_is_kept() {
+        (0..3).for_each(|seed| {
+            every_version_holds_every_gradient_whole(SchemeConfig::Ssp { staleness: 0 }, Idle::Sleep, seed)
         });
     }
 
     #[test]
     fn pushed_versions_are_whole_where_no_order_is_kept() {
         (0..3).for_each(|seed| {
-            every_version_holds_every_gradient_whole(SchemeConfig::Essp { staleness: 0 }, seed)
+            every_version_holds_every_gradient_whole(SchemeConfig::Essp { staleness: 0 }, Idle::Poll, seed)
         });
     }
 

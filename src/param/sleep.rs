@@ -31,7 +31,10 @@ impl SleepWord {
     /// followed by [`fence_before_sleeping`].
     pub fn say(&mut self, id: u64) -> WorkRequest {
         self.times += 1;
-        WorkRequest::signalled(id, Operation::WriteInline { data: Inline::word(self.times), remote: self.word })
+        WorkRequest::signalled(
+            id,
+            Operation::WriteInline { data: Inline::word(self.times), remote: self.word },
+        )
     }
 }
 

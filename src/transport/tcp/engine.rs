@@ -288,6 +288,15 @@ impl EventSource {
             EventSource::Lane(target) => target.connection(),
         }
     }
+
+    /// The way in which the system tells of it. Of heartbeats it tells once: each lane is read to its end, and the
+    /// system's own second look at it would cost half as much as to read it.
+    fn told(&self) -> epoll::EventFlags {
+        match self {
+            EventSource::Lane(target) if target.socket().is_timed() => epoll::EventFlags::ET,
+            _ => epoll::EventFlags::empty(),
+        }
+    }
 }
 
 impl AsFd for EventSource {
@@ -444,6 +453,7 @@ impl ProgressState {
     }
 
     fn add(&mut self, source: EventSource, interest: epoll::EventFlags) {
+        let interest = interest | source.told();
         let index = self.free.pop().unwrap_or_else(|| {
             self.sources.push(SourceEntry { generation: 0, interest, source: None });
             self.sources.len() - 1
@@ -472,9 +482,14 @@ impl ProgressState {
         Some(source)
     }
 
-    fn wants(&mut self, index: usize, interest: epoll::EventFlags) {
+    /// Has the system tell of the next event. If it has told of all that there is already, and does so once, it is asked
+    /// again for what is left.
+    fn wants(&mut self, index: usize, interest: epoll::EventFlags, is_left: bool) {
         let entry = &mut self.sources[index];
-        if std::mem::replace(&mut entry.interest, interest) == interest {
+        let Some(source) = &entry.source else { return };
+        let interest = interest | source.told();
+        let is_same = std::mem::replace(&mut entry.interest, interest) == interest;
+        if is_same && !(is_left && interest.contains(epoll::EventFlags::ET)) {
             return;
         }
         let told = epoll::EventData::new_u64(u64::from(entry.generation) << 32 | index as u64);
@@ -629,7 +644,7 @@ impl ProgressState {
                     false if target.has_input() => epoll::EventFlags::IN | epoll::EventFlags::OUT,
                     false => epoll::EventFlags::IN,
                 };
-                self.wants(index, interest);
+                self.wants(index, interest, turn == ServeOutcome::More);
             }
             Err(broken) => {
                 let connection = Arc::clone(target.connection());

@@ -97,7 +97,8 @@ use self::engine::Engine;
 #[cfg(feature = "cuda")]
 use self::initiator::Broken;
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport, wireup,
+    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport,
+    wireup,
 };
 use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;

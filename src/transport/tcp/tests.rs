@@ -377,27 +377,30 @@ fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
 }
 
 #[test]
-fn a_peer_is_woken_behind_what_was_under_way_and_nothing_is_lost() {
+fn a_peer_is_woken_between_two_answers_and_once_for_each_time() {
+    // More than any buffer between the two holds.
+    const BYTES: usize = 64 << 20;
     let tcp = Tcp::new();
     let mut listener = listen(&tcp);
-    let region = tcp.allocate(4096, ALL).unwrap();
+    let region = tcp.allocate(BYTES, ALL).unwrap();
+    region.as_volatile().write(&vec![7; BYTES]);
     let mut raw = Raw::connect(&mut listener, offer(vec![region.whole()]));
-    // In the middle of a write.
-    let write = Request { kind: Kind::Write, count: 0, bytes: 4096, ..raw.request(1) };
-    raw.send(&write);
-    raw.stream.write_all(&[1; 4000]).unwrap();
+    let read = Request { kind: Kind::Read, count: 0, bytes: BYTES as u64, ..raw.request(1) };
+    raw.send(&read);
+    assert_eq!(raw.response(), Response::Data { sequence: 1, bytes: BYTES as u64 });
+    // The answer stands still by then.
+    std::thread::sleep(Duration::from_millis(200));
     raw.server.wake();
-    raw.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    assert!(raw.stream.read(&mut [0; 1]).is_err(), "it comes between two requests");
-    raw.stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    raw.stream.write_all(&[1; 96]).unwrap();
-    // How they follow each other is open.
-    let said = [raw.response(), raw.response()];
-    assert!(said.contains(&Response::Wake) && said.contains(&Response::Done { sequence: 1 }), "{said:?}");
-    // Where nothing is under way it comes at once, and once for each time.
-    for _ in 0..2 {
+    let mut bytes = vec![0; BYTES];
+    raw.stream.read_exact(&mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 7), "nothing stands within the answer");
+    assert_eq!(raw.response(), Response::Wake);
+    for sequence in 2..4 {
         raw.server.wake();
         assert_eq!(raw.response(), Response::Wake);
+        let request = raw.request(sequence);
+        raw.send(&request);
+        assert_eq!(raw.response(), Response::Done { sequence });
     }
 }
 

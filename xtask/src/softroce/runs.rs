@@ -204,7 +204,7 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         parts_links: false,
         job: Job::Tests { target: "bench_rdma", release: false, filters: &["apart::"] },
-        timeout: Duration::from_secs(300),
+        timeout: Duration::from_secs(900),
     },
     Run {
         name: "loss",

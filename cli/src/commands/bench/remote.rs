@@ -15,7 +15,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use slackline::Secret;
-use slackline::internals::channel::{Channel, ChannelError, ChannelTerms, Purpose, listen as listen_at};
+use slackline::internals::channel::{
+    Channel, ChannelError, ChannelTerms, Purpose, allow_silence, listen as listen_at,
+};
 
 use super::BenchError;
 use super::arguments::TransportName;
@@ -65,6 +67,13 @@ fn terms(secret: Option<&Secret>) -> ChannelTerms {
 
 fn broken(error: &ChannelError) -> BenchError {
     BenchError::Peer(error.to_string())
+}
+
+/// Waits as long as the system lets it for a side whose processors the measurement keeps busy.
+fn be_patient(channel: &Channel) {
+    if let Err(error) = allow_silence(channel, ANSWER) {
+        tracing::warn!(%error, "a measurement ends if the other side says nothing for seconds");
+    }
 }
 
 fn send(channel: &mut Channel, message: &impl Serialize) -> Result<(), BenchError> {
@@ -118,6 +127,7 @@ impl Remote {
             }
             std::thread::sleep(NAP);
         }
+        be_patient(&channel);
         Ok(Remote { channel: RefCell::new(channel), address })
     }
 
@@ -267,6 +277,7 @@ fn attend(
 ) -> Result<u64, BenchError> {
     let addresses = link.peer_address().and_then(|peer| Ok((peer, link.local_address()?)));
     let (peer, host) = addresses.map_err(BenchError::system("ask who is there"))?;
+    be_patient(&link);
     let means = Means { peer: Some(peer.ip()), ..means.clone() };
     let line = Arc::new(ClientLine(Mutex::new(link)));
     let mut served = 0;

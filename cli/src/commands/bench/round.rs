@@ -12,7 +12,7 @@ use super::arguments::Settings;
 use super::carrier::Carrier;
 use super::local::{Arrays, Kind};
 use super::measure::{Latency, Progress, Timing};
-use super::nodes::{INITIAL, RATE, TIMEOUT};
+use super::nodes::{INITIAL, LEASE_OF_CROWD, RATE, TIMEOUT};
 use super::peer::{Client, Task, TaskRole};
 use super::pin::cores;
 use super::report::{Measured, duration};
@@ -101,6 +101,9 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     options.threads = usize::from(threads);
     options.memory.chunk_bytes = chunk;
     options.memory.peers = options.memory.peers.max(workers);
+    if is_crowd {
+        options.memory.lease = LEASE_OF_CROWD;
+    }
     let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
     let mut server = Server::new(carrier, &anywhere, table, &vec![INITIAL; elements as usize], options)?;
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
