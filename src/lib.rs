@@ -160,7 +160,7 @@ pub use job::{
 };
 pub use kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
 #[cfg(not(loom))]
-pub use mem::CallerMemory;
+pub use mem::{CallerMemory, VolatileSlice};
 #[cfg(all(feature = "cuda", not(loom)))]
 pub use node::Publishing;
 #[cfg(not(loom))]
@@ -171,6 +171,8 @@ pub use node::{
     Server, ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
     WorkerStatistics, now,
 };
+#[cfg(not(loom))]
+pub use param::PinnedFrame;
 pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
 };

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::internals::param::PullOptions;
 use slackline::{
     AdamParameters, Address, Checkpoint, CheckpointOptions, DeltaOptions, ElementType, Encoding, Idle,
     NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions,
@@ -574,9 +573,8 @@ impl slackline_publisher_options {
 
 impl slackline_reader_options {
     pub(crate) fn translate(&self) -> ReaderOptions {
-        let checksum = self.checksums != 0;
         ReaderOptions {
-            pull: PullOptions { checksum, ..PullOptions::default() },
+            checksums: self.checksums != 0,
             waits_for_server: true,
             in_tree: self.in_tree != 0,
             ..ReaderOptions::default()
