@@ -347,7 +347,7 @@ impl Measured for slackline_reader_options {
 impl Default for slackline_server_options {
     fn default() -> Self {
         let memory = ShardOptions::default();
-        let adam = AdamParameters::new(0.0);
+        let adam = AdamParameters::default();
         slackline_server_options {
             size: size_of::<Self>(),
             scheme: c"bsp".as_ptr(),

@@ -30,7 +30,7 @@ fn header() -> Header {
         clocks: vec![Clock::new(70), Clock::new(72)],
         epoch: u64::MAX - 5,
         scheme: "ssp(3)".into(),
-        optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
+        optimizer: Optimizer::AdamW(AdamParameters { weight_decay: 0.1, ..AdamParameters::default() }),
         folded: 150,
         applied: Applied {
             workers: BTreeMap::from([(3, Clock::new(73)), (u64::MAX, Clock::new(72))]),
