@@ -166,9 +166,9 @@ pub use node::Publishing;
 #[cfg(not(loom))]
 pub use node::{
     Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, Draft,
-    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram,
-    Idle, NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay,
-    Server, ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
+    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Idle,
+    NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server,
+    ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
     WorkerStatistics, now,
 };
 #[cfg(not(loom))]

@@ -84,7 +84,7 @@ impl Run {
                             step.publish(Some(1.0), TIMEOUT).unwrap();
                         }
                         worker.flush(TIMEOUT).unwrap();
-                        worker.statistics().staleness.counts().to_vec()
+                        worker.statistics().staleness.clone()
                     })
                 })
                 .collect();
