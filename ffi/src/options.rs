@@ -7,9 +7,9 @@ use std::ptr::null;
 use std::time::Duration;
 
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, DeltaOptions, ElementType, Encoding, Idle,
-    NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions,
-    ShardOptions, Table, Version, WorkerOptions,
+    AdamParameters, Address, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, ElementType,
+    Encoding, Idle, NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule,
+    ServerOptions, ShardOptions, Table, Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -492,8 +492,10 @@ impl slackline_server_options {
         let Some(checkpoint) = &options.checkpoint else { return Ok(None) };
         match resume {
             Resume::Never => Ok(None),
-            Resume::IfThere if !Checkpoint::exists(&checkpoint.path) => Ok(None),
-            _ => Ok(Some(Checkpoint::read(&checkpoint.path)?)),
+            _ => match Checkpoint::read(&checkpoint.path) {
+                Err(CheckpointError::Missing { .. }) if resume == Resume::IfThere => Ok(None),
+                checkpoint => Ok(Some(checkpoint?)),
+            },
         }
     }
 
