@@ -60,7 +60,7 @@ fn sgd(s: &[VolatileSlice<'_>]) {
 }
 
 fn adamw(s: &[VolatileSlice<'_>]) {
-    fold(s, ADAMW, false);
+    fold(s, decaying_adamw(), false);
 }
 
 fn sgd_measured(s: &[VolatileSlice<'_>]) {
@@ -68,11 +68,13 @@ fn sgd_measured(s: &[VolatileSlice<'_>]) {
 }
 
 fn adamw_measured(s: &[VolatileSlice<'_>]) {
-    fold(s, ADAMW, true);
+    fold(s, decaying_adamw(), true);
 }
 
 const SGD: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
-const ADAMW: Optimizer = Optimizer::AdamW(AdamParameters::new(0.01));
+fn decaying_adamw() -> Optimizer {
+    Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::default() })
+}
 
 fn fold(s: &[VolatileSlice<'_>], optimizer: Optimizer, measured: bool) {
     let states = [Pass { from: s[2], to: s[3] }, Pass { from: s[4], to: s[5] }];

@@ -160,17 +160,19 @@ pub use job::{
 };
 pub use kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
 #[cfg(not(loom))]
-pub use mem::CallerMemory;
+pub use mem::{CallerMemory, VolatileSlice};
 #[cfg(all(feature = "cuda", not(loom)))]
 pub use node::Publishing;
 #[cfg(not(loom))]
 pub use node::{
     Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, Draft,
-    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Histogram,
-    Idle, NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay,
-    Server, ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
+    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Idle,
+    NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server,
+    ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
     WorkerStatistics, now,
 };
+#[cfg(not(loom))]
+pub use param::PinnedFrame;
 pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
 };

@@ -84,7 +84,7 @@ impl Run {
                             step.publish(Some(1.0), TIMEOUT).unwrap();
                         }
                         worker.flush(TIMEOUT).unwrap();
-                        worker.statistics().staleness.counts().to_vec()
+                        worker.statistics().staleness.clone()
                     })
                 })
                 .collect();
@@ -153,7 +153,7 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     let optimizers = [
         Optimizer::Sgd { weight_decay: 0.0 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
-        Optimizer::AdamW(slackline::AdamParameters::new(0.1)),
+        Optimizer::AdamW(slackline::AdamParameters { weight_decay: 0.1, ..Default::default() }),
     ];
     for optimizer in optimizers {
         for threads in [1, 3] {

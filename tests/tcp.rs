@@ -58,7 +58,7 @@ fn train(
                         step.publish(None, TIMEOUT).unwrap();
                     }
                     worker.flush(TIMEOUT).unwrap();
-                    worker.statistics().staleness.counts().to_vec()
+                    worker.statistics().staleness.clone()
                 })
             })
             .collect();

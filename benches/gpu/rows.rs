@@ -183,8 +183,10 @@ impl Rows<'_> {
         versions: [&str; 2],
         row: &mut dyn FnMut(&str, &str, &str, Goal, &dyn Fn(&Rows<'_>) -> Outcome<Pairs>),
     ) {
-        let (sgd, adamw) =
-            (Optimizer::Sgd { weight_decay: 0.0 }, Optimizer::AdamW(AdamParameters::new(0.01)));
+        let (sgd, adamw) = (
+            Optimizer::Sgd { weight_decay: 0.0 },
+            Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::default() }),
+        );
         for (name, optimizer, encoding, least) in [
             ("fold k = 4, f32, SGD", sgd, Encoding::F32, 0.9),
             ("fold k = 4, f32, AdamW", adamw, Encoding::F32, 0.85),

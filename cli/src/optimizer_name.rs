@@ -19,8 +19,10 @@ impl OptimizerName {
         match self {
             OptimizerName::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
             OptimizerName::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
-            OptimizerName::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
-            OptimizerName::AdamW => Optimizer::AdamW(AdamParameters::new(0.01)),
+            OptimizerName::Adam => Optimizer::Adam(AdamParameters::default()),
+            OptimizerName::AdamW => {
+                Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::default() })
+            }
         }
     }
 

@@ -6,11 +6,10 @@ use std::path::Path;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::internals::param::PullOptions;
 use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointOptions, DeltaOptions, ElementType, Encoding, Idle,
-    NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule, ServerOptions,
-    ShardOptions, Table, Version, WorkerOptions,
+    AdamParameters, Address, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, ElementType,
+    Encoding, Idle, NonFinite, Optimizer, PublisherOptions, ReadMode, ReaderOptions, Resume, Schedule,
+    ServerOptions, ShardOptions, Table, Version, WorkerOptions,
     scheme::{AnyScheme, Damping},
 };
 
@@ -348,7 +347,7 @@ impl Measured for slackline_reader_options {
 impl Default for slackline_server_options {
     fn default() -> Self {
         let memory = ShardOptions::default();
-        let adam = AdamParameters::new(0.0);
+        let adam = AdamParameters::default();
         slackline_server_options {
             size: size_of::<Self>(),
             scheme: c"bsp".as_ptr(),
@@ -493,8 +492,10 @@ impl slackline_server_options {
         let Some(checkpoint) = &options.checkpoint else { return Ok(None) };
         match resume {
             Resume::Never => Ok(None),
-            Resume::IfThere if !Checkpoint::exists(&checkpoint.path) => Ok(None),
-            _ => Ok(Some(Checkpoint::read(&checkpoint.path)?)),
+            _ => match Checkpoint::read(&checkpoint.path) {
+                Err(CheckpointError::Missing { .. }) if resume == Resume::IfThere => Ok(None),
+                checkpoint => Ok(Some(checkpoint?)),
+            },
         }
     }
 
@@ -574,9 +575,8 @@ impl slackline_publisher_options {
 
 impl slackline_reader_options {
     pub(crate) fn translate(&self) -> ReaderOptions {
-        let checksum = self.checksums != 0;
         ReaderOptions {
-            pull: PullOptions { checksum, ..PullOptions::default() },
+            checksums: self.checksums != 0,
             waits_for_server: true,
             in_tree: self.in_tree != 0,
             ..ReaderOptions::default()

@@ -273,7 +273,7 @@ impl slackline_worker_status {
 impl slackline_staleness {
     pub(crate) fn of(worker: &Worker<Fabric>) -> Self {
         let mut staleness = slackline_staleness::default();
-        for (value, count) in worker.statistics().staleness.counts().iter().enumerate() {
+        for (value, count) in worker.statistics().staleness.iter().enumerate() {
             let bucket = value.min(SLACKLINE_STALENESS_COUNTS - 1);
             staleness.gradients += count;
             staleness.counts[bucket] += count;

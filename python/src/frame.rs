@@ -85,8 +85,8 @@ impl Drafting {
 
     /// Where it lies. It stays there for as long as the draft.
     pub(crate) fn extent(&self) -> (*mut u8, usize) {
-        let draft = self.lock();
-        let memory = draft.as_ref().and_then(|draft| draft.memory().ok()); // `Mixed` has none on a GPU
+        let mut draft = self.lock();
+        let memory = draft.as_mut().and_then(|draft| draft.memory().ok()); // `Mixed` has none on a GPU
         memory.map_or((std::ptr::null_mut(), 0), |memory| (memory.as_ptr(), memory.len()))
     }
 

@@ -31,7 +31,7 @@ pub(crate) fn options(
     weight_decay: f32,
 ) -> Result<ServerOptions, Failure> {
     let scheme: SchemeConfig = scheme.parse().map_err(Error::SchemeConfig)?;
-    let adam = AdamParameters::new(weight_decay);
+    let adam = AdamParameters { weight_decay, ..AdamParameters::default() };
     let optimizer = match optimizer {
         "sgd" if momentum == 0.0 => Optimizer::Sgd { weight_decay },
         "sgd" => Optimizer::Momentum { momentum, weight_decay },

@@ -35,7 +35,7 @@ const READING: &str = "slackline-reading-1:";
 /// use slackline::Secret;
 /// let secret = Secret::random()?;
 /// let readers = secret.reading(); // `readers.expose()` goes into the file that they get
-/// assert!(readers.is_reading() && !secret.is_reading());
+/// assert_ne!(readers, secret);
 /// assert_eq!(Secret::from_text(readers.expose(), "a file")?, readers);
 /// # Ok::<(), slackline::SecretError>(())
 /// ```
@@ -187,7 +187,7 @@ impl Secret {
     }
 
     /// True if it opens reading alone.
-    pub fn is_reading(&self) -> bool {
+    pub(crate) fn is_reading(&self) -> bool {
         matches!(self.opens, Opens::Reading { .. })
     }
 

@@ -222,7 +222,7 @@ impl Gpu {
     }
 
     /// The ordinal by which it was opened.
-    pub fn ordinal(&self) -> u32 {
+    pub(crate) fn ordinal(&self) -> u32 {
         self.inner.primary.ordinal()
     }
 

@@ -33,7 +33,7 @@ impl GpuStream {
     }
 
     /// The GPU that it is a stream of.
-    pub fn gpu(&self) -> &Gpu {
+    pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 

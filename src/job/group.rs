@@ -82,7 +82,8 @@ pub enum Advance {
 }
 
 impl GroupTrainer {
-    /// A trainer at clock 0, whose parameters are those of `member`.
+    /// A trainer at clock 0, whose parameters are those of `member`. Its step size falls by `schedule`, as the number
+    /// of its own steps says.
     ///
     /// # Errors
     /// The scheme is not DS-Sync or cannot run with so many members, or the system has no memory for the states of the
@@ -92,6 +93,7 @@ impl GroupTrainer {
         scheme: SchemeConfig,
         optimizer: Optimizer,
         learning_rate: f32,
+        schedule: Schedule,
     ) -> Result<GroupTrainer, Error> {
         let SchemeConfig::DsSync { group, partition, .. } = scheme else {
             return Err(Error::Scheme {
@@ -108,18 +110,12 @@ impl GroupTrainer {
             member,
             scheme,
             groups,
-            optimizer: LocalOptimizer::new(optimizer, learning_rate, elements)?,
+            optimizer: LocalOptimizer::new(optimizer, learning_rate, elements)?.scheduled(schedule),
             gradient: vec![0.0; elements],
             next,
             clock: 0,
             compute: Duration::ZERO,
         })
-    }
-
-    /// The same, with a step size that falls by the number of its steps.
-    #[must_use]
-    pub fn scheduled(self, schedule: Schedule) -> GroupTrainer {
-        GroupTrainer { optimizer: self.optimizer.scheduled(schedule), ..self }
     }
 
     /// Makes a step or an average, whichever is next. `compute` is given the clock, the parameters and the memory for

@@ -1,5 +1,6 @@
 //! The workers of a job.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,14 +8,14 @@ use super::member::{Conversation, End, WaitError};
 use super::messages::EndOnly;
 use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
-use crate::clock::Clock;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
 use crate::mem::CallerMemory;
-use crate::node::{self, View, Worker, WorkerOptions, WorkerStatistics};
+use crate::node::{self, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
 
-/// A worker of a job, which connects again to servers that come back if the plan says so.
+/// A worker of a job, which connects again to servers that come back if the plan says so. What it tells of itself are
+/// the methods of [`Worker`].
 pub struct JobWorker<'a> {
     job: &'a Job,
     work: WorkerLoop<EndOnly>,
@@ -206,17 +207,6 @@ impl JobWorker<'_> {
         Ok(self.work.worker.use_memory(parameters, gradient)?)
     }
 
-    /// The number of gradients that this worker has published.
-    #[doc(hidden)]
-    pub fn clock(&self) -> Clock {
-        self.work.worker.clock()
-    }
-
-    /// The counters of this worker.
-    pub fn statistics(&self) -> &WorkerStatistics {
-        self.work.worker.statistics()
-    }
-
     /// The cause of an error of the loop. Rank 0 hears of one that is not the loss of a server.
     fn failed(&self, error: JobError) -> JobError {
         if self.work.is_lost() {
@@ -228,7 +218,16 @@ impl JobWorker<'_> {
     }
 }
 
-/// One clock of a worker: the parameters to compute on, and the memory that the gradient is written into.
+impl Deref for JobWorker<'_> {
+    type Target = Worker<Mixed>;
+
+    fn deref(&self) -> &Worker<Mixed> {
+        &self.work.worker
+    }
+}
+
+/// One clock of a worker: the parameters to compute on, and the memory that the gradient is written into, by the
+/// methods of [`Step`]. Those that end a step, or ask whether to end it, are its own.
 ///
 /// Dropping it abandons the clock; the next step begins it again.
 #[must_use = "a step that is dropped is abandoned: call `publish`"]
@@ -237,68 +236,21 @@ pub struct JobStep<'a> {
     job: &'a Job,
 }
 
+impl<'a> Deref for JobStep<'a> {
+    type Target = Step<'a, Mixed>;
+
+    fn deref(&self) -> &Step<'a, Mixed> {
+        &self.step.step
+    }
+}
+
+impl<'a> DerefMut for JobStep<'a> {
+    fn deref_mut(&mut self) -> &mut Step<'a, Mixed> {
+        &mut self.step.step
+    }
+}
+
 impl JobStep<'_> {
-    /// The clock and the version of the parameters.
-    pub fn view(&self) -> View {
-        self.step.step.view()
-    }
-
-    /// The parameters and the memory for the gradient, both of the whole table, in the order of its tensors. Nothing is
-    /// copied: the parameters lie where they were pulled to, and the gradient is published from where it lies.
-    ///
-    /// # Errors
-    /// The worker encodes gradients to 16 bits ([`encode`](Self::encode) does that), or reads in place.
-    pub fn borrow(&mut self) -> Result<(&[f32], &mut [f32]), JobError> {
-        Ok(self.step.step.borrow()?)
-    }
-
-    /// The parameters of the whole table.
-    ///
-    /// # Errors
-    /// The worker reads in place.
-    pub fn parameters(&self) -> Result<&[f32], JobError> {
-        Ok(self.step.step.parameters()?)
-    }
-
-    /// Rounds a gradient of the whole table to the encoding of the worker, ready to be published.
-    ///
-    /// # Errors
-    /// The gradient has another length than the table.
-    pub fn encode(&mut self, gradient: &[f32]) -> Result<(), JobError> {
-        Ok(self.step.step.encode(gradient)?)
-    }
-
-    /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
-    /// `stream` has now. What `stream` gets later waits for the copy; this call does not.
-    ///
-    /// # Errors
-    /// As [`Step::copy_parameters_to_gpu`](crate::Step::copy_parameters_to_gpu).
-    #[cfg(feature = "cuda")]
-    pub fn copy_parameters_to_gpu(
-        &mut self,
-        offset: u64,
-        into: &GpuSlice,
-        stream: &GpuStream,
-    ) -> Result<(), JobError> {
-        Ok(self.step.step.copy_parameters_to_gpu(offset, into, stream)?)
-    }
-
-    /// Has the GPU copy `from` into the gradient, from the byte `offset` on, behind the work that `stream` has now.
-    /// [`publish`](Self::publish) waits for the copy, and this call does not: the memory that is copied from must stay
-    /// as it is until `publish` has returned.
-    ///
-    /// # Errors
-    /// As [`Step::copy_gradient_from_gpu`](crate::Step::copy_gradient_from_gpu).
-    #[cfg(feature = "cuda")]
-    pub fn copy_gradient_from_gpu(
-        &mut self,
-        offset: u64,
-        from: &GpuSlice,
-        stream: &GpuStream,
-    ) -> Result<(), JobError> {
-        Ok(self.step.step.copy_gradient_from_gpu(offset, from, stream)?)
-    }
-
     /// Returns true if a server asks this worker to abandon the step, as DBW and ABS do. It never waits.
     ///
     /// The loss of a server is no error here: [`publish`](Self::publish) or the next step finds it.
@@ -307,8 +259,8 @@ impl JobStep<'_> {
     }
 
     /// Publishes the gradient and waits until every server has it whole, at most the plan's timeout; under BAP it waits
-    /// for that of the step before, as [`Step::publish_in_background`](crate::Step::publish_in_background) does. `loss`
-    /// is the mean loss of the batch, for the schemes that ask for it.
+    /// for that of the step before, as [`Step::publish_in_background`] does. `loss` is the mean
+    /// loss of the batch, for the schemes that ask for it.
     ///
     /// # Errors
     /// The timeout passed, or a server is lost and the plan does not say
@@ -322,7 +274,7 @@ impl JobStep<'_> {
     /// does; the memory may change then. The stream does not wait.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish) and [`Step::publish_from_gpu`](crate::Step::publish_from_gpu).
+    /// As [`publish`](Self::publish) and [`Step::publish_from_gpu`].
     #[cfg(feature = "cuda")]
     pub fn publish_from_gpu(
         self,

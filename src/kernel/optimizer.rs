@@ -66,9 +66,14 @@ pub struct AdamParameters {
 }
 
 impl AdamParameters {
-    /// PyTorch's defaults but for the decay.
-    pub const fn new(weight_decay: f32) -> Self {
-        AdamParameters { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay }
+    pub(crate) const DEFAULT: AdamParameters =
+        AdamParameters { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+}
+
+impl Default for AdamParameters {
+    /// PyTorch's defaults for Adam: no decay. Those for AdamW have a decay of 0.01.
+    fn default() -> Self {
+        Self::DEFAULT
     }
 }
 

@@ -12,10 +12,8 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```
 /// use slackline::Schedule;
-/// let schedule: Schedule = "steps(100, 0.1)".parse()?;
-/// assert_eq!(schedule.rate(0.5, 99), 0.5);
-/// assert_eq!(schedule.rate(0.5, 100), 0.05);
-/// assert_eq!(Schedule::InverseRoot { updates: 1 }.rate(0.5, 3), 0.25);
+/// let schedule: Schedule = "steps(100, 0.1)".parse()?; // a tenth after 100 updates, a hundredth after 200
+/// assert_eq!(schedule, Schedule::Steps { every: 100, factor: 0.1 });
 /// # Ok::<(), slackline::ScheduleError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,7 +46,7 @@ pub enum Schedule {
 
 impl Schedule {
     /// The step size of the next update after `updates`, where that of the very first is `first`.
-    pub fn rate(self, first: f32, updates: u64) -> f32 {
+    pub(crate) fn rate(self, first: f32, updates: u64) -> f32 {
         let done = updates as f64;
         let part = match self {
             Schedule::Constant => return first,

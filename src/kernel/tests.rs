@@ -28,8 +28,8 @@ pub(super) fn levels() -> Vec<Level> {
 pub(super) const OPTIMIZERS: [Optimizer; 4] = [
     Optimizer::Sgd { weight_decay: 0.01 },
     Optimizer::Momentum { momentum: 0.9, weight_decay: 0.1 },
-    Optimizer::Adam(AdamParameters::new(0.02)),
-    Optimizer::AdamW(AdamParameters::new(0.3)),
+    Optimizer::Adam(AdamParameters { weight_decay: 0.02, ..AdamParameters::DEFAULT }),
+    Optimizer::AdamW(AdamParameters { weight_decay: 0.3, ..AdamParameters::DEFAULT }),
 ];
 pub(super) const ENCODINGS: [Encoding; 3] = [Encoding::F32, Encoding::Bf16, Encoding::F16];
 

@@ -12,9 +12,8 @@ use super::fence;
 /// copy brings out may be a mixture of old and new unless a protocol above says otherwise; it is always *some*
 /// bytes, never undefined behaviour a compiler could act on.
 ///
-/// Bounds and alignment are checked at every access, and a violation panics: offsets that come from a peer are
-/// checked by [`LocalSlice`](super::LocalSlice) and [`MemoryRegion::slice`](super::MemoryRegion::slice) before they
-/// get here.
+/// Bounds and alignment are checked at every access, and a violation panics.
+// Offsets that come from a peer are checked by `LocalSlice` and `MemoryRegion::slice` before they get here.
 #[derive(Clone, Copy, Debug)]
 pub struct VolatileSlice<'a> {
     pointer: *mut u8,
@@ -30,6 +29,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// `pointer` must be valid for reads of `len` bytes (and for writes, if `writable`) for the whole of `'a`, and
     /// no Rust reference to any byte of it may exist meanwhile.
+    #[doc(hidden)]
     pub unsafe fn new(pointer: *mut u8, len: usize, writable: bool) -> Self {
         VolatileSlice { pointer, len, writable, owner: PhantomData }
     }
@@ -49,12 +49,14 @@ impl<'a> VolatileSlice<'a> {
     ///     scope.spawn(move || slice.write(&[2; 64]));
     /// });
     /// ```
+    #[doc(hidden)]
     pub fn from_mut(bytes: &'a mut [u8]) -> Self {
         // SAFETY: the exclusive borrow lasts for 'a, so the range is valid and nothing else refers to it.
         unsafe { Self::new(bytes.as_mut_ptr(), bytes.len(), true) }
     }
 
     /// Views a caller's own bytes as a read-only volatile slice.
+    #[doc(hidden)]
     pub fn from_ref(bytes: &'a [u8]) -> Self {
         // SAFETY: valid for reads for 'a; `writable` is false, so no access through it ever stores, and the shared
         // reference it came from is never invalidated.
@@ -67,16 +69,19 @@ impl<'a> VolatileSlice<'a> {
     }
 
     /// True if the range is empty.
+    #[doc(hidden)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// False if a store would kill the process.
+    #[doc(hidden)]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
     /// True if words at its begin are aligned to 8 bytes.
+    #[doc(hidden)]
     pub fn is_aligned(&self) -> bool {
         self.pointer.addr().is_multiple_of(8)
     }
@@ -127,6 +132,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// If it does not lie inside or is not aligned to 8 bytes.
+    #[doc(hidden)]
     #[inline]
     pub fn load(&self, offset: usize, ordering: Ordering) -> u64 {
         u64::from_le(fence::load(self.word(offset), ordering))
@@ -136,18 +142,21 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// If it does not lie inside, is not aligned to 8 bytes, or the memory is read-only.
+    #[doc(hidden)]
     #[inline]
     pub fn store(&self, offset: usize, value: u64, ordering: Ordering) {
         fence::store(self.writable_word(offset), value.to_le(), ordering);
     }
 
     /// [`load`](Self::load) with `Acquire`.
+    #[doc(hidden)]
     #[inline]
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.load(offset, Ordering::Acquire)
     }
 
     /// [`store`](Self::store) with `Release`.
+    #[doc(hidden)]
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) {
         self.store(offset, value, Ordering::Release);
@@ -157,6 +166,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// As [`store`](Self::store).
+    #[doc(hidden)]
     #[inline]
     pub fn fetch_add(&self, offset: usize, add: u64) -> u64 {
         let word = self.writable_word(offset);
@@ -173,6 +183,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// As [`store`](Self::store).
+    #[doc(hidden)]
     #[inline]
     pub fn raise(&self, offset: usize, value: u64) {
         let word = self.writable_word(offset);
@@ -188,6 +199,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// As [`store`](Self::store).
+    #[doc(hidden)]
     #[inline]
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
         let word = self.writable_word(offset);
@@ -203,6 +215,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// If the lengths differ or the memory is read-only.
+    #[doc(hidden)]
     #[inline]
     pub fn copy_from(&self, source: VolatileSlice<'_>, streaming: Streaming) {
         assert_eq!(self.len, source.len, "copy between ranges of different lengths");
@@ -217,6 +230,7 @@ impl<'a> VolatileSlice<'a> {
     ///
     /// # Panics
     /// As [`copy_from`](Self::copy_from).
+    #[doc(hidden)]
     pub fn copy_by(&self, source: VolatileSlice<'_>, way: Way, threads: usize) {
         assert_eq!(self.len, source.len, "copy between ranges of different lengths");
         assert!(self.writable, "copy into memory that was granted read-only");

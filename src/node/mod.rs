@@ -61,6 +61,6 @@ pub(crate) use relay::Passing;
 pub use relay::Relay;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
 pub use shard::{DisconnectReason, ShardOptions};
-pub use stats::{Histogram, LinkStatus, PeerStatus, WorkerStatistics};
+pub use stats::{LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};
 pub use worker::{ReadMode, Step, View, Worker, WorkerOptions};

@@ -88,7 +88,7 @@ pub struct ReaderStatus {
 ///     Ok::<_, slackline::Error>((fresh.version.get(), reader.bytes()?.to_vec()))
 /// });
 /// publisher.publish(&[7; 32], timeout)?;
-/// publisher.drive(|publisher| publisher.joined() == 1 && publisher.readers() == 0, timeout)?;
+/// publisher.drive(|_| reading.is_finished(), timeout)?;
 /// assert_eq!(reading.join().unwrap()?, (1, vec![7; 32]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -38,8 +38,9 @@ pub use snapshot::{Snapshot, Wanted};
 /// Settings of a reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// Settings of its pulls.
-    pub pull: PullOptions,
+    /// Whether it checks the owner's checksum over each copy, where there is one: one more pass over it. Not over a
+    /// selection.
+    pub checksums: bool,
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
@@ -87,6 +88,7 @@ pub struct Reader<T: Transport> {
     transport: T,
     runtime: Runtime,
     options: ReaderOptions,
+    consistency: Consistency,
     /// The part of the table that is read, if it is not all of it.
     selection: Option<Selection>,
     /// The reader's own copy; made when it is first asked for.
@@ -218,6 +220,7 @@ impl<T: Transport> Reader<T> {
             transport,
             runtime,
             options,
+            consistency: Consistency::Whole,
             selection: None,
             copy: None,
             held: None,
@@ -371,7 +374,7 @@ impl<T: Transport> Reader<T> {
         }
         // Most pulls end at once, and have neither read the clock nor made a future.
         let mut has_begun = false;
-        let pulled = match self.pull_once(into, bound, self.options.pull, &mut has_begun) {
+        let pulled = match self.pull_once(into, bound, self.pull_options(), &mut has_begun) {
             Ok((Some(pulled), _)) => return Ok(pulled),
             Ok((None, _)) => complete(self.finish_pull(into, bound, has_begun, timeout)),
             Err(error) => Err(error),
@@ -392,7 +395,7 @@ impl<T: Transport> Reader<T> {
         let runtime = self.runtime.clone();
         let deadline = runtime.now() + timeout;
         let pulled = wait(&runtime, deadline, |now| {
-            let (pulled, progress) = self.pull_once(into, bound, self.options.pull, &mut has_begun)?;
+            let (pulled, progress) = self.pull_once(into, bound, self.pull_options(), &mut has_begun)?;
             if let Some(pulled) = pulled {
                 return Ok(WaitTurn::Done(pulled));
             }
@@ -417,6 +420,15 @@ impl<T: Transport> Reader<T> {
     pub(super) fn give_up_relay(&mut self) {
         self.keep_partial(Destination::Relay);
         self.link.cancel_pull();
+    }
+
+    /// The options of each pull.
+    fn pull_options(&self) -> PullOptions {
+        PullOptions {
+            consistency: self.consistency,
+            checksum: self.options.checksums,
+            ..PullOptions::default()
+        }
     }
 
     pub(super) fn runtime(&self) -> Runtime {
@@ -480,9 +492,33 @@ impl<T: Transport> Reader<T> {
         newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
     }
 
-    /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. The
-    /// owner leaves the frame alone while the result lives.
-    #[doc(hidden)]
+    /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. Only
+    /// where the transport shares the owner's memory ([`Shm`](crate::Shm)), elsewhere it is an error. The owner leaves
+    /// the frame alone while the result lives, and needs another frame for each version that is pinned
+    /// ([`ShardOptions::frames`](crate::ShardOptions::frames)).
+    ///
+    /// ```
+    /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+    /// use slackline::{VersionTag, scheme::Bound};
+    /// use std::time::Duration;
+    ///
+    /// let timeout = Duration::from_secs(10);
+    /// let table = Table::flat(8, ElementType::F32)?;
+    /// let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
+    /// let publisher = publisher.into_background()?;
+    /// let version = publisher.publish(&[7; 32], VersionTag::default(), timeout)?;
+    ///
+    /// let mut reader = Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), timeout)?;
+    /// let frame = reader.pin(Bound::version(version), timeout)?;
+    /// let mut third = [0; 4];
+    /// frame.bytes().subslice(8, 4).read(&mut third);
+    /// assert!(frame.is_intact());
+    /// assert_eq!((frame.version(), third), (version, [7; 4]));
+    /// # Ok::<(), slackline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The memory is not shared, or no version satisfies `bound` in time.
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         self.abandon_refresh();
         self.link.pin(bound, timeout)
@@ -542,8 +578,8 @@ impl<T: Transport> Reader<T> {
         if into.len() != self.copy_bytes() {
             return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
         }
-        let PullOptions { consistency, checksum, .. } = self.options.pull;
-        if self.link.pins.is_none() || checksum || consistency != Consistency::Whole {
+        let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
+        if self.link.pins.is_none() || is_checked {
             let fresh = self.refresh(max_staleness, timeout)?;
             into.copy_from_slice(self.bytes()?);
             return Ok(Fresh { copied: true, ..fresh });
@@ -577,6 +613,6 @@ impl<T: Transport> Reader<T> {
     /// Reads whatever is there, possibly a mixture of versions: see [`Consistency::Mixture`].
     #[doc(hidden)]
     pub fn set_consistency(&mut self, consistency: Consistency) {
-        self.options.pull.consistency = consistency;
+        self.consistency = consistency;
     }
 }

@@ -393,6 +393,7 @@ impl<T: Transport> Server<T> {
             staleness_bound: self.scheme.staleness_bound().filter(|_| self.following.is_none()),
             checkpointed: self.checkpoints.as_ref().and_then(Checkpointer::written),
             checkpoints_failed: self.checkpoints.as_ref().map_or(0, Checkpointer::failed),
+            is_following: self.is_following(),
             ..self.status
         }
     }

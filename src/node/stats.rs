@@ -4,35 +4,6 @@ use crate::clock::Version;
 use crate::time::Duration;
 use crate::transport::{Address, GpuPath};
 
-/// Counts of small numbers; the last bucket holds all that are larger.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Histogram {
-    buckets: Vec<u64>,
-}
-
-impl Histogram {
-    const BUCKETS: usize = 256;
-
-    /// Counts one more of `value`.
-    #[doc(hidden)]
-    pub fn record(&mut self, value: u64) {
-        let bucket = usize::try_from(value).map_or(Self::BUCKETS - 1, |value| value.min(Self::BUCKETS - 1));
-        self.buckets[bucket] += 1;
-    }
-
-    /// Returns the count of each value, from 0 up to the largest one that occurred.
-    pub fn counts(&self) -> &[u64] {
-        let used = self.buckets.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
-        &self.buckets[..used]
-    }
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Histogram { buckets: vec![0; Self::BUCKETS] }
-    }
-}
-
 /// Counts and times of a worker since it connected.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerStatistics {
@@ -54,9 +25,31 @@ pub struct WorkerStatistics {
     pub timeouts: u64,
     /// Number of times that it has connected again.
     pub reconnects: u64,
-    /// At each gradient: by how many clocks its parameters were stale (the worker's clock less the smallest clock of
-    /// its copy).
-    pub staleness: Histogram,
+    /// Counts of gradients by the clocks that their parameters were stale (the worker's clock less the smallest clock
+    /// of its copy), from 0 up to the largest number that occurred. The last of 256 counts has all larger ones.
+    pub staleness: Vec<u64>,
+}
+
+impl WorkerStatistics {
+    const STALENESS_COUNTS: usize = 256;
+
+    /// The statistics of a worker that begins: to count allocates nothing.
+    pub(super) fn new() -> WorkerStatistics {
+        WorkerStatistics {
+            staleness: Vec::with_capacity(Self::STALENESS_COUNTS),
+            ..WorkerStatistics::default()
+        }
+    }
+
+    /// Counts a gradient whose parameters are so many clocks stale.
+    pub(super) fn count_staleness(&mut self, clocks: u64) {
+        let last = Self::STALENESS_COUNTS - 1;
+        let index = usize::try_from(clocks).map_or(last, |clocks| clocks.min(last));
+        if self.staleness.len() <= index {
+            self.staleness.resize(index + 1, 0);
+        }
+        self.staleness[index] += 1;
+    }
 }
 
 /// One peer of a server.
@@ -93,4 +86,21 @@ pub struct LinkStatus {
     pub bytes_published: u64,
     /// Bytes of parameters copied from it.
     pub bytes_pulled: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn staleness_is_counted_up_to_a_last_count_without_an_allocation() {
+        let mut statistics = WorkerStatistics::new();
+        let memory = statistics.staleness.as_ptr();
+        statistics.count_staleness(2);
+        statistics.count_staleness(0);
+        assert_eq!(statistics.staleness, [1, 0, 1]);
+        [255, 256, u64::MAX].into_iter().for_each(|clocks| statistics.count_staleness(clocks));
+        assert_eq!((statistics.staleness.len(), statistics.staleness[255]), (256, 3));
+        assert_eq!(statistics.staleness.as_ptr(), memory);
+    }
 }

@@ -323,7 +323,7 @@ impl<T: Transport> Worker<T> {
             phase: WorkerPhase::Deciding,
             retries: 0,
             counted: false,
-            statistics: WorkerStatistics::default(),
+            statistics: WorkerStatistics::new(),
             computing_since: None,
         })
     }
@@ -382,7 +382,7 @@ impl<T: Transport> Worker<T> {
         let view = self.view();
         // A clock that is begun again counts once.
         if !std::mem::replace(&mut self.counted, true) {
-            self.statistics.staleness.record(view.staleness());
+            self.statistics.count_staleness(view.staleness());
         }
         Ok(Step::new(self, view))
     }

@@ -208,7 +208,8 @@ impl Pins {
     }
 }
 
-/// A frame that its owner will not touch while this lives (and while this process is taken for alive).
+/// A version in the memory of its owner, who leaves it alone while this lives (and while this process is taken for
+/// alive). [`Reader::pin`](crate::Reader::pin) makes it.
 #[derive(Debug)]
 pub struct PinnedFrame<'a> {
     pulled: Pulled,
@@ -216,17 +217,25 @@ pub struct PinnedFrame<'a> {
 }
 
 impl PinnedFrame<'_> {
-    /// Returns the version that the frame holds.
+    /// Returns the number of the version.
+    pub fn version(&self) -> Version {
+        self.pulled.version
+    }
+
+    /// Returns the version that the frame holds, as a pull does.
+    #[doc(hidden)]
     pub fn pulled(&self) -> Pulled {
         self.pulled
     }
 
-    /// Returns whether the bytes read so far were this version's, as [`Pins::is_intact`].
+    /// Returns whether the bytes read so far were this version's. They always are while this process is taken for
+    /// alive; one that was stopped for longer than its lease may have lost the pin, and asks after it has used them.
     pub fn is_intact(&self) -> bool {
         self.pins.is_intact()
     }
 
-    /// Its bytes, in place, as [`Pins::bytes`].
+    /// Its bytes, in place. No process writes them meanwhile, but they are the owner's: copy what is checked before
+    /// it is used.
     pub fn bytes(&self) -> VolatileSlice<'_> {
         self.pins.bytes().expect("held for as long as this lives")
     }

@@ -23,7 +23,7 @@ pub enum TransportKind {
 
 impl TransportKind {
     /// All transports, the cheapest first.
-    pub const ALL: [TransportKind; 3] = [TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp];
+    pub(crate) const ALL: [TransportKind; 3] = [TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp];
 
     /// Checks that the library was built with this transport.
     pub(crate) fn check_built(self) -> Result<(), NotBuilt> {

@@ -62,7 +62,6 @@ impl Mixed {
 
     /// The same with a GPU for those that take one: shared memory, and TCP.
     #[cfg(feature = "cuda")]
-    #[doc(hidden)]
     pub fn with_gpu(self, gpu: &Gpu) -> Mixed {
         let shm = self.shm.with_gpu(gpu);
         #[cfg(feature = "tcp")]

@@ -13,7 +13,7 @@ const ELEMENTS: usize = 5_003;
 
 #[test]
 fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
-    let adam = AdamParameters::new(0.01);
+    let adam = AdamParameters { weight_decay: 0.01, ..AdamParameters::default() };
     for optimizer in [
         Optimizer::Sgd { weight_decay: 0.01 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use slackline::internals::param::PullOptions;
 use slackline::{
     Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions, Table,
     Tcp, Version,
@@ -114,9 +113,8 @@ fn a_reader_hands_out_no_damaged_version_and_no_damaged_number() {
 
 /// Reads until enough bits were flipped: how many reads were good, and how many errors.
 fn read(proxy: &Proxy, epoch: u64, begun_to: &AtomicU64, every: u64) -> (u64, u64) {
-    let pull = PullOptions { checksum: true, ..PullOptions::default() };
     let connect = |address: &Address| {
-        let options = ReaderOptions { pull, ..ReaderOptions::default() };
+        let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
         timed("connect", TIMEOUT, || Reader::connect(Tcp::new(), address, options, TIMEOUT))
     };
     let (mut good, mut bad, begun) = (0, 0, Instant::now());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Transport};
+use slackline::{Address, Averaged, Error, GroupListener, GroupMember, GroupOptions, Transport};
 
 /// Longest time that any wait may take: far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -57,7 +57,7 @@ pub(crate) fn each<F: Fixture, R: Send>(
 }
 
 /// One turn of a member that is driven by hand.
-pub(crate) fn turn<F: Fixture>(member: &mut Member<F>) -> Result<bool, Error> {
+pub(crate) fn turn<F: Fixture>(member: &mut Member<F>) -> Result<Option<Averaged>, Error> {
     member.poll(slackline::now())
 }
 

@@ -108,8 +108,7 @@ pub(crate) fn a_driver_with_a_loop_of_its_own_never_waits<F: Fixture>() {
         let mut ended = [None; 2];
         wait_for("both members", || {
             for (member, ended) in members.iter_mut().zip(&mut ended) {
-                turn::<F>(member).unwrap();
-                *ended = ended.or(member.take());
+                *ended = ended.or(turn::<F>(member).unwrap());
             }
             ended.iter().all(Option::is_some).then_some(())
         });

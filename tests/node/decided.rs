@@ -58,8 +58,9 @@ fn train<T: Transport>(transport: fn() -> T, address: fn() -> Address, scheme: S
         for server in servers {
             shards.push(scope.spawn(move || {
                 let mut server = server;
-                assert!(server.follows());
+                assert!(server.follows() && !server.status().is_following);
                 server.follow(&addresses[0], TIMEOUT).unwrap();
+                assert!(server.status().is_following);
                 let is_there = |server: &Server<T>| {
                     let (status, last) = (server.status(), *last.lock().unwrap());
                     let is_level = |last: ServerStatus| {

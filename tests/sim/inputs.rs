@@ -126,7 +126,7 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
         (
             |c| {
                 c.scheme = scheme("dbw").into();
-                c.optimizer = Optimizer::Adam(AdamParameters::new(0.0));
+                c.optimizer = Optimizer::Adam(AdamParameters::default());
                 c.until = Until::Versions(9);
             },
             "optimizer cannot be adam with dbw",

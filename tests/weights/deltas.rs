@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use slackline::internals::param::PullOptions;
 use slackline::{
     Address, BackgroundPublisher, DeltaOptions, ElementType, Publisher, PublisherOptions, Reader,
     ReaderOptions, Relay, ShardOptions, Table, Tcp, Transport, Version, VersionTag, Wanted,
@@ -29,8 +28,7 @@ fn publisher<T: Transport>(transport: T, at: &Address, options: PublisherOptions
 }
 
 fn reader<T: Transport + Clone>(transport: &T, at: &Address) -> Reader<T> {
-    let pull = PullOptions { checksum: true, ..PullOptions::default() };
-    let options = ReaderOptions { pull, ..ReaderOptions::default() };
+    let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
     Reader::connect(transport.clone(), at, options, TIMEOUT).unwrap()
 }
 

@@ -207,7 +207,7 @@ impl From<&WorkerStatistics> for WorkerMetrics {
             bytes_published: statistics.bytes_published,
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
-            staleness: statistics.staleness.counts().to_vec(),
+            staleness: statistics.staleness.clone(),
             timeouts: statistics.timeouts,
             reconnects: statistics.reconnects,
             interrupts: statistics.abandoned,

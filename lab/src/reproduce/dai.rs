@@ -61,7 +61,7 @@ impl Rule {
         match self {
             Rule::Sgd => Optimizer::Sgd { weight_decay: 0.0 },
             Rule::Momentum => Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 },
-            Rule::Adam => Optimizer::Adam(AdamParameters::new(0.0)),
+            Rule::Adam => Optimizer::Adam(AdamParameters::default()),
         }
     }
 }

@@ -61,8 +61,8 @@ impl CoordinatedMember {
         paths.retain(|taken| taken.worker != Some(self.role_rank()));
         self.say(Message::Publishes(flatten(publisher.address())));
         self.say(Message::Joined(paths.clone()));
-        let trainer = GroupTrainer::new(member, order.scheme, group.optimizer, order.learning_rate)?;
-        let trainer = trainer.scheduled(group.schedule);
+        let (rate, schedule) = (order.learning_rate, group.schedule);
+        let trainer = GroupTrainer::new(member, order.scheme, group.optimizer, rate, schedule)?;
         Ok(GroupWork { member: self.clone(), order, trainer, publisher, paths })
     }
 }

@@ -153,7 +153,7 @@ impl WorkerReport {
             bytes_pulled: statistics.bytes_pulled,
             pull_retries: statistics.pull_retries,
             interrupts: statistics.abandoned,
-            staleness_histogram: statistics.staleness.counts().to_vec(),
+            staleness_histogram: statistics.staleness.clone(),
             ..WorkerReport::default()
         }
     }

@@ -99,7 +99,13 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
         Err(error @ (CheckpointError::Format { .. } | CheckpointError::Memory { .. })) => return Err(error),
         Err(error) => error,
     };
-    let Ok(Ok(earlier)) = previous(path).map(|previous| read_one(&previous)) else { return Err(error) };
+    let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::Missing { .. });
+    let earlier = match previous(path).map(|previous| read_one(&previous)) {
+        Ok(Ok(earlier)) => earlier,
+        // It is missing only where there is neither: a job that then begins at its initial values loses nothing.
+        Ok(Err(unusable)) if is_missing(&error) && !is_missing(&unusable) => return Err(unusable),
+        _ => return Err(error),
+    };
     tracing::warn!(%error, version = earlier.version().get(), "the newest checkpoint is unusable; took the one before");
     Ok(Checkpoint { instead_of: Some(Arc::new(error)), ..earlier })
 }

@@ -85,7 +85,7 @@ fn headers() -> [Header; 2] {
     let table = |elements| Table::flat(elements, ElementType::F32).expect("a table");
     [
         header(table(3), Optimizer::Sgd { weight_decay: 0.0 }),
-        header(table(5), Optimizer::AdamW(AdamParameters::new(0.1))),
+        header(table(5), Optimizer::AdamW(AdamParameters { weight_decay: 0.1, ..AdamParameters::default() })),
     ]
 }
 

@@ -74,12 +74,14 @@ impl Checkpoint {
     /// before it is read instead, and [`instead_of`](Self::instead_of) says so.
     ///
     /// # Errors
-    /// [`CheckpointError`] says what is wrong with the file and what to do.
+    /// [`CheckpointError`] says what is wrong with the file and what to do; it is [`CheckpointError::Missing`] where
+    /// there is neither the file nor the one before it.
     pub fn read(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
         file::read(path.as_ref())
     }
 
     /// True if [`read`](Self::read) would find the file or the checkpoint before it.
+    #[doc(hidden)]
     pub fn exists(path: impl AsRef<Path>) -> bool {
         let path = path.as_ref();
         path.exists() || file::previous(path).is_ok_and(|previous| previous.exists())

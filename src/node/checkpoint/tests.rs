@@ -30,7 +30,7 @@ fn header() -> Header {
         clocks: vec![Clock::new(70), Clock::new(72)],
         epoch: u64::MAX - 5,
         scheme: "ssp(3)".into(),
-        optimizer: Optimizer::AdamW(AdamParameters::new(0.1)),
+        optimizer: Optimizer::AdamW(AdamParameters { weight_decay: 0.1, ..AdamParameters::default() }),
         folded: 150,
         applied: Applied {
             workers: BTreeMap::from([(3, Clock::new(73)), (u64::MAX, Clock::new(72))]),
@@ -273,6 +273,12 @@ fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
     fs::remove_file(&file).unwrap();
     assert_eq!(read(&file).unwrap().version(), Version::new(77));
     assert!(Checkpoint::exists(&file));
+    // What cannot be used is not missing.
+    fs::write(&previous, "").unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Damaged { .. })));
+    fs::remove_file(&previous).unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Missing { .. })));
+    assert!(!Checkpoint::exists(&file));
     // Of two damaged files the newest is told of.
     fs::write(&file, "").unwrap();
     fs::write(&previous, "").unwrap();

@@ -27,8 +27,8 @@ mod tests {
     const OPTIMIZERS: [Optimizer; 4] = [
         Optimizer::Sgd { weight_decay: 0.01 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
-        Optimizer::Adam(AdamParameters::new(0.01)),
-        Optimizer::AdamW(AdamParameters::new(0.01)),
+        Optimizer::Adam(AdamParameters { weight_decay: 0.01, ..AdamParameters::DEFAULT }),
+        Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::DEFAULT }),
     ];
 
     fn table() -> Table {
@@ -283,7 +283,9 @@ mod tests {
                 working.join().unwrap().is_ok().then_some(refused)
             })
         };
-        let options = || options(Optimizer::AdamW(AdamParameters::new(0.01)), 1);
+        let options = || {
+            options(Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::default() }), 1)
+        };
         let mut server = Server::new(T::without(), &T::address(), table(), &initial(), options()).unwrap();
         assert_eq!(run(&mut server, T::without()), Some(0));
         let expected = bits(&server.parameters().unwrap());

@@ -78,8 +78,8 @@ pub struct GroupStatistics {
 /// A member of a group that averages its parameters with others.
 ///
 /// One round is: change [`parameters_mut`](Self::parameters_mut), then [`average`](Self::average). A program with a
-/// loop of its own calls [`start_average`](Self::start_average), then [`poll`](Self::poll) until
-/// [`take`](Self::take) returns something.
+/// loop of its own calls [`start_average`](Self::start_average), then [`poll`](Self::poll) until that returns the
+/// outcome.
 ///
 /// ```
 /// use slackline::{Address, GroupMember, GroupOptions, Shm};
@@ -237,7 +237,7 @@ impl<T: Transport> GroupMember<T> {
         }
         let runtime = self.runtime.clone();
         let averaged = wait(&runtime, runtime.now() + timeout, |now| {
-            let progress = self.poll(now)?;
+            let progress = self.turn(now)?;
             Ok(self.take().map_or(WaitTurn::of(progress), WaitTurn::Done))
         });
         match complete(averaged)? {
@@ -284,9 +284,15 @@ impl<T: Transport> GroupMember<T> {
         self.form()
     }
 
-    /// Does all work that needs no waiting: takes parts, sends parts, notices which members are gone. Returns true
-    /// if it made progress. A program that computes between rounds need not call it there.
-    pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+    /// Does all work that needs no waiting: takes parts, sends parts, notices which members are gone. Returns the
+    /// outcome of the round once, when it has ended. A program that computes between rounds need not call it there.
+    pub fn poll(&mut self, now: Instant) -> Result<Option<Averaged>, Error> {
+        self.turn(now)?;
+        Ok(self.take())
+    }
+
+    /// The same, and leaves the outcome to [`take`](Self::take): true if it made progress.
+    fn turn(&mut self, now: Instant) -> Result<bool, Error> {
         if self.is_cut_off {
             return Err(GroupError::CutOff { rank: self.rank() }.into());
         }
@@ -307,7 +313,7 @@ impl<T: Transport> GroupMember<T> {
     }
 
     /// Returns the outcome of the round, once it has ended.
-    pub fn take(&mut self) -> Option<Averaged> {
+    fn take(&mut self) -> Option<Averaged> {
         let RoundPhase::Ended(averaged) = self.round.phase else { return None };
         self.round.phase = RoundPhase::None;
         Some(averaged)
@@ -340,7 +346,7 @@ impl<T: Transport> GroupMember<T> {
         }
         let runtime = self.runtime.clone();
         let told = wait(&runtime, runtime.now() + timeout, |now| {
-            let progress = self.poll(now)?;
+            let progress = self.turn(now)?;
             Ok(match self.peers.iter().flatten().all(GroupPeer::has_all) {
                 true => WaitTurn::Done(()),
                 false => WaitTurn::of(progress),

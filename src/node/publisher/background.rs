@@ -40,7 +40,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// let publisher = publisher.into_background()?;
 ///
 /// let mut reader = Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), timeout)?;
-/// let draft = publisher.draft(timeout)?; // Written in place. Dropped instead of committed, it is never published.
+/// let mut draft = publisher.draft(timeout)?; // Written in place. Dropped instead of committed, it is never published.
 /// draft.memory()?.write(&[7; 32]);
 /// let version = draft.commit(VersionTag::step(100))?;
 ///
@@ -177,7 +177,7 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// # Errors
     /// As [`draft`](Self::draft), and if `bytes` has another length than the table.
     pub fn publish(&self, bytes: &[u8], tag: VersionTag, timeout: Duration) -> Result<Version, Error> {
-        let draft = self.draft(timeout)?;
+        let mut draft = self.draft(timeout)?;
         let expected = draft.memory.len();
         if bytes.len() != expected {
             return Err(Error::Length { given: bytes.len(), expected });
@@ -279,8 +279,7 @@ impl<T: Transport> Draft<T> {
     ///
     /// # Errors
     /// It is on a GPU.
-    #[doc(hidden)]
-    pub fn memory(&self) -> Result<VolatileSlice<'_>, Error> {
+    pub fn memory(&mut self) -> Result<VolatileSlice<'_>, Error> {
         match self.memory.host() {
             Some(memory) => Ok(memory.as_volatile()),
             None => on_host(self.memory.clone(), "write a draft").and(Err(super::NO_FRAME)),

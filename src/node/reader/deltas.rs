@@ -43,7 +43,7 @@ impl<T: Transport> Reader<T> {
 
     /// Whether this reader's copies are whole versions of an owner that keeps differences.
     fn reads_deltas(&self) -> bool {
-        let is_whole = self.options.pull.consistency == Consistency::Whole && self.selection.is_none();
+        let is_whole = self.consistency == Consistency::Whole && self.selection.is_none();
         is_whole && self.link.has_deltas()
     }
 
@@ -92,7 +92,7 @@ impl<T: Transport> Reader<T> {
 
     fn check_reached(&mut self, copy: &LocalSlice, Pulled { version, .. }: Pulled) -> Result<(), Error> {
         let shard = self.link.welcome.shard;
-        let is_checked = self.options.pull.checksum;
+        let is_checked = self.options.checksums;
         if is_checked && self.link.deltas.as_ref().is_some_and(|deltas| !deltas.matches(copy)) {
             return Err(Error::Pull { shard, source: PullError::Checksum { version } });
         }
@@ -167,7 +167,7 @@ impl<T: Transport> Reader<T> {
         if !has_begun && self.resuming.is_none() {
             self.resume(Destination::Relay);
         }
-        let options = PullOptions { follow: true, chunked: true, label: true, ..self.options.pull };
+        let options = PullOptions { follow: true, chunked: true, label: true, ..self.pull_options() };
         let (pulled, progress) = self.pull_once(into, Bound::version(least), options, &mut has_begun)?;
         *step = RelayStep::Copy(has_begun);
         let pull = &self.link.pull;

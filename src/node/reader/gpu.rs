@@ -82,7 +82,7 @@ impl<T: Transport> Reader<T> {
                     Bound::version(oldest.max(wanted.bound().version))
                 }
             };
-            let options = PullOptions { label: true, exactly: wanted.exact(), ..self.options.pull };
+            let options = PullOptions { label: true, exactly: wanted.exact(), ..self.pull_options() };
             let mut has_begun = false;
             let turn = |now: Instant| {
                 let (pulled, progress) = self.pull_once(into, bound, options, &mut has_begun)?;

@@ -268,7 +268,7 @@ impl<T: Transport> Reader<T> {
                     let Some(memory) = memory else { break WaitTurn::Idle };
                     let into = memory.slice(0, bytes)?;
                     let options =
-                        PullOptions { label: true, exactly: refresh.wanted.exact(), ..self.options.pull };
+                        PullOptions { label: true, exactly: refresh.wanted.exact(), ..self.pull_options() };
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
                         let label = self.link.pull.label();

@@ -83,7 +83,7 @@ impl<T: Transport> Server<T> {
     }
 
     /// False if another server decides for this one and this one is not connected to it: see [`follow`](Self::follow).
-    pub fn is_following(&self) -> bool {
+    pub(crate) fn is_following(&self) -> bool {
         self.following.as_ref().is_none_or(|following| following.link.is_some())
     }
 

@@ -144,6 +144,9 @@ pub struct ServerStatus {
     /// The most versions that a worker which came back had seen beyond the one that this incarnation began at: updates
     /// that were lost with the incarnation before. `None` while no such worker has come.
     pub lost_updates: Option<u64>,
+    /// False if another server decides for this one and this one is not connected to it: call
+    /// [`Server::follow`](super::Server::follow).
+    pub is_following: bool,
 }
 
 impl ServerStatus {

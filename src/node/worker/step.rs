@@ -75,7 +75,29 @@ impl<'a, T: Transport> Step<'a, T> {
 
     /// The parameters of one shard in the server's memory, which the server leaves as they are during this step. Only
     /// for workers that are connected with [`ReadMode::InPlace`](super::ReadMode::InPlace).
-    #[doc(hidden)]
+    ///
+    /// ```
+    /// use slackline::{Address, ElementType, ReadMode, Server, ServerOptions, Shm, Table, Worker, WorkerOptions};
+    /// use slackline::scheme::SchemeConfig;
+    /// use std::time::Duration;
+    ///
+    /// let (address, timeout) = (Address::random(), Duration::from_secs(10));
+    /// let (table, options) = (Table::flat(2, ElementType::F32)?, ServerOptions::new(SchemeConfig::Bsp, 1, 0.5));
+    /// let mut server = Server::new(Shm::new(), &address, table, &[1.0, 2.0], options)?;
+    /// let working = std::thread::spawn(move || {
+    ///     let options = WorkerOptions { read: ReadMode::InPlace, ..WorkerOptions::default() };
+    ///     let mut worker = Worker::connect(Shm::new(), &[address], options, timeout)?;
+    ///     let mut step = worker.step(timeout)?;
+    ///     let mut second = [0; 4];
+    ///     step.in_place(0)?.subslice(4, 4).read(&mut second); // of the only shard
+    ///     step.gradient()?.fill(f32::from_ne_bytes(second));
+    ///     step.publish(None, timeout)
+    /// });
+    /// server.drive(|server| server.status().left == 1, timeout)?;
+    /// working.join().unwrap()?;
+    /// assert_eq!(server.parameters()?, [0.0, 1.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn in_place(&self, shard: usize) -> Result<VolatileSlice<'_>, Error> {
         let pins = self.worker.parts.get(shard).and_then(|part| part.link.pins.as_ref());
         pins.and_then(|pins| pins.bytes()).ok_or(Error::OutOfTurn {

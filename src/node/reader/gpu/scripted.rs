@@ -13,7 +13,6 @@ mod tests {
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,
     };
-    use crate::param::PullOptions;
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
     use crate::transport::shm::Shm;
@@ -239,8 +238,7 @@ mod tests {
             let error = publisher(&scene.from, options).map(drop).unwrap_err();
             assert!(matches!(error, Error::Option { option, .. } if option == name), "{error}");
         }
-        let pull = PullOptions { checksum: true, ..PullOptions::default() };
-        let options = ReaderOptions { pull, ..ReaderOptions::default() };
+        let options = ReaderOptions { checksums: true, ..ReaderOptions::default() };
         let Side { transport, stream, weights, .. } = &scene.into;
         let address = scene.publisher.address();
         let mut reader = Reader::connect(transport.clone(), &address, options, PATIENCE).unwrap();
