@@ -133,14 +133,15 @@ pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     if !are_ready {
         return turn;
     }
-    let bells: SmallVec<[BorrowedFd<'_>; 4]> = links.iter().filter_map(|link| link.endpoint.bell()).collect();
-    let look_every = if bells.len() == links.len() { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
-    let is_rung = doorbell.wait(&bells, at_most.min(look_every));
-    drop(bells);
+    let descriptors: SmallVec<[BorrowedFd<'_>; 4]> =
+        links.iter().filter_map(|link| link.endpoint.wake_fd()).collect();
+    let look_every = if descriptors.len() == links.len() { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
+    let is_rung = doorbell.wait(&descriptors, at_most.min(look_every));
+    drop(descriptors);
     if is_rung {
         // Which of them have rung is not known, and each rings once for each time that it is told.
         for link in links {
-            link.endpoint.hear_bell();
+            link.endpoint.hear_wake();
             link.sleeper.iter_mut().for_each(|sleeper| sleeper.step = SleepStep::Tell);
         }
         doorbell.silence();

@@ -2,8 +2,8 @@
 //!
 //! Dekker's pattern: the peer writes that it sleeps and looks once more for what it waits for; the owner stores what
 //! peers wait for and looks who sleeps. With a full fence between store and look on both sides at least one of the two
-//! sees the other: either the peer finds what it waits for, or the owner wakes it. Where the word travels over a network
-//! the peer looks only once its write is complete.
+//! sees the other: either the peer finds what it waits for, or the owner wakes it. Where the word travels over a
+//! network the peer looks only once its write is complete.
 //!
 //! The word counts the times that the peer has gone to sleep, and the owner wakes it once for each. A peer that ends
 //! its sleep by itself leaves the word as it is.

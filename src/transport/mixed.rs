@@ -439,19 +439,19 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.bell(),
-            MixedEndpoint::Tcp(endpoint) => endpoint.bell(),
-            MixedEndpoint::Verbs(endpoint) => endpoint.bell(),
+            MixedEndpoint::Shm(endpoint) => endpoint.wake_fd(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.wake_fd(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.wake_fd(),
         }
     }
 
-    fn hear_bell(&mut self) {
+    fn hear_wake(&mut self) {
         match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.hear_bell(),
-            MixedEndpoint::Tcp(endpoint) => endpoint.hear_bell(),
-            MixedEndpoint::Verbs(endpoint) => endpoint.hear_bell(),
+            MixedEndpoint::Shm(endpoint) => endpoint.hear_wake(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.hear_wake(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.hear_wake(),
         }
     }
 

@@ -366,15 +366,15 @@ pub trait Endpoint: Send {
     /// that never blocks and cannot fail.
     fn wake(&mut self) {}
 
-    /// The descriptor by which the peer rings, where it does not reach the doorbell itself. A sleep at the doorbell waits
-    /// for this one, too, and calls [`hear_bell`](Self::hear_bell) once it can be read.
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    /// The descriptor at which a wake-up by the peer arrives, where the peer does not reach the doorbell itself. A sleep
+    /// at the doorbell waits for this one, too, and calls [`hear_wake`](Self::hear_wake) once it can be read.
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Takes in what has come at [`bell`](Self::bell). [`poll`](Self::poll) may do it as well, and then rings the
+    /// Takes in what has come at [`wake_fd`](Self::wake_fd). [`poll`](Self::poll) may do it as well, and then rings the
     /// doorbell.
-    fn hear_bell(&mut self) {}
+    fn hear_wake(&mut self) {}
 
     /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can

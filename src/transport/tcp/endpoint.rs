@@ -246,11 +246,11 @@ impl Endpoint for TcpEndpoint {
         }
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.data.as_ref().map(|data| data.socket().as_fd())
     }
 
-    fn hear_bell(&mut self) {
+    fn hear_wake(&mut self) {
         if let (Some(data), false) = (&mut self.data, self.guard.is_inherited()) {
             data.advance();
         }

@@ -466,11 +466,11 @@ impl Endpoint for VerbsEndpoint {
         }
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(|link| link.channel.as_fd())
     }
 
-    fn hear_bell(&mut self) {
+    fn hear_wake(&mut self) {
         if !self.guard.is_inherited() {
             self.hear();
         }

@@ -55,7 +55,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
     pub(super) transport: Transport,
 
-    /// Behaviour of servers, and over shared memory of workers, while they wait for each other
+    /// Behaviour of servers and workers while they wait for each other
     #[arg(long, help_heading = "Processes", value_enum, default_value_t = Idle::Poll)]
     pub(super) idle: Idle,
 
