@@ -366,8 +366,8 @@ pub trait Endpoint: Send {
     /// that never blocks and cannot fail.
     fn wake(&mut self) {}
 
-    /// The descriptor at which a wake-up by the peer arrives, where the peer does not reach the doorbell itself. A sleep
-    /// at the doorbell waits for this one, too, and calls [`hear_wake`](Self::hear_wake) once it can be read.
+    /// The descriptor at which a wake-up by the peer arrives, where the peer does not reach the doorbell itself. A
+    /// sleep at the doorbell waits for this one, too, and calls [`hear_wake`](Self::hear_wake) once it can be read.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

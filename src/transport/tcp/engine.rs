@@ -482,8 +482,8 @@ impl ProgressState {
         Some(source)
     }
 
-    /// Has the system tell of the next event. If it has told of all that there is already, and does so once, it is asked
-    /// again for what is left.
+    /// Has the system tell of the next event. If it has told of all that there is already, and does so once, it is
+    /// asked again for what is left.
     fn wants(&mut self, index: usize, interest: epoll::EventFlags, is_left: bool) {
         let entry = &mut self.sources[index];
         let Some(source) = &entry.source else { return };
