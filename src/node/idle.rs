@@ -138,15 +138,16 @@ pub(super) fn rest<'a, R, E: Endpoint + 'a>(
     let look_every = if descriptors.len() == links.len() { LOOK_EVERY.0 } else { LOOK_EVERY.1 };
     let is_rung = doorbell.wait(&descriptors, at_most.min(look_every));
     drop(descriptors);
-    if is_rung {
-        // Which of them have rung is not known, and each rings once for each time that it is told.
-        for link in links {
-            link.endpoint.hear_wake();
-            link.sleeper.iter_mut().for_each(|sleeper| sleeper.step = SleepStep::Tell);
-        }
-        doorbell.silence();
+    if !is_rung {
+        return WaitTurn::Slept;
     }
-    WaitTurn::Slept
+    // Which of them have rung is not known, and each rings once for each time that it is told.
+    for link in links {
+        link.endpoint.hear_wake();
+        link.sleeper.iter_mut().for_each(|sleeper| sleeper.step = SleepStep::Tell);
+    }
+    doorbell.silence();
+    WaitTurn::Progress
 }
 
 #[cfg(test)]

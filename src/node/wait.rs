@@ -205,8 +205,7 @@ pub(super) async fn wait<R>(
             }
             WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
             WaitTurn::Lapped => runtime.hurry(&mut backoff).await,
-            // It is awake because of something new, or looks for it once.
-            WaitTurn::Slept => backoff.reset(),
+            WaitTurn::Slept => {}
         }
     }
 }

@@ -40,8 +40,8 @@ impl Doorbell {
     /// Sleeps until it is rung or one of `others` can be read, but no longer than `timeout`. What rang since the last
     /// call ends it at once. False if nothing did before the timeout.
     pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> bool {
-        let mut is_ended = true;
-        self.around(|| {
+        let mut is_ended = false;
+        let is_rung = self.around(|| {
             let mut sources: SmallVec<[PollFd<'_>; 4]> = SmallVec::new();
             sources.push(PollFd::new(&self.event, PollFlags::IN));
             sources.extend(others.iter().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
@@ -50,25 +50,27 @@ impl Doorbell {
             // Interrupted or refused, it is only a shorter wait.
             is_ended = rustix::event::poll(&mut sources, limit.as_ref()).is_ok_and(|ready| ready > 0);
         });
-        is_ended
+        is_ended || is_rung
     }
 
-    /// Takes back what has rung since the last wait.
-    pub(crate) fn silence(&self) {
-        self.is_rung.store(false, Relaxed);
-        // Fails where it was not rung.
-        let _rung = rustix::io::read(&self.event, &mut [0; 8]);
+    /// Takes back what has rung since the last wait, and says whether something had.
+    pub(crate) fn silence(&self) -> bool {
+        let is_rung = self.is_rung.swap(false, Relaxed);
+        // Fails where no other process has rung, nor this one while a thread waited.
+        rustix::io::read(&self.event, &mut [0; 8]).is_ok() || is_rung
     }
 
-    /// The same with a wait of the caller's own, which must end when the descriptor of this can be read.
-    pub(crate) fn around(&self, wait: impl FnOnce()) {
+    /// The same with a wait of the caller's own, which must end when the descriptor of this can be read. True if it was
+    /// rung, also if that was between the end of the wait and the return.
+    pub(crate) fn around(&self, wait: impl FnOnce()) -> bool {
         self.is_awaited.store(true, Relaxed);
         fence(SeqCst);
-        if !self.is_rung.swap(false, Relaxed) {
+        let was_rung = self.is_rung.swap(false, Relaxed);
+        if !was_rung {
             wait();
         }
         self.is_awaited.store(false, Relaxed);
-        self.silence();
+        self.silence() || was_rung
     }
 }
 
@@ -108,6 +110,15 @@ mod tests {
             });
             assert!(doorbell.wait(&[], LONG));
         });
+    }
+
+    #[test]
+    fn a_ring_at_the_very_end_of_a_wait_is_heard() {
+        let doorbell = Doorbell::new().unwrap();
+        assert!(!doorbell.around(|| {}));
+        assert!(doorbell.around(|| doorbell.ring()), "by a thread of this process");
+        assert!(doorbell.around(|| ring(&*doorbell)), "by another process");
+        assert!(!doorbell.around(|| {}));
     }
 
     #[test]

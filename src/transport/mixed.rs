@@ -275,13 +275,13 @@ impl Listener for MixedListener {
             sources.extend(socket);
             shortest = shortest.min(timeout);
         }
-        match self.verbs.first() {
-            None => drop(doorbell.wait(&sources, shortest)),
+        let _is_rung = match self.verbs.first() {
+            None => doorbell.wait(&sources, shortest),
             Some(verbs) => {
                 sources.push(doorbell.as_fd());
-                doorbell.around(|| verbs.wait_with(&sources, shortest));
+                doorbell.around(|| verbs.wait_with(&sources, shortest))
             }
-        }
+        };
     }
 }
 

@@ -362,8 +362,8 @@ pub trait Endpoint: Send {
     /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
-    /// Rings the doorbell of a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). A system call
-    /// that never blocks and cannot fail.
+    /// Wakes a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). Never waits for the peer, and
+    /// cannot fail.
     fn wake(&mut self) {}
 
     /// The descriptor at which a wake-up by the peer arrives, where the peer does not reach the doorbell itself. A

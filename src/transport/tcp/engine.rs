@@ -147,7 +147,7 @@ impl Engine {
         self.shared.wake();
     }
 
-    /// Wakes the peer of a connection: one command for all that are woken at a time.
+    /// Wakes the peer of a connection: one command for all that are woken before the thread looks.
     pub(super) fn wake(&self, connection: &Connection) {
         connection.wake();
         if !self.shared.is_to_wake.swap(true, Ordering::AcqRel) {
@@ -290,7 +290,8 @@ impl EventSource {
     }
 
     /// The way in which the system tells of it. Of heartbeats it tells once: each lane is read to its end, and the
-    /// system's own second look at it would cost half as much as to read it.
+    /// system's own second look at it would cost half as much as to read it. The end of a lane that comes together with
+    /// a heartbeat may go unnoticed; that of the connection's other lane does not.
     fn told(&self) -> epoll::EventFlags {
         match self {
             EventSource::Lane(target) if target.socket().is_timed() => epoll::EventFlags::ET,

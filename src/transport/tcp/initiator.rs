@@ -25,6 +25,9 @@ const BUFFER_BYTES: usize = 8 << 10;
 /// Words that a write of up to so many bytes carries behind its header, instead of a payload.
 const WORDS_BYTES: usize = 8 * MAX_WORDS;
 
+/// More wake-ups than an honest peer sends between two answers.
+const MAX_WAKES: u32 = 8;
+
 /// A lane is over, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken(pub(super) &'static str);
@@ -98,6 +101,8 @@ pub(super) struct Initiator {
     close_code: Option<u64>,
     /// What this side sleeps at until the peer wakes it.
     doorbell: Option<Arc<Doorbell>>,
+    /// How often the peer has woken this side since the request up to which all were done then.
+    wakes: (u64, u32),
     broken: Option<Broken>,
 }
 
@@ -129,6 +134,7 @@ impl Initiator {
             refused: None,
             close_code: None,
             doorbell: None,
+            wakes: (0, 0),
             broken: None,
         }
     }
@@ -480,7 +486,19 @@ impl Initiator {
                 self.close_code = Some(code);
                 return Err(Broken(CLOSED));
             }
-            Response::Wake => self.doorbell.as_ref().ok_or(Broken(PROTOCOL))?.ring(),
+            Response::Wake => self.take_wake()?,
+        }
+        Ok(())
+    }
+
+    /// The peer wakes this side once for each time that it is told of a sleep, by a request: one that goes on without
+    /// would hold up the thread that takes its answers.
+    fn take_wake(&mut self) -> Result<(), Broken> {
+        let (done, wakes) = &mut self.wakes;
+        *wakes = if std::mem::replace(done, self.done) == self.done { *wakes + 1 } else { 1 };
+        match &self.doorbell {
+            Some(doorbell) if *wakes <= MAX_WAKES => doorbell.ring(),
+            _ => return Err(Broken(PROTOCOL)),
         }
         Ok(())
     }

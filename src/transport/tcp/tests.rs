@@ -495,9 +495,20 @@ fn a_peer_that_takes_no_answers_is_not_read_from_and_loses_none() {
 
 /// A listener that shakes hands, and answers what the test makes it answer.
 fn raw_target(answers: &[Vec<u8>]) -> (TcpEndpoint, Received, Vec<TcpStream>) {
+    raw_target_of_sleeper(answers, None)
+}
+
+/// The same for a client that sleeps there.
+fn raw_target_of_sleeper(
+    answers: &[Vec<u8>],
+    doorbell: Option<&Arc<Doorbell>>,
+) -> (TcpEndpoint, Received, Vec<TcpStream>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
-    let mut connecting = Tcp::new().connect(&address, Offer::default()).unwrap();
+    let mut connecting = match doorbell {
+        None => Tcp::new().connect(&address, Offer::default()).unwrap(),
+        Some(doorbell) => Tcp::new().connect_to_be_woken(&address, Offer::default(), doorbell).unwrap(),
+    };
     let accepting = {
         let terms = channel::ChannelTerms { limit: LIMIT, ..channel::ChannelTerms::new(Purpose::Transport) };
         let answers = answers.concat();
@@ -581,6 +592,19 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
         assert_eq!(results(&mut client, 3), [FLUSHED; 3], "answer {index}");
         let gone = client.check().unwrap_err();
         assert!(gone.reason.contains("broke the protocol"), "answer {index}: {gone}");
+    }
+}
+
+#[test]
+fn a_target_that_wakes_a_sleeper_without_end_ends_the_connection() {
+    let doorbell = Doorbell::new().unwrap();
+    let wakes = |count| vec![Response::Wake.encode().repeat(count)];
+    for (count, is_honest) in [(1, true), (2, true), (1000, false)] {
+        let answers = [wakes(count), vec![Response::Done { sequence: 1 }.encode().to_vec()]].concat();
+        let (mut client, _, _streams) = raw_target_of_sleeper(&answers, Some(&doorbell));
+        let result = wait_for("a completion", || client.poll()).result;
+        assert_eq!(result.is_ok(), is_honest, "{count} times");
+        assert!(doorbell.silence(), "it was woken");
     }
 }
 

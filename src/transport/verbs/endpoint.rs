@@ -38,6 +38,9 @@ const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this 
 const ROOM_WAIT: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 
+/// More wake-ups than an honest peer has sent between two looks.
+const MAX_WAKES: u32 = 8;
+
 /// The time after which the state of the pairs that serve a peer is looked at again, on soft-RoCE.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -173,6 +176,7 @@ impl VerbsEndpoint {
         }
         #[cfg(test)]
         self.shared.hearing.asked.fetch_add(1, Ordering::Relaxed);
+        let mut wakes = 0;
         loop {
             let Some(HandshakeChannel { channel: link, .. }) = &mut self.link else { return };
             match link.poll().map(|message| message.map(|bytes| Hello::decode(&bytes))) {
@@ -204,7 +208,11 @@ impl VerbsEndpoint {
                         data.is_closed_at_peer(rail.into());
                     }
                 }
-                Ok(Some(Ok((Hello::Note(Note::Wake), _)))) if self.doorbell.is_some() => {
+                // One for each time that this side has told that it sleeps.
+                Ok(Some(Ok((Hello::Note(Note::Wake), _))))
+                    if self.doorbell.is_some() && wakes < MAX_WAKES =>
+                {
+                    wakes += 1;
                     self.doorbell.iter().for_each(|doorbell| doorbell.ring());
                 }
                 Ok(Some(_)) => {
@@ -458,9 +466,7 @@ impl Endpoint for VerbsEndpoint {
     /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a
     /// completion queue that is armed before each sleep, would save nothing that counts beside waking a thread.
     fn wake(&mut self) {
-        if let (Some(link), false) = (&mut self.link, self.guard.is_inherited())
-            && link.channel.is_flushed()
-        {
+        if let (Some(link), false) = (&mut self.link, self.guard.is_inherited()) {
             // If it is gone, its end is heard elsewhere.
             let _unheard = link.channel.send(&Hello::Note(Note::Wake).encode(&[]));
         }
