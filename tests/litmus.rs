@@ -103,8 +103,7 @@ fn pulls_of_medium_frames_are_whole_with_checksums_and_without() {
                 &spec,
                 Command::spawn,
             );
-            let mut options = ReaderOptions::default();
-            options.pull.checksum = checksums;
+            let options = ReaderOptions { checksums, ..ReaderOptions::default() };
             let mut reader = writer.reader(Shm::new(), options);
             tally.next_writer();
             for _ in 0..30_000 {
@@ -189,8 +188,7 @@ fn follow(claim: &str, threads: usize, pulls: u64) {
     let spec =
         Spec { kind: Kind::Server(SchemeConfig::Bsp), threads, ..Spec::publisher(64 << 10, Fill::Words) };
     let writer = Second::start(claim, &spec, Command::spawn);
-    let mut options = ReaderOptions::default();
-    options.pull.follow = true;
+    let options = ReaderOptions { follow: true, ..ReaderOptions::default() };
     let mut reader = writer.reader(Shm::new(), options);
     let mut tally = Tally::new(format!("frames followed while {threads} fold"), pulls);
     for _ in 0..pulls {

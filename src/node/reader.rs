@@ -41,6 +41,9 @@ pub struct ReaderOptions {
     /// Whether it checks the owner's checksum over each copy, where there is one: one more pass over it. Not over a
     /// selection.
     pub checksums: bool,
+    /// Whether it begins to copy a version that it waits for while a server still writes it, piece by piece, and takes
+    /// it once it is whole: it has the version sooner. Not a selection.
+    pub follow: bool,
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
@@ -427,6 +430,7 @@ impl<T: Transport> Reader<T> {
         PullOptions {
             consistency: self.consistency,
             checksum: self.options.checksums,
+            follow: self.options.follow,
             ..PullOptions::default()
         }
     }

@@ -49,9 +49,7 @@ fn times(pulls: u64) -> u64 {
 }
 
 fn checked() -> ReaderOptions {
-    let mut options = ReaderOptions::default();
-    options.pull.checksum = true;
-    options
+    ReaderOptions { checksums: true, ..ReaderOptions::default() }
 }
 
 pub(crate) fn pulls_are_whole_of_every_size(claim: &str, setup: Setup) {
@@ -81,8 +79,7 @@ pub(crate) fn pulls_are_whole_of_every_size(claim: &str, setup: Setup) {
 pub(crate) fn frames_followed_and_pushed_are_whole(claim: &str, setup: Setup) {
     let spec = Spec { kind: Kind::Server(SchemeConfig::Bsp), ..setup.spec(64 << 10, Fill::Words) };
     let writer = Second::start(claim, &spec, setup.start);
-    let mut options = checked();
-    options.pull.follow = true;
+    let options = ReaderOptions { follow: true, ..checked() };
     let mut reader = writer.reader(transport_for(&writer.address), options);
     let mut tally = Tally::new(format!("frames followed over {}", setup.name()), times(setup.steps));
     for _ in 0..times(setup.steps) {
