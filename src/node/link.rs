@@ -431,8 +431,8 @@ impl<E: Endpoint> Link<E> {
         Ok(self.line.interrupt)
     }
 
-    /// True while something is under way whose end is told by no wake-up: a request (but the one that tells of a sleep),
-    /// a gradient that is being written, or a copy of a frame that is being written.
+    /// True while something is under way whose end is told by no wake-up: a request (but the one that tells of a
+    /// sleep), a gradient that is being written, or a copy of a frame that is being written.
     pub(super) fn is_at_work(&self) -> bool {
         let is_at_work = |pull: &Pull| pull.is_in_flight() || pull.landed().is_some();
         let pushed = self.pushed.as_ref().map(|(_, pull)| pull);
