@@ -147,7 +147,7 @@ pub(super) struct ShardPeer<E> {
 const GREET_EVERY: Duration = Duration::from_millis(1);
 
 /// Period at which a peer's connection is asked whether it still stands: asking may cost a system call. Hearts are
-/// listened to 32 times a lease.
+/// listened to as often, or more often where the lease is short.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// The time after which a peer that was refused for now may ask again.
@@ -376,16 +376,12 @@ impl<T: Transport> Shard<T> {
     fn disconnect_reason(&mut self, peer: u16, now: Instant, listens: bool) -> Option<DisconnectReason> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
-        let mut is_silent = false;
-        // Each heartbeat lies on a page of its own, which another processor has written.
-        if peer.silence.is_due(now, lease) {
-            let beat = peer.inbox.heartbeat();
-            if !listens {
-                peer.silence.skip(now, beat);
-            }
-            // A server that stands still is waited for, as workers wait for it.
-            is_silent = peer.follows.is_none() && listens && peer.silence.observe(now, beat, lease);
+        let beat = peer.inbox.heartbeat();
+        if !listens {
+            peer.silence.skip(now, beat);
         }
+        // A server that stands still is waited for, as workers wait for it.
+        let is_silent = peer.follows.is_none() && listens && peer.silence.observe(now, beat, lease);
         if now - peer.checked >= CHECK_EVERY {
             peer.checked = now;
             if let Err(gone) = peer.endpoint.check() {

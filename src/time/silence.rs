@@ -60,11 +60,6 @@ impl Silence {
         Duration::ZERO
     }
 
-    /// True if it is time to look again, or this is the first look.
-    pub fn is_due(&self, now: Instant, lease: Duration) -> bool {
-        self.looked.is_none_or(|looked| now - looked >= Self::look_every(lease))
-    }
-
     /// True if half of `lease` has been counted: an observer should now make sure that it sees all that has arrived.
     pub fn is_long(&self, lease: Duration) -> bool {
         self.silent > lease / 2
