@@ -582,7 +582,7 @@ impl ProgressState {
 
     /// Wakes the peers that are to be woken, by the lanes of their requests.
     fn wake_peers(&mut self) {
-        // Who asks from now on asks anew.
+        // A wake-up that is asked for from now on is a command of its own.
         self.shared.is_to_wake.swap(false, Ordering::AcqRel);
         for index in 0..self.sources.len() {
             if let Some(EventSource::Lane(target)) = &mut self.sources[index].source
