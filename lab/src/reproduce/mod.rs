@@ -23,6 +23,7 @@ mod losing;
 mod oracle;
 mod page;
 mod race;
+mod real;
 mod regret;
 mod settings;
 mod shards;
@@ -38,7 +39,8 @@ use slackline::sim::{self, Cluster, ClusterReport};
 pub use again::Again;
 pub use page::{AGAIN, PAGE, PLOTS, Part, RECORDS, page};
 pub use race::{Arrival, Race, Run};
-pub use twin::{Comparison, REAL_PAGE, Twin, real_page};
+pub use real::{Occasion, REAL_PAGE, all_schemes, compared, real_page};
+pub use twin::{Comparison, Twin};
 
 use crate::data::DataError;
 use crate::parallel;

@@ -17,11 +17,17 @@ pub struct Race {
     workers: usize,
     target: f64,
     seeds: u64,
-    step_sizes: Vec<f64>,
     /// The scheme that the others are set against; it is the first.
     base: String,
-    schemes: Vec<String>,
+    schemes: Vec<Scheme>,
     conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Scheme {
+    name: String,
+    step_sizes: Vec<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -71,9 +77,9 @@ impl Race {
         let mut runs = Vec::new();
         for condition in 0..self.conditions.len() {
             for seed in 1..=self.seeds {
-                for step_size in 0..self.step_sizes.len() {
+                for (scheme, Scheme { step_sizes, .. }) in self.schemes.iter().enumerate() {
                     let own =
-                        (0..self.schemes.len()).map(|scheme| Run { condition, scheme, step_size, seed });
+                        (0..step_sizes.len()).map(|step_size| Run { condition, scheme, step_size, seed });
                     runs.extend(own);
                 }
             }
@@ -83,9 +89,10 @@ impl Race {
 
     /// The words for `slackline train`.
     pub fn words(&self, run: Run) -> Vec<String> {
+        let scheme = &self.schemes[run.scheme];
         let own = [
-            ("--scheme", self.schemes[run.scheme].clone()),
-            ("--learning-rate", self.step_sizes[run.step_size].to_string()),
+            ("--scheme", scheme.name.clone()),
+            ("--learning-rate", scheme.step_sizes[run.step_size].to_string()),
             ("--seed", run.seed.to_string()),
             ("--workers", self.workers.to_string()),
             ("--target-accuracy", self.target.to_string()),
@@ -98,7 +105,7 @@ impl Race {
     pub fn report(&self, ended: &[(Run, Arrival)]) -> (Table, Value) {
         let names = self.conditions.iter().map(|condition| condition.name.clone());
         let mut table = Table::new(std::iter::once("scheme".to_owned()).chain(names));
-        for (scheme, name) in self.schemes.iter().enumerate() {
+        for (scheme, Scheme { name, .. }) in self.schemes.iter().enumerate() {
             let cells = (0..self.conditions.len()).map(|condition| self.cell(ended, condition, scheme));
             table.row(std::iter::once(name.clone()).chain(cells));
         }
@@ -111,14 +118,15 @@ impl Race {
     fn cell(&self, ended: &[(Run, Arrival)], condition: usize, scheme: usize) -> String {
         let best = self.best(ended, condition, scheme);
         let own = self.of(ended, condition, scheme, best);
-        let base = self.schemes.iter().position(|name| *name == self.base).unwrap_or(0);
+        let base = self.schemes.iter().position(|scheme| scheme.name == self.base).unwrap_or(0);
         let seconds = |own: &[Arrival]| own.iter().map(|arrival| arrival.seconds).collect::<Vec<_>>();
         let missed = match own.iter().filter(|arrival| !arrival.is_there).count() {
             0 => String::new(),
             missed => format!(", {missed} of {} not there", own.len()),
         };
-        let end = if [0, self.step_sizes.len() - 1].contains(&best) { ", an end" } else { "" };
-        let step = format!(" at {}{end}{missed}", self.step_sizes[best]);
+        let step_sizes = &self.schemes[scheme].step_sizes;
+        let end = if [0, step_sizes.len() - 1].contains(&best) { ", an end" } else { "" };
+        let step = format!(" at {}{end}{missed}", step_sizes[best]);
         if scheme == base {
             return format!("{} s{step}", number(mean(seconds(&own))));
         }
@@ -148,7 +156,7 @@ impl Race {
             let (a, b) = (score(a), score(b));
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         };
-        (0..self.step_sizes.len()).min_by(sooner).unwrap_or(0)
+        (0..self.schemes[scheme].step_sizes.len()).min_by(sooner).unwrap_or(0)
     }
 }
 
@@ -156,11 +164,35 @@ impl Race {
 mod tests {
     use super::*;
 
+    /// Of a record, whose runs stand in the order in which they are made.
+    #[test]
+    fn the_page_has_the_table_that_follows_from_the_record_of_its_runs() {
+        let record = include_str!("../../../docs/records/all-schemes.json");
+        let record: Value = serde_json::from_str(record).unwrap();
+        let recorded = record["runs"].as_array().unwrap();
+        let race = Race::read().unwrap();
+        let ended: Vec<(Run, Arrival)> = race
+            .runs()
+            .into_iter()
+            .zip(recorded)
+            .map(|(run, recorded)| {
+                assert_eq!(recorded["words"], race.words(run).join(" "));
+                let is_there = recorded["is_there"].as_bool().unwrap();
+                (run, Arrival { seconds: recorded["seconds"].as_f64().unwrap(), is_there })
+            })
+            .collect();
+        assert_eq!(ended.len(), recorded.len());
+        let table = race.report(&ended).0.markdown();
+        let page = include_str!("../../../docs/reproductions-real.md");
+        assert!(page.contains(&table), "the page has another table than\n{table}");
+    }
+
     #[test]
     fn each_scheme_is_told_at_its_own_best_step_size() {
         let race = Race::read().unwrap();
         // The first scheme is the quicker the larger its steps, the others the smaller; both by the same factor.
-        let last = race.step_sizes.len() - 1;
+        let sizes = |scheme: usize| &race.schemes[scheme].step_sizes;
+        let last = sizes(0).len() - 1;
         let seconds =
             |run: Run| 2f64.powi(if run.scheme == 0 { last - run.step_size } else { run.step_size } as i32);
         let ended: Vec<(Run, Arrival)> = race
@@ -168,7 +200,7 @@ mod tests {
             .into_iter()
             .map(|run| (run, Arrival { seconds: seconds(run), is_there: run.step_size + run.scheme > 0 }))
             .collect();
-        assert_eq!(race.cell(&ended, 0, 0), format!("1.00 s at {}, an end", race.step_sizes[last]));
-        assert_eq!(race.cell(&ended, 0, 1), format!("1.00 at {}, an end", race.step_sizes[0]));
+        assert_eq!(race.cell(&ended, 0, 0), format!("1.00 s at {}, an end", sizes(0)[last]));
+        assert_eq!(race.cell(&ended, 0, 1), format!("1.00 at {}, an end", sizes(1)[0]));
     }
 }

@@ -3,7 +3,6 @@
 //! A twin is words for `slackline train`, whose steps sleep; the simulator then draws the same times from the same
 //! seed, and what is left between the two figures is what it does not know: computing, messages, the kernel.
 
-use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -14,10 +13,6 @@ use super::{Error, scheme};
 use crate::data;
 use crate::model::{HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
 use crate::problem::{Digits, DigitsError};
-use crate::table::{Table, number};
-
-/// File name of the page of runs on real processes.
-pub const REAL_PAGE: &str = "reproductions-real.md";
 
 const BATCH: usize = 32;
 
@@ -251,100 +246,6 @@ impl Comparison {
         self.simulated / self.real - 1.0
     }
 }
-
-/// The page of the runs on real processes; `machine`, `date` and `minutes` say where, when and how long, and `race` is
-/// the table of all schemes.
-pub fn real_page(
-    comparisons: &[Comparison],
-    race: Option<&Table>,
-    machine: &str,
-    date: &str,
-    minutes: u64,
-) -> String {
-    let mut table = Table::new(["recipe", "figure", "real", "simulated", "off by", "run"]);
-    for comparison in comparisons {
-        let Comparison { recipe, words, figure, real, simulated } = comparison;
-        let off = format!("{:+.1} %", 100.0 * comparison.off());
-        table.row([recipe, figure, &number(*real), &number(*simulated), &off, &format!("`{words}`")]);
-    }
-    let within = comparisons.iter().filter(|comparison| comparison.off().abs() <= 0.05).count();
-    let mut page = String::from(HEAD);
-    let _ = write!(
-        page,
-        "Machine: {machine}. Date: {date}. Time taken: {minutes} minutes. Within 5 %: {within} of {}.\n\n{}",
-        comparisons.len(),
-        table.markdown()
-    );
-    if let Some(race) = race {
-        let _ = write!(page, "{RACE}{}{EARLIER}", race.markdown());
-    }
-    page
-}
-
-const RACE: &str = "
-## All schemes
-
-Four workers on the digits (perceptron, momentum 0.9), whose steps sleep 10 ms on average: the time to 95 % of the test
-examples over that of BSP, with its 95 % interval over the seeds, at the best step size of each, which stands behind it;
-the row of BSP has seconds. \"An end\" says that a step size beyond the grid may be better still. The settings lie in
-`lab/src/reproduce/settings/race.toml`.
-
-";
-
-/// Behind the table of all schemes.
-const EARLIER: &str = "
-An earlier grid of step sizes, 0.02 to 0.16, had an end as the best in ten of the sixteen cells, so that it was widened
-at both ends; and it had five seeds. Its table, of 2026-11-24, on a machine that did other work:
-
-| scheme | under jitter | one worker four times slower |
-| --- | ---: | ---: |
-| bsp | 1.04 s at 0.16, an end | 1.69 s at 0.16, an end |
-| bap(4) | 3.04 (2.12 to 4.36) at 0.02, an end | 6.42 (4.65 to 8.86) at 0.02, an end |
-| ssp(4) | 1.59 (1.24 to 2.04) at 0.04 | 1.37 (1.05 to 1.79) at 0.08 |
-| essp(4) | 1.52 (1.11 to 2.08) at 0.04 | 1.35 (0.982 to 1.84) at 0.08 |
-| asp | 1.03 (0.622 to 1.69) at 0.08 | 0.827 (0.624 to 1.10) at 0.04 |
-| dbw | 0.342 (0.229 to 0.511) at 0.16, an end | 0.572 (0.352 to 0.929) at 0.16, an end |
-| abs | 0.832 (0.529 to 1.31) at 0.16, an end | 0.698 (0.455 to 1.07) at 0.16, an end |
-| ds-sync(2) | 1.14 (0.772 to 1.68) at 0.16, an end | 1.45 (1.12 to 1.87) at 0.16, an end |
-";
-
-const HEAD: &str = "\
-# The simulator held to real processes
-
-Each row is one run of `slackline train` with the words of its last column, one process per worker, whose steps sleep
-for times that are drawn from the seed; and the simulator's figure for the same scheme, workers and seed, which draws
-the same times. What is left between the two is what the simulator does not know: computing, messages, the scheduler.
-The rows are written by
-
-```sh
-cargo run --release -- sim --reproduce all --real --docs docs
-```
-
-which wants the machine for itself (anything else that runs makes real steps later, and none sooner) for an hour and a
-half, most of it for the table of all schemes; it takes Debian's package dataset-fashion-mnist; and [the
-record](records/real.json) has them for programs. Some of them run in CI, where each must agree within 5 %. Three
-recipes have no run here: `dbw-oracle` knows what no process can know, and `bap-network` and `ds-sync-network` need
-links of a given speed, which processes of one host do not have. Of VAP it is the weak and the strong form, not the
-published one, which runs in simulated clusters alone.
-
-The part of reads that are at most one clock old, under ESSP with even times, is decided by time that workers lose: at
-the start, by pauses, on a busy machine. One that falls behind stays behind, as no worker waits below the bound, and
-what the others read is as old as it is late. A simulator that knows of no lost time finds all reads fresh, whatever
-happens. So the simulator is told how much longer than the least each worker took to compute, as a late start of that
-worker. Before it was told, it said 1.00 where real processes had 0.273 (+267 %). Three runs on a machine with ten times
-the work that it could do had 0.204, 0.168 and 0.358; told, it said 0.255, 0.256 and 0.132 (+25, +52 and -63 %): a miss.
-
-K-async's mean staleness in clocks differs from run to run of one seed: no worker waits for the slowest, so that their
-clocks drift apart like random walks, and which gradients make up an update depends on milliseconds. Twelve runs on a
-machine that did nothing else had 10.78 clocks in the mean, and 9.26 to 11.95 each; the simulator has 10.8. Two later
-ones had 12.7 and 11.1. CI held this figure to 5 % until it failed there. It holds two figures in versions instead: the
-mean staleness, which is M/K - 1 = 1 (Dutta et al.) wherever no gradient is lost or counted twice, and the part of the
-gradients that are computed on the newest version. Their first run, on a machine with four times the work that it could
-do, had 0.996 and 0.498; the simulator has 0.996 and 0.495.
-
-An earlier record, of 2026-11-24 and on a machine that did other work, had 11 of 21 rows within 5 %.
-
-";
 
 #[cfg(test)]
 mod tests {

@@ -35,7 +35,8 @@ pub(crate) struct SimArgs {
     #[arg(group = "seeded", conflicts_with_all = ["compare", "sweep", "scheme"], conflicts_with_all = JOB)]
     pub(super) reproduce: Option<String>,
 
-    /// With --reproduce: run it on real processes, whose steps sleep, and set the simulator's figures beside theirs
+    /// With --reproduce: run it on real processes, whose steps sleep, and set the simulator's figures beside theirs;
+    /// `all-schemes` for NAME times all schemes there, each at its best step size
     #[arg(long, help_heading = "What to run", requires = "reproduce", conflicts_with_all = ["plot", "seeds"])]
     pub(super) real: bool,
 

@@ -8,16 +8,19 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 use slackline_lab::parallel::Progress;
 use slackline_lab::reproduce::{
-    self as lab, Arrival, Comparison, REAL_PAGE, RECIPES, RECORDS, Race, Recipe, Twin, real_page,
+    self as lab, Arrival, Comparison, Occasion, REAL_PAGE, RECORDS, Race, Recipe, Twin, all_schemes,
+    compared, real_page,
 };
-use slackline_lab::table::Table;
 
 use super::args::SimArgs;
 use super::{give_text, keep, reproduce};
 use crate::failure::Failure;
 
-/// File name of the record.
+/// File name of the record of the comparisons.
 const RECORD: &str = "real.json";
+
+/// The name by which the table of all schemes is asked for, as a result is, and that of its record.
+pub(super) const ALL_SCHEMES: &str = "all-schemes";
 
 /// Runs the twins of these recipes, one after the other, for they share the machine.
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCode, Failure> {
@@ -44,33 +47,42 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
         progress.show(comparisons.len());
     }
     drop(progress);
-    let (machine, date) = (machine(), date());
-    let race = if recipes.len() == RECIPES.len() && !args.quick { Some(race()?) } else { None };
-    let (table, runs) = race.unzip();
-    let minutes = begun.elapsed().as_secs().div_ceil(60);
-    let page = real_page(&comparisons, table.as_ref(), &machine, &date, minutes);
-    let record = json!({
-        "machine": machine, "date": date, "minutes": minutes, "comparisons": comparisons, "race": runs,
-    });
-    if let Some(docs) = &args.docs {
-        keep("--docs", &docs.join(RECORDS).join(RECORD), &lab::record(&record))?;
-        keep("--docs", &docs.join(REAL_PAGE), &page)?;
-    }
-    give_text(args, &page, &record)?;
-    Ok(ExitCode::SUCCESS)
+    let occasion = occasion(begun);
+    let record = json!({ "occasion": occasion, "comparisons": comparisons });
+    tell(args, RECORD, &compared(&comparisons, &occasion), &record)
 }
 
-/// Runs the race of all schemes.
-fn race() -> Result<(Table, Value), Failure> {
+/// Runs all schemes.
+pub(super) fn run_all_schemes(args: &SimArgs) -> Result<ExitCode, Failure> {
     let race = Race::read().map_err(|error| reproduce::failure(&error))?;
-    let runs = race.runs();
+    let (begun, runs) = (Instant::now(), race.runs());
     let progress = Progress::new("real runs of all schemes", runs.len());
     let mut ended = Vec::with_capacity(runs.len());
     for run in runs {
         ended.push((run, Arrival::of(&train(&race.words(run))?)));
         progress.show(ended.len());
     }
-    Ok(race.report(&ended))
+    drop(progress);
+    let ((table, runs), occasion) = (race.report(&ended), occasion(begun));
+    let record = json!({ "occasion": occasion, "runs": runs });
+    tell(args, &format!("{ALL_SCHEMES}.json"), &all_schemes(&table, &occasion), &record)
+}
+
+/// Shows a part of the page, and writes it with its record where that is asked for.
+fn tell(args: &SimArgs, file: &str, part: &str, record: &Value) -> Result<ExitCode, Failure> {
+    if let Some(docs) = &args.docs {
+        keep("--docs", &docs.join(RECORDS).join(file), &lab::record(record))?;
+        let page = docs.join(REAL_PAGE);
+        let earlier = fs::read_to_string(&page).unwrap_or_default();
+        keep("--docs", &page, &real_page(&earlier, part))?;
+    }
+    give_text(args, part, record)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where and when this was, if it began then.
+fn occasion(begun: Instant) -> Occasion {
+    Occasion { machine: machine(), date: date(), minutes: begun.elapsed().as_secs().div_ceil(60) }
 }
 
 /// Trains with these words, in processes of its own.

@@ -28,16 +28,21 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         super::print(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if args.real && !args.quick && name == real::ALL_SCHEMES {
+        args.docs.as_deref().map_or(Ok(()), check_docs)?;
+        return real::run_all_schemes(args);
+    }
     let recipes: Vec<&'static Recipe> =
         RECIPES.iter().filter(|recipe| name == "all" || recipe.name == name).collect();
     if recipes.is_empty() {
         let names: Vec<_> = RECIPES.iter().map(|recipe| recipe.name).collect();
+        let (names, also) = (names.join(", "), real::ALL_SCHEMES);
         return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
-            .help(format!("use one of {}, or all", names.join(", "))));
+            .help(format!("use one of {names}, or all; with --real also {also}")));
     }
     if args.real && args.docs.is_some() && name != "all" {
-        let what = "--docs writes one page of all runs on real processes";
-        return Err(Failure::usage(what).help("use it with --reproduce all"));
+        let what = "--docs writes one page of the runs of all results on real processes";
+        return Err(Failure::usage(what).help("use it with --reproduce all, or all-schemes"));
     }
     args.docs.as_deref().map_or(Ok(()), check_docs)?;
     if args.plot.is_some() && recipes.len() > 1 {
