@@ -7,12 +7,15 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use layers::{FOR_ALL, MODULES, Row};
 use words::{Word, words};
 
 #[path = "tidy/badges.rs"]
 mod badges;
 #[path = "tidy/earlier.rs"]
 mod earlier;
+#[path = "tidy/layers.rs"]
+mod layers;
 #[path = "tidy/names.rs"]
 mod names;
 #[path = "tidy/openings.rs"]
@@ -25,54 +28,6 @@ mod types;
 mod words;
 
 // ---------------------------------------------------------------------- the rules
-
-/// The rights of one module directly under `src/`.
-struct Row {
-    module: &'static str,
-    /// The other modules that it may name.
-    may_use: &'static [&'static str],
-    /// Whether its file begins with `#![forbid(unsafe_code)]`.
-    forbids_unsafe: bool,
-}
-
-const fn row(module: &'static str, may_use: &'static [&'static str], forbids_unsafe: bool) -> Row {
-    Row { module, may_use, forbids_unsafe }
-}
-
-/// The import table. A module that has no row here fails; `lib.rs` may name anything.
-const MODULES: &[Row] = &[
-    row("time", &["clock"], false),
-    row("clock", &["time"], false),
-    row("diagnostic", &[], true),
-    row("table", &[], true),
-    row("mem", &["time"], false),
-    row("kernel", &["mem", "table"], false),
-    row("cuda", &["kernel", "mem", "table"], false),
-    row("channel", &["time"], false),
-    row("transport", &["channel", "cuda", "mem", "kernel", "time"], false),
-    row("scheme", &["clock", "time"], true),
-    row("trace", &["clock"], true),
-    row("param", &["transport", "scheme", "cuda", "mem", "kernel", "table", "clock", "time"], true),
-    row(
-        "node",
-        &["param", "transport", "scheme", "mem", "cuda", "kernel", "table", "clock", "time", "trace"],
-        true,
-    ),
-    row(
-        "job",
-        &["node", "cuda", "channel", "transport", "scheme", "mem", "kernel", "table", "clock", "time"],
-        true,
-    ),
-    row(
-        "sim",
-        &["node", "param", "transport", "scheme", "mem", "kernel", "table", "clock", "time", "trace"],
-        false,
-    ),
-    row("fuzzing", &["job", "node", "param", "channel", "trace", "transport"], true),
-];
-
-/// The module that all others may name.
-const FOR_ALL: &str = "diagnostic";
 
 /// The files that may name a backend, besides `lib.rs`. All other code that uses a transport is generic over the trait.
 const NAMES_BACKENDS: &[&str] = &[
@@ -252,7 +207,7 @@ fn imports(file: &str, text: &str, backends: &[String]) -> Vec<String> {
     let Some(module) = module_path(file) else { return Vec::new() };
     let Some(top) = module.first().cloned() else { return Vec::new() };
     let Some(row) = MODULES.iter().find(|row| row.module == top) else {
-        return vec![format!("{file}:1: module `{top}` has no row in tests/tidy.rs; give it one")];
+        return vec![format!("{file}:1: module `{top}` has no row in tests/tidy/layers.rs; give it one")];
     };
     let is_backend =
         |path: &[String]| path.len() > 1 && path[0] == "transport" && backends.contains(&path[1]);
@@ -265,7 +220,7 @@ fn imports(file: &str, text: &str, backends: &[String]) -> Vec<String> {
             offences
                 .push(format!("{file}:{line}: `crate::{name}` does not begin with a module of the table"));
         } else if *first != top && first != FOR_ALL && !row.may_use.contains(&first.as_str()) {
-            let allowed = row.may_use.join(", ");
+            let allowed = if row.may_use.is_empty() { "nothing".into() } else { row.may_use.join(", ") };
             offences.push(format!("{file}:{line}: `{top}` names `{name}`; it may use: {allowed}"));
         } else if is_backend(&path) && !own_backend && !NAMES_BACKENDS.contains(&file) {
             offences.push(format!("{file}:{line}: names the backend `{name}`; be generic over the trait"));
@@ -620,7 +575,7 @@ mod the_checks {
         assert_eq!(import("src/clock.rs", "use super::mem::Region;").len(), 1);
         assert_eq!(
             import("src/mem/mod.rs", "\nuse crate::sim::Cluster;"),
-            ["src/mem/mod.rs:2: `mem` names `sim::Cluster`; it may use: time"]
+            ["src/mem/mod.rs:2: `mem` names `sim::Cluster`; it may use: nothing"]
         );
     }
 

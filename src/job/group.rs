@@ -17,7 +17,7 @@ impl Job {
     /// Meets all workers of a job without a server (`JobPlan::servers(0)`), each with `elements` parameters, within the
     /// plan's timeout. The rank of this member is the number of this worker.
     ///
-    /// Call [`finish`](Self::finish) once [`GroupMember::leave`] has returned.
+    /// Call [`end`](Self::end) once [`GroupMember::leave`] has returned.
     ///
     /// # Errors
     /// The plan has servers ([`JobError::HasServers`]), a worker does not come up in time, `elements` or `options`

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
-use crossbeam::utils::CachePadded;
+use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use super::folder::{FillJob, FoldMetadata, Folder};

@@ -13,21 +13,21 @@ use std::time::{Duration, Instant};
 
 pub(crate) const COMMAND: Command = Command {
     name: "test",
-    arguments: "[--list] [--again] [--all] [STEP...]",
+    arguments: "[--list] [--again] [--all] [--keep-going] [STEP...]",
     about: "everything that CI checks, or only the steps named; --list shows them; --again skips those that have \
-            passed on this very tree; --all runs the long ones, too, however long it takes",
+            passed on this very tree; --all runs the long ones, too, however long it takes; a step that fails stops \
+            no other, with --keep-going or without",
     run,
 };
+
+const OPTIONS: [&str; 4] = ["--list", "--again", "--all", "--keep-going"];
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let steps = steps::all(site);
     let (options, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with('-'));
-    if let Some(option) =
-        options.iter().find(|option| !["--list", "--again", "--all"].contains(&option.as_str()))
-    {
-        return Err(Failure::Usage(format!(
-            "`test` has no option `{option}`; it has --list, --again and --all"
-        )));
+    if let Some(option) = options.iter().find(|option| !OPTIONS.contains(&option.as_str())) {
+        let all = OPTIONS.join(", ");
+        return Err(Failure::Usage(format!("`test` has no option `{option}`; it has {all}")));
     }
     let has = |wanted: &str| options.iter().any(|option| *option == wanted);
     let chosen = choose(&steps, &names)?;

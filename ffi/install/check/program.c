@@ -1,4 +1,7 @@
-/* A C program that knows the installed header alone: a server and a worker in two processes. Prints "ok". */
+/*
+ * A C program that knows the installed header alone: a server and a worker in two processes, over shared memory and
+ * then over TCP. Prints "ok".
+ */
 #define _POSIX_C_SOURCE 200809L
 
 #include <slackline.h>
@@ -42,38 +45,65 @@ static void work(const char *address)
     slackline_worker_destroy(worker);
 }
 
-int main(void)
+/* Trains with a server at `at`; the worker is told the address that the server has, which may have picked a port. */
+static int train(const char *at)
 {
     const uint64_t shape[1] = {ELEMENTS};
     const struct slackline_tensor tensor = {"weights", shape, 1, SLACKLINE_ELEMENT_F32};
     struct slackline_server_options options;
     struct slackline_server *server;
     float values[ELEMENTS] = {0};
-    char address[64];
+    const char *address;
+    char told[128] = {0};
+    int ends[2], status;
     pid_t child;
-    int status;
 
-    if (slackline_version_number() != SLACKLINE_VERSION_NUMBER)
+    /* The worker's process is there before this one has threads of the library. */
+    if (pipe(ends) != 0 || (child = fork()) < 0)
         return 1;
-    snprintf(address, sizeof address, "@slackline-check-%d", (int)getpid());
-    /* It may come before the server. */
-    child = fork();
     if (child == 0) {
-        work(address);
-        return 0;
+        if (read(ends[0], told, sizeof told) != sizeof told)
+            _exit(1);
+        work(told);
+        _exit(0);
     }
     options.size = sizeof options;
     ok("options", slackline_server_options_init(&options));
     options.learning_rate = 0.5f;
-    ok("create", slackline_server_create(address, &tensor, 1, values, ELEMENTS, &options, &server));
+    ok("create", slackline_server_create(at, &tensor, 1, values, ELEMENTS, &options, &server));
+    ok("address", slackline_server_address(server, &address));
+    snprintf(told, sizeof told, "%s", address);
+    if (write(ends[1], told, sizeof told) != sizeof told)
+        return 1;
     ok("serve", slackline_server_serve(server, 1, TIMEOUT_MS));
     ok("parameters", slackline_server_parameters(server, values, ELEMENTS));
     slackline_server_destroy(server);
     if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
         return 1;
     if (values[ELEMENTS - 1] != 1 - 1.0f / (1 << CLOCKS)) {
-        fprintf(stderr, "the parameters are %.9g\n", values[ELEMENTS - 1]);
+        fprintf(stderr, "%s: the parameters are %.9g\n", at, values[ELEMENTS - 1]);
         return 1;
+    }
+    return 0;
+}
+
+int main(void)
+{
+    char name[64];
+    const char *at[2] = {name, "localhost:0"};
+    int index, status;
+    pid_t child;
+
+    if (slackline_version_number() != SLACKLINE_VERSION_NUMBER)
+        return 1;
+    snprintf(name, sizeof name, "@slackline-check-%d", (int)getpid());
+    for (index = 0; index < 2; index++) {
+        /* In a process of its own: a child of one that has used the library could not use it. */
+        child = fork();
+        if (child == 0)
+            _exit(train(at[index]));
+        if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+            return 1;
     }
     puts("ok");
     return 0;

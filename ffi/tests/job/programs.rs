@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use slackline::internals::job::env::Source;
 use slackline::scheme::SchemeConfig;
 use slackline::{
     ElementType, Job, JobPlan, MeetingPoint, Placement, Secret, ServerOptions, Table, TransportKind,
@@ -67,15 +66,7 @@ pub(crate) fn run_with_a_server_here(
     let name = transport.to_string();
     let children: Vec<_> =
         (1..world).map(|rank| start(program, rank, world, &meeting_point.to_string(), &[&name])).collect();
-    let placement = Placement {
-        rank: 0,
-        world: world as u32,
-        local_rank: None,
-        local_world: None,
-        meeting_point: Some(meeting_point),
-        servers: None,
-        source: Source::Flags,
-    };
+    let placement = Placement::new(0, world as u32, Some(meeting_point));
     let secret = Secret::from_text(SECRET, "this test").unwrap();
     // The example's own timeout: all processes of a job have one plan.
     let plan = JobPlan::servers(1).transport(transport).timeout(Duration::from_secs(60));

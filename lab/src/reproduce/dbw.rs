@@ -256,6 +256,26 @@ fn compare(results: &[DbwResult], findings: &mut Findings) {
     };
     let safest = (1..=N).min_by(|a, b| loses(*a).middle.total_cmp(&loses(*b).middle)).unwrap_or(1);
     findings.measure("tuning", format!("k = {safest}"), loses(safest));
+    // The same static k where it gains the most, and the one that is best in the mean.
+    let behind = |a: &&DbwResult, b: &&DbwResult| a.over(safest).middle.total_cmp(&b.over(safest).middle);
+    if let Some(most) = results.iter().max_by(behind) {
+        let label = format!("k = {safest}, {}", most.setting.label());
+        findings.measure("tuning-behind", label, most.over(safest));
+    }
+    let in_mean = |k: usize| {
+        Interval::of_ratio(
+            &over_all(results, |own| &own.dynamic),
+            &over_all(results, |own| &own.fixed[k - 1]),
+        )
+    };
+    let best = (1..=N).max_by(|a, b| in_mean(*a).middle.total_cmp(&in_mean(*b).middle)).unwrap_or(1);
+    findings.measure("tuning-mean", format!("k = {best}"), in_mean(best));
+}
+
+/// Of each seed the geometric mean of its times in all settings.
+fn over_all<'a>(results: &'a [DbwResult], times: impl Fn(&'a DbwResult) -> &'a Vec<f64>) -> Vec<f64> {
+    let seeds = results.first().map_or(0, |first| times(first).len());
+    (0..seeds).map(|seed| mean(results.iter().map(|own| times(own)[seed].ln())).exp()).collect()
 }
 
 /// Time against k, and DBW's time over that of the best k, in each grid; and the k it chose when half were slowed.

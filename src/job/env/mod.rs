@@ -55,10 +55,27 @@ pub struct Placement {
     /// The number of servers, if the launcher says it: they have the first ranks.
     pub servers: Option<u32>,
     /// The launcher that said so, or the flags.
+    #[doc(hidden)]
     pub source: Source,
 }
 
 impl Placement {
+    /// Rank `rank` of `world` processes, which meet rank 0 at `meeting_point`: for a program that is told so by its
+    /// user, and not by a launcher. A process that is alone in its job needs no meeting point.
+    ///
+    /// ```
+    /// use slackline::{MeetingPoint, Placement};
+    ///
+    /// let meeting_point: MeetingPoint = "node1:21000".parse()?;
+    /// let placement = Placement::new(2, 3, Some(meeting_point));
+    /// assert_eq!((placement.rank, placement.world), (2, 3));
+    /// # Ok::<_, &str>(())
+    /// ```
+    pub fn new(rank: u32, world: u32, meeting_point: Option<MeetingPoint>) -> Placement {
+        let source = Source::Flags;
+        Placement { rank, world, local_rank: None, local_world: None, meeting_point, servers: None, source }
+    }
+
     /// The placement of this process, as the environment says; `None` if no launcher started it.
     ///
     /// # Errors

@@ -109,7 +109,7 @@ impl<T: Transport> Server<T> {
 
     pub(crate) async fn follow_async(&mut self, decider: &Address, timeout: Duration) -> Result<(), Error> {
         let Some(following) = &mut self.following else {
-            let reason = "this server decides for itself: see `follows`";
+            let reason = "this server decides for itself, as the first shard does, or as its scheme lets each shard do";
             return Err(Error::OutOfTurn { operation: "follow another server", reason });
         };
         following.link = None;
