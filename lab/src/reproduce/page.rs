@@ -27,9 +27,10 @@ const HEAD: &str = "\
 ";
 
 const METHOD: &str = "\
-Every figure on this page was computed by the simulator: the scheme objects that `slackline train` runs, real
-gradients of small real problems, virtual time. [The simulator held to real processes](reproductions-real.md) says how
-far that can be trusted. Each section has its command; the same command gives the same figures to the last digit. The
+Every figure in the tables of this page was computed by the simulator: the scheme objects that `slackline train` runs,
+real gradients of small real problems, virtual time. [The simulator held to real processes](reproductions-real.md) says
+how far that can be trusted. Each section has its command; the same command gives the same figures to the last digit.
+The paragraphs behind a table, which explain it and tell of earlier forms, were written by hand, with their figures. The
 whole page, with its plots and [records](records/), is written by
 
 ```sh
@@ -38,8 +39,9 @@ cargo run --release -- sim --reproduce all --docs docs
 
 and one of its sections, with what the first tables tell of it, by the name of the result instead of `all`.
 
-Settings and claims of each result lie in `lab/src/reproduce/settings/`, and are written before the run; where one was
-changed, the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
+Grids, step sizes, targets and claims of each result lie in `lab/src/reproduce/settings/`, and are written before the
+run; what is the same in all of its runs stands at the top of its file in `lab/src/reproduce/`. Where one was changed,
+the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
 paper puts forward, with its figure where it has one), a direction (what else a paper says, without a figure), theory (a
 formula, a bound, arithmetic), or an expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds,
 paired by seed where two schemes are compared); a claim holds if the whole interval lies in its range, so \"faster\"
@@ -71,7 +73,8 @@ struct Advice {
 #[derive(Deserialize)]
 struct Line {
     text: String,
-    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds.
+    /// RECIPE/CHECK, after "not" where it must differ, after "chance" where it must not hold with other seeds; or
+    /// all-schemes/CHECK, of the runs on real processes.
     rests_on: Vec<String>,
 }
 
@@ -101,13 +104,14 @@ impl Part {
     }
 }
 
-/// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it.
+/// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it. `real` has the statements
+/// that [the runs of all schemes](super::Race) bear out.
 ///
 /// # Errors
 ///
 /// If the file of the advice cannot be read.
-pub fn page(parts: &[Part]) -> Result<String, Error> {
-    let mut page = HEAD.to_owned() + &advice(parts)? + "\n" + METHOD;
+pub fn page(parts: &[Part], real: &[String]) -> Result<String, Error> {
+    let mut page = HEAD.to_owned() + &advice(parts, real)? + "\n" + METHOD;
     page += &overview(parts);
     let _ = write!(page, "\n## With other seeds\n\n{OTHER_SEEDS}\n{}", repeated(parts)?);
     let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(parts));
@@ -116,9 +120,12 @@ pub fn page(parts: &[Part]) -> Result<String, Error> {
 }
 
 /// The sentences that are borne out as a list; the others say so.
-fn advice(parts: &[Part]) -> Result<String, Error> {
+fn advice(parts: &[Part], real: &[String]) -> Result<String, Error> {
     let Advice { line, .. } = from_toml(ADVICE)?;
     let came_out = |name: &String| {
+        if let Some(name) = name.strip_prefix("all-schemes/") {
+            return real.iter().any(|own| own == name);
+        }
         let (wanted, name) = match name.split_once(' ') {
             Some(("not", name)) => (Verdict::Differs, name),
             Some(("chance", name)) => (Verdict::Chance, name),

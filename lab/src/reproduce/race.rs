@@ -21,6 +21,22 @@ pub struct Race {
     base: String,
     schemes: Vec<Scheme>,
     conditions: Vec<Condition>,
+    check: Vec<RaceCheck>,
+}
+
+/// A statement about the time of a scheme over that of the base.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RaceCheck {
+    name: String,
+    scheme: String,
+    condition: String,
+    /// The whole interval lies above this.
+    #[serde(default)]
+    above: Option<f64>,
+    /// The whole interval lies below this.
+    #[serde(default)]
+    below: Option<f64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -115,11 +131,46 @@ impl Race {
         (table, runs.collect())
     }
 
+    /// The runs of a record that has them all, in the order in which they are made.
+    fn read_runs(&self, record: &Value) -> Option<Vec<(Run, Arrival)>> {
+        let (runs, recorded) = (self.runs(), record["runs"].as_array()?);
+        let arrival = |(run, recorded): (Run, &Value)| {
+            let is_own = recorded["words"] == self.words(run).join(" ");
+            let is_there = recorded["is_there"].as_bool()?;
+            is_own.then_some((run, Arrival { seconds: recorded["seconds"].as_f64()?, is_there }))
+        };
+        if runs.len() != recorded.len() {
+            return None;
+        }
+        runs.into_iter().zip(recorded).map(arrival).collect()
+    }
+
+    /// The names of the statements that a record bears out.
+    pub fn borne_out(&self, record: &Value) -> Vec<String> {
+        let Some(ended) = self.read_runs(record) else { return Vec::new() };
+        let holds = |check: &&RaceCheck| {
+            let condition = self.conditions.iter().position(|own| own.name == check.condition)?;
+            let scheme = self.schemes.iter().position(|own| own.name == check.scheme)?;
+            let Interval { low, high, .. } = self.over_base(&ended, condition, scheme);
+            Some(check.above.is_none_or(|above| low > above) && check.below.is_none_or(|below| high < below))
+        };
+        let held = self.check.iter().filter(|check| holds(check).unwrap_or(false));
+        held.map(|check| check.name.clone()).collect()
+    }
+
+    /// The time of a scheme over that of the base, each at its best step size.
+    fn over_base(&self, ended: &[(Run, Arrival)], condition: usize, scheme: usize) -> Interval {
+        let seconds = |scheme: usize| -> Vec<f64> {
+            let own = self.of(ended, condition, scheme, self.best(ended, condition, scheme));
+            own.iter().map(|arrival| arrival.seconds).collect()
+        };
+        let base = self.schemes.iter().position(|scheme| scheme.name == self.base).unwrap_or(0);
+        Interval::of_ratio(&seconds(scheme), &seconds(base))
+    }
+
     fn cell(&self, ended: &[(Run, Arrival)], condition: usize, scheme: usize) -> String {
         let best = self.best(ended, condition, scheme);
         let own = self.of(ended, condition, scheme, best);
-        let base = self.schemes.iter().position(|scheme| scheme.name == self.base).unwrap_or(0);
-        let seconds = |own: &[Arrival]| own.iter().map(|arrival| arrival.seconds).collect::<Vec<_>>();
         let missed = match own.iter().filter(|arrival| !arrival.is_there).count() {
             0 => String::new(),
             missed => format!(", {missed} of {} not there", own.len()),
@@ -127,11 +178,10 @@ impl Race {
         let step_sizes = &self.schemes[scheme].step_sizes;
         let end = if [0, step_sizes.len() - 1].contains(&best) { ", an end" } else { "" };
         let step = format!(" at {}{end}{missed}", step_sizes[best]);
-        if scheme == base {
-            return format!("{} s{step}", number(mean(seconds(&own))));
+        if self.schemes[scheme].name == self.base {
+            return format!("{} s{step}", number(mean(own.iter().map(|arrival| arrival.seconds))));
         }
-        let other = self.of(ended, condition, base, self.best(ended, condition, base));
-        Interval::of_ratio(&seconds(&own), &seconds(&other)).to_string() + &step
+        self.over_base(ended, condition, scheme).to_string() + &step
     }
 
     /// The runs of a scheme with a step size, in order of their seeds.
@@ -169,19 +219,8 @@ mod tests {
     fn the_page_has_the_table_that_follows_from_the_record_of_its_runs() {
         let record = include_str!("../../../docs/records/all-schemes.json");
         let record: Value = serde_json::from_str(record).unwrap();
-        let recorded = record["runs"].as_array().unwrap();
         let race = Race::read().unwrap();
-        let ended: Vec<(Run, Arrival)> = race
-            .runs()
-            .into_iter()
-            .zip(recorded)
-            .map(|(run, recorded)| {
-                assert_eq!(recorded["words"], race.words(run).join(" "));
-                let is_there = recorded["is_there"].as_bool().unwrap();
-                (run, Arrival { seconds: recorded["seconds"].as_f64().unwrap(), is_there })
-            })
-            .collect();
-        assert_eq!(ended.len(), recorded.len());
+        let ended = race.read_runs(&record).expect("the record has each run, in the order of the settings");
         let table = race.report(&ended).0.markdown();
         let page = include_str!("../../../docs/reproductions-real.md");
         assert!(page.contains(&table), "the page has another table than\n{table}");

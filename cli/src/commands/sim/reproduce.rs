@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 use slackline_lab::reproduce::{
-    self, AGAIN, Again, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Recipe,
+    self, AGAIN, Again, Error, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Race, Recipe,
 };
 use slackline_lab::table::Table;
 
@@ -145,7 +145,10 @@ pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outc
         part
     };
     let parts: Vec<Part> = RECIPES.iter().filter_map(part).collect();
-    let page = reproduce::page(&parts).map_err(|error| failure(&error))?;
+    let race = Race::read().map_err(|error| failure(&error))?;
+    let all_schemes = read(&docs.join(RECORDS).join(format!("{}.json", real::ALL_SCHEMES)));
+    let real = all_schemes.map_or_else(Vec::new, |record| race.borne_out(&record));
+    let page = reproduce::page(&parts, &real).map_err(|error| failure(&error))?;
     keep("--docs", &docs.join(PAGE), &page)?;
     Ok(done)
 }
