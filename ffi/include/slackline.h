@@ -470,7 +470,9 @@ enum slackline_idle
      */
     SLACKLINE_IDLE_POLL = 0,
     /**
-     * It sleeps until a peer wakes it, or for 20 ms at most, over RDMA; over other transports it polls.
+     * It sleeps until a peer wakes it, or for 20 ms at most, over shared memory, TCP and RDMA. One that shares its
+     * listener with other tables polls, as does one at several RDMA addresses; a publisher with `background` looks
+     * every millisecond.
      */
     SLACKLINE_IDLE_SLEEP = 1,
 };

@@ -163,7 +163,9 @@ pub enum slackline_damping {
 pub enum slackline_idle {
     /// It looks for something again and again: what comes is seen at once, for a processor's time.
     Poll = 0,
-    /// It sleeps until a peer wakes it, or for 20 ms at most, over RDMA; over other transports it polls.
+    /// It sleeps until a peer wakes it, or for 20 ms at most, over shared memory, TCP and RDMA. One that shares its
+    /// listener with other tables polls, as does one at several RDMA addresses; a publisher with `background` looks
+    /// every millisecond.
     Sleep = 1,
 }
 

@@ -4,9 +4,12 @@
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use crate::clock::Version;
     use crate::kernel::Optimizer;
-    use crate::node::{GroupListener, GroupMember, GroupOptions, Server, ServerOptions};
-    use crate::node::{Idle, Worker, WorkerOptions, now};
+    use crate::node::{Error, Idle, Wanted, Worker, WorkerOptions, now};
+    use crate::node::{
+        GroupListener, GroupMember, GroupOptions, Reader, ReaderOptions, Server, ServerOptions,
+    };
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
@@ -14,11 +17,11 @@ mod tests {
     use crate::transport::verbs::Verbs;
     use crate::transport::verbs::unordered::Unordered;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_secs(20);
     const ELEMENTS: usize = 3000;
     const ROUNDS: u64 = 40;
-    /// Overrules what the device says of itself. With `Some(true)` the tests below fail.
-    const IN_ORDER: Option<bool> = None;
+    /// Bytes that are folded and announced at a time.
+    const CHUNK_BYTES: u64 = 1024;
 
     /// Runs a test while the device takes its steps.
     fn over_the_device(seed: u64, test: impl FnOnce(Verbs)) {
@@ -38,7 +41,7 @@ mod tests {
                 }
             });
             let _stop = Stop(&is_over);
-            test(device.verbs(IN_ORDER));
+            test(device.verbs(None));
         });
     }
 
@@ -46,43 +49,60 @@ mod tests {
         "verbs:127.0.0.1:0".parse().unwrap()
     }
 
+    /// Returns the parameters of a version: each of them has been moved by 1, 2, 3 and so on half steps.
+    fn parameter_of(version: u64) -> f32 {
+        -0.25 * (version * (version + 1)) as f32
+    }
+
     /// A worker finds in each version exactly the gradients that it has published.
     fn every_version_holds_every_gradient_whole(scheme: SchemeConfig, idle: Idle, seed: u64) {
-        over_the_device(seed, |verbs| {
-            let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-            let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
-            let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
-            options.memory.chunk_bytes = 1024;
-            let mut server =
-                Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap();
-            let address = server.address();
-            let is_done = &AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    while !is_done.load(Ordering::Relaxed) {
-                        server.poll(now()).unwrap();
+        train(scheme, idle, seed, |_, _| {});
+    }
+
+    /// The same, while another thread does something `beside`. The server looks after each step of the device, so that
+    /// whatever is in memory too early is found there.
+    fn train(scheme: SchemeConfig, idle: Idle, seed: u64, beside: impl FnOnce(Verbs, Address) + Send) {
+        let device = Unordered::new(seed, false);
+        let verbs = device.verbs(None);
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+        let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
+        options.memory.chunk_bytes = CHUNK_BYTES;
+        let mut server = Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        let is_done = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while !is_done.load(Ordering::Relaxed) {
+                    if !device.step() {
                         std::thread::yield_now();
                     }
-                });
-                let working = scope.spawn(move || {
-                    let options = WorkerOptions { idle, ..WorkerOptions::new(scheme) };
-                    let mut worker = Worker::connect(verbs, &[address], options, PATIENCE).unwrap();
-                    let mut expected = 0.0;
-                    for round in 0..ROUNDS {
-                        let mut step = worker.step(PATIENCE).unwrap();
-                        let parameters = step.parameters().unwrap();
-                        let wrong = parameters.iter().position(|parameter| *parameter != expected);
-                        assert_eq!(wrong.map(|at| (at, parameters[at])), None, "{expected} in round {round}");
-                        step.gradient().unwrap().fill(round as f32 + 1.0);
-                        step.publish(None, PATIENCE).unwrap();
-                        expected -= 0.5 * (round as f32 + 1.0);
-                    }
-                });
-                let result = working.join();
-                is_done.store(true, Ordering::Relaxed);
-                result.unwrap();
+                    server.poll(now()).unwrap();
+                }
             });
+            let (beside_over, beside_at) = (verbs.clone(), address.clone());
+            let doing = scope.spawn(move || beside(beside_over, beside_at));
+            let working = scope.spawn(move || {
+                let options = WorkerOptions { idle, ..WorkerOptions::new(scheme) };
+                let mut worker = Worker::connect(verbs, &[address], options, PATIENCE).unwrap();
+                for round in 0..ROUNDS {
+                    work(&mut worker, round).unwrap_or_else(|error| panic!("{error}, in round {round}"));
+                }
+            });
+            let results = [working.join(), doing.join()];
+            is_done.store(true, Ordering::Relaxed);
+            results.into_iter().for_each(Result::unwrap);
         });
+    }
+
+    fn work(worker: &mut Worker<Verbs>, round: u64) -> Result<(), Error> {
+        let mut step = worker.step(PATIENCE)?;
+        let (parameters, expected) = (step.parameters()?, parameter_of(round));
+        let wrong = parameters.iter().find(|parameter| **parameter != expected);
+        assert_eq!(wrong, None, "and not {expected}, in round {round}");
+        step.gradient()?.fill(round as f32 + 1.0);
+        step.publish(None, PATIENCE)?;
+        Ok(())
     }
 
     #[test]
@@ -107,6 +127,36 @@ mod tests {
         });
     }
 
+    /// Takes every version that it can get, and begins to copy each while the server still folds it. The last gradient
+    /// may be lost with its worker, which does not wait for it.
+    fn follow(verbs: Verbs, address: Address) {
+        let options = ReaderOptions { follow: true, ..ReaderOptions::default() };
+        let mut reader = Reader::connect(verbs, &address, options, PATIENCE).unwrap();
+        let chunks = (4 * ELEMENTS as u64).div_ceil(CHUNK_BYTES) as usize;
+        let (mut held, mut seen_in_part, deadline) = (0, 0, now() + PATIENCE);
+        while held < ROUNDS - 1 {
+            reader.begin_snapshot(Wanted::at_least(Version::new(held + 1)));
+            let mut in_part = false;
+            while reader.poll(now()).unwrap().is_none() {
+                in_part |= reader.link.pull.landed().is_some_and(|(_, landed)| (1..chunks).contains(&landed));
+                assert!(now() < deadline, "waited in vain for version {}", held + 1);
+                std::thread::yield_now();
+            }
+            let snapshot = reader.take_snapshot().unwrap();
+            held = snapshot.fresh().version.get();
+            let expected = parameter_of(held).to_le_bytes();
+            let torn = snapshot.bytes().chunks_exact(4).position(|parameter| parameter != expected);
+            assert_eq!(torn, None, "version {held}");
+            seen_in_part += u64::from(in_part);
+        }
+        assert!(seen_in_part > 0, "no version was copied while it was being folded");
+    }
+
+    #[test]
+    fn a_reader_that_follows_takes_whole_versions_where_no_order_is_kept() {
+        (0..3).for_each(|seed| train(SchemeConfig::Ssp { staleness: 0 }, Idle::Poll, seed, follow));
+    }
+
     #[test]
     fn the_means_of_a_group_are_whole_where_no_order_is_kept() {
         const GROUP: [usize; 3] = [0, 1, 2];
@@ -123,11 +173,13 @@ mod tests {
                         let mut member = listener.connect(addresses, PATIENCE).unwrap();
                         for round in 0..ROUNDS {
                             member.parameters_mut().unwrap().fill(3.0 * (rank as f32 + round as f32));
-                            let averaged = member.average(round, &GROUP, PATIENCE).unwrap();
-                            assert_eq!((averaged.members, averaged.skipped), (3, false));
+                            let averaged = member.average(round, &GROUP, PATIENCE);
+                            let averaged =
+                                averaged.unwrap_or_else(|error| panic!("{error}, in round {round}"));
+                            assert_eq!((averaged.members, averaged.skipped), (3, false), "in round {round}");
                             let expected = 3.0 * (1.0 + round as f32);
                             let parameters = member.parameters().unwrap();
-                            assert!(parameters.iter().all(|mean| *mean == expected), "round {round}");
+                            assert!(parameters.iter().all(|mean| *mean == expected), "in round {round}");
                         }
                         member.leave(PATIENCE).unwrap();
                     });

@@ -139,7 +139,7 @@ mod tests {
         let models = MUTANTS.iter().map(|(mutant, _)| *mutant);
         let mut rows: Vec<_> =
             models.chain(crate::mutants::MUTANTS.iter().map(|(mutant, _)| *mutant)).collect();
-        let units = crate::mutants::GPU_MUTANTS.iter().chain(crate::mutants::RAIL_MUTANTS);
+        let units = crate::mutants::GPU_MUTANTS.iter().chain(crate::mutants::RDMA_MUTANTS);
         rows.extend(units.map(|(mutant, ..)| *mutant));
         rows.sort_unstable();
         rows.dedup();
