@@ -135,7 +135,8 @@ fn heading(site: &Site, adapter: &str, why: &str) -> String {
         Cmd::new(program, arguments).output(site).unwrap_or_default().trim().to_owned()
     };
     format!(
-        "# {adapter}\n\nLinux {}, {}, commit {}. Made by `cargo xtask adapters`, with this device in all parts ({why}).\n",
+        "# {adapter}\n\nLinux {}, {}, commit {}. Made by `cargo xtask adapters`, with this device in all parts \
+         ({why}).\n",
         said("uname", &["-r"]),
         said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
         said("git", &["rev-parse", "--short", "HEAD"])

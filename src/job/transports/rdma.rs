@@ -14,9 +14,9 @@ pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -
     Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
 
-/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_MTU` and `_ORDER` override the choice of
-/// the device and its settings; `_GID_INDEX`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those of
-/// the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
+/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_MTU` and `_ORDER` override the choice
+/// of the device and its settings; `_GID_INDEX`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
+/// of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
 /// The text names a variable whose value is not usable.

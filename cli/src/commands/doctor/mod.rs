@@ -30,8 +30,8 @@ use report::{DoctorReport, PathReport};
 ///
 /// Over shared memory, TCP and every RDMA device this process connects with itself: it registers memory, writes, reads,
 /// adds, swaps, announces, and compares all bytes. It says what was chosen and why, which limits there are, and for
-/// all that fails how to fix it. RDMA is tried with the settings that the environment has for jobs. Times are of one request at a time, medians of a tenth of a second; `slackline bench`
-/// measures properly.
+/// all that fails how to fix it. RDMA is tried with the settings that the environment has for jobs. Times are of one
+/// request at a time, medians of a tenth of a second; `slackline bench` measures properly.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
