@@ -45,7 +45,7 @@ pub(super) struct DeviceArgs {
     pub(super) retries: Option<u8>,
     /// verbs: the order in which this device is taken to apply what the other side writes [default: auto].
     #[arg(long, help_heading = "RDMA", value_enum)]
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<WriteOrder>,
     /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
@@ -53,7 +53,7 @@ pub(super) struct DeviceArgs {
 
 /// The order in which a device applies what peers write, as SLACKLINE_RDMA_ORDER says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum WriteOrder {
     /// The device is asked.
     Auto,
     /// That of the requests.
@@ -62,12 +62,12 @@ pub(super) enum Order {
     Read,
 }
 
-impl Order {
+impl WriteOrder {
     fn in_order(self) -> Option<bool> {
         match self {
-            Order::Auto => None,
-            Order::InOrder => Some(true),
-            Order::Read => Some(false),
+            WriteOrder::Auto => None,
+            WriteOrder::InOrder => Some(true),
+            WriteOrder::Read => Some(false),
         }
     }
 }
@@ -134,7 +134,7 @@ impl Means {
             partition_key: pkey.or(environment.partition_key),
             timeout: qp_timeout.or(environment.timeout),
             retries: retries.or(environment.retries),
-            in_order: order.map_or(environment.in_order, Order::in_order),
+            in_order: order.map_or(environment.in_order, WriteOrder::in_order),
             queue_depth: self.queue_depth.map(|depth| depth.max(LEAST_DEPTH).into()),
             inline_bytes: inline.unwrap_or(environment.inline_bytes),
             peer: self.peer,
@@ -170,7 +170,7 @@ mod tests {
             device: vec!["mlx5_1".into()],
             mtu: Some(4096),
             tclass: Some(0),
-            order: Some(Order::Auto),
+            order: Some(WriteOrder::Auto),
             ..DeviceArgs::default()
         };
         assert_eq!(settings(given), ("mlx5_1".into(), Some(3), Some(4096), 0, Some(5), None));
