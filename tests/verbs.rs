@@ -88,7 +88,8 @@ fn verbs() -> Verbs {
 /// The device is taken to apply writes in order, or in any order.
 fn verbs_that_apply(in_order: Option<bool>) -> Verbs {
     let secret = Secret::from_text("both processes know this", "this test").unwrap();
-    let options = VerbsOptions { secret: Some(secret), in_order, ..VerbsOptions::default() };
+    let devices = std::env::var("SLACKLINE_RIG_DEVICE").into_iter().collect();
+    let options = VerbsOptions { devices, secret: Some(secret), in_order, ..VerbsOptions::default() };
     Verbs::open(options).unwrap_or_else(|error| panic!("these tests need RDMA: {error}"))
 }
 

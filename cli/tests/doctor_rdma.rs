@@ -143,7 +143,9 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
     );
     assert!(chosen["path_mtu"].as_u64().unwrap() >= 256 && chosen["atomics"] == "device", "{chosen}");
     assert!(chosen["in_order"].is_boolean(), "{chosen}");
-    assert!(path["keys"].as_str().unwrap().contains("key"), "{path}");
+    let settings = chosen["settings"].as_array().unwrap();
+    assert!(settings.len() == 7 && settings.iter().all(|setting| setting["value"].is_u64()), "{chosen}");
+    assert!(!path["keys"].as_str().unwrap().is_empty(), "{path}");
     assert!(path["device_limits"]["queue_pairs"].as_u64().unwrap() > 0, "{path}");
     let forks = report["limits"].as_array().unwrap().iter().find(|limit| limit["limit"] == "forks");
     assert!(forks.unwrap()["safe_by"].is_string());

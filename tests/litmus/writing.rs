@@ -18,7 +18,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 /// The spec of the second process.
 const SECOND: &str = "SLACKLINE_LITMUS_SECOND";
 
-/// The RDMA devices that both processes use, with commas; the best one if nothing is said.
+/// The RDMA devices that both processes use, with commas; that of the rig, or the best one, if nothing is said.
 pub(crate) const DEVICES: &str = "SLACKLINE_LITMUS_DEVICES";
 
 /// The words that the second process says before its address.
@@ -31,7 +31,8 @@ pub(crate) fn transport_for(address: &Address) -> Mixed {
     if !matches!(address, Address::Verbs(_)) {
         return mixed;
     }
-    let devices = std::env::var(DEVICES).map(|names| names.split(',').map(str::to_owned).collect());
+    let devices = std::env::var(DEVICES).or_else(|_| std::env::var("SLACKLINE_RIG_DEVICE"));
+    let devices = devices.map(|names| names.split(',').map(str::to_owned).collect());
     let devices: Vec<String> = devices.unwrap_or_default();
     let options = VerbsOptions { secret: Some(secret), devices, ..VerbsOptions::default() };
     mixed.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this litmus needs RDMA: {error}")))

@@ -7,9 +7,10 @@ use slackline::internals::mem::{Access, HostMemory};
 use slackline::internals::transport::{
     AtomicDomain, CompletionError, Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest,
 };
-use slackline::{Secret, Shm, Transport, Verbs, VerbsOptions};
+use slackline::{Secret, Shm, Transport, VerbsOptions};
 
 use super::ends::{Pair, connect};
+use super::sides;
 use super::target::{Client, Target};
 use crate::VerbsFixture;
 use crate::transport::fixture::{Fixture, bytes_of, noise, now, read, run, wait_for, wait_until_gone, write};
@@ -84,7 +85,7 @@ fn a_whole_queue_that_fails_comes_back_whole_though_nobody_polled() {
 #[test]
 fn a_batch_as_long_as_the_queue_fits_once_what_nobody_hears_of_is_done() {
     let options = VerbsOptions { queue_depth: Some(8), ..VerbsOptions::default() };
-    let transport = Verbs::open(options).unwrap();
+    let transport = sides::open(options);
     let mut listener = transport.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
     let region = transport.allocate(4096, ALL).unwrap();
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
@@ -119,9 +120,12 @@ fn connections_that_say_next_to_nothing_keep_no_peer_out() {
 }
 
 #[test]
-fn atomics_of_this_device_work() {
-    // Claims about atomics are about nothing where there are none.
-    assert_ne!(VerbsFixture::transport().capabilities().atomics, AtomicDomain::None);
+fn atomics_that_the_device_says_it_has_work() {
+    let verbs = VerbsFixture::transport();
+    let said = verbs.info().limits.atomics;
+    assert_eq!(verbs.capabilities().atomics, said, "{:?}", verbs.atomics_fault());
+    // Claims about atomics are about nothing on a device without any, so they have to be made on one that has them.
+    assert!(!verbs.info().is_soft_roce || said != AtomicDomain::None);
 }
 
 fn write_word(remote: slackline::internals::mem::RemoteSlice) -> Operation {
@@ -132,7 +136,7 @@ fn write_word(remote: slackline::internals::mem::RemoteSlice) -> Operation {
 #[test]
 fn packet_numbers_wrap_around_in_both_directions() {
     let options = || VerbsOptions { first_packet: Some(0xFF_FFFC), ..VerbsOptions::default() };
-    let transport = Verbs::open(options()).unwrap();
+    let transport = sides::open(options());
     let mut listener = transport.listen(&"verbs:127.0.0.1:0".parse().unwrap()).unwrap();
     let region = transport.allocate(1 << 20, ALL).unwrap();
     let offer = || Offer { message: Vec::new(), grants: vec![region.whole()] };

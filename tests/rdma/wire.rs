@@ -17,6 +17,7 @@ use slackline::internals::transport::{
 };
 use slackline::{Address, Secret, Transport, Verbs, VerbsOptions};
 
+use crate::rdma::sides;
 use crate::transport::fixture::{Fixture, now, post, read, run, wait_for, wait_until_gone};
 use crate::transport::process::{Second, second_process};
 
@@ -48,7 +49,7 @@ const CLASSES: [u8; 2] = [104, 32];
 
 fn open(read_depth: Option<u8>, traffic_class: u8) -> Verbs {
     let secret = Some(Secret::from_text("both processes know this", "this test").unwrap());
-    Verbs::open(VerbsOptions { read_depth, traffic_class, secret, ..VerbsOptions::default() }).unwrap()
+    sides::open(VerbsOptions { read_depth, traffic_class, secret, ..VerbsOptions::default() })
 }
 
 /// Everything that this host sends and receives, as long as no more than 4 MiB of it wait to be read.

@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Output;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use crate::Command;
 use crate::cmd::Cmd;
@@ -14,37 +17,48 @@ use crate::softroce;
 
 pub(crate) const COMMAND: Command = Command {
     name: "adapters",
-    arguments: "",
+    arguments: "[--device NAME]",
     about: "the suite, doctor and bench on this host's RDMA adapter; writes docs/adapters/NAME.md",
     run,
 };
 
 const DEVICES: &str = "/sys/class/infiniband";
+/// The run of `cargo xtask softroce` that has the suite.
+const SUITE: &str = "verbs";
+/// The time of all parts together, once they are built.
+const TIME: Duration = Duration::from_secs(15 * 60);
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
-    if !arguments.is_empty() {
-        return Err(Failure::Usage("`adapters` takes no arguments".into()));
-    }
-    let adapter = find(Path::new(DEVICES)).map_err(|reason| Failure::Missing {
+    let wanted = match arguments {
+        [] => None,
+        [option, name] if option == "--device" => Some(name.as_str()),
+        _ => return Err(Failure::Usage(format!("`adapters` takes {} and nothing else", COMMAND.arguments))),
+    };
+    let not_run = |reason: String| Failure::Missing {
         what: format!("NOT RUN: {reason}"),
         remedy: "run this on a host with an RDMA adapter whose link is up; cargo xtask softroce does without"
             .into(),
-    })?;
-    let host = ["xtask", "softroce", "--host"];
-    let softroce = |more: &[&str]| Cmd::new("cargo", &[&host[..], more].concat());
-    let slackline = ["run", "--release", "-q", "-p", "slackline-cli", "--bin", "slackline", "--"];
-    let doctor = ["doctor", "--require", "rdma", "--device", adapter.as_str()];
+    };
+    check(Path::new(DEVICES), wanted).map_err(not_run)?;
+    let slackline = softroce::build(site, SUITE)?.to_string_lossy().into_owned();
+    let ask = Cmd::new(&slackline, &["doctor", "--json"]);
+    let said = wanted.iter().fold(ask, |ask, name| ask.arg("--device").arg(name)).outcome(site)?;
+    let (adapter, why) = taken(&said.stdout).map_err(not_run)?;
+    check(Path::new(DEVICES), Some(&adapter)).map_err(not_run)?;
+    let adapter = adapter.as_str();
+    let softroce = |more| Cmd::new("cargo", &["xtask", "softroce", "--host", "--device", adapter]).arg(more);
     let steps = [
-        ("doctor", Cmd::new("cargo", &[&slackline[..], &doctor].concat())),
-        ("the contract, torn reads and what can go wrong", softroce(&["verbs"])),
-        ("beside perftest", softroce(&["--bench"])),
+        ("doctor", Cmd::new(&slackline, &["doctor", "--require", "rdma", "--device", adapter])),
+        ("the contract, torn reads and what can go wrong", softroce(SUITE)),
+        ("beside perftest", softroce("--bench")),
     ];
-    let (mut record, mut failed) = (heading(site, &adapter), Vec::new());
+    let deadline = Instant::now() + TIME;
+    let (mut record, mut failed) = (heading(site, adapter, &why), Vec::new());
     for (name, step) in steps {
         println!("{name}");
-        let output = step.outcome(site)?;
-        record += &section(name, &output);
-        if !output.status.success() {
+        let part = Part::run(site, &step, deadline.saturating_duration_since(Instant::now()))?;
+        record += &section(name, &part);
+        if !part.is_good() {
             failed.push(name);
         }
     }
@@ -63,26 +77,66 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The first device by name, which is the one that `cargo xtask softroce --host` takes; or the reason why that is no
-/// adapter that could be tried.
-fn find(devices: &Path) -> Result<String, String> {
-    let Some(first) = softroce::active(devices).next() else {
-        return Err("this host has no RDMA device with an active port".into());
+/// Whether the device of this name, or any, is an adapter that could be tried; if not, the reason.
+fn check(devices: &Path, wanted: Option<&str>) -> Result<(), String> {
+    let is_wanted = |device: &Path| wanted.is_none_or(|name| device.ends_with(name));
+    let active: Vec<_> = softroce::active(devices).filter(|device| is_wanted(device)).collect();
+    let Some(first) = active.first() else {
+        let name = wanted.map_or(String::new(), |name| format!(" {name}"));
+        return Err(format!("this host has no RDMA device{name} with an active port"));
     };
-    let name = first.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // A device in software has no hardware behind it, and so no driver.
-    match first.join("device/driver").exists() {
-        true => Ok(name),
-        false => Err(format!("the RDMA device {name} is one in software")),
+    match active.iter().any(|device| softroce::is_adapter(device)) {
+        true => Ok(()),
+        false => {
+            let name = first.file_name().unwrap_or_default().to_string_lossy();
+            Err(format!("the RDMA device {name} is one in software; --device names another"))
+        }
     }
 }
 
-fn heading(site: &Site, adapter: &str) -> String {
+/// The device that the library takes and why, from the JSON of `slackline doctor`; or the reason why there is none.
+fn taken(doctor: &[u8]) -> Result<(String, String), String> {
+    let report: Value = serde_json::from_slice(doctor).unwrap_or_default();
+    let rdma = &report["rdma"];
+    let text = |name: &str| rdma[name].as_str().map(String::from);
+    let why = text("reason").or_else(|| text("error")).unwrap_or_else(|| "it does not say why".into());
+    match text("device") {
+        Some(device) => Ok((device, why)),
+        None => Err(format!("slackline doctor finds no RDMA device: {why}")),
+    }
+}
+
+/// What came of a step.
+enum Part {
+    Ended(Output),
+    /// With the text that it had printed when the time was up.
+    Late(Output),
+    /// There was no time left to begin.
+    NotBegun,
+}
+
+impl Part {
+    /// Runs a step in the time that is left.
+    fn run(site: &Site, step: &Cmd, left: Duration) -> Result<Part, Failure> {
+        if left.is_zero() {
+            return Ok(Part::NotBegun);
+        }
+        let (output, is_late) = step.outcome_for(site, left)?;
+        Ok(if is_late { Part::Late(output) } else { Part::Ended(output) })
+    }
+
+    fn is_good(&self) -> bool {
+        matches!(self, Part::Ended(output) if output.status.success())
+    }
+}
+
+fn heading(site: &Site, adapter: &str, why: &str) -> String {
     let said = |program: &str, arguments: &[&str]| {
         Cmd::new(program, arguments).output(site).unwrap_or_default().trim().to_owned()
     };
     format!(
-        "# {adapter}\n\nLinux {}, {}, commit {}. Made by `cargo xtask adapters`.\n",
+        "# {adapter}\n\nLinux {}, {}, commit {}. Made by `cargo xtask adapters`, with this device in all parts \
+         ({why}).\n",
         said("uname", &["-r"]),
         said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
         said("git", &["rev-parse", "--short", "HEAD"])
@@ -90,11 +144,16 @@ fn heading(site: &Site, adapter: &str) -> String {
 }
 
 /// A part of the record: the text that a step has printed, and how it ended.
-fn section(name: &str, output: &Output) -> String {
-    let result =
-        if output.status.success() { "ok".to_owned() } else { format!("FAILED ({})", output.status) };
+fn section(name: &str, part: &Part) -> String {
+    let minutes = TIME.as_secs() / 60;
+    let (result, output) = match part {
+        Part::Ended(output) if output.status.success() => ("ok".to_owned(), Some(output)),
+        Part::Ended(output) => (format!("FAILED ({})", output.status), Some(output)),
+        Part::Late(output) => (format!("NOT RUN to its end: {minutes} minutes were over"), Some(output)),
+        Part::NotBegun => (format!("NOT RUN: {minutes} minutes were over"), None),
+    };
     let mut text = format!("\n## {name}: {result}\n\n");
-    for stream in [&output.stdout, &output.stderr] {
+    for stream in output.iter().flat_map(|output| [&output.stdout, &output.stderr]) {
         let said = String::from_utf8_lossy(stream);
         if !said.trim().is_empty() {
             let _ = write!(text, "```text\n{}\n```\n", said.trim_end());
@@ -122,15 +181,19 @@ mod tests {
 
     #[test]
     fn an_adapter_is_a_device_with_a_driver_and_an_active_port() {
-        for (name, devices, found) in [
-            ("none", vec![], Err("no RDMA device")),
-            ("down", vec![("mlx5_0", "1: DOWN", true)], Err("no RDMA device")),
-            ("soft", vec![("rxe0", "4: ACTIVE", false)], Err("rxe0 is one in software")),
-            ("two", vec![("mlx5_0", "1: DOWN", true), ("mlx5_1", "4: ACTIVE", true)], Ok("mlx5_1")),
+        let both = || vec![("mlx5_0", "4: ACTIVE", true), ("rxe0", "4: ACTIVE", false)];
+        for (name, devices, wanted, found) in [
+            ("none", vec![], None, Err("no RDMA device with")),
+            ("down", vec![("mlx5_0", "1: DOWN", true)], None, Err("no RDMA device with")),
+            ("soft", vec![("rxe0", "4: ACTIVE", false)], None, Err("rxe0 is one in software")),
+            ("two", both(), None, Ok(())),
+            ("named", both(), Some("mlx5_0"), Ok(())),
+            ("wrong", both(), Some("mlx5_1"), Err("no RDMA device mlx5_1 with")),
+            ("other", both(), Some("rxe0"), Err("rxe0 is one in software")),
         ] {
             let root = host(name, &devices);
-            match (find(&root), found) {
-                (Ok(adapter), Ok(expected)) => assert_eq!(adapter, expected),
+            match (check(&root, wanted), found) {
+                (Ok(()), Ok(())) => {}
                 (Err(reason), Err(expected)) => assert!(reason.contains(expected), "{reason}"),
                 (found, _) => panic!("{name}: {found:?}"),
             }
@@ -139,13 +202,38 @@ mod tests {
     }
 
     #[test]
+    fn the_device_of_all_parts_is_the_one_that_the_library_takes() {
+        let said = r#"{"rdma": {"works": true, "device": "mlx5_1", "reason": "best of 2"}}"#;
+        assert_eq!(taken(said.as_bytes()), Ok(("mlx5_1".into(), "best of 2".into())));
+        let none = r#"{"rdma": {"works": false, "device": null, "error": "no library"}}"#;
+        assert!(taken(none.as_bytes()).unwrap_err().ends_with("finds no RDMA device: no library"));
+        assert!(taken(b"").is_err());
+    }
+
+    #[test]
+    fn parts_share_one_deadline_and_those_left_are_not_run() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        let late = Cmd::new("sh", &["-c", "echo begun; sleep 1000"]);
+        let late = Part::run(&site, &late, Duration::from_millis(500)).unwrap();
+        let rest = Part::run(&site, &Cmd::new("true", &[]), Duration::ZERO).unwrap();
+        assert!(!late.is_good() && !rest.is_good());
+        let said = section("suite", &late);
+        assert!(said.contains("suite: NOT RUN to its end: 15 minutes") && said.contains("begun"), "{said}");
+        assert_eq!(section("bench", &rest), "\n## bench: NOT RUN: 15 minutes were over\n\n");
+        let good = Part::run(&site, &Cmd::new("true", &[]), Duration::from_secs(60)).unwrap();
+        assert!(good.is_good());
+    }
+
+    #[test]
     fn a_record_says_what_failed() {
-        let output = |code, text: &str| Output {
-            status: std::process::ExitStatus::from_raw(code),
-            stdout: text.into(),
-            stderr: Vec::new(),
+        let ended = |code, text: &str| {
+            Part::Ended(Output {
+                status: std::process::ExitStatus::from_raw(code),
+                stdout: text.into(),
+                stderr: Vec::new(),
+            })
         };
-        assert_eq!(section("doctor", &output(0, "fine\n")), "\n## doctor: ok\n\n```text\nfine\n```\n");
-        assert!(section("doctor", &output(256, "")).contains("doctor: FAILED (exit status: 1)"));
+        assert_eq!(section("doctor", &ended(0, "fine\n")), "\n## doctor: ok\n\n```text\nfine\n```\n");
+        assert!(section("doctor", &ended(256, "")).contains("doctor: FAILED (exit status: 1)"));
     }
 }

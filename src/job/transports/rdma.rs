@@ -14,26 +14,44 @@ pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -
     Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
 
-/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU` and `_ORDER`
-/// override the choice of the device and its settings; `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are
-/// those of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
+/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_MTU` and `_ORDER` override the choice
+/// of the device and its settings; `_GID_INDEX`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
+/// of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
 /// The text names a variable whose value is not usable.
 pub fn rdma_options() -> Result<VerbsOptions, String> {
-    options_from(&|name| std::env::var(name).ok())
+    rdma_settings().map(|(options, _)| options)
 }
 
-fn options_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOptions, String> {
-    fn number<N: std::str::FromStr>(name: &str, text: Option<String>) -> Result<Option<N>, String> {
-        let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(None) };
-        text.parse()
-            .map(Some)
-            .map_err(|_| format!("{name} is `{text}`, which is no such number; correct or unset it"))
-    }
-    const PORT: &str = "SLACKLINE_RDMA_PORT";
-    const GID_INDEX: &str = "SLACKLINE_RDMA_GID_INDEX";
-    const MTU: &str = "SLACKLINE_RDMA_MTU";
+/// The same, and the variables from which numbers were taken.
+///
+/// # Errors
+/// The text names a variable whose value is not usable.
+pub fn rdma_settings() -> Result<(VerbsOptions, Origins), String> {
+    settings_from(&|name| std::env::var(name).ok())
+}
+
+/// The variables that settings of RDMA were taken from; none for a setting that no variable says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origins {
+    /// Of the entry of the GID table.
+    pub gid_index: Option<&'static str>,
+    /// Of the largest packet.
+    pub mtu: Option<&'static str>,
+    /// Of the service level.
+    pub service_level: Option<&'static str>,
+    /// Of the traffic class.
+    pub traffic_class: Option<&'static str>,
+    /// Of the partition.
+    pub partition_key: Option<&'static str>,
+    /// Of the time after which a device asks again.
+    pub timeout: Option<&'static str>,
+    /// Of the number of times that it does.
+    pub retries: Option<&'static str>,
+}
+
+fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOptions, Origins), String> {
     const ORDER: &str = "SLACKLINE_RDMA_ORDER";
     let in_order = match variable(ORDER).as_deref() {
         None | Some("" | "auto") => None,
@@ -43,37 +61,44 @@ fn options_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOption
             return Err(format!("{ORDER} is `{text}`; say auto, in-order or read, or unset it"));
         }
     };
-    Ok(VerbsOptions {
+    let mut from = Origins::default();
+    let options = VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
-        port: number(PORT, variable(PORT))?,
-        gid_index: number(GID_INDEX, variable(GID_INDEX))?,
-        mtu: number(MTU, variable(MTU))?,
+        port: number(variable, &["SLACKLINE_RDMA_PORT"], &mut None)?,
+        gid_index: number(variable, &GID_INDEX, &mut from.gid_index)?,
+        mtu: number(variable, &["SLACKLINE_RDMA_MTU"], &mut from.mtu)?,
         in_order,
-        service_level: way(variable, &SERVICE_LEVEL)?.unwrap_or(0),
-        traffic_class: way(variable, &TRAFFIC_CLASS)?.unwrap_or(0),
-        partition_key: way(variable, &PARTITION_KEY)?,
-        timeout: way(variable, &TIMEOUT)?,
-        retries: way(variable, &RETRIES)?,
+        service_level: number(variable, &SERVICE_LEVEL, &mut from.service_level)?.unwrap_or(0),
+        traffic_class: number(variable, &TRAFFIC_CLASS, &mut from.traffic_class)?.unwrap_or(0),
+        partition_key: number(variable, &PARTITION_KEY, &mut from.partition_key)?,
+        timeout: number(variable, &TIMEOUT, &mut from.timeout)?,
+        retries: number(variable, &RETRIES, &mut from.retries)?,
         ..VerbsOptions::default()
-    })
+    };
+    Ok((options, from))
 }
 
 /// Variables that say the same in the same unit, the one of this library first. NCCL_IB_PKEY is not among them: it is
-/// an index in a table; nor is UCX_RC_TIMEOUT, which is a time.
+/// an index in a table, which differs between ports; nor is UCX_RC_TIMEOUT, which is a time.
+const GID_INDEX: [&str; 3] = ["SLACKLINE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX"];
 const SERVICE_LEVEL: [&str; 3] = ["SLACKLINE_RDMA_SL", "NCCL_IB_SL", "UCX_IB_SL"];
 const TRAFFIC_CLASS: [&str; 3] = ["SLACKLINE_RDMA_TRAFFIC_CLASS", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS"];
 const PARTITION_KEY: [&str; 2] = ["SLACKLINE_RDMA_PKEY", "UCX_IB_PKEY"];
 const TIMEOUT: [&str; 2] = ["SLACKLINE_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"];
 const RETRIES: [&str; 3] = ["SLACKLINE_RDMA_RETRIES", "NCCL_IB_RETRY_CNT", "UCX_RC_RETRY_COUNT"];
 
-/// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal. UCX says `auto` and
-/// `inf` where it has a choice of its own: that is taken for nothing.
-fn way<N: TryFrom<u32>>(
+/// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal, and the name of that
+/// variable. UCX says `auto` and `inf`, and NCCL -1, where they have a choice of their own: that is taken for nothing.
+fn number<N: TryFrom<u32>>(
     variable: &dyn Fn(&str) -> Option<String>,
     names: &[&'static str],
+    from: &mut Option<&'static str>,
 ) -> Result<Option<N>, String> {
+    let says_nothing = |name: &str, text: &str| {
+        ["", "auto", "inf"].contains(&text) || name.starts_with("NCCL_") && text == "-1"
+    };
     let set = |name: &&'static str| {
-        let text = variable(name).filter(|text| !["", "auto", "inf"].contains(&text.as_str()))?;
+        let text = variable(name).filter(|text| !says_nothing(name, text))?;
         Some((*name, text))
     };
     let Some((name, text)) = names.iter().find_map(set) else { return Ok(None) };
@@ -87,6 +112,7 @@ fn way<N: TryFrom<u32>>(
     if names.first() != Some(&name) {
         tracing::info!(variable = name, value = text, "a setting of another library is taken for RDMA");
     }
+    *from = Some(name);
     Ok(Some(number))
 }
 
@@ -99,23 +125,27 @@ fn device_list(text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn options_of(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOptions, String> {
+        settings_from(variable).map(|(options, _)| options)
+    }
+
     #[test]
     fn the_way_is_set_by_variables_of_ours_and_else_by_those_of_nccl_and_ucx() {
-        let options = |set: &'static [(&str, &str)]| {
-            options_from(&|name| {
+        let settings = |set: &'static [(&str, &str)]| {
+            settings_from(&|name| {
                 set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
             })
         };
-        let way = |options: VerbsOptions| {
+        let way = |(options, _): (VerbsOptions, Origins)| {
             let VerbsOptions { service_level, traffic_class, partition_key, timeout, retries, .. } = options;
             (service_level, traffic_class, partition_key, timeout, retries)
         };
-        assert_eq!(way(options(&[]).unwrap()), (0, 0, None, None, None));
+        assert_eq!(way(settings(&[]).unwrap()), (0, 0, None, None, None));
         let nccl =
             [("NCCL_IB_SL", "1"), ("NCCL_IB_TC", "106"), ("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_PKEY", "2")];
         let nccl: &'static [(&str, &str)] = nccl.to_vec().leak();
-        assert_eq!(way(options(nccl).unwrap()), (1, 106, None, Some(22), None));
-        let both = options(&[
+        assert_eq!(way(settings(nccl).unwrap()), (1, 106, None, Some(22), None));
+        let both = settings(&[
             ("UCX_IB_SL", "auto"),
             ("UCX_IB_TRAFFIC_CLASS", "auto"),
             ("UCX_IB_PKEY", "0x8012"),
@@ -124,8 +154,48 @@ mod tests {
             ("SLACKLINE_RDMA_SL", ""),
         ]);
         assert_eq!(way(both.unwrap()), (0, 0, Some(0x8012), None, Some(3)));
-        let error = options(&[("NCCL_IB_TC", "300")]).unwrap_err();
+        let error = settings(&[("NCCL_IB_TC", "300")]).unwrap_err();
         assert_eq!(error, "NCCL_IB_TC is `300`, which is no such number; correct or unset it");
+    }
+
+    #[test]
+    fn the_gid_index_of_nccl_and_ucx_is_taken_unless_they_leave_it_open() {
+        let gid_index = |set: &'static [(&str, &str)]| {
+            let (options, from) = settings_from(&|name| {
+                set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
+            })?;
+            Ok::<_, String>((options.gid_index, from.gid_index))
+        };
+        let (ours, nccl, ucx) = ("SLACKLINE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX");
+        assert_eq!(gid_index(&[("NCCL_IB_GID_INDEX", "3")]), Ok((Some(3), Some(nccl))));
+        assert_eq!(gid_index(&[("UCX_IB_GID_INDEX", "5")]), Ok((Some(5), Some(ucx))));
+        let open = gid_index(&[("NCCL_IB_GID_INDEX", "-1"), ("UCX_IB_GID_INDEX", "auto")]);
+        assert_eq!(open, Ok((None, None)));
+        let all = gid_index(&[
+            ("UCX_IB_GID_INDEX", "5"),
+            ("NCCL_IB_GID_INDEX", "3"),
+            ("SLACKLINE_RDMA_GID_INDEX", "1"),
+        ]);
+        assert_eq!(all, Ok((Some(1), Some(ours))));
+        let error = gid_index(&[("SLACKLINE_RDMA_GID_INDEX", "-1")]).unwrap_err();
+        assert!(error.starts_with("SLACKLINE_RDMA_GID_INDEX is `-1`"), "{error}");
+    }
+
+    #[test]
+    fn the_variable_that_a_setting_was_taken_from_is_told() {
+        let set = |name: &str| match name {
+            "NCCL_IB_TC" => Some("104".to_owned()),
+            "SLACKLINE_RDMA_MTU" => Some("1024".to_owned()),
+            "UCX_IB_SL" => Some("auto".to_owned()),
+            _ => None,
+        };
+        let (_, from) = settings_from(&set).unwrap();
+        let expected = Origins {
+            traffic_class: Some("NCCL_IB_TC"),
+            mtu: Some("SLACKLINE_RDMA_MTU"),
+            ..Origins::default()
+        };
+        assert_eq!(from, expected);
     }
 
     #[test]
@@ -136,22 +206,22 @@ mod tests {
             "SLACKLINE_RDMA_PORT" => Some(String::new()),
             _ => None,
         };
-        let options = options_from(&set).unwrap();
+        let options = options_of(&set).unwrap();
         assert_eq!(
             (options.devices, options.gid_index, options.port),
             (vec!["rxe0".to_owned()], Some(3), None)
         );
-        let two = options_from(&|name| (name == "SLACKLINE_RDMA_DEVICE").then(|| "mlx5_0, mlx5_1:2".into()));
+        let two = options_of(&|name| (name == "SLACKLINE_RDMA_DEVICE").then(|| "mlx5_0, mlx5_1:2".into()));
         assert_eq!(two.unwrap().devices, ["mlx5_0", "mlx5_1:2"]);
         let order = |text: &'static str| {
-            options_from(&|name| (name == "SLACKLINE_RDMA_ORDER").then(|| text.into()))
+            options_of(&|name| (name == "SLACKLINE_RDMA_ORDER").then(|| text.into()))
                 .map(|options| options.in_order)
         };
         let asked = ["", "auto", "in-order", "read"].map(order);
         assert_eq!(asked, [Ok(None), Ok(None), Ok(Some(true)), Ok(Some(false))]);
         let error = order("strict").unwrap_err();
         assert_eq!(error, "SLACKLINE_RDMA_ORDER is `strict`; say auto, in-order or read, or unset it");
-        let error = options_from(&|name| (name == "SLACKLINE_RDMA_MTU").then(|| "big".into())).unwrap_err();
+        let error = options_of(&|name| (name == "SLACKLINE_RDMA_MTU").then(|| "big".into())).unwrap_err();
         assert_eq!(error, "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct or unset it");
     }
 }

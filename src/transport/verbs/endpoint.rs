@@ -220,8 +220,8 @@ impl VerbsEndpoint {
                     return self.fail(PROTOCOL);
                 }
                 Err(_) => {
-                    return match &self.responder {
-                        Some(responder) if responder.is_broken() => self.fail_for_access_violation(),
+                    return match self.responder.as_ref().and_then(|responder| responder.ask_broken().0) {
+                        Some(QueuePairError::Refused) => self.fail_for_access_violation(),
                         _ => self.fail(GONE),
                     };
                 }
@@ -298,16 +298,24 @@ impl VerbsEndpoint {
     /// Whether a pair that serves the peer is over, and how. Adapters raise an event. Soft-RoCE does not, and is asked
     /// now and then: that is a system call, where on an adapter it would be a command to its firmware for each pair.
     fn queue_pair_error(&mut self) -> Option<QueuePairError> {
-        let (told, failed) = self.responder.as_ref()?.take_broken();
-        if told.is_none() && failed != 0 {
-            self.lose_rails(failed);
-        }
-        let responder = self.responder.as_ref()?;
+        let told = self.lose_failed(Responder::take_broken);
         if told.is_some() || !self.shared.first().info.is_soft_roce || self.looked.elapsed() < LOOK_EVERY {
             return told;
         }
         self.looked = Instant::now();
-        responder.is_broken().then_some(QueuePairError::Refused)
+        self.lose_failed(Responder::ask_broken)
+    }
+
+    /// Loses the rails on which pairs that serve have failed, unless the whole connection is over.
+    fn lose_failed(
+        &mut self,
+        broken: fn(&Responder) -> (Option<QueuePairError>, u8),
+    ) -> Option<QueuePairError> {
+        let (over, failed) = broken(self.responder.as_ref()?);
+        if over.is_none() && failed != 0 {
+            self.lose_rails(failed);
+        }
+        over
     }
 
     /// Whether the device has told that a pair that this side posts on is over. Devices say so of requests that fail,

@@ -98,6 +98,7 @@ pub use gid::{Gid, GidChoice, GidKind};
 pub(crate) use hello::{fuzz_hello, hello_samples};
 pub use listener::{VerbsIncoming, VerbsListener};
 pub use open::devices;
+pub use path::PathSettings;
 pub use sys::LibraryError;
 
 use self::hearing::Hearing;
@@ -322,6 +323,12 @@ impl Verbs {
     #[doc(hidden)]
     pub fn mtu(&self) -> u16 {
         self.shared.first().mtu()
+    }
+
+    /// The settings of the way that packets take, as they were when the device was opened.
+    #[doc(hidden)]
+    pub fn path_settings(&self) -> &PathSettings {
+        &self.shared.first().settings
     }
 
     /// The address that is spoken from towards `peer`, and why, as the port was when the device was opened.

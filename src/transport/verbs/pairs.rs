@@ -375,15 +375,6 @@ impl Responder {
         self.sentinel.as_ref().map(Sentinel::key)
     }
 
-    /// True if the device says that the peer reached for what it was not granted.
-    pub(super) fn is_broken(&self) -> bool {
-        self.pairs_to_serve().any(QueuePair::is_broken)
-    }
-
-    fn pairs_to_serve(&self) -> impl Iterator<Item = &QueuePair> {
-        self.first_pairs().chain(self.further.iter().flatten().flat_map(ResponderFurther::pairs))
-    }
-
     /// The pairs of the first rail.
     fn first_pairs(&self) -> impl Iterator<Item = &QueuePair> {
         [&*self.data, &self.heartbeat].into_iter().chain(&self.reads)
@@ -392,11 +383,20 @@ impl Responder {
     /// Whether a device has told that one of them is over, and how, since it was asked last; and the other rails that
     /// have failed, a bit for each, which end nothing else.
     pub(super) fn take_broken(&self) -> (Option<QueuePairError>, u8) {
-        let mut broken = self.first_pairs().map(QueuePair::take_broken).fold(None, Option::max);
+        self.broken(QueuePair::take_broken)
+    }
+
+    /// The same, as the devices answer when they are asked.
+    pub(super) fn ask_broken(&self) -> (Option<QueuePairError>, u8) {
+        self.broken(QueuePair::ask_broken)
+    }
+
+    fn broken(&self, of: fn(&QueuePair) -> Option<QueuePairError>) -> (Option<QueuePairError>, u8) {
+        let mut broken = self.first_pairs().map(of).fold(None, Option::max);
         let mut failed = 0;
         for (index, further) in self.further.iter().enumerate() {
             let pairs = further.iter().flat_map(ResponderFurther::pairs);
-            match pairs.map(QueuePair::take_broken).fold(None, Option::max) {
+            match pairs.map(of).fold(None, Option::max) {
                 Some(QueuePairError::Failed) => failed |= 1 << (index + 1),
                 // Whichever rail it is, the peer has reached for what it was not granted.
                 refused => broken = broken.max(refused),

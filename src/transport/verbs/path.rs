@@ -20,14 +20,17 @@ const IS_FULL_MEMBER: u16 = 1 << 15;
 
 /// The settings of one port's queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PathSettings {
-    pub(super) service_level: u8,
-    pub(super) traffic_class: u8,
+pub struct PathSettings {
+    /// The service level of packets.
+    pub service_level: u8,
+    /// The traffic class of packets with a global route header.
+    pub traffic_class: u8,
     /// The index of the partition key in the port's table.
-    pub(super) pkey_index: u16,
-    /// As the specification codes it.
-    pub(super) timeout: u8,
-    pub(super) retries: u8,
+    pub pkey_index: u16,
+    /// The time after which the device asks again, as the specification codes it.
+    pub timeout: u8,
+    /// The number of times that it does.
+    pub retries: u8,
 }
 
 impl PathSettings {

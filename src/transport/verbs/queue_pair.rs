@@ -322,15 +322,19 @@ impl QueuePair {
         let _over = self.modify(attributes, sys::IBV_QP_STATE);
     }
 
-    /// True if it is in error: the peer broke a rule, or did not answer.
-    pub(super) fn is_broken(&self) -> bool {
+    /// Asks the device whether it is over, and how: it is in error, since the peer broke a rule or did not answer; or
+    /// the device cannot say any more how it is.
+    pub(super) fn ask_broken(&self) -> Option<QueuePairError> {
         let (mut attributes, mut made_with) = (sys::ibv_qp_attr::default(), sys::ibv_qp_init_attr::default());
         // SAFETY: the queue pair lives, and both pointers are valid.
         let errno = unsafe {
             let ask = self.domain.device.library.query_qp;
             ask(self.raw.as_ptr(), &raw mut attributes, sys::IBV_QP_STATE as i32, &raw mut made_with)
         };
-        errno == 0 && attributes.qp_state == sys::IBV_QPS_ERR
+        match errno {
+            0 => (attributes.qp_state == sys::IBV_QPS_ERR).then_some(QueuePairError::Refused),
+            _ => Some(QueuePairError::Failed),
+        }
     }
 
     /// Whether the device has told that it is over, and how, since it was asked last.

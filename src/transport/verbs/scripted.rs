@@ -31,6 +31,8 @@ thread_local! {
     static PAIRS: RefCell<Vec<*mut sys::ibv_qp>> = const { RefCell::new(Vec::new()) };
     /// The error number with which queue pairs of this thread are destroyed; 0 is success.
     static DESTROYING: Cell<c_int> = const { Cell::new(0) };
+    /// The error number with which queue pairs of this thread are asked for their state; 0 is success.
+    static ASKING: Cell<c_int> = const { Cell::new(0) };
     /// The only partition key of the port.
     static PARTITION: Cell<u16> = const { Cell::new(0xFFFF) };
     /// The most inline data that a queue pair of this thread takes: one that is to take more is refused.
@@ -223,6 +225,11 @@ pub(super) fn destroy_with(errno: c_int) {
     DESTROYING.set(errno);
 }
 
+/// From now on, asking a queue pair of this thread for its state ends with this error number.
+pub(super) fn ask_with(errno: c_int) {
+    ASKING.set(errno);
+}
+
 /// Events that were not yet taken, and those that were and are not yet acknowledged.
 pub(super) fn pending_events() -> (usize, usize) {
     (EVENTS.with_borrow(VecDeque::len), OPEN_EVENTS.get())
@@ -339,7 +346,7 @@ unsafe extern "C" fn query_qp(
     _: *mut sys::ibv_qp_init_attr,
 ) -> c_int {
     count_call();
-    0
+    ASKING.get()
 }
 
 /// What was noticed, one at a time.

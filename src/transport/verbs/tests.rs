@@ -312,6 +312,19 @@ fn an_event_of_any_pair_ends_the_connection_that_it_belongs_to_and_no_other() {
     assert_eq!(scripted::pending_events(), (0, 0));
 }
 
+#[test]
+fn a_pair_whose_state_cannot_be_asked_for_ends_its_connection() {
+    let verbs = verbs(None);
+    let [mut client, mut server] = connection(&verbs);
+    scripted::ask_with(libc::EIO);
+    // Longer than the time after which the device is asked.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let failed = "the RDMA device of this host could not go on with this connection";
+    assert_eq!(client.check().unwrap_err().reason, failed);
+    assert!(server.check().is_err(), "its device cannot say either, or it hears that its peer is gone");
+    assert_eq!(verbs.access_violations(), 0, "the peer has broken no rule");
+}
+
 /// Pairs of the device that serve, and one that posts.
 fn pairs(device: &Arc<Device>) -> [QueuePair; 3] {
     let domain = ProtectionDomain::new(device).unwrap();

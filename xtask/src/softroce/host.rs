@@ -23,11 +23,15 @@ pub(super) struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// The first that is there, or one that is made, and goes when this does.
-    pub(super) fn find(site: &Site) -> Result<Device<'_>, Failure> {
-        let mut active_now = names();
-        if let Some(name) = active_now.next() {
-            return Ok(Device { site, name, second: active_now.next(), is_ours: false });
+    /// The one of this name, or the first that is there, or one that is made, and goes when this does.
+    pub(super) fn find<'a>(site: &'a Site, wanted: Option<&str>) -> Result<Device<'a>, Failure> {
+        let active_now: Vec<String> = names().collect();
+        match choose(&active_now, wanted) {
+            Ok(Some((name, second))) => return Ok(Device { site, name, second, is_ours: false }),
+            Ok(None) => {}
+            Err(what) => {
+                return Err(Failure::Missing { what, remedy: "bring it up, or name another one".into() });
+            }
         }
         // From here on it is taken away again, however far this comes.
         let device = Device { site, name: MADE.into(), second: None, is_ours: true };
@@ -91,6 +95,20 @@ fn admin(script: &str) -> Cmd {
     Cmd::new("sh", &["-c", &format!("PATH=$PATH:/usr/sbin:/sbin; {script}")])
 }
 
+/// The device of this name among those that are active, or the first of them, and another one; none if there is none to
+/// choose from and none was named.
+fn choose(active: &[String], wanted: Option<&str>) -> Result<Option<(String, Option<String>)>, String> {
+    let name = match wanted {
+        Some(wanted) if active.iter().any(|name| name == wanted) => wanted,
+        Some(wanted) => return Err(format!("this host has no active RDMA device {wanted}")),
+        None => match active.first() {
+            Some(first) => first,
+            None => return Ok(None),
+        },
+    };
+    Ok(Some((name.to_owned(), active.iter().find(|other| *other != name).cloned())))
+}
+
 /// The names of the active devices of this host.
 fn names() -> impl Iterator<Item = String> {
     active(Path::new(DEVICES)).filter_map(|device| Some(device.file_name()?.to_string_lossy().into_owned()))
@@ -119,6 +137,16 @@ fn address(said: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_device_that_is_named_is_taken_and_the_first_other_is_the_second() {
+        let active = ["mlx5_0", "mlx5_1"].map(String::from);
+        let both = |first: &str, second: &str| Ok(Some((first.to_owned(), Some(second.to_owned()))));
+        assert_eq!(choose(&active, None), both("mlx5_0", "mlx5_1"));
+        assert_eq!(choose(&active, Some("mlx5_1")), both("mlx5_1", "mlx5_0"));
+        assert_eq!(choose(&[], None), Ok(None));
+        assert!(choose(&active, Some("mlx5_2")).unwrap_err().ends_with("no active RDMA device mlx5_2"));
+    }
 
     #[test]
     fn the_address_of_an_interface_is_found() {

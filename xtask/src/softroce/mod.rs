@@ -5,7 +5,7 @@
 //! One guest, in which two processes reach each other through the device, or two guests with a network between them
 //! that can lose packets and be cut. QEMU emulates the processor: it needs no rights and no KVM, and is ten times
 //! slower or more, so figures are worth something only next to others of the same boot. With `--host` the runs for one
-//! guest use this host's own RDMA device instead.
+//! guest use this host's own RDMA device instead: that of `--device`, or the first by name.
 //!
 //! Everything lies in `softroce/` of the target directory. The kernel is downloaded there once; to have a newer one,
 //! remove `softroce/kernel`.
@@ -34,14 +34,14 @@ use crate::steps::Step;
 pub(crate) use host::active;
 use report::RigReport;
 use rig::Rig;
-use runs::{BENCH, Guests, RUNS, Run};
+use runs::{BENCH, Guests, Job, RUNS, Run};
 use std::fs;
 use std::path::PathBuf;
-pub(crate) use turns::run as turns;
+pub(crate) use turns::{is_adapter, run as turns};
 
 pub(crate) const COMMAND: Command = Command {
     name: "softroce",
-    arguments: "[--list] [--bench] [--host] [--kvm] [--last-failed] [--json FILE|-] [RUN...]",
+    arguments: "[--list] [--bench] [--host [--device NAME]] [--kvm] [--last-failed] [--json FILE|-] [RUN...]",
     about: "runs on soft-RoCE in QEMU guests; --host: on this host's RDMA device",
     run,
 };
@@ -77,6 +77,8 @@ struct RigOptions {
     list: bool,
     bench: bool,
     host: bool,
+    /// The device of this host, if it is not to be the first one.
+    device: Option<String>,
     kvm: bool,
     /// Runs those that failed in the last call.
     last_failed: bool,
@@ -101,7 +103,11 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let rig = Rig::new(site)?;
     // Until they have passed, all of them count as failed.
     record(site, runs.iter().map(|run| run.name))?;
-    let report = if options.host { rig.on_host(&runs)? } else { rig.in_guests(&runs, options.kvm)? };
+    let report = if options.host {
+        rig.on_host(&runs, options.device.as_deref())?
+    } else {
+        rig.in_guests(&runs, options.kvm)?
+    };
     record(site, report.failed().into_iter())?;
     show(&report, options.json.as_deref())?;
     match report.failed().as_slice() {
@@ -158,6 +164,10 @@ fn parse(arguments: &[String]) -> Result<RigOptions, Failure> {
             "--list" => options.list = true,
             "--bench" => options.bench = true,
             "--host" => options.host = true,
+            "--device" => {
+                let text = "`--device` needs the name of an RDMA device";
+                options.device = Some(arguments.next().cloned().ok_or(Failure::Usage(text.into()))?);
+            }
             "--kvm" => options.kvm = true,
             "--last-failed" => options.last_failed = true,
             "--json" => {
@@ -179,10 +189,23 @@ fn parse(arguments: &[String]) -> Result<RigOptions, Failure> {
         let text = "`--last-failed` says itself what is run; leave out --bench and the names of runs";
         return Err(Failure::Usage(text.into()));
     }
+    if options.device.is_some() && !options.host {
+        return Err(Failure::Usage("`--device` is one of this host; add --host".into()));
+    }
     if options.host && options.kvm {
         return Err(Failure::Usage("`--kvm` is for guests, and `--host` has none; leave one out".into()));
     }
     Ok(options)
+}
+
+/// Builds all that a run on this host and `--bench` take, so that they begin at once. Returns the command line.
+pub(crate) fn build(site: &Site, name: &str) -> Result<PathBuf, Failure> {
+    if let Some(Run { job: Job::Tests { target, release, .. }, .. }) =
+        RUNS.iter().find(|run| run.name == name)
+    {
+        programs::test(site, &runs::selection(target, *release))?;
+    }
+    Ok(programs::turns(site)?.1.executable)
 }
 
 /// The runs of these names, or all that there are for guests or for the host.
@@ -229,6 +252,9 @@ mod tests {
         {
             assert_eq!(names(wrong), Err(2), "{wrong:?}");
         }
+        assert_eq!(names(&["--host", "--device", "mlx5_1", "perftest"]), Ok(vec!["perftest"]));
+        assert_eq!(names(&["--device", "mlx5_1"]), Err(2), "a guest has devices of its own");
+        assert_eq!(names(&["--host", "--device"]), Err(2));
         assert_eq!(names(&["--last-failed", "loss"]), Err(2));
     }
 

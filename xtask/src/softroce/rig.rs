@@ -61,9 +61,9 @@ impl<'a> Rig<'a> {
         Ok(RigReport::new(&kernel.release, outcomes, &defects))
     }
 
-    /// Has these run on this host.
-    pub(super) fn on_host(&self, runs: &[&'static Run]) -> Result<RigReport, Failure> {
-        let device = Device::find(self.site)?;
+    /// Has these run on this host, by the device of this name if one is given.
+    pub(super) fn on_host(&self, runs: &[&'static Run], device: Option<&str>) -> Result<RigReport, Failure> {
+        let device = Device::find(self.site, device)?;
         let mut runs = runs.to_vec();
         let mut leave_out = |takes: fn(&Run, &Device) -> bool, why, remedy: &str| {
             let (others, rest): (Vec<&Run>, Vec<&Run>) = runs.iter().partition(|run| takes(run, &device));

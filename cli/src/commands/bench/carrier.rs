@@ -76,7 +76,7 @@ impl Carrier for Verbs {
     const PONGS: bool = true;
 
     fn open(means: &Means) -> Result<Verbs, BenchError> {
-        Ok(Verbs::open(means.verbs())?)
+        Ok(Verbs::open(means.verbs()?)?)
     }
 
     fn anywhere(host: IpAddr) -> Address {

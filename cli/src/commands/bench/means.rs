@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use slackline::internals::job::transports::rdma_options;
 use slackline::{Secret, VerbsOptions};
 
 use super::BenchError;
@@ -11,7 +13,7 @@ use super::arguments::TransportName;
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;
 
-/// The RDMA device, and how it is used.
+/// The RDMA device, and how it is used. What is not given is as the environment has it for jobs.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DeviceArgs {
     /// verbs: the RDMA device, or several to stripe over: NAME or NAME:PORT [default: the best one].
@@ -41,9 +43,33 @@ pub(super) struct DeviceArgs {
     /// verbs: a device asks again so many times, 0 to 7 [default: 6].
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) retries: Option<u8>,
+    /// verbs: the order in which this device is taken to apply what the other side writes [default: auto].
+    #[arg(long, help_heading = "RDMA", value_enum)]
+    pub(super) order: Option<WriteOrder>,
     /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
+}
+
+/// The order in which a device applies what peers write, as SLACKLINE_RDMA_ORDER says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(super) enum WriteOrder {
+    /// The device is asked.
+    Auto,
+    /// That of the requests.
+    InOrder,
+    /// Any: a READ proves what was written before each word that announces it.
+    Read,
+}
+
+impl WriteOrder {
+    fn in_order(self) -> Option<bool> {
+        match self {
+            WriteOrder::Auto => None,
+            WriteOrder::InOrder => Some(true),
+            WriteOrder::Read => Some(false),
+        }
+    }
 }
 
 /// A number, decimal or, after `0x`, hexadecimal.
@@ -65,6 +91,7 @@ impl DeviceArgs {
             ("--pkey", self.pkey.is_some()),
             ("--qp-timeout", self.qp_timeout.is_some()),
             ("--retries", self.retries.is_some()),
+            ("--order", self.order.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::usage(
@@ -88,25 +115,64 @@ pub(super) struct Means {
 }
 
 impl Means {
-    pub(super) fn verbs(&self) -> VerbsOptions {
-        let DeviceArgs { device, port, gid_index, mtu, inline, sl, tclass, pkey, qp_timeout, retries } =
+    /// The settings of RDMA: those of the environment, as far as no option says otherwise.
+    pub(super) fn verbs(&self) -> Result<VerbsOptions, BenchError> {
+        let environment = rdma_options().map_err(BenchError::Setting)?;
+        Ok(self.over(environment))
+    }
+
+    fn over(&self, environment: VerbsOptions) -> VerbsOptions {
+        let DeviceArgs { device, port, gid_index, mtu, inline, sl, tclass, pkey, qp_timeout, retries, order } =
             self.device.clone();
-        let plain = VerbsOptions::default();
         VerbsOptions {
-            devices: device,
-            port,
-            gid_index,
-            mtu,
-            service_level: sl.unwrap_or(plain.service_level),
-            traffic_class: tclass.unwrap_or(plain.traffic_class),
-            partition_key: pkey,
-            timeout: qp_timeout,
-            retries,
+            devices: if device.is_empty() { environment.devices } else { device },
+            port: port.or(environment.port),
+            gid_index: gid_index.or(environment.gid_index),
+            mtu: mtu.or(environment.mtu),
+            service_level: sl.unwrap_or(environment.service_level),
+            traffic_class: tclass.unwrap_or(environment.traffic_class),
+            partition_key: pkey.or(environment.partition_key),
+            timeout: qp_timeout.or(environment.timeout),
+            retries: retries.or(environment.retries),
+            in_order: order.map_or(environment.in_order, WriteOrder::in_order),
             queue_depth: self.queue_depth.map(|depth| depth.max(LEAST_DEPTH).into()),
-            inline_bytes: inline.unwrap_or(plain.inline_bytes),
+            inline_bytes: inline.unwrap_or(environment.inline_bytes),
             peer: self.peer,
             secret: self.secret.clone(),
-            ..plain
+            ..environment
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_win_over_the_environment_and_what_they_leave_out_is_its() {
+        let environment = || VerbsOptions {
+            devices: vec!["mlx5_0".into()],
+            gid_index: Some(3),
+            mtu: Some(1024),
+            traffic_class: 106,
+            retries: Some(5),
+            in_order: Some(false),
+            ..VerbsOptions::default()
+        };
+        let settings = |device| {
+            let options = Means { device, ..Means::default() }.over(environment());
+            let VerbsOptions { devices, gid_index, mtu, traffic_class, retries, in_order, .. } = options;
+            (devices.concat(), gid_index, mtu, traffic_class, retries, in_order)
+        };
+        let same = settings(DeviceArgs::default());
+        assert_eq!(same, ("mlx5_0".into(), Some(3), Some(1024), 106, Some(5), Some(false)));
+        let given = DeviceArgs {
+            device: vec!["mlx5_1".into()],
+            mtu: Some(4096),
+            tclass: Some(0),
+            order: Some(WriteOrder::Auto),
+            ..DeviceArgs::default()
+        };
+        assert_eq!(settings(given), ("mlx5_1".into(), Some(3), Some(4096), 0, Some(5), None));
     }
 }

@@ -56,6 +56,9 @@ pub(crate) enum BenchError {
     Node(#[from] slackline::Error),
     #[error(transparent)]
     Open(#[from] slackline::OpenError),
+    /// A variable of RDMA that is not usable, and the remedy.
+    #[error("{0}")]
+    Setting(String),
     #[error("the atomics of this RDMA device do not work; there is nothing to measure")]
     NoAtomics,
     #[error("validation failed: {0}")]
@@ -100,6 +103,7 @@ impl Diagnostic for BenchError {
             BenchError::Secret(error) => error.remedy(),
             BenchError::Node(error) => error.remedy(),
             BenchError::Open(error) => error.remedy(),
+            BenchError::Setting(text) => text.rsplit_once("; ").map(|(_, remedy)| remedy.into()),
             BenchError::Register(error) => error.remedy(),
             BenchError::Connect(error) => error.remedy(),
             BenchError::Memory(error) => error.remedy(),
@@ -139,7 +143,9 @@ fn finish(result: Result<(), BenchError>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let failure = match &error {
-                BenchError::Usage { .. } | BenchError::Secret(_) => Failure::refused(&error),
+                BenchError::Usage { .. } | BenchError::Secret(_) | BenchError::Setting(_) => {
+                    Failure::refused(&error)
+                }
                 error => Failure::of(error),
             };
             failure.report()

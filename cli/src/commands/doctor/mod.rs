@@ -11,6 +11,7 @@ mod pci;
 mod priorities;
 mod rdma;
 mod report;
+mod settings;
 mod show;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,8 +30,8 @@ use report::{DoctorReport, PathReport};
 ///
 /// Over shared memory, TCP and every RDMA device this process connects with itself: it registers memory, writes, reads,
 /// adds, swaps, announces, and compares all bytes. It says what was chosen and why, which limits there are, and for
-/// all that fails how to fix it. Times are of one request at a time, medians of a tenth of a second; `slackline bench`
-/// measures properly.
+/// all that fails how to fix it. RDMA is tried with the settings that the environment has for jobs. Times are of one
+/// request at a time, medians of a tenth of a second; `slackline bench` measures properly.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
@@ -38,7 +39,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_enum, value_name = "PATH")]
     require: Option<Required>,
 
-    /// Try this RDMA device and no other [default: all of them]
+    /// Try this RDMA device and no other [default: all of them, and SLACKLINE_RDMA_DEVICE is the one that is taken]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 

@@ -7,27 +7,32 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Instant;
 
+use slackline::internals::job::transports::{Origins, rdma_settings};
 use slackline::internals::mem::HostMemory;
 use slackline::internals::transport::RegisterError;
 use slackline::internals::transport::verbs::{DeviceInfo, devices};
-use slackline::{Address, OpenError, Transport, Verbs, VerbsOptions};
+use slackline::{Address, OpenError, Verbs, VerbsOptions};
 
 use super::adapter;
 use super::check::{Check, CheckProgress, Figure, Problem};
 use super::loopback::try_all;
 use super::report::{Chosen, PathReport, Rdma, RdmaReport};
+use super::settings;
 
 const NAME: &str = "verbs";
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// A huge page of a GPU.
 const DMA_BUF_BYTES: usize = 2 << 20;
 
-/// Tries every device, or the one of this name; also which one would be taken, and why.
+/// Tries every device, or the one of this name, with the settings of the environment; also which one would be taken,
+/// and why.
 pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<PathReport>, Rdma) {
     progress.go_on("verbs: opening devices");
-    let options =
-        VerbsOptions { devices: wanted.map(str::to_owned).into_iter().collect(), ..VerbsOptions::default() };
-    let best = Verbs::open(options);
+    let (options, from) = match rdma_settings() {
+        Ok((options, from)) => (named(options, wanted), from),
+        Err(text) => return misconfigured(wanted, &text),
+    };
+    let best = Verbs::open(options.clone());
     let paths = match devices() {
         Err(error) => vec![PathReport::closed(NAME, None, error.into())],
         Ok(all) => {
@@ -38,12 +43,9 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
                     Ok(info) if is_meant(Some(&info.name)) => {
                         let open = match &best {
                             Ok(best) if best.device() == info.name => Ok(best.clone()),
-                            _ => Verbs::open(VerbsOptions {
-                                devices: vec![info.name.clone()],
-                                ..VerbsOptions::default()
-                            }),
+                            _ => Verbs::open(named(options.clone(), Some(&info.name))),
                         };
-                        paths.push(try_one(&info, open, progress));
+                        paths.push(try_one(&info, open, &from, progress));
                     }
                     Err(error) if is_meant(error.device()) => {
                         let device = error.device().map(str::to_owned);
@@ -58,7 +60,28 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
     conclude(paths, wanted, best)
 }
 
-fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &CheckProgress) -> PathReport {
+/// The same for the device of this name, if one is given.
+fn named(options: VerbsOptions, device: Option<&str>) -> VerbsOptions {
+    match device {
+        Some(device) => VerbsOptions { devices: vec![device.to_owned()], ..options },
+        None => options,
+    }
+}
+
+/// What a variable says cannot be used: a process of a job would open no device.
+fn misconfigured(wanted: Option<&str>, text: &str) -> (Vec<PathReport>, Rdma) {
+    let (error, help) = text.rsplit_once("; ").unwrap_or((text, "correct or unset it"));
+    let (device, problem) = (wanted.map(str::to_owned), Problem::new(error, help));
+    let path = PathReport::closed(NAME, device.clone(), problem.clone());
+    (vec![path], Rdma { works: false, device, port: None, reason: None, problem: Some(problem) })
+}
+
+fn try_one(
+    info: &DeviceInfo,
+    open: Result<Verbs, OpenError>,
+    from: &Origins,
+    progress: &CheckProgress,
+) -> PathReport {
     let device = Some(info.name.clone());
     let (mut report, chosen) = match open {
         Err(error) => (PathReport::closed(NAME, device, error.into()), None),
@@ -66,12 +89,10 @@ fn try_one(info: &DeviceInfo, open: Result<Verbs, OpenError>, progress: &CheckPr
             let at = Address::Verbs(SocketAddr::from((HERE, 0)));
             let mut checks = try_all(&verbs, &at, verbs.atomics_fault(), progress);
             checks.push(dma_buf(&verbs));
-            let capabilities = verbs.capabilities();
             let gid = verbs.gid_towards(Some(HERE));
+            let settings = settings::look(&verbs, gid.as_ref(), from);
             // Why it is not found out the checks have told: they make such a connection, too.
-            let in_order = verbs.is_in_order().ok();
-            let (depth, atomics) = (capabilities.queue_depth, capabilities.atomics);
-            let chosen = Chosen::new(verbs.port(), gid, depth, atomics, in_order);
+            let chosen = Chosen::new(&verbs, gid, verbs.is_in_order().ok(), settings);
             (PathReport::tried(NAME, device, checks), Some((chosen, verbs.port().number)))
         }
     };
@@ -137,4 +158,28 @@ fn is_unsupported(error: &RegisterError) -> bool {
 fn driver(device: &str) -> Option<String> {
     let link = Path::new("/sys/class/infiniband").join(device).join("device/driver");
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_on_the_command_line_wins_and_the_other_settings_stay() {
+        let environment =
+            || VerbsOptions { devices: vec!["mlx5_0".into()], mtu: Some(1024), ..VerbsOptions::default() };
+        assert_eq!(named(environment(), None).devices, ["mlx5_0"]);
+        let options = named(environment(), Some("mlx5_1"));
+        assert_eq!((options.devices, options.mtu), (vec!["mlx5_1".to_owned()], Some(1024)));
+    }
+
+    #[test]
+    fn a_variable_that_cannot_be_used_is_the_reason_that_there_is_no_rdma() {
+        let (paths, rdma) =
+            misconfigured(None, "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct it");
+        let problem = rdma.problem.unwrap();
+        assert!(!rdma.works && !paths[0].works);
+        assert_eq!(problem.error, "SLACKLINE_RDMA_MTU is `big`, which is no such number");
+        assert_eq!(problem.help, "correct it");
+    }
 }

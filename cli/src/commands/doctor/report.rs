@@ -4,10 +4,12 @@ use serde::Serialize;
 use serde_json::Value;
 use slackline::internals::transport::AtomicDomain;
 use slackline::internals::transport::verbs::{DeviceInfo, Gid, GidChoice, Port};
+use slackline::{Transport, Verbs};
 
 use super::check::{Check, Problem, Status};
 use super::gpu::GpuReport;
 use super::limits::Limit;
+use super::settings::Setting;
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DoctorReport {
@@ -94,19 +96,29 @@ pub(super) struct Chosen {
     pub(super) atomics: &'static str,
     /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
     pub(super) in_order: Option<bool>,
+    /// The settings of the way that packets take, and where each was set.
+    pub(super) settings: Vec<Setting>,
 }
 
 impl Chosen {
     pub(super) fn new(
-        port: &Port,
+        verbs: &Verbs,
         gid: Option<GidChoice>,
-        queue_depth: usize,
-        atomics: AtomicDomain,
         in_order: Option<bool>,
+        settings: Vec<Setting>,
     ) -> Chosen {
         let (gid, gid_reason) = gid.map(|choice| (GidReport::new(&choice.gid), choice.reason)).unzip();
-        let atomics = domain(atomics);
-        Chosen { port: port.number, gid, gid_reason, path_mtu: port.mtu, queue_depth, atomics, in_order }
+        let capabilities = verbs.capabilities();
+        Chosen {
+            port: verbs.port().number,
+            gid,
+            gid_reason,
+            path_mtu: verbs.mtu(),
+            queue_depth: capabilities.queue_depth,
+            atomics: domain(capabilities.atomics),
+            in_order,
+            settings,
+        }
     }
 }
 
@@ -165,7 +177,7 @@ impl RdmaReport {
             driver,
             firmware: info.firmware.clone(),
             numa_node: info.numa_node,
-            keys: "a region key for each peer, good for this connection; bytes by their offset",
+            keys: "of what is only read one for all peers, else one for each connection; bytes by their offset",
             device_limits: DeviceLimits {
                 queue_pairs: limits.queue_pairs,
                 queue_depth: limits.queue_depth,

@@ -6,6 +6,7 @@ use slackline_lab::table::Table;
 
 use super::check::Status;
 use super::report::{Chosen, DoctorReport, PathReport, RdmaReport};
+use super::settings;
 use crate::commands::bench::size;
 
 pub(super) fn text(report: &DoctorReport) -> String {
@@ -60,12 +61,15 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         if rdma.firmware.is_empty() { String::new() } else { format!(", firmware {}", rdma.firmware) };
     let node = rdma.numa_node.map_or(String::new(), |node| format!(", on NUMA node {node}"));
     row("device", format!("{kind}{firmware}{node}"));
-    if let Some(Chosen { port, gid, gid_reason, path_mtu, queue_depth, atomics, in_order }) = &rdma.chosen {
+    if let Some(Chosen { port, gid, gid_reason, path_mtu, queue_depth, atomics, in_order, settings }) =
+        &rdma.chosen
+    {
         let count = rdma.ports.len();
         row("port", format!("{port} of {count}, packets of {path_mtu} bytes, queues of {queue_depth}"));
         if let (Some(gid), Some(reason)) = (gid, gid_reason) {
             row("gid", format!("{}, index {}: {reason}", gid.address, gid.index));
         }
+        row("settings", settings::text(settings));
         row("keys", rdma.keys.to_owned());
         row(
             "atomics",
