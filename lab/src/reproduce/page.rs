@@ -104,8 +104,8 @@ impl Part {
     }
 }
 
-/// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it. `real` has the statements
-/// that [the runs of all schemes](super::Race) bear out.
+/// The text of the page; the plot of each result is expected in the folder [`PLOTS`] beside it. `real` has the
+/// statements that [the runs of all schemes](super::Race) bear out.
 ///
 /// # Errors
 ///
