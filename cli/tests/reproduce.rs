@@ -199,8 +199,8 @@ fn k_async_is_as_stale_as_theory_has_it_and_never_staler_than_its_bound() {
 
 #[test]
 fn abs_is_never_staler_than_its_bound_and_needs_less_time_than_lock_step() {
-    let abs = agrees("abs", 10 * 8 * 4);
-    assert_eq!(abs.rows.len(), 10);
+    let abs = agrees("abs", 11 * 8 * 4);
+    assert_eq!(abs.rows.len(), 11);
     let of = |scheme: &str| abs.rows.iter().find(|row| row["scheme"] == scheme).expect("a row of the scheme");
     for scheme in ["abs", "abs-interval", "abs-local"] {
         for (key, allowed) in
