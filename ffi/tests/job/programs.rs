@@ -66,7 +66,8 @@ pub(crate) fn run_with_a_server_here(
     let name = transport.to_string();
     let children: Vec<_> =
         (1..world).map(|rank| start(program, rank, world, &meeting_point.to_string(), &[&name])).collect();
-    let placement = Placement::new(0, world as u32, Some(meeting_point));
+    let meeting_point = Some(meeting_point);
+    let placement = Placement { world: world as u32, meeting_point, ..Placement::default() };
     let secret = Secret::from_text(SECRET, "this test").unwrap();
     // The example's own timeout: all processes of a job have one plan.
     let plan = JobPlan::servers(1).transport(transport).timeout(Duration::from_secs(60));

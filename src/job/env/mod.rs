@@ -40,6 +40,19 @@ pub use meeting::{MeetingPoint, PORTS};
 use claims::Claim;
 
 /// The rank of a process in its job, and where it meets the others.
+///
+/// The default is that of a process that is alone in its job. A program that is told its rank by its user, and not by a
+/// launcher, fills in the rest:
+///
+/// ```
+/// use slackline::{MeetingPoint, Placement};
+///
+/// let meeting_point: MeetingPoint = "node1:21000".parse()?;
+/// let meeting_point = Some(meeting_point);
+/// let placement = Placement { rank: 2, world: 3, meeting_point, ..Placement::default() };
+/// assert_eq!(placement.servers, None);
+/// # Ok::<_, &str>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The rank of this process in the job, from 0.
@@ -59,23 +72,21 @@ pub struct Placement {
     pub source: Source,
 }
 
-impl Placement {
-    /// Rank `rank` of `world` processes, which meet rank 0 at `meeting_point`: for a program that is told so by its
-    /// user, and not by a launcher. A process that is alone in its job needs no meeting point.
-    ///
-    /// ```
-    /// use slackline::{MeetingPoint, Placement};
-    ///
-    /// let meeting_point: MeetingPoint = "node1:21000".parse()?;
-    /// let placement = Placement::new(2, 3, Some(meeting_point));
-    /// assert_eq!((placement.rank, placement.world), (2, 3));
-    /// # Ok::<_, &str>(())
-    /// ```
-    pub fn new(rank: u32, world: u32, meeting_point: Option<MeetingPoint>) -> Placement {
-        let source = Source::Flags;
-        Placement { rank, world, local_rank: None, local_world: None, meeting_point, servers: None, source }
+impl Default for Placement {
+    fn default() -> Placement {
+        Placement {
+            rank: 0,
+            world: 1,
+            local_rank: None,
+            local_world: None,
+            meeting_point: None,
+            servers: None,
+            source: Source::Flags,
+        }
     }
+}
 
+impl Placement {
     /// The placement of this process, as the environment says; `None` if no launcher started it.
     ///
     /// # Errors
