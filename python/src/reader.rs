@@ -188,7 +188,7 @@ impl PyReader {
         Ok(PyReader { shared, layout, whole, address: address.into(), staged })
     }
 
-    /// The number of the newest version: a read of 8 bytes.
+    /// The number of the newest version, by reads of 128 bytes in all, whatever the size of the table.
     #[pyo3(signature = (*, timeout=30.0))]
     fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
         const ASKING: &str = "asking for the version";
