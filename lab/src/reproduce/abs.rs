@@ -80,9 +80,9 @@ struct Relative {
 }
 
 impl AbsGrid {
-    /// Where the scheme stands that has this id.
-    fn index(&self, id: &str) -> usize {
-        self.schemes.iter().position(|entry| entry.id == *id).unwrap_or(0)
+    /// Where the scheme stands that has this id, if there is one.
+    fn index(&self, id: &str) -> Option<usize> {
+        self.schemes.iter().position(|entry| entry.id == *id)
     }
 }
 
@@ -131,7 +131,7 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
         reports.chunks(of_scheme).map(|own| Tuned::new(&grid.step_sizes, own, &score)).collect();
     let index_of = |rate: f32| grid.step_sizes.iter().position(|own| *own == rate).unwrap_or(0);
     let common = index_of(grid.common);
-    let ours = grid.index(&grid.ours);
+    let ours = grid.index(&grid.ours).unwrap_or(0);
 
     let mut findings = Findings::new(figure(grid, &tuned, common, ours));
     let of_all = format!("all with step size {}", grid.common);
@@ -172,8 +172,12 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
             if is_ours {
                 findings.measure("bound", "", Interval::exact(largest(runs) as f64));
             }
-            let named = entry.over.as_ref().map(|id| grid.index(id));
-            if let Some(base) = named.or((!is_ours).then_some(ours)) {
+            // A name that stands for nothing leaves its claims without a value.
+            let base = match &entry.over {
+                Some(id) => grid.index(id),
+                None => (!is_ours).then_some(ours),
+            };
+            if let Some(base) = base {
                 let over = |all: fn(&[ClusterReport], f64) -> Vec<f64>| {
                     Interval::of_ratio(&all(runs, grid.within), &all(own(base), grid.within))
                 };
