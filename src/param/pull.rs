@@ -124,6 +124,8 @@ pub struct Pull {
     pulled: Pulled,
     outstanding: u32,
     failed: Option<CompletionError>,
+    /// A header was seen that cannot be true: the next one decides.
+    is_suspect: bool,
     retries: u64,
     gains: u64,
     seen: Bound,
@@ -204,6 +206,7 @@ impl Pull {
             pulled: Pulled::default(),
             outstanding: 0,
             failed: None,
+            is_suspect: false,
             retries: 0,
             gains: 0,
             seen: Bound::NONE,
@@ -270,6 +273,7 @@ impl Pull {
         self.partial = None;
         self.options = options;
         self.amend(bound);
+        self.is_suspect = false;
         self.retries = 0;
         self.state = PullStep::Begin;
         Ok(())
@@ -510,7 +514,9 @@ impl Pull {
             if !before.is_whole() || before.version != latest.version {
                 return Ok(self.retry());
             }
-            self.check_header(&before)?;
+            if !self.check_header(&before)? {
+                return Ok(self.retry());
+            }
             if !self.bound.is_met_by(before.version, before.smallest_clock) {
                 self.state = PullStep::Begin;
                 return Ok(false);
@@ -587,15 +593,20 @@ impl Pull {
         true
     }
 
-    fn check_header(&self, header: &FrameHeader) -> Result<(), PullError> {
+    /// Checks what no version changes. False if another look is to decide: while an owner is replaced by its next
+    /// incarnation, the words of one look may be of both.
+    fn check_header(&mut self, header: &FrameHeader) -> Result<bool, PullError> {
         if header.epoch != self.source.epoch && !mutant!("epoch") {
             return Err(PullError::Epoch { expected: self.source.epoch, found: header.epoch });
         }
         let expected = self.source.geometry.payload_bytes;
-        if header.bytes != expected {
-            return Err(PullError::Damaged { expected, found: header.bytes });
+        if header.bytes == expected {
+            return Ok(true);
         }
-        Ok(())
+        match std::mem::replace(&mut self.is_suspect, true) {
+            false => Ok(false),
+            true => Err(PullError::Damaged { expected, found: header.bytes }),
+        }
     }
 
     fn status(&self) -> (Latest, Clock, Latest) {

@@ -41,7 +41,9 @@ impl Pull {
             let next = if looks < MOST_LOOKS { PullStep::PinBegin } else { PullStep::Begin };
             return Ok(self.look_again(next));
         }
-        self.check_header(&header)?;
+        if !self.check_header(&header)? {
+            return Ok(self.retry());
+        }
         if !self.bound.is_met_by(header.version, header.smallest_clock) {
             return Ok(self.look_again(PullStep::Begin));
         }
@@ -84,7 +86,9 @@ impl Pull {
         if !header.is_whole() || Some(header.version) != self.options.exactly {
             return self.search(endpoint, self.searched + 1);
         }
-        self.check_header(&header)?;
+        if !self.check_header(&header)? {
+            return Ok(self.retry());
+        }
         self.begin_payload(header, self.searched, 0);
         self.on_payload(endpoint)
     }

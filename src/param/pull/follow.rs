@@ -29,7 +29,9 @@ impl Pull {
                 self.state = PullStep::FollowBegin;
                 return Ok(true);
             }
-            self.check_header(&header)?;
+            if !self.check_header(&header)? {
+                return Ok(self.retry());
+            }
             let geometry = &self.source.geometry;
             let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
             self.begin_payload(header, follow.frame, copied);

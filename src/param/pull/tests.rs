@@ -107,3 +107,35 @@ fn a_follower_of_a_frame_that_is_given_up_takes_the_version_from_another() {
     }
     assert_eq!(pull.take().map(|pulled| pulled.version), Some(version));
 }
+
+#[test]
+fn a_header_that_cannot_be_true_is_an_error_only_if_it_stays() {
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull(2);
+    publish(&mut frames, Version::new(1));
+    // The fourth word of the header.
+    let bytes_at = frames.layout().frame_header(frames.latest().frame) + 24;
+    for stays in [false, true] {
+        pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
+        let control = frames.control().clone();
+        control.as_volatile().store(bytes_at, 0, std::sync::atomic::Ordering::Relaxed);
+        while pull.retries() == 0 {
+            turn(&mut pull, &mut endpoint);
+        }
+        if !stays {
+            control.as_volatile().store(bytes_at, 64, std::sync::atomic::Ordering::Relaxed);
+        }
+        let ended = loop {
+            if let Err(error) = pull.advance(&mut endpoint) {
+                break Err(error);
+            }
+            while let Some(completion) = endpoint.poll() {
+                pull.complete(completion);
+            }
+            if let Some(pulled) = pull.take() {
+                break Ok(pulled.version);
+            }
+        };
+        let damaged = PullError::Damaged { expected: 64, found: 0 };
+        assert_eq!(ended, if stays { Err(damaged) } else { Ok(Version::new(1)) });
+    }
+}

@@ -338,6 +338,17 @@ mod tests {
         assert!(runs > 100, "{runs} runs");
     }
 
+    /// Of BSP a worker followed for ever a fold that its server had begun in hope; of DBW one look found words of a
+    /// server's old and of its new incarnation, and called that damage.
+    #[test]
+    fn runs_that_once_broke_a_promise_keep_it() {
+        let of = |text: &str| Some(text.parse::<SchemeConfig>().unwrap().into());
+        for (seed, scheme) in [(37_549, None), (42_197, None), (640, of("bsp")), (862, of("dbw(2)"))] {
+            let ended = run(seed, &FabricOptions { scheme, ..FabricOptions::default() });
+            assert!(ended.is_ok(), "{}", ended.unwrap_err());
+        }
+    }
+
     #[test]
     fn the_command_that_shows_a_failure_again_has_all_its_options() {
         let options = FabricOptions {
