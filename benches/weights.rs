@@ -1,0 +1,50 @@
+//! Versions on their way to readers: publishing until all readers of the host may look at a version, beside one copy of
+//! its bytes, and a chain of relays beside one reader, over links of limited speed.
+//!
+//! `cargo bench --bench weights -- [visible | chain] [--repeat N]`. The chain takes root, or user name spaces, and `ip`
+//! and `tc` of iproute2.
+
+#[path = "weights/chain.rs"]
+mod chain;
+#[path = "weights/visible.rs"]
+mod visible;
+
+use std::time::Duration;
+
+/// Longest time that anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let repeat = match arguments.iter().position(|argument| *argument == "--repeat") {
+        None => 15,
+        Some(at) => {
+            let count = arguments.get(at + 1).and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+            arguments.drain(at..(at + 2).min(arguments.len()));
+            count.unwrap_or_else(|| usage())
+        }
+    };
+    match arguments.as_slice() {
+        [] => {
+            visible::measure(repeat);
+            println!();
+            chain::measure(repeat);
+        }
+        ["visible"] => visible::measure(repeat),
+        ["chain"] => chain::measure(repeat),
+        ["read", address] => visible::read(address),
+        _ => usage(),
+    }
+}
+
+fn usage() -> ! {
+    eprintln!("usage: cargo bench --bench weights -- [visible | chain] [--repeat N]");
+    std::process::exit(2);
+}
+
+/// The median of some figures, and the least and the most.
+fn summary(mut figures: Vec<f64>) -> [f64; 3] {
+    figures.sort_by(f64::total_cmp);
+    [figures[figures.len() / 2], figures[0], figures[figures.len() - 1]]
+}

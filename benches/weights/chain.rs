@@ -1,0 +1,113 @@
+//! A version through a chain of relays, one on each host, beside a reader of the publisher's own.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use slackline::{
+    Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret, ShardOptions,
+    Table, Tcp, VersionTag,
+};
+
+use super::{PATIENCE, summary};
+
+#[expect(dead_code, reason = "used by tests")]
+#[path = "../../tests/network/namespaces.rs"]
+mod namespaces;
+use namespaces::{Host, Hosts};
+
+/// Bytes per second that the cable of each host carries, each way: so few that processors do not count.
+const LINK: f64 = 20e6;
+
+/// Bytes of a version: a second and a half of a link.
+const BYTES: u64 = 32 << 20;
+
+/// Relays between the publisher and the reader, and the chunks of a version.
+const DEPTHS: [usize; 3] = [1, 2, 4];
+const CHUNKS: [u64; 2] = [32, 256];
+
+/// The most that a chain may take, in what it takes by hand: the goal.
+const GOAL: f64 = 1.1;
+
+pub(super) fn measure(repeat: usize) {
+    let repeat = repeat.min(5);
+    println!(
+        "a version of {} MiB over cables of {} MB/s, medians (least to most) of {repeat}; by hand a chain of d relays",
+        BYTES >> 20,
+        LINK / 1e6
+    );
+    println!("takes 1 + d / c times as long as one copy of c chunks, and may take {GOAL} times that");
+    println!("  relays  chunks              seconds   of one copy  by hand  real / by hand");
+    for chunks in CHUNKS {
+        let [alone, least, most] = summary(seconds(0, chunks, repeat));
+        println!("{:>8} {chunks:>7} {alone:>9.2} ({least:.2} to {most:.2})", 0);
+        for depth in DEPTHS {
+            let [median, least, most] = summary(seconds(depth, chunks, repeat));
+            let by_hand = 1.0 + depth as f64 / chunks as f64;
+            let (of_one, ratio) = (median / alone, median / alone / by_hand);
+            let verdict = if ratio <= GOAL { "" } else { "  missed" };
+            println!(
+                "{depth:>8} {chunks:>7} {median:>9.2} ({least:.2} to {most:.2}) {of_one:>8.3} {by_hand:>8.3} {ratio:>15.3}{verdict}"
+            );
+        }
+    }
+}
+
+/// The seconds from the call that publishes until the reader behind `depth` relays has the version, of each version.
+fn seconds(depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
+    let hosts = Hosts::new(depth as u8 + 2);
+    (0..depth + 2).for_each(|host| limit(&hosts[host], &hosts.switch, host + 1));
+    let memory = ShardOptions { chunk_bytes: BYTES / chunks, lease: PATIENCE, ..ShardOptions::default() };
+    let options = PublisherOptions { memory, ..PublisherOptions::default() };
+    let transport =
+        || Tcp::with_secret(Secret::from_text("all hosts know this", "this benchmark").expect("a secret"));
+    let at = |host: usize| Address::Tcp(SocketAddr::new(hosts[host].address().into(), 9000));
+    let table = Table::flat(BYTES, ElementType::U8).expect("a table");
+    let publisher = hosts[0].within(|| {
+        let publisher = Publisher::new(transport(), &at(0), table, options.clone()).expect("a publisher");
+        publisher.into_background().expect("a thread")
+    });
+    let relays: Vec<Relay> = (1..=depth)
+        .map(|host| {
+            hosts[host].within(|| {
+                Relay::start(transport(), &[at(host - 1)], &at(host), options.clone(), PATIENCE)
+                    .expect("a relay")
+            })
+        })
+        .collect();
+    let follow = ReaderOptions { follow: true, ..ReaderOptions::default() };
+    let mut reader = hosts[depth + 1]
+        .within(|| Reader::connect(transport(), &at(depth), follow, PATIENCE).expect("a reader"));
+    let mut seconds = Vec::new();
+    // The first version opens the connections' windows.
+    for round in 0..=repeat {
+        let bytes = vec![round as u8; BYTES as usize];
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        let version = publisher.publish(&bytes, VersionTag::default(), PATIENCE).expect("a version");
+        let fresh = reader.refresh_to(version, PATIENCE).expect("the version");
+        let took = begun.elapsed().as_secs_f64();
+        assert_eq!(fresh.version, version);
+        assert!(reader.bytes().expect("a copy") == bytes, "the copy is another");
+        if round > 0 {
+            seconds.push(took);
+        }
+    }
+    drop((reader, relays));
+    seconds
+}
+
+/// Limits what a host sends and receives.
+fn limit(host: &Host, switch: &Host, number: usize) {
+    // Packets as a wire carries them: the kernel would send dozens as one, and the limit let them pass as one.
+    host.run("ip", &["link", "set", "eth0", "gso_max_size", "2000"]);
+    host.run("sh", &["-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"]);
+    let (bits, port) = ((8.0 * LINK) as u64, format!("port{number}"));
+    for (host, device) in [(host, "eth0"), (switch, port.as_str())] {
+        let tc = |arguments: String| drop(host.run("tc", &arguments.split(' ').collect::<Vec<_>>()));
+        tc(format!("qdisc add dev {device} root handle 1: htb default 1"));
+        tc(format!(
+            "class add dev {device} parent 1: classid 1:1 htb rate {bits}bit burst 30280 cburst 30280"
+        ));
+        tc(format!("qdisc add dev {device} parent 1:1 pfifo limit 200"));
+    }
+}
