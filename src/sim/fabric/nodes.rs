@@ -29,6 +29,8 @@ pub(super) struct Incarnation {
     pub(super) node: usize,
     pub(super) host: HostId,
     pub(super) runtime: Runtime,
+    /// The begin of the call that connected, until the next call has looked at the connections.
+    pub(super) connecting: Cell<Option<Instant>>,
 }
 
 /// Returns the address at which the server of a shard listens, in all its incarnations.
@@ -94,11 +96,15 @@ impl Incarnation {
         call: impl Future<Output = Result<R, Error>>,
     ) -> Result<R, Error> {
         let from = self.now();
+        // Of several connections one may end while another one is still being made, and this call finds it.
+        let since = self.connecting.take().unwrap_or(from);
         let result = call.await;
         let mut judge = self.judge.borrow_mut();
         judge.returned(self.node, name, from, self.now(), timeout);
-        if let Err(error) = &result {
-            judge.erred(self.node, name, error, from);
+        match &result {
+            Ok(_) if matches!(name, "connect" | "reconnect") => self.connecting.set(Some(from)),
+            Ok(_) => {}
+            Err(error) => judge.erred(self.node, name, error, since),
         }
         result
     }

@@ -1,7 +1,7 @@
 //! The stage: runs the nodes by turns as the network's time passes, and breaks what the plan says.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -142,6 +142,7 @@ impl Stage {
             node,
             host,
             runtime: Runtime::of(&SimTransport::of(&self.net, host)),
+            connecting: Cell::new(None),
         };
         self.programs.push(Some(Box::pin(incarnation.run())));
     }
