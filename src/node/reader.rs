@@ -419,6 +419,11 @@ impl<T: Transport> Reader<T> {
         idle::rest(turn, std::iter::once(&mut self.link), at_most)
     }
 
+    /// Has copies that [`relay`](Self::relay) makes read at most so many bytes at a time.
+    pub(super) fn read_at_a_time(&mut self, bytes: u64) {
+        self.link.pull.limit_batch(self.runtime.batch(bytes));
+    }
+
     /// Gives up the copy that [`relay`](Self::relay) makes. The next one goes on with it if it finds the same version.
     pub(super) fn give_up_relay(&mut self) {
         self.keep_partial(Destination::Relay);

@@ -1,6 +1,7 @@
 //! The relay: a reader that serves what it reads.
 
 mod announcer;
+mod pace;
 mod passing;
 
 use std::sync::Arc;

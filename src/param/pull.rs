@@ -111,7 +111,7 @@ pub struct Pull {
     /// The begin of this or of an earlier copy that is proved, and whether this one has gone on from there.
     partial: Option<PartialCopy>,
     is_resumed: bool,
-    /// Most bytes of a copy that may be resumed that are read at a time.
+    /// Most bytes that are read at a time of a copy that may be resumed or that tells how far it is.
     batch: u64,
     /// A batch of the copy has been posted, and the bytes that the look posted with the last one proves.
     has_batch: bool,

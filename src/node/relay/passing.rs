@@ -11,6 +11,7 @@ use super::super::tree::ASK_FOR;
 use super::super::wait::{Backoff, retry};
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
 use super::announcer::Announcer;
+use super::pace::Pace;
 use crate::clock::Version;
 use crate::mem::LocalSlice;
 use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
@@ -95,6 +96,7 @@ pub(crate) struct Passing<T: Transport> {
     retries: u64,
     /// What followers have of the attempt so far is void: said with the first chunk of the next one.
     is_void: bool,
+    pace: Pace,
 }
 
 impl<T: Transport + Clone> InTree<T> {
@@ -208,6 +210,7 @@ impl<T: Transport> Passing<T> {
             draft: None,
             retries: 0,
             is_void: false,
+            pace: Pace::default(),
         }
     }
 
@@ -271,7 +274,10 @@ impl<T: Transport> Passing<T> {
         let Some((memory, step)) = &mut self.draft else { return Ok(joined) };
         let newest = self.publisher.version();
         let least = self.unknown.unwrap_or(newest.next());
+        self.reader.read_at_a_time(self.pace.bytes());
         let turn = self.reader.relay(memory, least, self.publisher.served()?, step, now)?;
+        let chunk_bytes = self.reader.geometry().chunk_bytes;
+        self.pace.note(turn.landed.map(|(_, chunks)| chunks as u64 * chunk_bytes), now);
         // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
         self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {

@@ -10,9 +10,6 @@ use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
 use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 
-/// Bytes that are read at a time by a pull that tells how far it is: enough to keep a connection busy.
-const CHUNKED_BYTES: u64 = 4 << 20;
-
 /// Pieces that are read in one batch.
 const PIECES_AT_ONCE: usize = 16;
 
@@ -48,15 +45,12 @@ impl Pull {
             return self.look(endpoint, self.frame, VERIFY, PullStep::Verify);
         }
         let most = match self.options.chunked {
-            true => {
-                let bytes = CHUNKED_BYTES.min(self.batch);
-                (bytes / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes
-            }
+            true => (self.batch / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes,
             // A reader whose owner's memory is not mapped may have to go on at another one.
             false if self.pin.is_some() && self.options.label => RESUMED_BYTES.min(self.batch),
             false => MAX_READ_BYTES,
         };
-        let range = self.copied..total.min(self.copied + most);
+        let range = self.copied..total.min(self.copied.saturating_add(most));
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
             let payload = self.payload(self.frame, range)?;

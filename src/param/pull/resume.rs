@@ -23,7 +23,7 @@ impl Pull {
         self.partial = Some(partial);
     }
 
-    /// Has copies that may be resumed read at most so many bytes at a time.
+    /// Has copies that may be resumed, or that tell how far they are, read at most so many bytes at a time.
     pub(crate) fn limit_batch(&mut self, bytes: u64) {
         self.batch = bytes;
     }

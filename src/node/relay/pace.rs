@@ -1,0 +1,72 @@
+//! How much a relay reads at a time.
+
+use crate::time::{Duration, Instant};
+
+/// What comes in so long a time is read at a time. Until it is there it is passed on to no one, and each READ costs one
+/// way there and back, in which nothing comes.
+const BATCH_TIME: Duration = Duration::from_millis(10);
+
+const LEAST: u64 = 64 << 10;
+const MOST: u64 = 4 << 20;
+
+/// Bytes that are read at a time, by the speed at which the last ones came: few over a slow link, so that each relay of
+/// a chain holds a version up for a moment only, and enough to keep a fast one busy.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    bytes: Option<u64>,
+    /// The bytes of the present copy that are there, and the time since which they are.
+    landed: Option<(u64, Instant)>,
+}
+
+impl Pace {
+    /// Bytes to read at a time from now on.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(MOST)
+    }
+
+    /// So many bytes of a copy are there `now`; none if nothing is being copied.
+    pub(super) fn note(&mut self, landed: Option<u64>, now: Instant) {
+        let before = self.landed;
+        match (landed, before) {
+            (Some(landed), Some((same, _))) if landed == same => return,
+            (Some(landed), Some((before, since))) if landed > before => {
+                let took = (now - since).as_nanos().max(1);
+                let speed = u128::from(landed - before) * BATCH_TIME.as_nanos() / took;
+                self.bytes = Some(u64::try_from(speed).unwrap_or(MOST).clamp(LEAST, MOST));
+            }
+            _ => {}
+        }
+        self.landed = landed.map(|landed| (landed, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_much_is_read_at_a_time_as_comes_in_a_hundredth_of_a_second() {
+        let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
+        let mut pace = Pace::default();
+        assert_eq!(pace.bytes(), MOST);
+        pace.note(Some(0), at(1_000));
+        pace.note(Some(0), at(1_150));
+        assert_eq!(pace.bytes(), MOST, "nothing has come");
+        pace.note(Some(4_000_000), at(1_200));
+        assert_eq!(pace.bytes(), 200_000, "20 MB/s");
+        pace.note(Some(4_200_000), at(1_201));
+        assert_eq!(pace.bytes(), 2_000_000, "200 MB/s");
+        // The next copy begins after a pause, which says nothing about the link.
+        pace.note(None, at(1_202));
+        pace.note(Some(0), at(9_000));
+        pace.note(Some(2_000_000), at(9_010));
+        assert_eq!(pace.bytes(), 2_000_000);
+        // One that begins again has lost what it had.
+        pace.note(Some(64), at(9_500));
+        assert_eq!(pace.bytes(), 2_000_000);
+        pace.note(Some(128), at(9_600));
+        assert_eq!(pace.bytes(), LEAST);
+        pace.note(Some(1 << 40), at(9_600));
+        assert_eq!(pace.bytes(), MOST);
+    }
+}
