@@ -1,0 +1,151 @@
+//! The tree, and the faults that hit it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use slackline::sim::Random;
+
+use super::node::Node;
+use crate::namespaces::Hosts;
+
+/// The time for which a process is stopped, or its host cut off: longer than the lease.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Readers that take a host, and the fewest hosts beside the publisher's.
+const READERS_PER_HOST: usize = 25;
+const HOSTS_MIN: usize = 3;
+
+/// Relays of each of these hosts.
+const RELAYS_PER_HOST: usize = 2;
+
+/// All readers together make about one read in so long: each is put on record, and two processors do all of it.
+const READ_EVERY: Duration = Duration::from_micros(2500);
+
+/// The processes and their hosts: the publisher on the first, relays and readers on the others.
+pub(crate) struct Tree {
+    spaces: Hosts,
+    /// For each host, the time until which it is cut off.
+    cut_until: Vec<Option<Instant>>,
+    /// The publisher, the relays and the readers.
+    nodes: Vec<Node>,
+    relays: usize,
+    begin_at: u64,
+    /// Processes killed and stopped, and hosts cut off.
+    pub(crate) faults: [u64; 3],
+}
+
+impl Tree {
+    /// Starts a tree with so many readers, whose traces go into a folder.
+    pub(crate) fn grow(readers: usize, folder: &Path) -> Tree {
+        let others = readers.div_ceil(READERS_PER_HOST).max(HOSTS_MIN);
+        let spaces = Hosts::new((others + 1).try_into().expect("fewer hosts"));
+        let start = |name: String, host: usize, task: String| {
+            let mut node = Node::new(name, host, task, folder);
+            node.start(&spaces[host]);
+            node
+        };
+        let mut publisher = start("publisher".into(), 0, format!("publish {}:0 0", spaces[0].address()));
+        let root = publisher.address();
+        publisher.task = format!("publish {root}");
+        let mut nodes = vec![publisher];
+        // The publisher says from whom each reads: two relays from it, two from each of them.
+        let relays = others * RELAYS_PER_HOST;
+        for relay in 0..relays {
+            let host = 1 + relay % others;
+            let mut node =
+                start(format!("relay {relay}"), host, format!("relay {}:0 {root}", spaces[host].address()));
+            node.task = format!("relay {} {root}", node.address());
+            nodes.push(node);
+        }
+        let every = READ_EVERY * readers as u32;
+        for reader in 0..readers {
+            let task = format!("read {root} {}", every.as_micros());
+            nodes.push(start(format!("reader {reader}"), 1 + reader % others, task));
+        }
+        let cut_until = vec![None; others + 1];
+        Tree { spaces, cut_until, nodes, relays, begin_at: 0, faults: [0; 3] }
+    }
+
+    pub(crate) fn hosts(&self) -> usize {
+        self.cut_until.len()
+    }
+
+    pub(crate) fn publisher(&self) -> &Node {
+        &self.nodes[0]
+    }
+
+    pub(crate) fn relays(&self) -> &[Node] {
+        &self.nodes[1..=self.relays]
+    }
+
+    pub(crate) fn readers(&self) -> &[Node] {
+        &self.nodes[1 + self.relays..]
+    }
+
+    /// Whether a process runs on a host that is not cut off.
+    pub(crate) fn is_there(&self, node: &Node) -> bool {
+        node.runs() && self.cut_until[node.host].is_none()
+    }
+
+    /// Ends the faults whose time is over.
+    pub(crate) fn recover(&mut self, now: Instant) {
+        let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
+        for (host, until) in self.cut_until.iter_mut().enumerate().filter(|(_, until)| is_over(**until)) {
+            self.spaces.plug(host);
+            *until = None;
+        }
+        for node in &mut self.nodes {
+            if is_over(node.paused_until) {
+                node.go_on();
+            }
+            if is_over(node.back_at) {
+                let task = node.task.clone();
+                if task.starts_with("publish") {
+                    self.begin_at += 1_000_000; // past all that the last one may have published
+                    node.task = format!("{task} {}", self.begin_at);
+                }
+                node.start(&self.spaces[node.host]);
+                node.task = task;
+            }
+        }
+    }
+
+    /// Kills or stops a process, or cuts its host off; what was done, if that one was there.
+    pub(crate) fn strike(&mut self, random: &mut Random, now: Instant) -> Option<String> {
+        // One fault in twenty hits the publisher, one in four a relay.
+        let victim = match random.below(20) {
+            0 => 0,
+            1..=5 => 1 + random.below(self.relays as u64) as usize,
+            _ => {
+                let readers = self.nodes.len() - 1 - self.relays;
+                1 + self.relays + random.below(readers as u64) as usize
+            }
+        };
+        let (kind, back) = (random.below(3), Duration::from_millis(200 + random.below(1500)));
+        let is_there = self.is_there(&self.nodes[victim]);
+        let node = &mut self.nodes[victim];
+        if !is_there {
+            return None;
+        }
+        self.faults[kind as usize] += 1;
+        let name = &node.name;
+        Some(match kind {
+            0 => {
+                let told = format!("{name} is killed");
+                node.kill();
+                node.back_at = Some(now + back);
+                told
+            }
+            1 => {
+                let told = format!("{name} is stopped");
+                node.pause(now + AWAY);
+                told
+            }
+            _ => {
+                self.spaces.unplug(node.host);
+                self.cut_until[node.host] = Some(now + AWAY);
+                format!("host {} of {name} is cut off", node.host)
+            }
+        })
+    }
+}
