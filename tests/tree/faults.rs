@@ -1,9 +1,9 @@
 //! The tree, and the faults that hit it.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackline::sim::Random;
+use tempfile::TempDir;
 
 use super::node::Node;
 use crate::namespaces::Hosts;
@@ -29,18 +29,22 @@ pub(crate) struct Tree {
     /// The publisher, the relays and the readers.
     nodes: Vec<Node>,
     relays: usize,
+    /// The folder of their traces.
+    folder: TempDir,
     begin_at: u64,
     /// Processes killed and stopped, and hosts cut off.
     pub(crate) faults: [u64; 3],
 }
 
 impl Tree {
-    /// Starts a tree with so many readers, whose traces go into a folder.
-    pub(crate) fn grow(readers: usize, folder: &Path) -> Tree {
+    /// Starts a tree with so many readers.
+    pub(crate) fn grow(readers: usize) -> Tree {
         let others = readers.div_ceil(READERS_PER_HOST).max(HOSTS_MIN);
         let spaces = Hosts::new((others + 1).try_into().expect("fewer hosts"));
+        // The hosts first: they may replace this process.
+        let folder = tempfile::tempdir().expect("a folder for the traces");
         let start = |name: String, host: usize, task: String| {
-            let mut node = Node::new(name, host, task, folder);
+            let mut node = Node::new(name, host, task, folder.path());
             node.start(&spaces[host]);
             node
         };
@@ -63,7 +67,12 @@ impl Tree {
             nodes.push(start(format!("reader {reader}"), 1 + reader % others, task));
         }
         let cut_until = vec![None; others + 1];
-        Tree { spaces, cut_until, nodes, relays, begin_at: 0, faults: [0; 3] }
+        Tree { spaces, cut_until, nodes, relays, folder, begin_at: 0, faults: [0; 3] }
+    }
+
+    /// Ends all processes; the folder of their traces.
+    pub(crate) fn into_traces(self) -> TempDir {
+        self.folder
     }
 
     pub(crate) fn hosts(&self) -> usize {

@@ -9,12 +9,13 @@ use slackline::internals::trace::{TraceChecker, TraceRecord, Verdict};
 use super::faults::Tree;
 use crate::{LEASE, NEVER};
 
-/// The times for which readers have waited for a version that they had not read before.
+/// The times for which readers have waited, of one kind.
 ///
 /// Time counts for a reader that runs on a host that is not cut off, while the publisher does. While the publisher does
 /// not, time stands still. A reader that was killed, stopped or cut off itself begins again from zero.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Waits {
-    /// For each reader, the versions that it had read by the last look, and its wait since.
+    /// For each reader, the number that it had told by the last look, and its wait since.
     readers: Vec<(u64, Duration)>,
     pub(crate) longest: Duration,
     /// Waits for longer than twice the lease.
@@ -22,32 +23,50 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    pub(crate) fn of(tree: &Tree) -> Waits {
-        let readers = vec![(0, Duration::ZERO); tree.readers().len()];
-        Waits { readers, longest: Duration::ZERO, late: 0 }
+    /// Looks at a reader, `since` the last look; returns whether its wait is longer than twice the lease now.
+    fn look(&mut self, reader: usize, told: u64, is_there: bool, since: Duration) -> bool {
+        let (known, waited) = &mut self.readers[reader];
+        if told != *known || !is_there {
+            (*known, *waited) = (told, Duration::ZERO);
+            return false;
+        }
+        let before = std::mem::replace(waited, *waited + since);
+        let is_late = before <= 2 * LEASE && *waited > 2 * LEASE;
+        self.late += u64::from(is_late);
+        self.longest = self.longest.max(*waited);
+        is_late
+    }
+}
+
+/// What is measured of the readers while they run.
+pub(crate) struct Watch {
+    /// The times without any read.
+    pub(crate) served: Waits,
+    /// The times without a version that the reader had not read before.
+    pub(crate) newer: Waits,
+}
+
+impl Watch {
+    pub(crate) fn of(tree: &Tree) -> Watch {
+        let waits = Waits { readers: vec![Default::default(); tree.readers().len()], ..Waits::default() };
+        Watch { served: waits.clone(), newer: waits }
     }
 
     /// Looks at all readers, `since` the last look.
     pub(crate) fn look(&mut self, tree: &Tree, since: Duration) {
-        let counts = tree.is_there(tree.publisher());
-        for (node, (news, waited)) in tree.readers().iter().zip(&mut self.readers) {
-            let told = node.told();
+        let since = if tree.is_there(tree.publisher()) { since } else { Duration::ZERO };
+        for (reader, node) in tree.readers().iter().enumerate() {
+            let (told, is_there) = (node.told(), tree.is_there(node));
             assert_eq!(told.broken, None, "the {}", node.name);
-            if told.news != *news || !tree.is_there(node) {
-                (*news, *waited) = (told.news, Duration::ZERO);
-            } else if counts {
-                let before = std::mem::replace(waited, *waited + since);
-                if before <= 2 * LEASE && *waited > 2 * LEASE {
-                    self.late += 1;
-                    println!(
-                        "{} on host {} waits for more than twice the lease; {}",
-                        node.name, node.host, told.lost
-                    );
-                }
-                self.longest = self.longest.max(*waited);
-                assert!(*waited < NEVER, "the {} reads nothing any more", node.name);
+            let within = 2 * LEASE.as_secs();
+            if self.served.look(reader, told.reads, is_there, since) {
+                println!("{} on host {}: no read within {within} s; {}", node.name, node.host, told.lost);
+            }
+            if self.newer.look(reader, told.news, is_there, since) {
+                println!("{} on host {}: no newer version within {within} s", node.name, node.host);
             }
         }
+        assert!(self.newer.longest < NEVER, "a reader reads nothing new any more");
     }
 
     /// Waits until each reader has read once more, after all faults are over.

@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use slackline::{
-    Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret, ShardOptions,
-    Snapshot, Table, Tcp, Version, VersionTag, Wanted,
+    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret,
+    ShardOptions, Snapshot, Table, Tcp, Version, VersionTag, Wanted,
 };
 
 /// The variable that tells a second process what it is.
@@ -107,15 +107,8 @@ fn relay(at: &Address, root: &Address) -> ! {
 
 fn read(root: &Address, every: Duration, mut trace: File) -> ! {
     let in_tree = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
+    let mut reader = persist(|| Reader::connect(transport(), root, in_tree, PATIENCE));
     loop {
-        let mut reader = match Reader::connect(transport(), root, in_tree, PATIENCE) {
-            Ok(reader) => reader,
-            Err(error) => {
-                tell(format_args!("lost: no owner: {error}"));
-                std::thread::sleep(Duration::from_millis(50));
-                continue;
-            }
-        };
         let mut last = (0, 0);
         let lost = loop {
             match reader.snapshot(Wanted::newest().max_staleness(STALENESS), PATIENCE) {
@@ -134,6 +127,18 @@ fn read(root: &Address, every: Duration, mut trace: File) -> ! {
             std::thread::sleep(every);
         };
         tell(format_args!("lost: {lost}"));
+        persist(|| reader.reconnect(root, PATIENCE));
+    }
+}
+
+/// Connects, however often it takes.
+fn persist<R>(mut connect: impl FnMut() -> Result<R, Error>) -> R {
+    loop {
+        match connect() {
+            Ok(connected) => return connected,
+            Err(error) => tell(format_args!("lost: no owner: {error}")),
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
