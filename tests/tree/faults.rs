@@ -13,7 +13,7 @@ const AWAY: Duration = Duration::from_secs(5);
 
 /// Readers that take a host, and the fewest hosts beside the publisher's.
 const READERS_PER_HOST: usize = 25;
-const HOSTS_MIN: usize = 3;
+const HOSTS_MIN: usize = 5;
 
 /// Relays of each of these hosts.
 const RELAYS_PER_HOST: usize = 2;
@@ -119,42 +119,39 @@ impl Tree {
         }
     }
 
-    /// Kills or stops a process, or cuts its host off; what was done, if that one was there.
-    pub(crate) fn strike(&mut self, random: &mut Random, now: Instant) -> Option<String> {
-        // One fault in twenty hits the publisher, one in four a relay.
-        let victim = match random.below(20) {
-            0 => 0,
-            1..=5 => 1 + random.below(self.relays as u64) as usize,
-            _ => {
-                let readers = self.nodes.len() - 1 - self.relays;
-                1 + self.relays + random.below(readers as u64) as usize
-            }
-        };
+    /// Kills or stops a process, or cuts its host off; says what was done.
+    pub(crate) fn strike(&mut self, random: &mut Random, now: Instant) -> String {
+        // One that is not there already is passed over; some reader or other nearly always is.
+        let choice = (0..1000).map(|_| self.choose(random)).find(|node| self.is_there(&self.nodes[*node]));
+        let Some(victim) = choice else { return "no process is there".into() };
         let (kind, back) = (random.below(3), Duration::from_millis(200 + random.below(1500)));
-        let is_there = self.is_there(&self.nodes[victim]);
-        let node = &mut self.nodes[victim];
-        if !is_there {
-            return None;
-        }
         self.faults[kind as usize] += 1;
-        let name = &node.name;
-        Some(match kind {
+        let node = &mut self.nodes[victim];
+        match kind {
             0 => {
-                let told = format!("{name} is killed");
                 node.kill();
                 node.back_at = Some(now + back);
-                told
+                format!("{} is killed", node.name)
             }
             1 => {
-                let told = format!("{name} is stopped");
                 node.pause(now + AWAY);
-                told
+                format!("{} is stopped", node.name)
             }
             _ => {
                 self.spaces.unplug(node.host);
                 self.cut_until[node.host] = Some(now + AWAY);
-                format!("host {} of {name} is cut off", node.host)
+                format!("host {} of {} is cut off", node.host, node.name)
             }
-        })
+        }
+    }
+
+    /// In one case of twenty the publisher, in five a relay, else a reader.
+    fn choose(&self, random: &mut Random) -> usize {
+        let (relays, readers) = (self.relays, self.nodes.len() - 1 - self.relays);
+        match random.below(20) {
+            0 => 0,
+            1..=5 => 1 + random.below(relays as u64) as usize,
+            _ => 1 + relays + random.below(readers as u64) as usize,
+        }
     }
 }
