@@ -51,7 +51,7 @@ impl Node {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
         command.args(["--exact", TEST, "--nocapture"]).env(CHILD, &self.task);
         command.env(TRACE, self.trace.with_extension(format!("{}.jsonl", self.starts)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = host.within(|| command.spawn()).expect("this program");
         let lines = BufReader::new(child.stdout.take().expect("its pipe")).lines();
         let told = self.told.clone();

@@ -21,7 +21,7 @@ const WORDS: u64 = 8192;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The bound that readers ask for, in versions.
-pub(crate) const STALENESS: u64 = 100;
+const STALENESS: u64 = 100;
 
 /// Whether this is a second process; then it does what it was told, and never returns.
 pub(crate) fn is_told() {
