@@ -142,7 +142,10 @@ const SLOW: &[Slow] = &[
         needs: &[Need::FashionMnist, Need::Mnist5k],
         ..Slow::new("data", "the models learn Fashion-MNIST and MNIST from the files that packages have")
     },
-    Slow::new("tree", "readers behind relays read whole versions though anybody dies"),
+    Slow {
+        needs: &[Need::Iproute2],
+        ..Slow::new("tree", "readers behind relays read whole versions though anybody dies or is cut off")
+    },
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
         ..Slow::new(
