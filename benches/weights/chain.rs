@@ -55,7 +55,7 @@ pub(super) fn measure(repeat: usize) {
 /// The seconds from the call that publishes until the reader behind `depth` relays has the version, of each version.
 fn seconds(depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
     let hosts = Hosts::new(depth as u8 + 2);
-    (0..depth + 2).for_each(|host| limit(&hosts[host], &hosts.switch, host + 1));
+    (0..depth + 2).for_each(|host| limit(&hosts[host]));
     let memory = ShardOptions { chunk_bytes: BYTES / chunks, lease: PATIENCE, ..ShardOptions::default() };
     let options = PublisherOptions { memory, ..PublisherOptions::default() };
     let transport =
@@ -96,18 +96,14 @@ fn seconds(depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
     seconds
 }
 
-/// Limits what a host sends and receives.
-fn limit(host: &Host, switch: &Host, number: usize) {
+/// Limits what a host sends: all receive from one other alone. Its own queue loses nothing.
+fn limit(host: &Host) {
     // Packets as a wire carries them: the kernel would send dozens as one, and the limit let them pass as one.
     host.run("ip", &["link", "set", "eth0", "gso_max_size", "2000"]);
     host.run("sh", &["-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"]);
-    let (bits, port) = ((8.0 * LINK) as u64, format!("port{number}"));
-    for (host, device) in [(host, "eth0"), (switch, port.as_str())] {
-        let tc = |arguments: String| drop(host.run("tc", &arguments.split(' ').collect::<Vec<_>>()));
-        tc(format!("qdisc add dev {device} root handle 1: htb default 1"));
-        tc(format!(
-            "class add dev {device} parent 1: classid 1:1 htb rate {bits}bit burst 30280 cburst 30280"
-        ));
-        tc(format!("qdisc add dev {device} parent 1:1 pfifo limit 200"));
-    }
+    let bits = (8.0 * LINK) as u64;
+    let tc = |arguments: String| drop(host.run("tc", &arguments.split(' ').collect::<Vec<_>>()));
+    tc("qdisc add dev eth0 root handle 1: htb default 1".into());
+    tc(format!("class add dev eth0 parent 1: classid 1:1 htb rate {bits}bit burst 6056 cburst 6056"));
+    tc("qdisc add dev eth0 parent 1:1 pfifo limit 1000".into());
 }

@@ -19,6 +19,9 @@ pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled}
 
 use super::frames;
 use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest};
+use smallvec::SmallVec;
+
+use self::copy::{BatchInFlight, READ_AHEAD};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 use crate::scheme::Bound;
@@ -49,7 +52,6 @@ enum PullStep {
     /// Read the header of the frame that is being written next.
     FollowBegin,
     FollowHeader,
-    FollowPayload,
     Done,
 }
 
@@ -106,6 +108,9 @@ pub struct Pull {
     before: FrameHeader,
     frame: u8,
     copied: u64,
+    /// The batches of it that are in flight, in order, and how much has come with those before.
+    batches: SmallVec<[BatchInFlight; READ_AHEAD + 1]>,
+    arrived: u64,
     /// The bytes that are there of it, from its begin on.
     landed: u64,
     /// The begin of this or of an earlier copy that is proved, and whether this one has gone on from there.
@@ -113,7 +118,7 @@ pub struct Pull {
     is_resumed: bool,
     /// Most bytes that are read at a time of a copy that may be resumed or that tells how far it is.
     batch: u64,
-    /// A batch of the copy has been posted, and the bytes that the look posted with the last one proves.
+    /// A batch of the copy has come, and the bytes that the look which came with the last one proves.
     has_batch: bool,
     look_proves: Option<u64>,
     /// The attempt that is followed.
@@ -195,6 +200,8 @@ impl Pull {
             before: FrameHeader::default(),
             frame: 0,
             copied: 0,
+            batches: SmallVec::new(),
+            arrived: 0,
             landed: 0,
             partial: None,
             is_resumed: false,
@@ -406,6 +413,7 @@ impl Pull {
     /// Takes a completion of one of its own requests.
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.outstanding = self.outstanding.saturating_sub(1);
+        self.take_batch(completion.result.is_ok());
         if let Err(error) = completion.result {
             self.failed = Some(error);
         }
@@ -417,7 +425,10 @@ impl Pull {
         if matches!(self.state, PullStep::Idle | PullStep::Done) {
             self.unpin(endpoint)?;
         }
-        if self.outstanding > 0 {
+        if self.state == PullStep::Payload {
+            self.landed = self.arrived;
+        }
+        if self.outstanding > 0 && !self.may_read_ahead() {
             return Ok(false);
         }
         if let Some(error) = self.failed.take() {
@@ -447,10 +458,6 @@ impl Pull {
             PullStep::Verify => self.on_verify(),
             PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
             PullStep::FollowHeader => self.on_follow(endpoint),
-            PullStep::FollowPayload => {
-                self.state = PullStep::FollowBegin;
-                Ok(true)
-            }
         }
     }
 

@@ -10,6 +10,19 @@ use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
 use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 
+/// Batches that are in flight at once of a copy that tells how far it is, so that something comes while the next
+/// request is on its way.
+pub(super) const READ_AHEAD: usize = 4;
+
+/// A batch of a copy that is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchInFlight {
+    /// How much is there once it has come.
+    end: u64,
+    /// The bytes that the look which goes along with it proves.
+    proves: Option<u64>,
+}
+
 /// Pieces that are read in one batch.
 const PIECES_AT_ONCE: usize = 16;
 
@@ -19,7 +32,28 @@ pub(in crate::param) const MAX_READ_BYTES: u64 = 1 << 30;
 impl Pull {
     pub(super) fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
         (self.before, self.frame, self.copied) = (before, frame, self.resumed(before.version, copied));
+        self.arrived = self.copied;
         self.is_look_due = self.looks_between().is_some();
+    }
+
+    /// The first of the batches in flight has come, or failed.
+    pub(super) fn take_batch(&mut self, has_come: bool) {
+        // A look that is in flight is alone.
+        let batch = (!self.batches.is_empty()).then(|| self.batches.remove(0));
+        if let Some(BatchInFlight { end, proves }) = batch.filter(|_| has_come) {
+            self.has_batch |= end > self.arrived;
+            (self.arrived, self.look_proves) = (end, proves.or(self.look_proves));
+        }
+    }
+
+    /// True if the next batch may be posted while others are in flight.
+    pub(super) fn may_read_ahead(&self) -> bool {
+        self.state == PullStep::Payload
+            && self.options.chunked
+            && self.pieces.is_none()
+            && self.batches.len() < READ_AHEAD
+            && self.copied < self.source.geometry.payload_bytes
+            && self.failed.is_none()
     }
 
     pub(super) fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -34,7 +68,8 @@ impl Pull {
             let posted = endpoint.post(std::slice::from_ref(look));
             self.is_look_due = posted.is_err();
             // The payload goes along with it, if there is any left.
-            if !self.posted(posted, PullStep::Payload)? || self.copied == total {
+            let (same, proves) = (self.copied, None);
+            if !self.read(posted, (same, proves), PullStep::Payload)? || self.copied == total {
                 return Ok(!self.is_look_due);
             }
         }
@@ -55,16 +90,13 @@ impl Pull {
         if end - begin < total {
             let payload = self.payload(self.frame, range)?;
             let look = self.look_of_part();
-            let proves = look.as_ref().map(|_| begin);
+            // What has come by now: those in flight may be read after it.
+            let proves = look.as_ref().map(|_| self.arrived);
             let posted = match look {
                 Some(look) => endpoint.post(&[look, payload]),
                 None => endpoint.post(&[payload]),
             };
-            let is_posted = self.read(posted, end, PullStep::Payload)?;
-            if is_posted {
-                (self.has_batch, self.look_proves) = (true, proves);
-            }
-            return Ok(is_posted);
+            return self.read(posted, (end, proves), PullStep::Payload);
         }
         // The destination goes into the request and back. A clone of it, dropped here, would be an atomic decrement
         // right behind a long copy, which waits for all its stores.
@@ -74,7 +106,7 @@ impl Pull {
         let request = WorkRequest::signalled(PULL_TAG, local.read(remote, streaming));
         let posted = endpoint.post(std::slice::from_ref(&request));
         self.into = PayloadSlice::of(request.operation);
-        self.read(posted, end, PullStep::Payload)
+        self.read(posted, (end, None), PullStep::Payload)
     }
 
     /// Reads the next pieces; `copied` counts those that are read.
@@ -98,18 +130,19 @@ impl Pull {
         }
         let end = self.copied + requests.len() as u64;
         let posted = endpoint.post(&requests);
-        self.read(posted, end, PullStep::Payload)
+        self.read(posted, (end, None), PullStep::Payload)
     }
 
     pub(super) fn read(
         &mut self,
         posted: Result<(), PostError>,
-        end: u64,
+        (end, proves): (u64, Option<u64>),
         next: PullStep,
     ) -> Result<bool, PullError> {
         let posted = self.posted(posted, next)?;
         if posted {
             self.copied = end;
+            self.batches.push(BatchInFlight { end, proves });
         }
         Ok(posted)
     }

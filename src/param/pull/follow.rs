@@ -1,10 +1,10 @@
 //! A pull that follows a frame which is being written, and how far any pull is.
 
 use super::copy::MAX_READ_BYTES;
-use super::{BEFORE_LINE, Pull, PullError, PullStep};
+use super::{BEFORE_LINE, HEADER, Pull, PullError, PullStep};
 use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
-use crate::transport::Endpoint;
+use crate::transport::{Endpoint, Flags};
 
 impl Pull {
     pub(super) fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -48,10 +48,16 @@ impl Pull {
         let geometry = &self.source.geometry;
         let begin = follow.chunks as u64 * geometry.chunk_bytes;
         let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
-        let request = self.payload(follow.frame, begin..end)?;
-        let posted = endpoint.post(&[request]);
-        let posted = self.posted(posted, PullStep::FollowPayload)?;
+        let mut payload = self.payload(follow.frame, begin..end)?;
+        payload.flags.remove(Flags::SIGNALLED);
+        // The next look goes along with it: how far the owner is by then. It completes after the payload.
+        let look = self.looks.get(usize::from(follow.frame)).map(|looks| looks[HEADER.start].clone());
+        let look = look.ok_or(PullError::Damaged { expected: geometry.payload_bytes, found: 0 })?;
+        let posted = endpoint.post(&[payload, look]);
+        let posted = self.posted(posted, PullStep::FollowHeader)?;
         if posted {
+            // What is copied again was a gain the first time.
+            self.gains += u64::from(self.retries == 0);
             // The destination is being written from its begin on.
             self.partial = None;
             self.follow.chunks = landed;
@@ -63,8 +69,8 @@ impl Pull {
     pub(super) fn has_landed(&self) -> u64 {
         let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
         match self.state {
-            PullStep::Payload | PullStep::Verify => self.copied,
-            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => {
+            PullStep::Payload | PullStep::Verify => self.arrived,
+            PullStep::FollowBegin | PullStep::FollowHeader => {
                 (self.follow.chunks as u64 * chunk_bytes).min(payload_bytes)
             }
             _ => 0,
@@ -76,7 +82,7 @@ impl Pull {
     pub(crate) fn landed(&self) -> Option<(Version, usize)> {
         let version = match self.state {
             PullStep::Payload | PullStep::Verify => self.before.version,
-            PullStep::FollowBegin | PullStep::FollowHeader | PullStep::FollowPayload => self.follow.version,
+            PullStep::FollowBegin | PullStep::FollowHeader => self.follow.version,
             _ => return None,
         };
         Some((version, (self.landed / self.source.geometry.chunk_bytes) as usize))
