@@ -175,11 +175,11 @@ impl<T: Transport> Server<T> {
     pub(super) fn hear(&mut self, now: Instant) -> Result<bool, Error> {
         let Some(following) = &mut self.following else { return Ok(false) };
         let Some(link) = &mut following.link else { return Ok(false) };
-        match link.hear(now, &mut following.queue) {
-            Ok(progress) => {
-                following.position = Some(link.follow.position());
-                Ok(progress)
-            }
+        let heard = link.hear(now, &mut following.queue);
+        // Also where the connection has ended: what was read before that waits in the queue, and is not read again.
+        following.position = Some(link.follow.position());
+        match heard {
+            Ok(progress) => Ok(progress),
             Err(error) => {
                 let (address, shards) = (link.address.clone(), link.shards);
                 following.link = None;

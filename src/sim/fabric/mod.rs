@@ -340,13 +340,19 @@ mod tests {
 
     /// Of BSP a worker followed for ever a fold that its server had begun in hope; of DBW one look found words of a
     /// server's old and of its new incarnation, and called that damage. And the judge was told of an eviction for which
-    /// it knew no cause: the connection had ended long before, while the worker still made that to the other server.
+    /// it knew no cause: the connection had ended long before, while the worker still made that to the other server. A
+    /// server that follows forgot how far it had read when its connection ended, and took the decider for another one.
     #[test]
     fn runs_that_once_broke_a_promise_keep_it() {
         let of = |text: &str| Some(text.parse::<SchemeConfig>().unwrap().into());
-        for (seed, scheme) in
-            [(37_549, None), (42_197, None), (60_966, None), (640, of("bsp")), (862, of("dbw(2)"))]
-        {
+        for (seed, scheme) in [
+            (37_549, None),
+            (42_197, None),
+            (60_966, None),
+            (134_024, None),
+            (640, of("bsp")),
+            (862, of("dbw(2)")),
+        ] {
             let ended = run(seed, &FabricOptions { scheme, ..FabricOptions::default() });
             assert!(ended.is_ok(), "{}", ended.unwrap_err());
         }
