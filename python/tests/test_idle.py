@@ -6,7 +6,6 @@ import resource
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,21 +19,6 @@ def rests(wait: Callable[[], object]) -> int:
     with pytest.raises(slackline.DeadlineError):
         wait()
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-
-
-def server_rests(seconds: float) -> int:
-    """The same for the thread of a server."""
-
-    def count() -> int:
-        for task in Path("/proc/self/task").iterdir():
-            lines = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
-            if lines["Name"].strip() == "slackline":
-                return int(lines["voluntary_ctxt_switches"])
-        raise AssertionError("there is no thread of a server")
-
-    before = count()
-    time.sleep(seconds)
-    return count() - before
 
 
 @pytest.mark.parametrize("way", ["pull", "pin", "prefetch"])
@@ -67,8 +51,8 @@ def test_a_reader_that_sleeps_looks_far_less_often(transport: str) -> None:
         assert sleeps < polls / 2, f"{sleeps} and {polls}"
 
 
-def test_a_worker_and_a_server_that_sleep_train_and_look_far_less_often(transport: str) -> None:
-    counts = {}
+def test_a_worker_and_a_server_that_sleep_train_and_answer(transport: str) -> None:
+    rested, asked = {}, {}
     for idle in ("poll", "sleep"):
         initial = {"w": np.ones(8, "float32")}
         with slackline.Server(initial, workers=2, learning_rate=0.5, transport=transport, idle=idle) as server:
@@ -85,16 +69,20 @@ def test_a_worker_and_a_server_that_sleep_train_and_look_far_less_often(transpor
             run(workers[0], 4)
             other.join()
             # Its fifth clock waits for the other worker's fourth.
-            counts[idle] = (rests(lambda: workers[0].step(timeout=1.0)), server_rests(1.0))
-            begun = time.monotonic()
-            assert all(server.status.version == 3 for _ in range(10))
-            assert time.monotonic() - begun < 2, "a call waits for one sleep at most"
+            rested[idle] = rests(lambda: workers[0].step(timeout=1.0))
+            asked[idle] = 0.0
+            for _ in range(20):
+                time.sleep(0.005)
+                begun = time.monotonic()
+                assert server.status.version == 3
+                asked[idle] += time.monotonic() - begun
             assert server.parameters()["w"].numpy()[0] == 0.125
             for worker in workers:
                 worker.close()
             server.wait(left=2)
-    for polls, sleeps in zip(counts["poll"], counts["sleep"], strict=True):
-        assert sleeps < polls / 2, f"{counts}"
+    assert rested["sleep"] < rested["poll"] / 2, f"{rested}"
+    # A call waits for one sleep, of 20 ms, at most; the rest is for a machine that is busy.
+    assert 0.05 < asked["sleep"] < 4, f"{asked}"
 
 
 def test_a_way_to_idle_that_there_is_not_is_refused() -> None:
