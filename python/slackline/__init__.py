@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from ._errors import (
     BadOption,
     DeadlineError,
+    DigestMismatch,
     EpochChanged,
     Error,
     FramesPinned,
@@ -26,6 +27,7 @@ from ._errors import (
     OutOfTurn,
     PeerGone,
     Refused,
+    StaleError,
     Unsupported,
 )
 from ._slackline import (
@@ -42,11 +44,13 @@ from ._slackline import (
     ServerStatus,
     Snapshot,
     Step,
+    Tables,
     TensorSpec,
     Verdict,
     Violation,
     Worker,
     check,
+    reading_secret,
 )
 
 for _class in (Snapshot, Frame, Gradient):
@@ -57,6 +61,7 @@ __all__ = [
     "ArrayView",
     "BadOption",
     "DeadlineError",
+    "DigestMismatch",
     "EpochChanged",
     "Error",
     "Frame",
@@ -76,11 +81,14 @@ __all__ = [
     "Server",
     "ServerStatus",
     "Snapshot",
+    "StaleError",
     "Step",
+    "Tables",
     "TensorSpec",
     "Unsupported",
     "Verdict",
     "Violation",
     "Worker",
     "check",
+    "reading_secret",
 ]

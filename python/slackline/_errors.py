@@ -30,6 +30,17 @@ class FramesPinned(DeadlineError):
     """Readers pinned all other frames for the time that was given; use more frames, or end pins sooner."""
 
 
+class StaleError(Error):
+    """The version that was asked for by its number is overwritten. Ask for a newer one, or give its owner more frames.
+
+    A bound that was not kept within the timeout is a `DeadlineError`: the same call may succeed later.
+    """
+
+
+class DigestMismatch(Error):
+    """A copy does not match the publisher's checksum: memory, a device or the network has damaged it."""
+
+
 class PeerGone(Error, ConnectionError):
     """The peer does not listen, is lost, or took this process for dead; connect again once it is back."""
 

@@ -19,11 +19,13 @@ __all__ = [
     "ServerStatus",
     "Snapshot",
     "Step",
+    "Tables",
     "TensorSpec",
     "Verdict",
     "Violation",
     "Worker",
     "check",
+    "reading_secret",
 ]
 
 _T = TypeVar("_T")
@@ -98,6 +100,8 @@ class Snapshot(_Tensors):
     def label(self) -> bytes: ...
     @property
     def published_ns(self) -> int: ...
+    @property
+    def age(self) -> float | None: ...
     def certificate(self) -> str: ...
 
 @final
@@ -128,6 +132,9 @@ class Publisher:
         begin_at: int = 0,
         secret: _Secret = None,
         branches: int = 2,
+        deltas: int = 0,
+        delta_bytes: int | None = None,
+        checksums: bool = False,
     ) -> Self: ...
     def publish(
         self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
@@ -156,11 +163,39 @@ class Publisher:
     ) -> None: ...
 
 @final
+class Tables:
+    def __new__(cls, *, address: str | None = None, transport: str = "auto", secret: _Secret = None) -> Self: ...
+    def publisher(
+        self,
+        name: str,
+        table: Mapping[str, _Array] | Sequence[TensorSpec],
+        *,
+        frames: int = 3,
+        readers: int = 64,
+        lease: float = 3.0,
+        begin_at: int = 0,
+        branches: int = 2,
+        deltas: int = 0,
+        delta_bytes: int | None = None,
+        checksums: bool = False,
+    ) -> Publisher: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def names(self) -> list[str]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
 class Relay:
     def __new__(
         cls,
         upstream: str,
         *,
+        table: str = "",
         address: str | None = None,
         transport: str = "auto",
         readers: int = 64,
@@ -169,6 +204,9 @@ class Relay:
         secret: _Secret = None,
         tree: bool = False,
         branches: int = 2,
+        deltas: int = 0,
+        delta_bytes: int | None = None,
+        checksums: bool = False,
     ) -> Self: ...
     @property
     def address(self) -> str: ...
@@ -206,7 +244,10 @@ class Reader:
         cls,
         address: str,
         *,
+        table: str = "",
         select: _Selection | None = None,
+        checksums: bool = False,
+        idle: str = "poll",
         timeout: float = 30.0,
         secret: _Secret = None,
         tree: bool = False,
@@ -261,6 +302,7 @@ class Verdict:
     @property
     def violations(self) -> list[Violation]: ...
 
+def reading_secret(secret: _Secret = None) -> bytes: ...
 def check(lines: Iterable[str], *, clock_error: float = 0.0) -> Verdict: ...
 
 @final
@@ -297,6 +339,7 @@ class Server:
         address: str | None = None,
         transport: str = "auto",
         secret: _Secret = None,
+        idle: str = "poll",
     ) -> Self: ...
     @property
     def address(self) -> str: ...
@@ -317,7 +360,13 @@ class Server:
 @final
 class Worker:
     def __new__(
-        cls, servers: Sequence[str], *, rank: int | None = None, timeout: float = 30.0, secret: _Secret = None
+        cls,
+        servers: Sequence[str],
+        *,
+        rank: int | None = None,
+        idle: str = "poll",
+        timeout: float = 30.0,
+        secret: _Secret = None,
     ) -> Self: ...
     def step(self, *, timeout: float = 30.0) -> Step: ...
     def flush(self, *, timeout: float = 30.0) -> None: ...
@@ -373,5 +422,6 @@ class Job:
         optimizer: str = "sgd",
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        idle: str = "poll",
     ) -> tuple[Snapshot, ServerStatus]: ...
-    def worker(self) -> Worker: ...
+    def worker(self, *, idle: str = "poll") -> Worker: ...

@@ -19,6 +19,8 @@ pub(crate) enum Class {
     Deadline,
     FramesPinned,
     EpochChanged,
+    Stale,
+    DigestMismatch,
     PeerGone,
     Refused,
     LayoutMismatch,
@@ -35,6 +37,8 @@ impl Class {
             Class::Deadline => "DeadlineError",
             Class::FramesPinned => "FramesPinned",
             Class::EpochChanged => "EpochChanged",
+            Class::Stale => "StaleError",
+            Class::DigestMismatch => "DigestMismatch",
             Class::PeerGone => "PeerGone",
             Class::Refused => "Refused",
             Class::LayoutMismatch => "LayoutMismatch",
@@ -164,6 +168,8 @@ fn class_of(error: &Error) -> Class {
         | Error::Publish { source: PublishError::Disconnected(_) | PublishError::Completion(_), .. } => {
             Class::PeerGone
         }
+        Error::Pull { source: PullError::Gone { .. }, .. } => Class::Stale,
+        Error::Pull { source: PullError::Checksum { .. }, .. } => Class::DigestMismatch,
         Error::Pin { source: PinError::NotMapped, .. } => Class::Unsupported,
         Error::Connect(error) => connect_class(error),
         Error::Table(_) | Error::NotF32 | Error::Length { .. } | Error::Shards { .. } => {
@@ -184,10 +190,12 @@ fn connect_class(error: &ConnectError) -> Class {
     match error {
         ConnectError::AnotherUser { .. }
         | ConnectError::NeedsSecret { .. }
+        | ConnectError::ReadingSecret { .. }
         | ConnectError::Refused { .. }
-        | ConnectError::Channel { source: ChannelError::Secret | ChannelError::NeedsSecret { .. }, .. } => {
-            Class::Refused
-        }
+        | ConnectError::Channel {
+            source: ChannelError::Secret | ChannelError::ReadingOnly | ChannelError::NeedsSecret { .. },
+            ..
+        } => Class::Refused,
         ConnectError::System { .. } | ConnectError::Closed { .. } | ConnectError::Channel { .. } => {
             Class::PeerGone
         }

@@ -5,13 +5,17 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use slackline::internals::job::transports::rdma_options;
 use slackline::{
-    Address, ConnectError, Diagnostic as _, Error, Mixed, Secret, Shm, Tcp, Verbs, VerbsOptions,
+    Address, ConnectError, Diagnostic as _, Error, Mixed, Named, Secret, Shm, Tcp, Verbs, VerbsOptions,
 };
 
 use crate::errors::{Class, Failure};
+
+/// The transports of publishers, readers and relays, whose table has a name, or an empty one.
+pub(crate) type NamedFabric = Named<Mixed>;
 
 /// The secret of a job: its text, or a file that holds it.
 #[derive(FromPyObject)]
@@ -41,10 +45,31 @@ pub(crate) fn fabric(source: Option<SecretSource>, address: &Address) -> Result<
     open(secret(source)?, address)
 }
 
-/// Opens what is needed to reach each of the addresses.
-pub(crate) fn fabrics(source: Option<SecretSource>, addresses: &[Address]) -> Result<Vec<Mixed>, Failure> {
+/// Opens what is needed to reach the table of this name at each of the addresses.
+pub(crate) fn fabrics(
+    source: Option<SecretSource>,
+    table: &str,
+    addresses: &[Address],
+) -> Result<Vec<NamedFabric>, Failure> {
     let secret = secret(source)?;
-    addresses.iter().map(|address| open(secret.clone(), address)).collect()
+    addresses.iter().map(|address| Ok(Named::new(open(secret.clone(), address)?, table))).collect()
+}
+
+/// The secret for processes that only read, made of the job's: bytes for the argument `secret` of a Reader, or for a
+/// file or a variable of the environment that it takes its secret from. With it a process reads over TCP and RDMA, and
+/// is nothing else: as a publisher, a relay, a server, a worker or a member of a job it is refused. It does not tell
+/// the job's secret.
+///
+/// `secret` is bytes or the path of a file; without it the environment's is taken. Raises Refused if there is none, or
+/// if it cannot be one.
+#[pyfunction]
+#[pyo3(signature = (secret=None))]
+pub(crate) fn reading_secret(py: Python<'_>, secret: Option<SecretSource>) -> PyResult<Bound<'_, PyBytes>> {
+    let secret = self::secret(secret)?.ok_or_else(|| {
+        let remedy = "give the job's secret, or set SLACKLINE_SECRET_FILE";
+        Failure::new(Class::Refused, "making a secret for readers", "there is no secret", remedy)
+    })?;
+    Ok(PyBytes::new(py, secret.reading().expose().as_bytes()))
 }
 
 fn open(secret: Option<Secret>, address: &Address) -> Result<Mixed, Failure> {

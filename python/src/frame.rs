@@ -8,9 +8,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{BackgroundPublisher, Draft, Error, Mixed, Publication, VersionTag};
+use slackline::{BackgroundPublisher, Draft, Error, Publication, VersionTag};
 
 use crate::errors::Failure;
+use crate::fabric::NamedFabric;
 use crate::lease::Lease;
 use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
@@ -21,17 +22,17 @@ pub(crate) const PUBLISHING: &str = "publishing a version";
 
 /// A publisher, until it is closed.
 pub(crate) struct Publishing {
-    publisher: Mutex<Option<Arc<BackgroundPublisher<Mixed>>>>,
+    publisher: Mutex<Option<Arc<BackgroundPublisher<NamedFabric>>>>,
     guard: ForkGuard,
 }
 
 impl Publishing {
-    pub(crate) fn new(publisher: BackgroundPublisher<Mixed>) -> Publishing {
+    pub(crate) fn new(publisher: BackgroundPublisher<NamedFabric>) -> Publishing {
         Publishing { publisher: Mutex::new(Some(Arc::new(publisher))), guard: ForkGuard::new() }
     }
 
     /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
-    pub(crate) fn get(&self, operation: &str) -> Result<Arc<BackgroundPublisher<Mixed>>, Failure> {
+    pub(crate) fn get(&self, operation: &str) -> Result<Arc<BackgroundPublisher<NamedFabric>>, Failure> {
         crate::fork::check(self.guard, operation)?;
         let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).clone();
         publisher.ok_or_else(|| Failure::out_of_turn(operation, "the publisher is closed", "make a new one"))
@@ -74,12 +75,12 @@ impl Drop for Publishing {
 
 /// The memory of the next version, until it is published or given up.
 pub(crate) struct Drafting {
-    draft: Mutex<Option<Draft<Mixed>>>,
+    draft: Mutex<Option<Draft<NamedFabric>>>,
     guard: ForkGuard,
 }
 
 impl Drafting {
-    fn lock(&self) -> MutexGuard<'_, Option<Draft<Mixed>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Draft<NamedFabric>>> {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -90,7 +91,7 @@ impl Drafting {
         memory.map_or((std::ptr::null_mut(), 0), |memory| (memory.as_ptr(), memory.len()))
     }
 
-    fn take(&self) -> Result<Draft<Mixed>, Failure> {
+    fn take(&self) -> Result<Draft<NamedFabric>, Failure> {
         crate::fork::check(self.guard, PUBLISHING)?;
         let ended = || Failure::out_of_turn(PUBLISHING, "the frame has ended", "ask for another one");
         self.lock().take().ok_or_else(ended)

@@ -67,7 +67,7 @@ pub(crate) fn pull(
     timeout: Duration,
 ) -> PyResult<(Facts, Asked)> {
     let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
-    if !reading.is_mapped || !is_whole || request.exactly.is_some() {
+    if !reading.copies_from_frames || !is_whole || request.exactly.is_some() {
         let (facts, lease, asked) = reader::pull(py, reading, request, timeout)?;
         // SAFETY: the lease is of a copy of the whole table, which no code writes.
         py.detach(|| unsafe { targets.fill_from(lease.at(0)) });

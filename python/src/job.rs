@@ -12,7 +12,7 @@ use crate::errors::{Class, Failure};
 use crate::server::{self, Status};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::Layout;
-use crate::wait::{in_slices, in_thread, timeout as seconds};
+use crate::wait::{idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 use crate::worker::PyWorker;
 
 /// The part of this process in the job that a launcher (torchrun, Slurm, mpirun, an indexed Job of Kubernetes,
@@ -79,7 +79,8 @@ impl PyJob {
     /// Serves this process's shard of the parameters until the job is over, however long that takes, and returns them
     /// (as one array `shard` if there are several servers) with the last status. The arguments are those of a Server;
     /// `initial` has the whole table.
-    #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0))]
+    #[pyo3(signature = (initial, *, scheme="bsp", learning_rate=0.1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        idle="poll"))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn serve(
         &self,
@@ -90,10 +91,12 @@ impl PyJob {
         optimizer: &str,
         momentum: f32,
         weight_decay: f32,
+        idle: &str,
     ) -> PyResult<(Snapshot, Status)> {
         crate::fork::check(self.guard, "serving")?;
         let workers = self.job.workers();
-        let options = server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        let mut options = server::options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        options.memory.idle = way_to_idle(idle)?;
         let (table, values) = server::initial(initial)?;
         let mut layout = Layout::of(&table)?;
         let job = &self.job;
@@ -119,11 +122,13 @@ impl PyJob {
         ))
     }
 
-    /// Connects this worker to the servers, once all of them are up.
-    fn worker(&self, py: Python<'_>) -> PyResult<PyWorker> {
+    /// Connects this worker to the servers, once all of them are up. `idle` is as for a Worker.
+    #[pyo3(signature = (*, idle="poll"))]
+    fn worker(&self, py: Python<'_>, idle: &str) -> PyResult<PyWorker> {
         crate::fork::check(self.guard, "connecting")?;
-        let job = Arc::clone(&self.job);
-        let worker = in_thread(py, "connecting", move |_| Ok(job.connect(WorkerOptions::default())?))?;
+        let (job, idle) = (Arc::clone(&self.job), way_to_idle(idle)?);
+        let options = WorkerOptions { idle, ..WorkerOptions::default() };
+        let worker = in_thread(py, "connecting", move |_| Ok(job.connect(options)?))?;
         Ok(PyWorker::of(worker, Some(Arc::clone(&self.job)))?)
     }
 

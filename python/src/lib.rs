@@ -28,6 +28,7 @@ mod server;
 mod snapshot;
 mod source;
 mod table;
+mod tables;
 mod view;
 mod wait;
 mod worker;
@@ -37,6 +38,8 @@ mod worker;
 mod _slackline {
     #[pymodule_export]
     use crate::check::{Verdict, Violation, check};
+    #[pymodule_export]
+    use crate::fabric::reading_secret;
     #[pymodule_export]
     use crate::frame::Frame;
     #[pymodule_export]
@@ -55,6 +58,8 @@ mod _slackline {
     use crate::snapshot::Snapshot;
     #[pymodule_export]
     use crate::table::TensorSpec;
+    #[pymodule_export]
+    use crate::tables::PyTables;
     #[pymodule_export]
     use crate::view::ArrayView;
     #[pymodule_export]

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use slackline::{Error, Publisher, PublisherOptions, ReaderStatus, ShardOptions, Version, VersionTag};
+use slackline::{
+    Address, DeltaOptions, Error, Named, Publisher, PublisherOptions, ReaderStatus, ShardOptions, Version,
+    VersionTag,
+};
 
 use crate::errors::{Class, Failure};
-use crate::fabric::{self, SecretSource};
+use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::frame::{Drafting, Frame, PUBLISHING, Publishing};
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, timeout as seconds};
@@ -27,6 +30,12 @@ const ALIGN: u64 = 256;
 /// pin. `readers` is the most readers at a time. `lease` is the time in seconds after which a silent reader is taken
 /// for dead. `secret` is bytes or the path of a file; without it the environment's is taken.
 ///
+/// `deltas` is the number of newest versions of which the publisher keeps the difference from the version before
+/// (0 to 255), for readers that hold one of them: over TCP and RDMA they then read the differences alone, and have the
+/// same bytes. It takes a pass over two versions with each that is published, and `deltas` times `delta_bytes` of
+/// memory. A version that differs by more than `delta_bytes` (without it a sixteenth of the table, and 4,096 at least)
+/// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
+///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.
 #[pyclass(frozen, module = "slackline", name = "Publisher")]
@@ -38,6 +47,23 @@ pub(crate) struct PyPublisher {
 }
 
 impl PyPublisher {
+    /// Begins to serve a table; `fabric` opens its transports.
+    pub(crate) fn begin(
+        py: Python<'_>,
+        table: &Bound<'_, PyAny>,
+        address: &Address,
+        options: PublisherOptions,
+        fabric: impl FnOnce() -> Result<NamedFabric, Failure> + Send,
+    ) -> PyResult<PyPublisher> {
+        let (table, _arrays) = table::table(table, ALIGN)?;
+        let layout = Layout::of(&table)?;
+        let publisher = py.detach(|| -> Result<_, Failure> {
+            Ok(Publisher::new(fabric()?, address, table, options)?.into_background()?)
+        })?;
+        let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
+        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
+    }
+
     /// The next version, with these tensors copied into it.
     fn filled(&self, py: Python<'_>, tensors: &Bound<'_, PyAny>, timeout: Duration) -> PyResult<Drafting> {
         let arrays = self.layout.arrays(tensors, PUBLISHING)?;
@@ -58,7 +84,7 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None, branches=2))]
+        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -71,24 +97,23 @@ impl PyPublisher {
         begin_at: u64,
         secret: Option<SecretSource>,
         branches: u16,
+        deltas: u8,
+        delta_bytes: Option<u64>,
+        checksums: bool,
     ) -> PyResult<PyPublisher> {
-        let (table, _arrays) = table::table(table, ALIGN)?;
-        let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
-        let memory =
-            ShardOptions { frames, peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let options = PublisherOptions {
-            memory,
-            begin_at: Version::new(begin_at),
-            branches,
-            ..PublisherOptions::default()
+        let memory = ShardOptions {
+            frames,
+            peers: readers,
+            lease: seconds(lease)?,
+            checksums,
+            ..ShardOptions::default()
         };
-        let publisher = py.detach(|| -> Result<_, Failure> {
-            let fabric = fabric::fabric(secret, &address)?;
-            Ok(Publisher::new(fabric, &address, table, options)?.into_background()?)
-        })?;
-        let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
-        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
+        let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
+        let options = PublisherOptions { memory, begin_at, deltas, branches };
+        PyPublisher::begin(py, table, &address, options, || {
+            Ok(Named::new(fabric::fabric(secret, &address)?, ""))
+        })
     }
 
     /// Publishes `tensors`, a mapping of all names of the table to arrays, as the next version, and returns its
@@ -236,6 +261,16 @@ impl PyPublisher {
     fn __repr__(&self) -> String {
         format!("<Publisher at {}: {} tensors>", self.address, self.layout.specs.len())
     }
+}
+
+/// Reads how many differences are kept, and how long one may be.
+pub(crate) fn differences(history: u8, most_bytes: Option<u64>) -> Result<Option<DeltaOptions>, Failure> {
+    if history == 0 && most_bytes.is_some() {
+        let (cause, remedy) =
+            ("`delta_bytes` is of no use without `deltas`", "say how many are kept: deltas=8");
+        return Err(Failure::new(Class::BadOption, "keeping differences", cause, remedy));
+    }
+    Ok((history > 0).then_some(DeltaOptions { history, most_bytes }))
 }
 
 /// Reads the words of the user about a version.

@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Address, Error, Mixed, Reader, ReaderOptions, Version};
+use slackline::{Address, Error, Reader, ReaderOptions, Version};
 
 use crate::errors::{Class, Failure};
-use crate::fabric::{self, SecretSource};
+use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
@@ -20,7 +20,7 @@ use crate::reading::{Pulled, Pulling, Reading, Request, Shared, newest_from};
 use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
+use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
 
 /// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
 type Staged = Receiver<Result<Pulled, Failure>>;
@@ -30,14 +30,21 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 /// `address` is that of a Publisher or Server; of several, with commas between them, the first that answers is taken.
 /// Waits, at most `timeout` seconds, for it to listen. `select` is a sequence of names, or a mapping of names to
 /// tuples of slices (one for each dimension, with step 1), or to None: then that part of the table alone is read, and
-/// pulled. `secret` is bytes or the path of a file; without it the environment's is taken.
+/// pulled. `secret` is bytes or the path of a file, the job's or that of `reading_secret`; without it the environment's
+/// is taken.
+///
+/// `table` is the name of the table to read where the address has several (`Tables`). With `checksums` each copy of a
+/// whole table is compared with the publisher's checksum, where it makes one (`Publisher(checksums=True)`): one more
+/// pass over it. `idle` is "poll", which sees a version that is waited for at once and takes a processor's time, or
+/// "sleep": then the publisher wakes this reader.
 ///
 /// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
 /// relay on the same host if there is one. `reconnect` then asks it again.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
-/// Raises PeerGone if no process listens, Refused if the secrets differ, DeadlineError if it does not answer in time.
+/// Raises PeerGone if no process listens, Refused if the secrets differ or if there is no table of that name (after
+/// `timeout`: it names those that are there), DeadlineError if it does not answer in time.
 #[pyclass(frozen, module = "slackline", name = "Reader")]
 pub(crate) struct PyReader {
     shared: Arc<Shared>,
@@ -161,19 +168,27 @@ const PREFETCHING: &str = "prefetching a version";
 #[pymethods]
 impl PyReader {
     #[new]
-    #[pyo3(signature = (address, *, select=None, timeout=30.0, secret=None, tree=false))]
+    #[pyo3(signature = (address, *, table="", select=None, checksums=false, idle="poll", timeout=30.0, secret=None,
+        tree=false))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
         address: &str,
+        table: &str,
         select: Option<&Bound<'_, PyAny>>,
+        checksums: bool,
+        idle: &str,
         timeout: f64,
         secret: Option<SecretSource>,
         tree: bool,
     ) -> PyResult<PyReader> {
         let timeout = seconds(timeout)?;
-        let addresses = fabric::peer_addresses(address)?;
+        let options =
+            ReaderOptions { checksums, in_tree: tree, idle: way_to_idle(idle)?, ..ReaderOptions::default() };
+        let (addresses, table) = (fabric::peer_addresses(address)?, table.to_owned());
         let mut reader = in_thread(py, "connecting", move |is_given_up| {
-            connect(secret, &addresses, tree, timeout, is_given_up)
+            let transports = fabric::fabrics(secret, &table, &addresses)?;
+            connect(&transports, &addresses, options, timeout, is_given_up)
         })?;
         let whole = Layout::of(reader.table())?;
         let layout = match select {
@@ -184,7 +199,7 @@ impl PyReader {
                 Layout::of(reader.copied_table())?
             }
         };
-        let (shared, staged) = (Arc::new(Shared::new(reader)), Mutex::new(None));
+        let (shared, staged) = (Arc::new(Shared::new(reader, checksums)), Mutex::new(None));
         Ok(PyReader { shared, layout, whole, address: address.into(), staged })
     }
 
@@ -211,8 +226,9 @@ impl PyReader {
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
     /// once nothing looks at the snapshot.
     ///
-    /// Raises DeadlineError after `timeout` seconds, PeerGone if the publisher is lost, EpochChanged if it was started
-    /// again, LayoutMismatch if `into` does not fit, OutOfTurn during a pin of this reader.
+    /// Raises DeadlineError after `timeout` seconds, StaleError if `version` is overwritten, PeerGone if the publisher
+    /// is lost, EpochChanged if it was started again, DigestMismatch if a checksum does not match, LayoutMismatch if
+    /// `into` does not fit, OutOfTurn during a pin of this reader.
     #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0))]
     fn pull(
         &self,
@@ -428,31 +444,34 @@ fn no_listener() -> Failure {
 
 /// Connects to the first of the addresses that answers, once one does.
 fn connect(
-    secret: Option<SecretSource>,
+    transports: &[NamedFabric],
     addresses: &[Address],
-    in_tree: bool,
+    options: ReaderOptions,
     timeout: Duration,
     is_given_up: &AtomicBool,
-) -> Result<Reader<Mixed>, Failure> {
-    let transports = fabric::fabrics(secret, addresses)?;
-    let options = ReaderOptions { in_tree, ..ReaderOptions::default() };
+) -> Result<Reader<NamedFabric>, Failure> {
     let deadline = Instant::now() + timeout;
+    let mut last: Option<Error> = None;
     loop {
-        let mut last = None;
         for (transport, address) in transports.iter().zip(addresses) {
             let left = deadline.saturating_duration_since(Instant::now());
             match Reader::connect(transport.clone(), address, options, left) {
                 Ok(reader) => return Ok(reader),
+                // The reason for which it was refused says more than that the time is over.
+                Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
                 Err(error) => last = Some(error),
             }
         }
-        let last = last.ok_or_else(no_listener)?;
         let is_over = Instant::now() + RETRY >= deadline || is_given_up.load(Ordering::Relaxed);
-        if is_over || !fabric::may_come(&last) {
-            return Err(last.into());
+        if is_over || !last.as_ref().is_some_and(fabric::may_come) {
+            return Err(last.map_or_else(no_listener, Failure::from));
         }
         std::thread::sleep(RETRY);
     }
+}
+
+fn is_refused_for_now(error: &Error) -> bool {
+    error.retry_after().is_some()
 }
 
 /// Pins a version, and returns where it lies.

@@ -2,22 +2,22 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slackline::internals::mem::ForkGuard;
-use slackline::internals::node::Backoff;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
-use slackline::{Error, Mixed, Reader, Version, Wanted};
+use slackline::{Error, Reader, Version, Wanted};
 
 use crate::errors::Failure;
+use crate::fabric::NamedFabric;
 use crate::lease::Lease;
 use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
 
 /// A reader with the newest version that it has copied.
 pub(crate) struct Reading {
-    pub(crate) reader: Reader<Mixed>,
+    pub(crate) reader: Reader<NamedFabric>,
     newest: Option<(Facts, Arc<Lease>)>,
     /// The newest version that a read has brought that did not ask for one by its number: no later one goes back.
     brought: u64,
@@ -26,8 +26,9 @@ pub(crate) struct Reading {
     /// Reads of calls, and those of prefetches, which go on beside them.
     calls: Reads,
     prefetches: Reads,
-    /// True if the publisher's memory is mapped into this process.
-    pub(crate) is_mapped: bool,
+    /// True if the publisher's memory is mapped into this process, and what is copied out of it is not to be compared
+    /// with a checksum.
+    pub(crate) copies_from_frames: bool,
 }
 
 /// A version that was read, in memory of its own.
@@ -157,31 +158,21 @@ enum Begun {
 
 /// The newest version's number, once it is at least this one; `None` if it is not within the slice.
 pub(crate) fn newest_from(
-    reader: &mut Reader<Mixed>,
+    reader: &mut Reader<NamedFabric>,
     at_least: u64,
     slice: Duration,
 ) -> Result<Option<u64>, Failure> {
-    let deadline = Instant::now() + slice;
-    let mut backoff = Backoff::new();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match reader.newest(left) {
-            Ok(newest) if newest.get() >= at_least => return Ok(Some(newest.get())),
-            Ok(_) if left.is_zero() => return Ok(None),
-            Ok(_) => backoff.wait(),
-            Err(Error::Deadline { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-    }
+    Ok(reader.newest_from(Version::new(at_least), slice)?.map(Version::get))
 }
 
 impl Reading {
-    fn new(mut reader: Reader<Mixed>) -> Reading {
+    fn new(mut reader: Reader<NamedFabric>, checksums: bool) -> Reading {
         let asked = reader.hold(Bound::NONE, Duration::ZERO);
         let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
         reader.release();
         let (calls, prefetches) = (Reads::new(), Reads::new());
-        Reading { reader, newest: None, brought: 0, copying: None, calls, prefetches, is_mapped }
+        let copies_from_frames = is_mapped && !checksums;
+        Reading { reader, newest: None, brought: 0, copying: None, calls, prefetches, copies_from_frames }
     }
 
     /// A read of a call's, which copies nothing into memory of the reader's, begins.
@@ -221,9 +212,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(reader: Reader<Mixed>) -> Shared {
+    pub(crate) fn new(reader: Reader<NamedFabric>, checksums: bool) -> Shared {
         Shared {
-            reading: Mutex::new(Some(Reading::new(reader))),
+            reading: Mutex::new(Some(Reading::new(reader, checksums))),
             is_pinned: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),

@@ -38,7 +38,7 @@ impl Reads {
 }
 
 /// Nanoseconds since 1970.
-fn time_of_day() -> u64 {
+pub(crate) fn time_of_day() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }

@@ -5,11 +5,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{Address, PublisherOptions, Relay, ShardOptions, Version};
+use slackline::{Address, Named, PublisherOptions, Relay, ShardOptions, Version};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
-use crate::publisher::PyReaderStatus;
+use crate::publisher::{PyReaderStatus, differences};
 use crate::wait::{in_thread, timeout as seconds};
 
 /// Reads each version of a publisher or of another relay and serves it to readers of its own: the same version with the
@@ -20,11 +20,17 @@ use crate::wait::{in_thread, timeout as seconds};
 /// what the relay has is served meanwhile. `address`, `transport`, `readers`, `lease` and `secret` are as for a
 /// Publisher. Waits at most `timeout` seconds for the first owner.
 ///
+/// `table` is the name of the table where the upstream has several (`Tables`); readers of the relay ask for it by the
+/// same name. `deltas` and `delta_bytes` are as for a Publisher: differences for the readers of this relay. Of its
+/// upstream it reads differences where there are some. With `checksums` it makes checksums of its own copies, as a
+/// Publisher does.
+///
 /// With `tree`, `upstream` is the address of a Publisher, which says from whom this relay reads, and sends readers
 /// with `tree` to it. At most `branches` relays read from this one. Such a relay goes on with the publisher's
 /// successor, under another epoch. Its address must be one at which others reach it.
 ///
-/// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one.
+/// Raises PeerGone or DeadlineError if no owner answers, Refused if the secret is another one, or one of
+/// `reading_secret`: a relay serves, and needs the job's.
 #[pyclass(frozen, module = "slackline", name = "Relay")]
 pub(crate) struct PyRelay {
     relay: Mutex<Option<Relay>>,
@@ -49,12 +55,13 @@ impl PyRelay {
 #[pymethods]
 impl PyRelay {
     #[new]
-    #[pyo3(signature = (upstream, *, address=None, transport="auto", readers=64, lease=3.0, timeout=30.0, secret=None,
-        tree=false, branches=2))]
+    #[pyo3(signature = (upstream, *, table="", address=None, transport="auto", readers=64, lease=3.0, timeout=30.0,
+        secret=None, tree=false, branches=2, deltas=0, delta_bytes=None, checksums=false))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
         upstream: &str,
+        table: &str,
         address: Option<&str>,
         transport: &str,
         readers: u16,
@@ -63,14 +70,20 @@ impl PyRelay {
         secret: Option<SecretSource>,
         tree: bool,
         branches: u16,
+        deltas: u8,
+        delta_bytes: Option<u64>,
+        checksums: bool,
     ) -> PyResult<PyRelay> {
         let (upstream, timeout) = (fabric::peer_addresses(upstream)?, seconds(timeout)?);
         let address = fabric::listen_address(address, transport)?;
-        let memory = ShardOptions { peers: readers, lease: seconds(lease)?, ..ShardOptions::default() };
-        let options = PublisherOptions { memory, branches, ..PublisherOptions::default() };
+        let lease = seconds(lease)?;
+        let memory = ShardOptions { peers: readers, lease, checksums, ..ShardOptions::default() };
+        let deltas = differences(deltas, delta_bytes)?;
+        let options = PublisherOptions { memory, branches, deltas, ..PublisherOptions::default() };
+        let table = table.to_owned();
         let start = move |_: &_| {
             let all = Address::Several(upstream.iter().chain([&address]).cloned().collect());
-            let fabric = fabric::fabric(secret, &all)?;
+            let fabric = Named::new(fabric::fabric(secret, &all)?, &table);
             match (tree, &upstream[..]) {
                 (false, _) => Ok(Relay::start(fabric, &upstream, &address, options, timeout)?),
                 (true, [publisher]) => Ok(Relay::join(fabric, publisher, &address, options, timeout)?),

@@ -1,7 +1,7 @@
 //! `slackline.Server`: one shard of the parameters, and the thread that folds gradients into it.
 #![allow(unsafe_code, reason = "initial values are copied out of arrays of other libraries")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,7 +11,9 @@ use pyo3::prelude::*;
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::scheme::{Bound as VersionBound, SchemeConfig};
-use slackline::{AdamParameters, Error, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now};
+use slackline::{
+    AdamParameters, Error, Idle, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now,
+};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
@@ -19,7 +21,7 @@ use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{in_slices, timeout as seconds};
+use crate::wait::{idle as way_to_idle, in_slices, timeout as seconds};
 
 /// Reads the options that a server has, by the names that PyTorch gives them.
 pub(crate) fn options(
@@ -67,17 +69,31 @@ struct Serving {
     /// The error that has ended the thread.
     failure: Mutex<Option<Error>>,
     stops: AtomicBool,
+    /// True if the thread sleeps while there is nothing to do, and holds the server meanwhile.
+    sleeps: bool,
+    /// Calls of Python that want the server.
+    calls: AtomicUsize,
     guard: ForkGuard,
 }
+
+/// The longest time for which a thread that sleeps keeps the server. A call ends it at the end of a sleep, which is
+/// 20 ms long at most.
+const KEEP: Duration = Duration::from_secs(1);
+
+/// The pause in which a thread that sleeps lets a call have the server, which looks much more often.
+const TURN: Duration = Duration::from_millis(1);
 
 impl Serving {
     fn serve(&self) {
         let mut backoff = Backoff::new();
         while !self.stops.load(Ordering::Relaxed) {
             let polled = match &mut *self.lock() {
-                Some(server) => server.poll(now()),
+                Some(server) => self.turn(server),
                 None => return,
             };
+            if self.sleeps && self.calls.load(Ordering::Relaxed) > 0 {
+                std::thread::sleep(TURN);
+            }
             match polled {
                 Ok(true) => backoff.reset(),
                 Ok(false) => backoff.wait(),
@@ -87,6 +103,15 @@ impl Serving {
                 }
             }
         }
+    }
+
+    /// One turn of the thread; false if it is to stand back.
+    fn turn(&self, server: &mut Server<Mixed>) -> Result<bool, Error> {
+        if !self.sleeps {
+            return server.poll(now());
+        }
+        let is_called = |_: &_| self.stops.load(Ordering::Relaxed) || self.calls.load(Ordering::Relaxed) > 0;
+        server.drive(is_called, KEEP).map(|_is_called| true)
     }
 
     /// Held by no thread that waits for the interpreter.
@@ -103,7 +128,10 @@ impl Serving {
         if let Some(error) = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error.into());
         }
-        match &mut *self.lock() {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut locked = self.lock();
+        self.calls.fetch_sub(1, Ordering::Relaxed);
+        match &mut *locked {
             Some(server) => Ok(with(server)?),
             None => Err(Failure::out_of_turn(operation, "the server is closed", "make a new one")),
         }
@@ -125,7 +153,8 @@ impl Drop for Serving {
 /// `initial` is a mapping of names to float32 arrays, the parameters of version 0. `scheme` is its text: "bsp", "asp",
 /// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
 /// "adam" or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher.
-/// Readers may connect, too.
+/// Readers may connect, too. `idle` is "poll", or "sleep": then workers wake the server, it takes less of a processor
+/// while there is nothing to do, and calls of this object take up to 20 ms.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,
@@ -152,7 +181,7 @@ impl PyServer {
 impl PyServer {
     #[new]
     #[pyo3(signature = (initial, *, scheme="bsp", workers=1, learning_rate=0.1, optimizer="sgd", momentum=0.0,
-        weight_decay=0.0, address=None, transport="auto", secret=None))]
+        weight_decay=0.0, address=None, transport="auto", secret=None, idle="poll"))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -166,8 +195,11 @@ impl PyServer {
         address: Option<&str>,
         transport: &str,
         secret: Option<SecretSource>,
+        idle: &str,
     ) -> PyResult<PyServer> {
-        let options = options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        let mut options = options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
+        options.memory.idle = way_to_idle(idle)?;
+        let sleeps = options.memory.idle == Idle::Sleep;
         let (table, values) = self::initial(initial)?;
         let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
@@ -179,6 +211,8 @@ impl PyServer {
                 server: Mutex::new(Some(server)),
                 failure: Mutex::new(None),
                 stops: AtomicBool::new(false),
+                sleeps,
+                calls: AtomicUsize::new(0),
                 guard: ForkGuard::new(),
             });
             let shared = Arc::clone(&serving);

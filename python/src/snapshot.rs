@@ -210,6 +210,13 @@ impl Snapshot {
         self.facts.published_ns
     }
 
+    /// Its age now, in seconds since it was published, by the clocks of the two hosts; None from a server.
+    #[getter]
+    fn age(&self) -> Option<f64> {
+        let published = self.facts.published_ns;
+        (published > 0).then(|| (i128::from(record::time_of_day()) - i128::from(published)) as f64 / 1e9)
+    }
+
     /// The record of this read, a line of JSON without its end: by it and the publisher's records, `check` and the
     /// program `slackline check` judge what was asked and given. It takes the SHA-256 of each tensor that was read
     /// whole, as it is at this moment, without the interpreter.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use slackline::Error;
+use slackline::{Error, Idle};
 
 use crate::errors::{Class, Failure};
 
@@ -23,6 +23,18 @@ pub(crate) fn timeout(seconds: f64) -> Result<Duration, Failure> {
         return Err(Failure::new(Class::BadOption, "waiting", cause, "give seconds, 0 or more"));
     }
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(YEAR).min(YEAR))
+}
+
+/// Reads how an object waits: "poll" or "sleep".
+pub(crate) fn idle(name: &str) -> Result<Idle, Failure> {
+    match name {
+        "poll" => Ok(Idle::Poll),
+        "sleep" => Ok(Idle::Sleep),
+        other => {
+            let cause = format_args!("there is no way to idle called {other:?}");
+            Err(Failure::new(Class::BadOption, "waiting", cause, "use poll or sleep"))
+        }
+    }
 }
 
 /// Calls `attempt` without the interpreter until it brings something or `timeout` has passed; `attempt` is told for how

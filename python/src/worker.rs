@@ -19,7 +19,7 @@ use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
-use crate::wait::{in_slices, in_thread, lock, timeout as seconds};
+use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
 
 /// A worker that steps share, with the memory that it computes in.
 pub(crate) struct Working {
@@ -90,7 +90,7 @@ fn late(operation: &'static str, waited: Duration) -> Failure {
 ///
 /// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
 /// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
-/// the same worker, and no gradient of it counts twice. `secret` is as for a Reader.
+/// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -109,11 +109,12 @@ impl PyWorker {
 #[pymethods]
 impl PyWorker {
     #[new]
-    #[pyo3(signature = (servers, *, rank=None, timeout=30.0, secret=None))]
+    #[pyo3(signature = (servers, *, rank=None, idle="poll", timeout=30.0, secret=None))]
     fn new(
         py: Python<'_>,
         servers: Vec<String>,
         rank: Option<u32>,
+        idle: &str,
         timeout: f64,
         secret: Option<SecretSource>,
     ) -> PyResult<PyWorker> {
@@ -123,7 +124,9 @@ impl PyWorker {
             addresses.push(fabric::peer_addresses(server)?.swap_remove(0));
         }
         let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()))?;
-        let options = WorkerOptions { identity: rank, waits_for_server: true, ..WorkerOptions::default() };
+        let idle = way_to_idle(idle)?;
+        let options =
+            WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
         let worker =
             in_thread(py, "connecting", move |_| Ok(Worker::connect(fabric, &addresses, options, timeout)?))?;
         Ok(PyWorker::of(worker, None)?)

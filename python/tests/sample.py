@@ -21,11 +21,22 @@ def publish(weights: Mapping[str, memoryview]) -> int:
         return publisher.version
 
 
+def serve(weights: Mapping[str, memoryview], name: str) -> bytes:
+    with slackline.Tables(address="127.0.0.1:0", secret=b"secret") as tables:
+        with tables.publisher(name, weights, deltas=8, delta_bytes=1 << 20, checksums=True) as publisher:
+            assert_type(publisher, slackline.Publisher)
+            assert_type(tables.names, list[str])
+        with slackline.Relay(tables.address, table=name, deltas=8) as relay:
+            assert_type(relay.version, int)
+    return slackline.reading_secret(b"secret")
+
+
 def read(address: str) -> float:
-    with slackline.Reader(address, timeout=1) as reader:
+    with slackline.Reader(address, table="adapter", checksums=True, idle="sleep", timeout=1) as reader:
         names: list[str] = [spec.name for spec in reader.metadata]
         snapshot = reader.pull(max_staleness=2, min_version=1)
         assert_type(snapshot, slackline.Snapshot)
+        assert_type(snapshot.age, float | None)
         into = {name: bytearray(8) for name in names}
         reader.pull(into)
         with reader.pin() as pinned:

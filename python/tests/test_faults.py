@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -237,3 +238,34 @@ def test_a_program_that_closes_nothing_ends_by_itself() -> None:
         "reader.latest()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_version_that_is_overwritten_is_an_error_of_its_own(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport) as publisher:
+        for value in range(1, 9):
+            publisher.publish(version(value))
+        with slackline.Reader(publisher.address) as reader:
+            with pytest.raises(slackline.StaleError, match="version 1 is overwritten, the newest is 8") as caught:
+                reader.pull(version=1)
+            assert not caught.value.is_retryable and not isinstance(caught.value, TimeoutError)
+            assert reader.pull().version == 8
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_a_copy_that_does_not_match_its_checksum_is_no_version(transport: str, into: bool) -> None:
+    with slackline.Publisher(version(0), transport=transport, checksums=True) as publisher:
+        with slackline.Reader(publisher.address, checksums=True) as reader:
+            with publisher.frame() as frame:
+                array = frame["a"].numpy()
+                array[...] = 1
+                begin = array.ctypes.data
+                del array
+            # Memory that fails: a write that the publisher knows nothing of.
+            ctypes.memset(begin + 40, 0xAB, 1)
+            arrays = version(9) if into else None
+            with pytest.raises(slackline.DigestMismatch, match="version 1"):
+                reader.pull(arrays)
+            # Without checksums it goes unnoticed; the next version is whole.
+            assert slackline.Reader(publisher.address).pull().version == 1
+            publisher.publish(version(2))
+            assert (reader.pull(arrays)["a"].numpy() == 2).all()

@@ -358,3 +358,14 @@ def test_a_reader_connects_again_to_a_publisher_that_was_started_again(transport
             snapshot = reader.pull(min_version=2)
             assert (snapshot.version, snapshot.epoch) == (2, second.epoch)
             assert (kept["a"].numpy() == 1).all() and kept.epoch == first.epoch
+
+
+def test_the_age_of_a_version_counts_from_its_publication(pair: Pair) -> None:
+    publisher, reader = pair
+    before = time.time()
+    publisher.publish(version(1))
+    snapshot = reader.pull()
+    time.sleep(0.05)
+    assert snapshot.age is not None and 0.05 <= snapshot.age <= time.time() - before + 0.001
+    with slackline.Server({"w": np.zeros(8, "float32")}) as server:
+        assert server.parameters().age is None

@@ -482,23 +482,43 @@ impl<T: Transport> Reader<T> {
     }
 
     async fn newest_async(&mut self, timeout: Duration) -> Result<Version, Error> {
+        let (newest, seen) = self.ask_newest(Version::new(0), timeout).await?;
+        let (operation, needed) = ("asking for the version", Bound::NONE);
+        newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
+    }
+
+    /// The newest version's number once it is at least this one, without copying it, and waiting as
+    /// [`ReaderOptions::idle`] says; `None` if it is not within `timeout`.
+    #[doc(hidden)]
+    pub fn newest_from(&mut self, at_least: Version, timeout: Duration) -> Result<Option<Version>, Error> {
+        Ok(complete(self.ask_newest(at_least, timeout))?.0)
+    }
+
+    async fn ask_newest(
+        &mut self,
+        at_least: Version,
+        timeout: Duration,
+    ) -> Result<(Option<Version>, Bound), Error> {
         let runtime = self.runtime.clone();
         let begun = runtime.now();
+        let deadline = begun + timeout;
         // An answer to a question of an earlier call, which ended at its deadline, may be older than this one.
-        let needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
+        let mut needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
         self.link.look_around(begun)?;
-        let newest = wait(&runtime, begun + timeout, |now| {
+        let newest = wait(&runtime, deadline, |now| {
             self.link.probe()?;
             self.link.advance()?;
             if self.link.answers() >= needed {
-                return Ok(WaitTurn::Done(self.link.line.seen.version));
+                let newest = self.link.line.seen.version;
+                if newest >= at_least {
+                    return Ok(WaitTurn::Done(newest));
+                }
+                needed = self.link.answers() + 1;
             }
             self.link.look_around(now)?;
-            Ok(WaitTurn::Idle)
+            Ok(self.rest(WaitTurn::Idle, deadline - now))
         });
-        let newest = newest.await?;
-        let (operation, needed, seen) = ("asking for the version", Bound::NONE, self.link.line.seen);
-        newest.ok_or(Error::Deadline { operation, waited: timeout, needed, seen })
+        Ok((newest.await?, self.link.line.seen))
     }
 
     /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. Only

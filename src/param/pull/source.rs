@@ -145,7 +145,7 @@ pub enum PullError {
         newest: Version,
     },
     /// The bytes are not those that the owner wrote, though the frame did not change.
-    #[error("version {version:?} does not match its checksum: the transport or the memory damaged it")]
+    #[error("version {} does not match its checksum: the transport or the memory damaged it", version.get())]
     Checksum {
         /// The version that the bytes should be.
         version: Version,

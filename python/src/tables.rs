@@ -1,0 +1,141 @@
+//! `slackline.Tables`: several publishers behind one address.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+use slackline::internals::mem::ForkGuard;
+use slackline::{Error, Mixed, PublisherOptions, ShardOptions, Tables, Version};
+
+use crate::errors::Failure;
+use crate::fabric::{self, SecretSource};
+use crate::publisher::{PyPublisher, differences};
+use crate::wait::timeout as seconds;
+
+/// One address at which several publishers serve a table each, by name: the weights of a model and its adapters, say.
+/// Each table has tensors, versions, readers and options of its own; `Reader(tables.address, table=name)` reads it.
+///
+/// `address`, `transport` and `secret` are as for a Publisher. Publishers that are open go on after `close`, until they
+/// are closed themselves.
+///
+/// Raises Refused if an address beyond this host has no secret, PeerGone if the address cannot be listened at.
+#[pyclass(frozen, module = "slackline", name = "Tables")]
+pub(crate) struct PyTables {
+    tables: Mutex<Option<Tables<Mixed>>>,
+    guard: ForkGuard,
+    address: String,
+}
+
+impl PyTables {
+    fn lock(&self) -> MutexGuard<'_, Option<Tables<Mixed>>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the tables; a lock is held for as long as that takes, which never waits for a peer.
+    fn ask<R>(&self, operation: &str, question: impl FnOnce(&Tables<Mixed>) -> R) -> Result<R, Failure> {
+        crate::fork::check(self.guard, operation)?;
+        let closed = || Failure::out_of_turn(operation, "the tables are closed", "make new ones");
+        Ok(question(self.lock().as_ref().ok_or_else(closed)?))
+    }
+}
+
+#[pymethods]
+impl PyTables {
+    #[new]
+    #[pyo3(signature = (*, address=None, transport="auto", secret=None))]
+    fn new(
+        py: Python<'_>,
+        address: Option<&str>,
+        transport: &str,
+        secret: Option<SecretSource>,
+    ) -> PyResult<PyTables> {
+        let address = fabric::listen_address(address, transport)?;
+        let tables = py.detach(|| -> Result<_, Failure> {
+            Ok(Tables::listen(fabric::fabric(secret, &address)?, &address).map_err(Error::from)?)
+        })?;
+        let address = tables.address().to_string();
+        Ok(PyTables { tables: Mutex::new(Some(tables)), guard: ForkGuard::new(), address })
+    }
+
+    /// Begins to serve a table by this name (at most 255 bytes), and returns its Publisher. `table` and the options
+    /// are as for a Publisher. A name is free again once its publisher is closed.
+    ///
+    /// Raises PeerGone if a table of this name is served already, LayoutMismatch if the table cannot be.
+    #[pyo3(signature = (name, table, *, frames=3, readers=64, lease=3.0, begin_at=0, branches=2, deltas=0,
+        delta_bytes=None, checksums=false))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
+    fn publisher(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        table: &Bound<'_, PyAny>,
+        frames: u8,
+        readers: u16,
+        lease: f64,
+        begin_at: u64,
+        branches: u16,
+        deltas: u8,
+        delta_bytes: Option<u64>,
+        checksums: bool,
+    ) -> PyResult<PyPublisher> {
+        let memory = ShardOptions {
+            frames,
+            peers: readers,
+            lease: seconds(lease)?,
+            checksums,
+            ..ShardOptions::default()
+        };
+        let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
+        let options = PublisherOptions { memory, begin_at, deltas, branches };
+        let (named, address) =
+            self.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
+        PyPublisher::begin(py, table, &address, options, || Ok(named))
+    }
+
+    /// The address at which all tables are reached.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The names of the tables that are served now, in order.
+    #[getter]
+    fn names(&self) -> PyResult<Vec<String>> {
+        Ok(self.ask("asking for the names", Tables::names)?)
+    }
+
+    /// Takes no further publishers in; the address is free once all of them are closed.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        crate::fork::check(self.guard, "closing the tables")?;
+        let tables = self.lock().take();
+        py.detach(|| drop(tables));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _class: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Tables at {}>", self.address)
+    }
+}
+
+impl Drop for PyTables {
+    fn drop(&mut self) {
+        // In a forked child the listener is the parent's.
+        if self.guard.is_inherited() {
+            std::mem::forget(self.lock().take());
+        }
+    }
+}
