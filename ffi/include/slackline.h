@@ -1926,6 +1926,42 @@ typedef struct slackline_view {
 } slackline_view;
 
 /**
+ * The judgement of a trace. Each read is verified, unverified, or has a violation. Set `size` before the call that
+ * fills it.
+ */
+typedef struct slackline_verdict {
+    /**
+     * `sizeof(struct slackline_verdict)`.
+     */
+    size_t size;
+    /**
+     * The number of versions with a record of their publication.
+     */
+    uint64_t publications;
+    /**
+     * The number of reads with a record.
+     */
+    uint64_t reads;
+    /**
+     * The number of reads without a violation whose bytes were compared with those that were published.
+     */
+    uint64_t verified;
+    /**
+     * The number of reads without a violation whose bytes could not be compared: their version has no record of its
+     * publication, or no tensor was read whole.
+     */
+    uint64_t unverified;
+    /**
+     * The number of violations.
+     */
+    uint64_t violations;
+    /**
+     * The bytes that the text of all violations takes, with its zero.
+     */
+    uint64_t text_bytes;
+} slackline_verdict;
+
+/**
  * The publisher's own words about a version, which the library does not look into.
  */
 typedef struct slackline_tag {
@@ -2774,6 +2810,49 @@ slackline_status slackline_tables_publisher(const struct slackline_tables *table
  * Ends what `slackline_tables_listen` began, once all publishers of it are gone. NULL does nothing.
  */
 void slackline_tables_destroy(struct slackline_tables *tables);
+
+/**
+ * As `slackline_publisher_publish`, and lends the record of the version in `publication`: one line of JSON without
+ * its end, of which a trace is made. It takes the SHA-256 of all tensors. Valid until the next recorded version or
+ * destroy of this publisher.
+ */
+slackline_status slackline_publisher_publish_recorded(struct slackline_publisher *publisher,
+                                                      const void *bytes,
+                                                      size_t len,
+                                                      uint64_t timeout_ms,
+                                                      uint64_t *version,
+                                                      const char **publication);
+
+/**
+ * As `slackline_publisher_commit`, and lends the record of the version as `slackline_publisher_publish_recorded` does.
+ */
+slackline_status slackline_publisher_commit_recorded(struct slackline_publisher *publisher,
+                                                     uint64_t *version,
+                                                     const char **publication);
+
+/**
+ * Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
+ * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed. Other
+ * reads than snapshots have no record.
+ */
+slackline_status slackline_snapshot_certificate(const struct slackline_snapshot *snapshot,
+                                                const char **certificate);
+
+/**
+ * Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh
+ * as was asked for, and in order. `trace` is text of lines, the records of any number of publishers and readers in any
+ * order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0 for
+ * processes of one host. `verdict->size` must be set.
+ *
+ * `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
+ * behind them: `verdict->text_bytes` is the room for all. A violation is no failure of the call; a line that is no
+ * record is `SLACKLINE_STATUS_BAD_ARGUMENT`.
+ */
+slackline_status slackline_check(const char *trace,
+                                 uint64_t clock_error_ms,
+                                 struct slackline_verdict *verdict,
+                                 char *violations,
+                                 size_t room);
 
 /**
  * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.

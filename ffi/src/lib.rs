@@ -38,6 +38,7 @@ mod status;
 mod step;
 mod table;
 mod tables;
+mod trace;
 mod weights;
 mod worker;
 
@@ -68,6 +69,7 @@ pub use status::{
 pub use step::*;
 pub use table::slackline_tensor_range;
 pub use tables::*;
+pub use trace::*;
 pub use weights::*;
 pub use worker::*;
 

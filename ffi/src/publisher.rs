@@ -3,10 +3,11 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
+use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
 use slackline::{
-    Address, BackgroundPublisher, Draft, Error, Named, Publisher, ReaderStatus, Table, Version, VersionTag,
-    now,
+    Address, BackgroundPublisher, Draft, Error, Named, Publication, Publisher, ReaderStatus, Table, Version,
+    VersionTag, now,
 };
 
 use crate::error::{Failure, slackline_status};
@@ -30,6 +31,8 @@ pub(crate) struct Publishing {
     /// The tag of the next version.
     pub(crate) tag: VersionTag,
     address: CString,
+    /// The record that was lent last.
+    publication: CString,
 }
 
 /// A publisher whose readers its calls look after, or a thread.
@@ -50,6 +53,35 @@ impl Looked {
         }
     }
 
+    fn publish_recorded(
+        &mut self,
+        bytes: &[u8],
+        tag: VersionTag,
+        timeout: Duration,
+    ) -> Result<Publication, Error> {
+        let source = VolatileSlice::from_ref(bytes);
+        let fill = |memory: VolatileSlice<'_>| {
+            if bytes.len() != memory.len() {
+                return Err(Error::Length { given: bytes.len(), expected: memory.len() });
+            }
+            memory.copy_from(source, Streaming::ByLength);
+            Ok(())
+        };
+        match self {
+            Looked::ByCalls(publisher) => {
+                let filled = fill(publisher.publish_begin(timeout)?);
+                filled.inspect_err(|_| publisher.publish_abort())?;
+                publisher.publish_commit_recorded(tag)
+            }
+            Looked::ByThread(publisher, draft) => {
+                *draft = None;
+                let mut next = publisher.draft(timeout)?;
+                fill(next.memory()?)?;
+                next.commit_recorded(tag)
+            }
+        }
+    }
+
     fn begin(&mut self, timeout: Duration) -> Result<(*mut u8, usize), Error> {
         let memory = match self {
             Looked::ByCalls(publisher) => publisher.publish_begin(timeout)?,
@@ -64,11 +96,14 @@ impl Looked {
     fn commit(&mut self, tag: VersionTag) -> Result<Version, Error> {
         match self {
             Looked::ByCalls(publisher) => publisher.publish_commit_tagged(tag),
-            Looked::ByThread(_, draft) => {
-                let reason = "call `slackline_publisher_begin` first";
-                let draft = draft.take().ok_or(Error::OutOfTurn { operation: "publish", reason })?;
-                draft.commit(tag)
-            }
+            Looked::ByThread(_, draft) => begun(draft)?.commit(tag),
+        }
+    }
+
+    fn commit_recorded(&mut self, tag: VersionTag) -> Result<Publication, Error> {
+        match self {
+            Looked::ByCalls(publisher) => publisher.publish_commit_recorded(tag),
+            Looked::ByThread(_, draft) => begun(draft)?.commit_recorded(tag),
         }
     }
 
@@ -116,6 +151,12 @@ impl Looked {
     }
 }
 
+/// The version that is being written.
+fn begun(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
+    let reason = "call `slackline_publisher_begin` first";
+    draft.take().ok_or(Error::OutOfTurn { operation: "publish", reason })
+}
+
 impl Publishing {
     pub(crate) fn begin(
         fabric: NamedFabric,
@@ -129,7 +170,30 @@ impl Publishing {
             0 => Looked::ByCalls(Box::new(publisher)),
             _ => Looked::ByThread(publisher.into_background()?, None),
         };
-        Ok(Publishing { publisher, tag: VersionTag::default(), address })
+        Ok(Publishing { publisher, tag: VersionTag::default(), address, publication: CString::default() })
+    }
+
+    /// As `slackline_publisher_publish`; the number of the version, and its record.
+    pub(crate) fn publish_recorded(
+        &mut self,
+        bytes: &[u8],
+        timeout: Duration,
+    ) -> Result<(u64, *const c_char), Failure> {
+        let publication = self.publisher.publish_recorded(bytes, self.tag, timeout)?;
+        Ok(self.lend(&publication))
+    }
+
+    /// As `slackline_publisher_commit`; the number of the version, and its record.
+    pub(crate) fn commit_recorded(&mut self) -> Result<(u64, *const c_char), Failure> {
+        let publication = self.publisher.commit_recorded(self.tag)?;
+        Ok(self.lend(&publication))
+    }
+
+    fn lend(&mut self, publication: &Publication) -> (u64, *const c_char) {
+        self.tag = VersionTag::default();
+        // JSON has no zero in its text.
+        self.publication = CString::new(publication.to_string()).unwrap_or_default();
+        (publication.version.get(), self.publication.as_ptr())
     }
 
     pub(crate) fn readers(&self) -> Vec<ReaderStatus> {

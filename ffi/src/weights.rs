@@ -1,6 +1,6 @@
 //! The weights plane beyond publishing and refreshing: tags, readers, selections, snapshots and relays.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -214,6 +214,16 @@ pub struct slackline_snapshot(Handle<Held>);
 pub(crate) struct Held {
     snapshot: Snapshot,
     tensors: Tensors,
+    /// The record of the read, once it was asked for.
+    certificate: Option<CString>,
+}
+
+impl Held {
+    pub(crate) fn certificate(&mut self) -> &CStr {
+        // JSON has no zero in its text.
+        let record = || CString::new(self.snapshot.certificate().to_string()).unwrap_or_default();
+        self.certificate.get_or_insert_with(record)
+    }
 }
 
 opaque!(slackline_snapshot: Held);
@@ -242,7 +252,7 @@ pub unsafe extern "C" fn slackline_reader_snapshot(
         // SAFETY: the contract.
         let snapshot = unsafe { with(reader, |reading| Ok(reading.unpinned()?.snapshot(wanted, timeout)?))? };
         let tensors = Tensors::of(snapshot.table())?;
-        Ok(Held { snapshot, tensors })
+        Ok(Held { snapshot, tensors, certificate: None })
     };
     // SAFETY: the contract.
     unsafe { create(snapshot, take) }

@@ -1,0 +1,176 @@
+//! Records of versions and of reads, and their judgement: see [`slackline::Certificate`].
+
+use std::ffi::{c_char, c_void};
+use std::time::Duration;
+
+use slackline::internals::trace::{TraceChecker, TraceRecord, Violation};
+
+use crate::error::{Failure, slackline_status};
+use crate::handle::{Out, call, slice, slice_mut, text, with};
+use crate::publisher::{Publishing, slackline_publisher};
+use crate::sized::{Measured, SizedOut};
+use crate::weights::slackline_snapshot;
+
+/// As `slackline_publisher_publish`, and lends the record of the version in `publication`: one line of JSON without
+/// its end, of which a trace is made. It takes the SHA-256 of all tensors. Valid until the next recorded version or
+/// destroy of this publisher.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_publish_recorded(
+    publisher: *mut slackline_publisher,
+    bytes: *const c_void,
+    len: usize,
+    timeout_ms: u64,
+    version: *mut u64,
+    publication: *mut *const c_char,
+) -> slackline_status {
+    // SAFETY: the contract.
+    call(|| unsafe {
+        let bytes = slice(bytes.cast::<u8>(), len, "bytes")?;
+        let timeout = Duration::from_millis(timeout_ms);
+        record(publisher, version, publication, |publishing| publishing.publish_recorded(bytes, timeout))
+    })
+}
+
+/// As `slackline_publisher_commit`, and lends the record of the version as `slackline_publisher_publish_recorded` does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_commit_recorded(
+    publisher: *mut slackline_publisher,
+    version: *mut u64,
+    publication: *mut *const c_char,
+) -> slackline_status {
+    // SAFETY: the contract.
+    call(|| unsafe { record(publisher, version, publication, Publishing::commit_recorded) })
+}
+
+/// # Safety
+///
+/// The contract.
+unsafe fn record(
+    publisher: *mut slackline_publisher,
+    version: *mut u64,
+    publication: *mut *const c_char,
+    publish: impl FnOnce(&mut Publishing) -> Result<(u64, *const c_char), Failure>,
+) -> Result<(), Failure> {
+    // SAFETY: the contract.
+    let (number, line) = unsafe { (Out::wanted(version, "version")?, Out::new(publication, "publication")?) };
+    // SAFETY: the contract.
+    let (version, publication) = unsafe { with(publisher, publish)? };
+    if let Some(number) = number {
+        number.set(version);
+    }
+    line.set(publication);
+    Ok(())
+}
+
+/// Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
+/// The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed. Other
+/// reads than snapshots have no record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_snapshot_certificate(
+    snapshot: *const slackline_snapshot,
+    certificate: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { Out::new(certificate, "certificate")? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(snapshot, |held| Ok(held.certificate().as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// The judgement of a trace. Each read is verified, unverified, or has a violation. Set `size` before the call that
+/// fills it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct slackline_verdict {
+    /// `sizeof(struct slackline_verdict)`.
+    pub size: usize,
+    /// The number of versions with a record of their publication.
+    pub publications: u64,
+    /// The number of reads with a record.
+    pub reads: u64,
+    /// The number of reads without a violation whose bytes were compared with those that were published.
+    pub verified: u64,
+    /// The number of reads without a violation whose bytes could not be compared: their version has no record of its
+    /// publication, or no tensor was read whole.
+    pub unverified: u64,
+    /// The number of violations.
+    pub violations: u64,
+    /// The bytes that the text of all violations takes, with its zero.
+    pub text_bytes: u64,
+}
+
+impl Measured for slackline_verdict {
+    const FIRST: usize = 56;
+}
+
+/// Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh
+/// as was asked for, and in order. `trace` is text of lines, the records of any number of publishers and readers in any
+/// order; blank lines count for nothing. `clock_error_ms` is the most by which the clocks of two hosts differ: 0 for
+/// processes of one host. `verdict->size` must be set.
+///
+/// `violations`, unless NULL, becomes text of a line for each violation, as many whole lines as fit `room` with a zero
+/// behind them: `verdict->text_bytes` is the room for all. A violation is no failure of the call; a line that is no
+/// record is `SLACKLINE_STATUS_BAD_ARGUMENT`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_check(
+    trace: *const c_char,
+    clock_error_ms: u64,
+    verdict: *mut slackline_verdict,
+    violations: *mut c_char,
+    room: usize,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (trace, out) = unsafe { (text(trace, "trace")?, SizedOut::new(verdict, "verdict")?) };
+        // SAFETY: the contract.
+        let to = unsafe { slice_mut(violations.cast::<u8>(), room, "violations")? };
+        let mut checker = TraceChecker::new(Duration::from_millis(clock_error_ms));
+        for (line, number) in trace.lines().zip(1_u64..) {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let record: TraceRecord = line.trim().parse().map_err(|error| {
+                Failure::bad_argument(format!("cannot check the trace: line {number}: {error}"))
+            })?;
+            checker.add(record, number);
+        }
+        let judged = checker.finish();
+        let lines: Vec<String> = judged.violations.iter().map(line_of).collect();
+        write_lines(&lines, to);
+        out.set(slackline_verdict {
+            size: size_of::<slackline_verdict>(),
+            publications: judged.publications,
+            reads: judged.reads,
+            verified: judged.verified,
+            unverified: judged.unverified,
+            violations: lines.len() as u64,
+            text_bytes: lines.iter().map(String::len).sum::<usize>() as u64 + 1,
+        });
+        Ok(())
+    })
+}
+
+fn line_of(violation: &Violation<u64>) -> String {
+    let Violation { property, at, against, found } = violation;
+    let against = against.map_or(String::new(), |other| format!(" (line {other})"));
+    // A tensor's name may hold anything, and each violation has one line, before the only zero.
+    let found = found.replace(char::is_control, " ");
+    format!("line {at}: not {property}: {found}{against}\n")
+}
+
+/// Writes as many whole lines as fit, and a zero.
+fn write_lines(lines: &[String], mut to: &mut [u8]) {
+    for line in lines {
+        if line.len() >= to.len() {
+            break;
+        }
+        let (head, rest) = to.split_at_mut(line.len());
+        head.copy_from_slice(line.as_bytes());
+        to = rest;
+    }
+    if let Some(zero) = to.first_mut() {
+        *zero = 0;
+    }
+}

@@ -1,0 +1,137 @@
+/*
+ * Certificates in C: what a publisher and a reader put on record, and the judgement of it. Exits with 0 if all checks
+ * passed.
+ */
+#include "check.h"
+
+enum { TRACE = 1 << 16 };
+
+static char trace[TRACE];
+
+static void put_on_record(const char *line)
+{
+    CHECK(line[0] == '{' && strchr(line, '\n') == NULL);
+    CHECK(strlen(trace) + strlen(line) + 2 < TRACE);
+    strcat(strcat(trace, line), "\n");
+}
+
+static struct slackline_verdict judge(char *violations, size_t room)
+{
+    struct slackline_verdict verdict;
+    verdict.size = sizeof verdict;
+    OK(slackline_check(trace, 0, &verdict, violations, room));
+    return verdict;
+}
+
+/* Publishes a version by each of the ways, with a record, and reads each. */
+static void record(uint32_t background)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_tensor tensors[2];
+    struct slackline_snapshot *snapshot;
+    struct slackline_reader *reader;
+    static float values[ELEMENTS];
+    const char *address, *line, *again;
+    struct slackline_tag tag = {7, {1}};
+    uint64_t version;
+    size_t len;
+    void *memory;
+
+    trace[0] = 0;
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = background;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    EXPECT(OUT_OF_TURN, slackline_publisher_commit_recorded(publisher, &version, &line));
+    EXPECT(BAD_ARGUMENT, slackline_publisher_publish_recorded(publisher, values, 4, TIMEOUT_MS, NULL, &line));
+    values[0] = 1;
+    OK(slackline_publisher_set_tag(publisher, &tag));
+    OK(slackline_publisher_publish_recorded(publisher, values, sizeof values, TIMEOUT_MS, &version, &line));
+    CHECK(version == 1 && strstr(line, "\"step\":7") != NULL);
+    put_on_record(line);
+    if (background) {
+        OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+        OK(slackline_reader_snapshot(reader, 1, 0, 0, TIMEOUT_MS, &snapshot));
+        OK(slackline_snapshot_certificate(snapshot, &line));
+        OK(slackline_snapshot_certificate(snapshot, &again));
+        CHECK(line == again);
+        put_on_record(line);
+        slackline_snapshot_destroy(snapshot);
+    }
+    OK(slackline_publisher_begin(publisher, TIMEOUT_MS, &memory, &len));
+    memset(memory, 2, len);
+    OK(slackline_publisher_commit_recorded(publisher, NULL, &line));
+    CHECK(strstr(line, "\"step\":0") != NULL); /* a tag is that of one version */
+    put_on_record(line);
+    if (background) {
+        OK(slackline_reader_snapshot(reader, 2, 0, 0, TIMEOUT_MS, &snapshot));
+        OK(slackline_snapshot_certificate(snapshot, &line));
+        put_on_record(line);
+        slackline_snapshot_destroy(snapshot);
+        slackline_reader_destroy(reader);
+    }
+    slackline_publisher_destroy(publisher);
+}
+
+static void a_publisher_of_calls_records_its_versions(void)
+{
+    struct slackline_verdict verdict;
+
+    record(0);
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 2 && verdict.reads == 0 && verdict.violations == 0 && verdict.text_bytes == 1);
+}
+
+static void reads_are_verified_and_an_altered_digest_is_a_violation(void)
+{
+    struct slackline_verdict verdict;
+    char text[1024] = "x", *digest;
+
+    record(1);
+    verdict = judge(text, sizeof text);
+    CHECK(verdict.publications == 2 && verdict.reads == 2 && verdict.verified == 2 && verdict.unverified == 0);
+    CHECK(verdict.violations == 0 && text[0] == 0);
+
+    /* The last line is that of a certificate, and its last member has the digests. */
+    digest = strrchr(trace, ':') + 2;
+    *digest = *digest == '0' ? '1' : '0';
+    verdict = judge(text, sizeof text);
+    CHECK(verdict.verified == 1 && verdict.unverified == 0 && verdict.violations == 1);
+    CHECK(strncmp(text, "line 4: not whole: ", 19) == 0 && strstr(text, "(line 3)\n") != NULL);
+    CHECK(strlen(text) + 1 == verdict.text_bytes);
+    judge(text, verdict.text_bytes);
+    CHECK(strlen(text) + 1 == verdict.text_bytes);
+    judge(text, verdict.text_bytes - 1); /* whole lines or none */
+    CHECK(text[0] == 0);
+    CHECK(judge(NULL, 0).text_bytes == verdict.text_bytes);
+}
+
+static void what_is_no_record_is_told_with_its_line(void)
+{
+    struct slackline_verdict verdict;
+    const char *line;
+
+    verdict.size = sizeof verdict;
+    EXPECT(BAD_ARGUMENT, slackline_check("\n\n{\"other\": 1}\n", 0, &verdict, NULL, 0));
+    CHECK(said("line 3"));
+    OK(slackline_check("\n", 0, &verdict, NULL, 0));
+    CHECK(verdict.reads == 0);
+    EXPECT(BAD_ARGUMENT, slackline_check(NULL, 0, &verdict, NULL, 0));
+    EXPECT(BAD_ARGUMENT, slackline_check("", 0, NULL, NULL, 0));
+    EXPECT(BAD_ARGUMENT, slackline_check("", 0, &verdict, NULL, 1));
+    EXPECT(BAD_ARGUMENT, slackline_snapshot_certificate(NULL, &line));
+    EXPECT(BAD_ARGUMENT, slackline_publisher_commit_recorded(NULL, NULL, &line));
+    EXPECT(BAD_ARGUMENT, slackline_publisher_publish_recorded(NULL, NULL, 0, 0, NULL, &line));
+}
+
+int main(void)
+{
+    a_publisher_of_calls_records_its_versions();
+    reads_are_verified_and_an_altered_digest_is_a_violation();
+    what_is_no_record_is_told_with_its_line();
+    puts("all checks passed");
+    return 0;
+}
