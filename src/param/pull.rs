@@ -425,9 +425,12 @@ impl Pull {
         if matches!(self.state, PullStep::Idle | PullStep::Done) {
             self.unpin(endpoint)?;
         }
-        if self.state == PullStep::Payload {
-            self.landed = self.arrived;
-        }
+        self.landed = match self.state {
+            PullStep::Payload | PullStep::Verify | PullStep::FollowBegin | PullStep::FollowHeader => {
+                self.arrived
+            }
+            _ => 0,
+        };
         if self.outstanding > 0 && !self.may_read_ahead() {
             return Ok(false);
         }
@@ -435,7 +438,6 @@ impl Pull {
             self.cancel();
             return Err(error.into());
         }
-        self.landed = self.has_landed();
         match self.step(endpoint) {
             Ok(progress) => Ok(progress),
             Err(error) => {
@@ -502,6 +504,7 @@ impl Pull {
                 chunks: 0,
                 ended: false,
             };
+            self.arrived = 0;
             self.state = PullStep::FollowBegin;
             return Ok(true);
         }

@@ -18,9 +18,11 @@ pub(super) const READ_AHEAD: usize = 4;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchInFlight {
     /// How much is there once it has come.
-    end: u64,
+    pub(super) end: u64,
     /// The bytes that the look which goes along with it proves.
-    proves: Option<u64>,
+    pub(super) proves: Option<u64>,
+    /// A follower's look goes along with it.
+    pub(super) is_look: bool,
 }
 
 /// Pieces that are read in one batch.
@@ -40,20 +42,29 @@ impl Pull {
     pub(super) fn take_batch(&mut self, has_come: bool) {
         // A look that is in flight is alone.
         let batch = (!self.batches.is_empty()).then(|| self.batches.remove(0));
-        if let Some(BatchInFlight { end, proves }) = batch.filter(|_| has_come) {
+        if let Some(BatchInFlight { end, proves, .. }) = batch.filter(|_| has_come) {
             self.has_batch |= end > self.arrived;
             (self.arrived, self.look_proves) = (end, proves.or(self.look_proves));
         }
     }
 
-    /// True if the next batch may be posted while others are in flight.
+    /// True if the pull may go on while batches are in flight.
     pub(super) fn may_read_ahead(&self) -> bool {
-        self.state == PullStep::Payload
-            && self.options.chunked
-            && self.pieces.is_none()
-            && self.batches.len() < READ_AHEAD
-            && self.copied < self.source.geometry.payload_bytes
-            && self.failed.is_none()
+        let goes_on = match self.state {
+            PullStep::Payload => {
+                self.options.chunked
+                    && self.pieces.is_none()
+                    && self.batches.len() < READ_AHEAD
+                    && self.copied < self.source.geometry.payload_bytes
+            }
+            // The look has come, which was alone or between two batches.
+            PullStep::FollowHeader => {
+                self.outstanding as usize == self.batches.len()
+                    && !self.batches.iter().any(|batch| batch.is_look)
+            }
+            _ => false,
+        };
+        goes_on && self.failed.is_none()
     }
 
     pub(super) fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -142,7 +153,7 @@ impl Pull {
         let posted = self.posted(posted, next)?;
         if posted {
             self.copied = end;
-            self.batches.push(BatchInFlight { end, proves });
+            self.batches.push(BatchInFlight { end, proves, is_look: false });
         }
         Ok(posted)
     }

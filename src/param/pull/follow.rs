@@ -1,10 +1,12 @@
 //! A pull that follows a frame which is being written, and how far any pull is.
 
-use super::copy::MAX_READ_BYTES;
-use super::{BEFORE_LINE, HEADER, Pull, PullError, PullStep};
+use smallvec::SmallVec;
+
+use super::copy::{BatchInFlight, MAX_READ_BYTES};
+use super::{BEFORE_LINE, Follow, HEADER, Pull, PullError, PullStep};
 use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
-use crate::transport::{Endpoint, Flags};
+use crate::transport::{Endpoint, Flags, WorkRequest};
 
 impl Pull {
     pub(super) fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -14,6 +16,15 @@ impl Pull {
         let begun = follow.sequence.is_some();
         let attempt = *follow.sequence.get_or_insert(header.sequence);
         self.follow = follow;
+        let landed = header.landed_chunks().min(total);
+        let is_same = header.version == follow.version && header.sequence == attempt && !header.is_whole();
+        if is_same && landed > follow.chunks {
+            return self.read_landed(endpoint, landed);
+        }
+        if self.outstanding > 0 {
+            // What is in flight comes first.
+            return Ok(false);
+        }
         if header.version != follow.version {
             return Ok(self.retry());
         }
@@ -32,30 +43,41 @@ impl Pull {
             if !self.check_header(&header)? {
                 return Ok(self.retry());
             }
-            let geometry = &self.source.geometry;
-            let copied = (follow.chunks as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
+            let copied = self.bytes_of(follow.chunks);
             self.begin_payload(header, follow.frame, copied);
             return self.on_payload(endpoint);
         }
         if header.sequence != attempt {
             return Ok(self.retry());
         }
+        Ok(self.look_again(PullStep::FollowBegin))
+    }
+
+    /// Reads the chunks that have landed since the last look, in two halves, and looks again between them: how far the
+    /// owner is by then is known while the second half is still on its way.
+    fn read_landed(&mut self, endpoint: &mut impl Endpoint, landed: usize) -> Result<bool, PullError> {
+        let Follow { frame, chunks, .. } = self.follow;
         let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
-        let landed = header.landed_chunks().min(total).min(follow.chunks + most);
-        if landed <= follow.chunks {
-            return Ok(self.look_again(PullStep::FollowBegin));
+        let landed = landed.min(chunks + most);
+        let half = chunks + (landed - chunks).div_ceil(2);
+        let [begin, middle, end] = [chunks, half, landed].map(|chunks| self.bytes_of(chunks));
+        let mut first = self.payload(frame, begin..middle)?;
+        first.flags.remove(Flags::SIGNALLED);
+        let look = self.looks.get(usize::from(frame)).map(|looks| looks[HEADER.start].clone());
+        let expected = self.source.geometry.payload_bytes;
+        let mut requests = SmallVec::<[WorkRequest; 3]>::new();
+        requests.extend([first, look.ok_or(PullError::Damaged { expected, found: 0 })?]);
+        if middle < end {
+            requests.push(self.payload(frame, middle..end)?);
         }
-        let geometry = &self.source.geometry;
-        let begin = follow.chunks as u64 * geometry.chunk_bytes;
-        let end = (landed as u64 * geometry.chunk_bytes).min(geometry.payload_bytes);
-        let mut payload = self.payload(follow.frame, begin..end)?;
-        payload.flags.remove(Flags::SIGNALLED);
-        // The next look goes along with it: how far the owner is by then. It completes after the payload.
-        let look = self.looks.get(usize::from(follow.frame)).map(|looks| looks[HEADER.start].clone());
-        let look = look.ok_or(PullError::Damaged { expected: geometry.payload_bytes, found: 0 })?;
-        let posted = endpoint.post(&[payload, look]);
+        let posted = endpoint.post(&requests);
         let posted = self.posted(posted, PullStep::FollowHeader)?;
         if posted {
+            self.batches.push(BatchInFlight { end: middle, proves: None, is_look: true });
+            if middle < end {
+                self.batches.push(BatchInFlight { end, proves: None, is_look: false });
+                self.outstanding += 1;
+            }
             // What is copied again was a gain the first time.
             self.gains += u64::from(self.retries == 0);
             // The destination is being written from its begin on.
@@ -65,16 +87,9 @@ impl Pull {
         Ok(posted)
     }
 
-    /// The bytes that are there of the copy, while nothing of it is in flight.
-    pub(super) fn has_landed(&self) -> u64 {
+    fn bytes_of(&self, chunks: usize) -> u64 {
         let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
-        match self.state {
-            PullStep::Payload | PullStep::Verify => self.arrived,
-            PullStep::FollowBegin | PullStep::FollowHeader => {
-                (self.follow.chunks as u64 * chunk_bytes).min(payload_bytes)
-            }
-            _ => 0,
-        }
+        (chunks as u64 * chunk_bytes).min(payload_bytes)
     }
 
     /// The version that is being copied now, and how many chunks of it are there, from its begin on. Whether they are
