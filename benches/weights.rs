@@ -6,6 +6,8 @@
 
 #[path = "weights/chain.rs"]
 mod chain;
+#[path = "weights/times.rs"]
+mod times;
 #[path = "weights/visible.rs"]
 mod visible;
 
@@ -34,6 +36,7 @@ fn main() {
         ["visible"] => visible::measure(repeat),
         ["chain"] => chain::measure(repeat),
         ["read", address] => visible::read(address),
+        ["times", address, pulls] => times::print(address, pulls.parse().expect("a number of pulls")),
         _ => usage(),
     }
 }

@@ -18,8 +18,8 @@ use namespaces::{Host, Hosts};
 /// Bytes per second that the cable of each host carries, each way: so few that processors do not count.
 const LINK: f64 = 20e6;
 
-/// Bytes of a version: a second and a half of a link.
-const BYTES: u64 = 32 << 20;
+/// Bytes of a version: one and a half and seven seconds of a link, so that a constant cost of each relay shows.
+const BYTES: [u64; 2] = [32 << 20, 128 << 20];
 
 /// Relays between the publisher and the reader, and the chunks of a version.
 const DEPTHS: [usize; 3] = [1, 2, 4];
@@ -31,37 +31,38 @@ const GOAL: f64 = 1.1;
 pub(super) fn measure(repeat: usize) {
     let repeat = repeat.min(5);
     println!(
-        "a version of {} MiB over cables of {} MB/s, medians (least to most) of {repeat}; by hand a chain of d relays",
-        BYTES >> 20,
+        "a version over cables of {} MB/s, medians (least to most) of {repeat}; by hand a chain of d relays takes",
         LINK / 1e6
     );
-    println!("takes 1 + d / c times as long as one copy of c chunks, and may take {GOAL} times that");
-    println!("  relays  chunks              seconds   of one copy  by hand  real / by hand");
-    for chunks in CHUNKS {
-        let [alone, least, most] = summary(seconds(0, chunks, repeat));
-        println!("{:>8} {chunks:>7} {alone:>9.2} ({least:.2} to {most:.2})", 0);
+    println!("1 + d / c times as long as one copy of c chunks, and may take {GOAL} times that");
+    println!("     MiB  chunks  relays              seconds   of one copy  by hand  real / by hand");
+    for (bytes, chunks) in BYTES.into_iter().flat_map(|bytes| CHUNKS.map(|chunks| (bytes, chunks))) {
+        let [alone, least, most] = summary(seconds(bytes, 0, chunks, repeat));
+        let mib = bytes >> 20;
+        println!("{mib:>8} {chunks:>7} {:>7} {alone:>9.2} ({least:.2} to {most:.2})", 0);
         for depth in DEPTHS {
-            let [median, least, most] = summary(seconds(depth, chunks, repeat));
+            let [median, least, most] = summary(seconds(bytes, depth, chunks, repeat));
             let by_hand = 1.0 + depth as f64 / chunks as f64;
             let (of_one, ratio) = (median / alone, median / alone / by_hand);
             let verdict = if ratio <= GOAL { "" } else { "  missed" };
+            let told = format!("{median:.2} ({least:.2} to {most:.2})");
             println!(
-                "{depth:>8} {chunks:>7} {median:>9.2} ({least:.2} to {most:.2}) {of_one:>8.3} {by_hand:>8.3} {ratio:>15.3}{verdict}"
+                "{mib:>8} {chunks:>7} {depth:>7} {told:>22} {of_one:>10.3} {by_hand:>8.3} {ratio:>15.3}{verdict}"
             );
         }
     }
 }
 
 /// The seconds from the call that publishes until the reader behind `depth` relays has the version, of each version.
-fn seconds(depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
+fn seconds(bytes: u64, depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
     let hosts = Hosts::new(depth as u8 + 2);
     (0..depth + 2).for_each(|host| limit(&hosts[host]));
-    let memory = ShardOptions { chunk_bytes: BYTES / chunks, lease: PATIENCE, ..ShardOptions::default() };
+    let memory = ShardOptions { chunk_bytes: bytes / chunks, lease: PATIENCE, ..ShardOptions::default() };
     let options = PublisherOptions { memory, ..PublisherOptions::default() };
     let transport =
         || Tcp::with_secret(Secret::from_text("all hosts know this", "this benchmark").expect("a secret"));
     let at = |host: usize| Address::Tcp(SocketAddr::new(hosts[host].address().into(), 9000));
-    let table = Table::flat(BYTES, ElementType::U8).expect("a table");
+    let table = Table::flat(bytes, ElementType::U8).expect("a table");
     let publisher = hosts[0].within(|| {
         let publisher = Publisher::new(transport(), &at(0), table, options.clone()).expect("a publisher");
         publisher.into_background().expect("a thread")
@@ -80,14 +81,14 @@ fn seconds(depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
     let mut seconds = Vec::new();
     // The first version opens the connections' windows.
     for round in 0..=repeat {
-        let bytes = vec![round as u8; BYTES as usize];
+        let values = vec![round as u8; bytes as usize];
         std::thread::sleep(Duration::from_millis(200));
         let begun = Instant::now();
-        let version = publisher.publish(&bytes, VersionTag::default(), PATIENCE).expect("a version");
+        let version = publisher.publish(&values, VersionTag::default(), PATIENCE).expect("a version");
         let fresh = reader.refresh_to(version, PATIENCE).expect("the version");
         let took = begun.elapsed().as_secs_f64();
         assert_eq!(fresh.version, version);
-        assert!(reader.bytes().expect("a copy") == bytes, "the copy is another");
+        assert!(reader.bytes().expect("a copy") == values, "the copy is another");
         if round > 0 {
             seconds.push(took);
         }

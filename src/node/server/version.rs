@@ -240,8 +240,8 @@ impl<T: Transport> Server<T> {
     pub(super) fn announce_clock(&mut self) {
         let clock = self.smallest_clock();
         if clock != self.announced_clock && !self.work.bound {
-            // A worker may follow a fold that was begun in hope, which never ends if its gradient does not come. It looks
-            // at this clock again once the frame is given up; the fold is begun again if it still can be.
+            // A worker may follow a fold that was begun in hope, and that never ends if a gradient of it does not come.
+            // Once the frame is given up the worker looks at this clock, and the fold begins again if it still can.
             if let Some(frame) = self.work.frame.take() {
                 self.folder.end();
                 self.shard.frames.abandon(frame);
