@@ -153,6 +153,8 @@ impl<T: Transport> Server<T> {
         }
         let Some(following) = &mut self.following else { return Ok(()) };
         following.position = Some(follow.position());
+        // Each connection counts its looks from one, and no earlier one has told of all decisions.
+        following.departed.iter_mut().for_each(|departed| departed.look = follow.next_look());
         tracing::info!(%decider, shard, version = from.version.get(), goes_on = from.goes_on, "following");
         let (address, shards, checked) = (decider.clone(), welcome.shards, runtime.now());
         following.link = Some(Decided { endpoint, follow, address, shards, checked });

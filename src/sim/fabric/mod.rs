@@ -338,10 +338,12 @@ mod tests {
         assert!(runs > 100, "{runs} runs");
     }
 
-    /// Of BSP a worker followed for ever a fold that its server had begun in hope; of DBW one look found words of a
-    /// server's old and of its new incarnation, and called that damage. And the judge was told of an eviction for which
-    /// it knew no cause: the connection had ended long before, while the worker still made that to the other server. A
+    /// Of BSP a worker followed for ever a fold that its server had begun in hope. Of DBW one look found words of a
+    /// server's old and of its new incarnation, and called that damage. The judge was told of an eviction for which it
+    /// knew no cause: the connection had ended long before, while the worker still made that to the other server. A
     /// server that follows forgot how far it had read when its connection ended, and took the decider for another one.
+    /// And after a new connection it let go of a worker that had left, before it knew whether the decider had its
+    /// gradient.
     #[test]
     fn runs_that_once_broke_a_promise_keep_it() {
         let of = |text: &str| Some(text.parse::<SchemeConfig>().unwrap().into());
@@ -350,6 +352,7 @@ mod tests {
             (42_197, None),
             (60_966, None),
             (134_024, None),
+            (145_967, None),
             (640, of("bsp")),
             (862, of("dbw(2)")),
         ] {
