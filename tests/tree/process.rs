@@ -112,7 +112,9 @@ fn read(root: &Address, every: Duration, mut trace: File) -> ! {
         let mut last = (0, 0);
         let lost = loop {
             match reader.snapshot(Wanted::newest().max_staleness(STALENESS), PATIENCE) {
-                Ok(snapshot) if snapshot.fresh().origin != 0 => {
+                // What an owner begins with: it has published or copied no version yet.
+                Ok(snapshot) if is_begin(&snapshot) => {}
+                Ok(snapshot) => {
                     if let Err(found) = check(&snapshot, &mut last) {
                         tell(format_args!("broken: {found}"));
                         std::process::exit(3);
@@ -120,8 +122,6 @@ fn read(root: &Address, every: Duration, mut trace: File) -> ! {
                     put(&mut trace, snapshot.certificate());
                     tell(format_args!("read {:x} {}", last.0, last.1));
                 }
-                // The relay has no version yet.
-                Ok(_) => {}
                 Err(error) => break error,
             }
             std::thread::sleep(every);
@@ -140,6 +140,11 @@ fn persist<R>(mut connect: impl FnMut() -> Result<R, Error>) -> R {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Whether these are the zeros at which a publisher or a relay begins. All versions that are published have a tag.
+fn is_begin(snapshot: &Snapshot) -> bool {
+    snapshot.fresh().tag == VersionTag::default() && snapshot.bytes().iter().all(|byte| *byte == 0)
 }
 
 /// Holds a version to what was asked, to its words, and to the last one of this connection.
