@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::bounds::{behind_most, value_bound};
 use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
@@ -377,6 +378,15 @@ impl FabricJudge {
     }
 
     /// The server or publisher of a shard is gone.
+    /// A server that follows begins again, since another incarnation decides: its peers lose their connections.
+    pub(super) fn begins_again(&mut self, shard: usize, decider: Option<u64>, now: Instant) {
+        if self.incarnations.iter().any(|one| Some(one.epoch) == decider && !one.is_over) {
+            self.fail(format!("server {shard} begins again though the one that decides for it is there"));
+        }
+        self.causes.all_lost(now);
+        self.ended(shard);
+    }
+
     pub(super) fn ended(&mut self, shard: usize) {
         if self.last.take().is_some() {
             self.readers.fill(false);
@@ -781,20 +791,4 @@ impl FabricJudge {
             self.fail(format!("node {node}: `{call}` failed though nothing gave cause: {error}"));
         }
     }
-}
-
-/// Returns the most versions that a gradient that is folded may be behind, where a scheme bounds that.
-fn behind_most(scheme: &AnyScheme) -> Option<u64> {
-    match scheme.built_in()? {
-        SchemeConfig::Dbw { .. } => Some(0),
-        SchemeConfig::Abs { staleness, .. } => staleness,
-        // Each is in the round of the newest version, and so many rounds late.
-        SchemeConfig::Delay { staleness, .. } => Some(staleness),
-        _ => None,
-    }
-}
-
-/// The bound of VAP on values in a clock, with room for rounding.
-fn value_bound(bound: f32, clock: u64) -> f64 {
-    f64::from(bound) / (clock as f64 + 1.0).sqrt() * 1.001
 }

@@ -14,6 +14,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod cause;
 mod class;
 mod flow;
@@ -340,10 +341,10 @@ mod tests {
 
     /// Of BSP a worker followed for ever a fold that its server had begun in hope. Of DBW one look found words of a
     /// server's old and of its new incarnation, and called that damage. The judge was told of an eviction for which it
-    /// knew no cause: the connection had ended long before, while the worker still made that to the other server. A
-    /// server that follows forgot how far it had read when its connection ended, and took the decider for another one.
-    /// And after a new connection it let go of a worker that had left, before it knew whether the decider had its
-    /// gradient.
+    /// knew no cause: the connection had ended long before, while the worker still made that to the other server; or
+    /// the server began again, since the one that decides for it had done so. A server that follows forgot how far it
+    /// had read when its connection ended, and took the decider for another one. And after a new connection it let go
+    /// of a worker that had left, before it knew whether the decider had its gradient.
     #[test]
     fn runs_that_once_broke_a_promise_keep_it() {
         let of = |text: &str| Some(text.parse::<SchemeConfig>().unwrap().into());
@@ -353,6 +354,7 @@ mod tests {
             (60_966, None),
             (134_024, None),
             (145_967, None),
+            (240_508, None),
             (640, of("bsp")),
             (862, of("dbw(2)")),
         ] {

@@ -144,7 +144,7 @@ impl Incarnation {
                         self.judge.borrow_mut().follows(server.epoch(), server.decider(), version.get());
                     }
                     Err(Error::AnotherIncarnation { .. }) => {
-                        self.judge.borrow_mut().ended(self.node);
+                        self.judge.borrow_mut().begins_again(self.node, server.decider(), self.now());
                         return Ok(true);
                     }
                     Err(Error::Deadline { .. } | Error::Connect(_)) => {}
