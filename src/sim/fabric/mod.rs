@@ -340,11 +340,11 @@ mod tests {
     }
 
     /// Of BSP a worker followed for ever a fold that its server had begun in hope. Of DBW one look found words of a
-    /// server's old and of its new incarnation, and called that damage. The judge was told of an eviction for which it
-    /// knew no cause: the connection had ended long before, while the worker still made that to the other server; or
-    /// the server began again, since the one that decides for it had done so. A server that follows forgot how far it
-    /// had read when its connection ended, and took the decider for another one. And after a new connection it let go
-    /// of a worker that had left, before it knew whether the decider had its gradient.
+    /// server's old and of its new incarnation, and called that damage. A server that follows forgot how far it had
+    /// read when its connection ended, and took the decider for another one; and after a new connection it let go of a
+    /// worker that had left, before it knew whether the decider had its gradient. In the others the judge was told of
+    /// an eviction for which it knew no cause: the connection had ended long before, while the worker still made that
+    /// to the other server; or a server or a relay began again, since its decider or its publisher had.
     #[test]
     fn runs_that_once_broke_a_promise_keep_it() {
         let of = |text: &str| Some(text.parse::<SchemeConfig>().unwrap().into());
@@ -355,6 +355,7 @@ mod tests {
             (134_024, None),
             (145_967, None),
             (240_508, None),
+            (321_250, None),
             (640, of("bsp")),
             (862, of("dbw(2)")),
         ] {
