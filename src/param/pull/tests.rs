@@ -10,8 +10,11 @@ fn region(bytes: usize) -> MemoryRegion {
 
 /// An owner of so many frames of 64 bytes, an endpoint that reads them, and a pull from them.
 fn owner_and_pull(frames: u8) -> (Frames, LocalEndpoint, Pull) {
-    let layout = ControlLayout { peers: 1, frames };
-    let geometry = FrameGeometry { frames, payload_bytes: 64, chunk_bytes: 64 };
+    owner_and_pull_of(FrameGeometry { frames, payload_bytes: 64, chunk_bytes: 64 })
+}
+
+fn owner_and_pull_of(geometry: FrameGeometry) -> (Frames, LocalEndpoint, Pull) {
+    let layout = ControlLayout { peers: 1, frames: geometry.frames };
     let (control, payload) = (region(layout.bytes()), region(geometry.bytes() as usize));
     let mut endpoint = LocalEndpoint::new(16);
     let whole = [&control, &payload].map(|region| {
@@ -138,4 +141,86 @@ fn a_header_that_cannot_be_true_is_an_error_only_if_it_stays() {
         let damaged = PullError::Damaged { expected: 64, found: 0 };
         assert_eq!(ended, if stays { Err(damaged) } else { Ok(Version::new(1)) });
     }
+}
+
+fn ended(pull: &mut Pull, endpoint: &mut LocalEndpoint) -> Pulled {
+    let turns = (0..100).find_map(|_| {
+        turn(pull, endpoint);
+        pull.take()
+    });
+    turns.expect("the pull ends")
+}
+
+/// Moves a pull on until so many batches are in flight. No completion is taken while there are some.
+fn until_in_flight(pull: &mut Pull, endpoint: &mut LocalEndpoint, batches: usize) {
+    for _ in 0..100 {
+        if !pull.advance(endpoint).unwrap() && pull.batches.is_empty() {
+            while let Some(completion) = endpoint.poll() {
+                pull.complete(completion);
+            }
+        }
+        if pull.batches.len() == batches {
+            return;
+        }
+    }
+    panic!("{} of {batches} batches are in flight", pull.batches.len());
+}
+
+/// An owner of frames of 8 chunks.
+fn owner_of_chunks(frames: u8) -> (Frames, LocalEndpoint, Pull) {
+    owner_and_pull_of(FrameGeometry { frames, payload_bytes: 512, chunk_bytes: 64 })
+}
+
+#[test]
+fn a_copy_that_tells_how_far_it_is_reads_ahead_and_counts_what_came() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    publish(&mut frames, Version::new(1));
+    pull.limit_batch(64);
+    let options = PullOptions { chunked: true, label: true, ..PullOptions::default() };
+    pull.start(Bound::version(Version::new(1)), region(512).whole(), options).unwrap();
+    until_in_flight(&mut pull, &mut endpoint, READ_AHEAD);
+    assert_eq!((pull.batches.len(), pull.landed()), (READ_AHEAD, Some((Version::new(1), 0))));
+    // The owner overwrites the frame meanwhile: nothing is read again before all in flight have come.
+    publish(&mut frames, Version::new(2));
+    publish(&mut frames, Version::new(3));
+    let mut landed = 0;
+    while let Some(completion) = endpoint.poll() {
+        let in_flight = pull.batches.len();
+        pull.complete(completion);
+        pull.advance(&mut endpoint).unwrap();
+        if pull.retries() > 0 {
+            assert!(pull.outstanding > 0 || in_flight == 1, "it looks again once nothing is in flight");
+            continue;
+        }
+        let now = pull.landed().map_or(landed, |(_, chunks)| chunks);
+        assert!(now <= landed + 1, "a chunk counts once it has come");
+        landed = now;
+    }
+    let pulled = ended(&mut pull, &mut endpoint);
+    assert_eq!(pulled.version, Version::new(3));
+    assert!(pulled.retries > 0 && pull.batches.is_empty());
+}
+
+#[test]
+fn a_follower_reads_what_landed_while_half_of_it_is_in_flight() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    let version = Version::new(1);
+    let frame = frames.begin(version, |_| false).unwrap();
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(version), region(512).whole(), options).unwrap();
+    frames.progress(frame).raise(4);
+    until_in_flight(&mut pull, &mut endpoint, 2);
+    assert_eq!(pull.landed(), Some((version, 0)));
+    frames.progress(frame).raise(6);
+    // The first half and the look behind it.
+    let first = endpoint.poll().unwrap();
+    pull.complete(first);
+    pull.advance(&mut endpoint).unwrap();
+    assert_eq!(pull.landed(), Some((version, 2)));
+    while let Some(completion) = endpoint.poll() {
+        pull.complete(completion);
+        pull.advance(&mut endpoint).unwrap();
+    }
+    frames.commit(frame, version, Clock::new(0));
+    assert_eq!(ended(&mut pull, &mut endpoint).retries, 0);
 }
