@@ -281,7 +281,7 @@ def test_a_capsule_that_threads_share_is_taken_once() -> None:
         def take() -> None:
             start.wait()
             try:
-                taken.put(len(slackline.Publisher({"a": array}).metadata) == 1)  # type: ignore[dict-item]
+                taken.put(len(slackline.Publisher({"a": array}).metadata) == 1)
             except Exception:
                 taken.put(False)
 
