@@ -116,8 +116,8 @@ impl PyReader {
         Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts, read }
     }
 
-    /// Held by no thread that waits, or that makes an exception: that runs code of Python, which lets other threads have
-    /// the interpreter, and they wait with it for this lock.
+    /// Held by no thread that waits, or that makes an exception: that runs code of Python, which lets other threads
+    /// have the interpreter, and they wait with it for this lock.
     fn staged(&self) -> MutexGuard<'_, Option<Staged>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,7 +14,8 @@ pub(crate) const COMMAND: Command = Command {
     name: "wheel",
     arguments: "[--check | --integrations] [--python PATH]",
     about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own; \
-            --python: for this interpreter, a free-threaded one, say, and with it; --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
+            --python: for this interpreter, a free-threaded one, say, and with it; \
+            --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
     run,
 };
 
