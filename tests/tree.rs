@@ -98,7 +98,8 @@ fn readers_of_a_tree_read_whole_versions_though_anybody_dies() {
         "unverified": verdict.unverified, "violations": verdict.violations.len(),
         "trace_bytes": judged.bytes, "unfinished_lines": judged.unfinished, "lease_s": LEASE.as_secs(),
         "longest_without_a_read_s": longest, "times_beyond_twice_the_lease": served.late,
-        "seconds_of_faults": unseen.as_secs_f64(), "longest_without_a_newer_version_s": longest_newer, "times_newer_beyond_twice_the_lease": newer.late,
+        "seconds_of_faults": unseen.as_secs_f64(),
+        "longest_without_a_newer_version_s": longest_newer, "times_newer_beyond_twice_the_lease": newer.late,
     });
     println!("{record}");
     for violation in verdict.violations.iter().take(5) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyCapsule;
 
 use crate::dtype::{self, Dtype};
@@ -274,6 +275,11 @@ impl Incoming {
             other => other?,
         };
         let capsule = capsule.cast::<PyCapsule>().map_err(PyErr::from)?;
+        // Of several threads that were given one capsule, one takes its tensor, without a GIL too.
+        with_critical_section(capsule, || Self::of_capsule(capsule))
+    }
+
+    fn of_capsule(capsule: &Bound<'_, PyCapsule>) -> PyResult<Incoming> {
         let is_named = |name: &CStr| {
             // SAFETY: asks for a name alone.
             unsafe { pyo3::ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) == 1 }

@@ -2,7 +2,8 @@
 //!
 //! Every wait goes on without the interpreter, in slices of at most 100 ms between which signals are looked for. An
 //! object may be used by any thread; state that threads share is behind locks, and no thread waits for the interpreter
-//! while it holds one that another thread waits for with the interpreter.
+//! while it holds one that another thread waits for with the interpreter. Making an exception is such a wait: it runs
+//! code of Python. All of this holds for an interpreter without a GIL, which stops its threads for the garbage.
 //!
 //! Memory that a peer may write, and memory of other libraries, is never a Rust reference: it is pointers in
 //! [`lease`] and `VolatileSlice`s where it is copied.

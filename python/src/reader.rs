@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -64,19 +64,29 @@ impl PyReader {
         timeout: Duration,
         with: impl FnOnce(&mut Reading) -> PyResult<R>,
     ) -> PyResult<R> {
-        crate::fork::check(self.shared.guard, operation)?;
-        let result = {
-            self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-            let locked = lock(py, &self.shared.reading, operation, timeout);
-            self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
-            let mut reading = locked?;
-            match &mut *reading {
-                Some(reading) => with(reading),
-                None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
-            }
+        let result = match &mut *self.lock(py, operation, timeout)? {
+            Some(reading) => with(reading),
+            None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
         };
         self.shared.settle();
         result
+    }
+
+    /// Waits until other threads have left the reader.
+    fn lock(
+        &self,
+        py: Python<'_>,
+        operation: &'static str,
+        timeout: Duration,
+    ) -> PyResult<MutexGuard<'_, Option<Reading>>> {
+        crate::fork::check(self.shared.guard, operation)?;
+        self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+        let locked = lock(py, &self.shared.reading, operation, timeout);
+        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        let mut reading = locked?;
+        // A pin may have ended while another thread was in a call.
+        self.shared.let_go(&mut reading);
+        Ok(reading)
     }
 
     /// The same for a call that would let go of what is pinned.
@@ -106,18 +116,40 @@ impl PyReader {
         Snapshot { tensors: Tensors { layout, storage, is_read_only: true }, facts, read }
     }
 
-    fn staged(&self) -> std::sync::MutexGuard<'_, Option<Staged>> {
+    /// Held by no thread that waits, or that makes an exception: that runs code of Python, which lets other threads
+    /// have the interpreter, and they wait with it for this lock.
+    fn staged(&self) -> MutexGuard<'_, Option<Staged>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread of a prefetch.
+    fn begin_staging(&self, request: Request, timeout: Duration) -> Result<(), Failure> {
+        let mut staged = self.staged();
+        if staged.is_some() {
+            return Err(occupied());
+        }
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("slackline-prefetch".into());
+        let (leave, staging) = mpsc::sync_channel(1);
+        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
+        started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
+        *staged = Some(staging);
+        Ok(())
     }
 
     /// Ends the reader, and waits for its thread.
     fn end(&self) {
         self.shared.closes.store(true, Ordering::SeqCst);
-        if let Some(staging) = self.staged().take() {
+        let staging = self.staged().take();
+        if let Some(staging) = staging {
             // What it has brought is not asked for any more.
             drop(staging.recv());
         }
     }
+}
+
+fn occupied() -> Failure {
+    Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first")
 }
 
 pub(crate) fn pull(
@@ -293,24 +325,11 @@ impl PyReader {
         timeout: f64,
     ) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        let occupied =
-            || Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first");
         if self.staged().is_some() {
             return Err(occupied().into());
         }
         self.unpinned(py, PREFETCHING, timeout, |_reading| Ok(()))?;
-        let mut staged = self.staged();
-        if staged.is_some() {
-            return Err(occupied().into());
-        }
-        let request = Request { max_staleness, at_least: min_version, exactly: None };
-        let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new().name("slackline-prefetch".into());
-        let (leave, staging) = mpsc::sync_channel(1);
-        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
-        started.map_err(|source| Failure::from(Error::Thread { what: "a prefetch", source }))?;
-        *staged = Some(staging);
-        Ok(())
+        Ok(self.begin_staging(Request { max_staleness, at_least: min_version, exactly: None }, timeout)?)
     }
 
     /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
@@ -321,7 +340,8 @@ impl PyReader {
         crate::fork::check(self.shared.guard, SWAPPING)?;
         let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
         let timeout = seconds(timeout)?;
-        let staging = self.staged().take().ok_or_else(none)?;
+        let staging = self.staged().take();
+        let staging = staging.ok_or_else(none)?;
         if let Ok(pulled) = staging.try_recv() {
             return Ok(self.snapshot(pulled?));
         }
@@ -339,7 +359,8 @@ impl PyReader {
         if let Ok(Some(pulled)) = waited {
             return Ok(self.snapshot(pulled?));
         }
-        *self.staged() = Some(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
+        // Another thread may have begun a prefetch meanwhile: then that one stays.
+        self.staged().get_or_insert(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
         waited?;
         Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
     }
@@ -395,14 +416,23 @@ impl PyReader {
     /// Leaves the publisher. Snapshots that were pulled stay. Raises OutOfTurn while a version is pinned.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         const CLOSING: &str = "closing a reader";
-        crate::fork::check(self.shared.guard, CLOSING)?;
-        if self.shared.is_pinned.load(Ordering::SeqCst) {
-            let remedy = "leave the pin, and delete the arrays that look at it";
-            return Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy).into());
-        }
-        py.detach(|| self.end());
-        let reading = lock(py, &self.shared.reading, CLOSING, seconds(30.0)?)?.take();
-        py.detach(|| drop(reading));
+        let reading = {
+            let mut reading = self.lock(py, CLOSING, seconds(30.0)?)?;
+            // Another thread may have pinned while this one waited.
+            match self.shared.is_pinned.load(Ordering::SeqCst) {
+                false => Ok(reading.take()),
+                true => {
+                    let remedy = "leave the pin, and delete the arrays that look at it";
+                    Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy))
+                }
+            }
+        };
+        self.shared.settle();
+        let reading = reading?;
+        py.detach(|| {
+            self.end();
+            drop(reading);
+        });
         Ok(())
     }
 

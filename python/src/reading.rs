@@ -239,8 +239,13 @@ impl Shared {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
+        self.let_go(&mut reading);
+    }
+
+    /// The same in a call that has locked the reader.
+    pub(crate) fn let_go(&self, reading: &mut Option<Reading>) {
         if self.has_ended.swap(false, Ordering::SeqCst) {
-            if let Some(reading) = &mut *reading {
+            if let Some(reading) = reading {
                 reading.reader.release();
             }
             self.is_pinned.store(false, Ordering::SeqCst);

@@ -5,9 +5,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyBufferError;
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{IntoPyDict, PyMemoryView, PyTuple};
+use pyo3::{IntoPyObjectExt, ffi};
 use sha2::{Digest, Sha256};
 
 use slackline::internals::mem::VolatileSlice;
@@ -119,8 +119,21 @@ impl ArrayView {
     /// A numpy array of this memory, which is read-only if the view is. Raises OutOfTurn once its pin, frame or step
     /// has ended. Types that numpy does not know come as uint8 or uint16: `.view(ml_dtypes.bfloat16)` names them.
     pub(crate) fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.get().lease.check()?;
-        slf.py().import("numpy")?.call_method1("asarray", (slf,))
+        // numpy takes an object that refuses its buffer for a scalar: a memoryview raises.
+        slf.py().import("numpy")?.call_method1("asarray", (PyMemoryView::from(slf)?,))
+    }
+
+    /// An array as numpy asks for it where the buffer protocol has failed: raises OutOfTurn once the view has ended.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options =
+            [("dtype", dtype.into_bound_py_any(slf.py())?), ("copy", copy.into_bound_py_any(slf.py())?)];
+        let (numpy, options) = (slf.py().import("numpy")?, options.into_py_dict(slf.py())?);
+        numpy.call_method("array", (PyMemoryView::from(slf)?,), Some(&options))
     }
 
     /// A torch tensor of this memory. torch has no read-only tensors: writing one of a snapshot changes that snapshot,

@@ -334,11 +334,12 @@ impl Step {
     #[pyo3(signature = (loss=None, *, timeout=30.0))]
     fn publish(&self, py: Python<'_>, loss: Option<f32>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        if !self.end() {
-            let cause = "this step has ended";
-            return Err(Failure::out_of_turn(PUBLISHING, cause, "begin the next one").into());
-        }
         self.working.with(py, PUBLISHING, timeout, |worker| {
+            // Not before: another thread would begin the next step, and this gradient would be taken for that one's.
+            if !self.end() {
+                let cause = "this step has ended";
+                return Err(Failure::out_of_turn(PUBLISHING, cause, "begin the next one").into());
+            }
             worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
             let published = in_slices(py, timeout, |slice| {
                 let (deadline, mut backoff) = (Instant::now() + slice, Backoff::new());
@@ -366,10 +367,13 @@ impl Step {
         _error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        if !self.end() {
+        if !self.is_open.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.working.with(py, STEPPING, LONG, |worker| Ok(abandon(worker)?))
+        self.working.with(py, STEPPING, LONG, |worker| match self.end() {
+            true => Ok(abandon(worker)?),
+            false => Ok(()),
+        })
     }
 }
 

@@ -29,6 +29,7 @@ def test_views_raise_after_their_pin(pair: Pair) -> None:
         assert snapshot.version == 1 and float(view.numpy().sum()) == 1000
     for look in (
         view.numpy,
+        lambda: np.asarray(view),
         lambda: memoryview(view),
         lambda: view.__dlpack__(max_version=(1, 0)),
         lambda: view.__dlpack__(copy=True),

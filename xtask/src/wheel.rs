@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 
 pub(crate) const COMMAND: Command = Command {
     name: "wheel",
-    arguments: "[--check | --integrations]",
+    arguments: "[--check | --integrations] [--python PATH]",
     about: "the Python package as a wheel in target/wheels; --check: its tests, in an environment of their own; \
+            --python: for this interpreter, a free-threaded one, say, and with it; \
             --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
     run,
 };
@@ -22,7 +23,7 @@ pub(crate) const COMMAND: Command = Command {
 const WHEEL_MAX: u64 = 8 << 20;
 
 /// What the tests use beside the wheel. Without torch, which is too large.
-const TESTED_WITH: &[&str] = &["numpy", "ml_dtypes", "pytest", "mypy"];
+const TESTED_WITH: &[&str] = &["numpy", "ml_dtypes", "pytest"];
 
 /// The hosts of the plug-ins, in the versions that they are tested with. They are too large for every run of the tests.
 const HOSTS: &[&str] = &[
@@ -65,28 +66,40 @@ pub(crate) fn step() -> Step {
 }
 
 fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
-    let test: fn(&Site, &Path) -> Result<(), Failure> = match arguments {
-        [] => |_, _| Ok(()),
-        [argument] if argument == "--check" => check,
-        [argument] if argument == "--integrations" => integrations,
-        _ => return Err(Failure::Usage("`wheel` takes no argument but --check or --integrations".into())),
-    };
+    let usage = || Failure::Usage("`wheel` takes --check or --integrations, and --python with a path".into());
+    let (mut test, mut python) = (None, None);
+    let mut words = arguments.iter().map(String::as_str);
+    while let Some(word) = words.next() {
+        match word {
+            "--check" | "--integrations" if test.is_none() => test = Some(word),
+            "--python" if python.is_none() => python = Some(words.next().ok_or_else(usage)?),
+            _ => return Err(usage()),
+        }
+    }
     needs::ensure(site, &[Need::Cc, Need::Maturin])?;
-    let wheel = build(site)?;
+    let wheel = build(site, python)?;
     println!("the wheel: {}", wheel.display());
-    test(site, &wheel)
+    match test {
+        None => Ok(()),
+        Some("--check") => check(site, &wheel, python),
+        Some(_) => integrations(site, &wheel, python),
+    }
 }
 
-/// Builds it, in the profile in which the C library is installed, so that the two share most of what is built.
-fn build(site: &Site) -> Result<PathBuf, Failure> {
+/// Builds it, in the profile in which the C library is installed, so that the two share most of what is built. For the
+/// interpreter that is named it has that one's ABI if it is free-threaded, and else the stable one.
+fn build(site: &Site, python: Option<&str>) -> Result<PathBuf, Failure> {
     let folder = emptied(site.target.join("wheels"))?;
     let (manifest, out) = (site.root.join("python/Cargo.toml"), folder.to_string_lossy());
     let maturin = needs::python_program(site, "maturin");
-    Cmd::new(&maturin.to_string_lossy(), &["build", "--release", "--manifest-path"])
+    let mut build = Cmd::new(&maturin.to_string_lossy(), &["build", "--release", "--manifest-path"])
         .arg(&manifest.to_string_lossy())
         .arg("--out")
-        .arg(&out)
-        .run(site)?;
+        .arg(&out);
+    if let Some(python) = python {
+        build = build.arg("--interpreter").arg(python);
+    }
+    build.run(site)?;
     let entries = fs::read_dir(&folder).map_err(|error| cannot_use(&folder, &error))?;
     let mut wheels = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let none = || Failure::Check { what: format!("no wheel in {out}"), status: "nothing was built".into() };
@@ -100,26 +113,44 @@ fn build(site: &Site) -> Result<PathBuf, Failure> {
 }
 
 /// Runs the tests where the wheel is installed and its sources are not in the way.
-fn check(site: &Site, wheel: &Path) -> Result<(), Failure> {
-    let python = environment(site, "python-tests")?;
-    install(site, &python, &[&[wheel.to_string_lossy().as_ref()], TESTED_WITH].concat())?;
+fn check(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Failure> {
+    let python = environment(site, named, "python-tests")?;
+    install(site, named, &python, &[&[wheel.to_string_lossy().as_ref()], TESTED_WITH].concat())?;
     let tests = site.root.join("python/tests");
     let tests = tests.to_string_lossy();
+    // The types are the same for each interpreter.
+    if named.is_none() {
+        install(site, named, &python, &["mypy"])?;
+        check_types(site, &python, &tests)?;
+    }
+    let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &tests];
+    let mut pytest = within(&python, &pytest);
+    if is_free_threaded(site, &python) {
+        // It stays without a GIL even if another package asks for one.
+        pytest = pytest.env("PYTHON_GIL", "0");
+    }
+    pytest.retry().run(site)
+}
+
+fn check_types(site: &Site, python: &str, tests: &str) -> Result<(), Failure> {
     let (allowed, config) = (format!("{tests}/stubtest.txt"), format!("{tests}/stubtest.ini"));
     let stubtest = ["-P", "-m", "mypy.stubtest", "--ignore-unused-allowlist", "--allowlist", &allowed];
     let stubtest = [&stubtest[..], &["--mypy-config-file", &config, "slackline"]].concat();
-    within(&python, &stubtest).run(site)?;
+    within(python, &stubtest).run(site)?;
     // The types of the plug-ins are those of their hosts.
-    within(&python, &["-P", "-m", "mypy", "--strict", "--exclude", "/integrations/", &tests]).run(site)?;
-    let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &tests];
-    within(&python, &pytest).retry().run(site)
+    within(python, &["-P", "-m", "mypy", "--strict", "--exclude", "/integrations/", tests]).run(site)
+}
+
+fn is_free_threaded(site: &Site, python: &str) -> bool {
+    let question = "import sys, sysconfig; sys.exit(0 if sysconfig.get_config_var('Py_GIL_DISABLED') else 1)";
+    Cmd::new(python, &["-c", question]).output(site).is_some()
 }
 
 /// Runs the tests of `slackline.torch` and of the plug-ins where the wheel and their hosts are installed.
-fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
-    let python = environment(site, "python-integrations")?;
-    install(site, &python, &[&[wheel.to_string_lossy().as_ref()], HOSTS].concat())?;
-    install(site, &python, &[&["--no-deps"], HOSTS_ALONE].concat())?;
+fn integrations(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Failure> {
+    let python = environment(site, named, "python-integrations")?;
+    install(site, named, &python, &[&[wheel.to_string_lossy().as_ref()], HOSTS].concat())?;
+    install(site, named, &python, &[&["--no-deps"], HOSTS_ALONE].concat())?;
     let tests = site.root.join("python/tests");
     let folder = tests.join("integrations");
     let (tests, folder) = (tests.to_string_lossy(), folder.to_string_lossy());
@@ -139,16 +170,19 @@ fn integrations(site: &Site, wheel: &Path) -> Result<(), Failure> {
     within(&python, &pytest).env("SLACKLINE_CLI", &program.to_string_lossy()).run(site)
 }
 
-/// The program of a new environment, which has no packages.
-fn environment(site: &Site, name: &str) -> Result<String, Failure> {
+/// The program of a new environment of the interpreter that is named, or of the usual one, which has no packages.
+fn environment(site: &Site, named: Option<&str>, name: &str) -> Result<String, Failure> {
     let folder = emptied(site.target.join(name))?;
-    Cmd::new("python3", &["-m", "venv", "--without-pip"]).arg(&folder.to_string_lossy()).run(site)?;
+    Cmd::new(named.unwrap_or("python3"), &["-m", "venv", "--without-pip"])
+        .arg(&folder.to_string_lossy())
+        .run(site)?;
     Ok(folder.join("bin/python").to_string_lossy().into_owned())
 }
 
-fn install(site: &Site, python: &str, what: &[&str]) -> Result<(), Failure> {
-    let mut install = Cmd::new("python3", &["-m", "pip", "--python", python, "install", "--quiet"])
-        .env("PIP_ROOT_USER_ACTION", "ignore");
+/// Installs by the pip of the same interpreter: an older one may not know its ABI.
+fn install(site: &Site, named: Option<&str>, python: &str, what: &[&str]) -> Result<(), Failure> {
+    let pip = ["-m", "pip", "--python", python, "install", "--quiet"];
+    let mut install = Cmd::new(named.unwrap_or("python3"), &pip).env("PIP_ROOT_USER_ACTION", "ignore");
     for argument in what {
         install = install.arg(argument);
     }

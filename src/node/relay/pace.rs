@@ -7,7 +7,7 @@ use crate::time::{Duration, Instant};
 const BATCH_TIME: Duration = Duration::from_millis(10);
 
 const LEAST: u64 = 64 << 10;
-const MOST: u64 = 4 << 20;
+const MOST: u64 = 2 << 20;
 
 /// Bytes that are read at a time, by the speed at which the last ones came: few over a slow link, so that each relay of
 /// a chain holds a version up for a moment only, and enough to keep a fast one busy.
