@@ -13,15 +13,15 @@ mod source;
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 pub(super) use self::copy::MAX_READ_BYTES;
+use self::copy::{BatchInFlight, READ_AHEAD};
 pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
 use super::frames;
 use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest};
-use smallvec::SmallVec;
-
-use self::copy::{BatchInFlight, READ_AHEAD};
 use crate::clock::{Clock, Version};
 use crate::mem::{LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 use crate::scheme::Bound;

@@ -153,7 +153,10 @@ impl Pull {
         let posted = self.posted(posted, next)?;
         if posted {
             self.copied = end;
-            self.batches.push(BatchInFlight { end, proves, is_look: false });
+            // Of other copies it is of no use how much has come before the end.
+            if self.options.chunked || self.proves_parts() {
+                self.batches.push(BatchInFlight { end, proves, is_look: false });
+            }
         }
         Ok(posted)
     }

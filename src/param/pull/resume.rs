@@ -42,7 +42,7 @@ impl Pull {
         self.partial.map_or(copied, |partial| partial.bytes)
     }
 
-    fn proves_parts(&self) -> bool {
+    pub(super) fn proves_parts(&self) -> bool {
         self.options.label && self.pieces.is_none() && self.options.consistency == Consistency::Whole
     }
 

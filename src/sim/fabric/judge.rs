@@ -377,7 +377,6 @@ impl FabricJudge {
         }
     }
 
-    /// The server or publisher of a shard is gone.
     /// A server that follows begins again, since another incarnation decides: its peers lose their connections.
     pub(super) fn begins_again(&mut self, shard: usize, decider: Option<u64>, now: Instant) {
         if self.incarnations.iter().any(|one| Some(one.epoch) == decider && !one.is_over) {
@@ -387,6 +386,7 @@ impl FabricJudge {
         self.ended(shard);
     }
 
+    /// The server or publisher of a shard is gone.
     pub(super) fn ended(&mut self, shard: usize) {
         if self.last.take().is_some() {
             self.readers.fill(false);
