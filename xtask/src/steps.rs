@@ -168,6 +168,7 @@ const SLOW: &[Slow] = &[
         "seeds",
         "the node protocol over a hostile network keeps its promises in ten thousand simulated runs",
     ),
+    Slow::new("seeds_by_scheme", "the same under each scheme, each with two thousand runs of its own"),
     Slow::new(
         "unauthenticated_peers",
         "unauthenticated peers at the meeting point of a job do not disturb it",
