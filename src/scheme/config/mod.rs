@@ -82,7 +82,7 @@ pub enum SchemeConfig {
         delivery: Delivery,
         /// The rule that chooses how few gradients a version waits for.
         choice: Choice,
-        /// How the step size depends on that number. The published choice is of `Constant` alone.
+        /// How the step size depends on that number.
         steps: StepRule,
     },
     /// Adaptive bounded staleness (Tan et al., arXiv 2301.08895): each version waits for a few updates that are at most
@@ -174,9 +174,6 @@ impl SchemeConfig {
             SchemeConfig::Vap { bound, .. } => Err(self.bad("bound", bound, text::POSITIVE)),
             SchemeConfig::Dbw { steps: StepRule::Knee { gradients: 0 }, .. } => {
                 Err(self.bad("knee", 0, text::COUNT))
-            }
-            SchemeConfig::Dbw { choice: Choice::Published, steps, .. } if steps != StepRule::Constant => {
-                Err(self.bad("steps", "another rule", "constant with choice=published"))
             }
             SchemeConfig::Dbw { choice: Choice::Static { k }, .. } => self.check_k(k, workers),
             SchemeConfig::Dbw { choice: Choice::Dynamic { window, loss_growth }, .. } => {

@@ -13,10 +13,8 @@ fn any_scheme() -> impl Strategy<Value = SchemeConfig> {
             let strength = if strong { Strength::Strong } else { Strength::Weak };
             SchemeConfig::Vap { bound, strength }
         }),
-        (delivery(), choice(), steps()).prop_map(|(delivery, choice, steps)| {
-            let steps = if choice == Choice::Published { StepRule::Constant } else { steps };
-            SchemeConfig::Dbw { delivery, choice, steps }
-        }),
+        (delivery(), choice(), steps())
+            .prop_map(|(delivery, choice, steps)| { SchemeConfig::Dbw { delivery, choice, steps } }),
         (any::<bool>(), any::<Option<u64>>(), 1..u16::MAX, 1..9_u16, 1..=u32::MAX, 0..3_usize).prop_map(
             |(with_k, staleness, k, local_steps, millis, rule)| {
                 let rules = [WaitFor::Fixed(k), WaitFor::LossRatio(k), WaitFor::LossOverTime { k, millis }];

@@ -117,9 +117,6 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
         _ if given.text("knee").is_some() => return Err(given.bad("knee", "it with steps=knee only")),
         steps => steps,
     };
-    if choice == Choice::Published && steps != StepRule::Constant {
-        return Err(given.bad("steps", "constant with choice=published"));
-    }
     Ok(SchemeConfig::Dbw { delivery, choice, steps })
 }
 

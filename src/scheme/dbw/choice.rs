@@ -144,9 +144,9 @@ impl Chooser {
         match self.choice {
             Choice::Static { k } => usize::from(k),
             Choice::Published => {
-                self.published.add(k, measured);
+                self.published.add(k, self.steps.factor(k, workers), measured);
                 self.times.estimate(k, workers, &mut self.row);
-                self.published.choose(k, &self.row)
+                self.published.choose(k, self.steps, &self.row)
             }
             Choice::Blind { .. } if self.first > 0 => {
                 self.first -= 1;

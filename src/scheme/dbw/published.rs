@@ -4,8 +4,9 @@
 
 use std::collections::VecDeque;
 
-use super::choice::best_k;
+use super::choice::best_k_of_steps;
 use super::gain::Gain;
+use super::step::StepRule;
 use crate::scheme::Statistics;
 
 /// Updates that each estimate is a mean of.
@@ -49,12 +50,15 @@ pub(super) struct PublishedRule {
     norms: Window,
     smoothness: Window,
     last: Option<MeasuredStep>,
+    /// The server's own step size, of which an update takes the part that the rule for its `k` says.
+    learning_rate: f64,
     loss_has_grown: bool,
 }
 
 impl PublishedRule {
-    /// Takes note of an update out of `k` gradients. The variance of one gradient alone is that of those before.
-    pub(super) fn add(&mut self, k: usize, measured: &Statistics) {
+    /// Takes note of an update out of `k` gradients, whose step was `factor` of the server's step size. The variance of
+    /// one gradient alone is that of those before.
+    pub(super) fn add(&mut self, k: usize, factor: f64, measured: &Statistics) {
         if let Some(variance) = measured.variance.filter(|_| k > 1) {
             self.variances.add(variance.max(0.0));
         }
@@ -75,23 +79,24 @@ impl PublishedRule {
             }
             self.loss_has_grown = loss > LOSS_GROWTH * last.loss;
         }
-        self.last = Some(MeasuredStep { learning_rate, norm_squared, noise, loss });
+        self.learning_rate = learning_rate;
+        self.last = Some(MeasuredStep { learning_rate: factor * learning_rate, norm_squared, noise, loss });
     }
 
     /// Chooses the number of gradients, where the `i`-th comes after `times[i - 1]`; the update before was out of `k`.
     /// All are waited for where none promises a gain, and while nothing is known.
-    pub(super) fn choose(&self, k: usize, times: &[f64]) -> usize {
+    pub(super) fn choose(&self, k: usize, steps: StepRule, times: &[f64]) -> usize {
         let workers = times.len();
         let gain = (|| {
             Some(Gain {
-                learning_rate: self.last?.learning_rate,
+                learning_rate: self.learning_rate,
                 smoothness: self.smoothness.mean()?,
                 norm_squared: self.norms.mean()?,
                 variance: self.variances.mean()?,
             })
         })();
-        // `best_k` is all of them where no update gains.
-        let Some(best) = gain.map(|gain| best_k(&gain, times)) else { return workers };
+        // The best is all of them where no update gains.
+        let Some(best) = gain.map(|gain| best_k_of_steps(&gain, steps, times)) else { return workers };
         let least = if self.loss_has_grown { k + 1 } else { 1 };
         best.max(least).min(workers)
     }
@@ -115,11 +120,11 @@ mod tests {
     #[test]
     fn all_are_waited_for_until_a_step_has_shown_the_smoothness() {
         let mut published = PublishedRule::default();
-        assert_eq!(published.choose(4, &TIMES), 4);
-        published.add(4, &measured(1.0, Some(0.0), 1.0));
-        assert_eq!(published.choose(4, &TIMES), 4);
-        published.add(4, &measured(1.0, Some(0.0), 0.5));
-        assert_eq!(published.choose(4, &TIMES), 1, "no noise: one is as good as four");
+        assert_eq!(published.choose(4, StepRule::Constant, &TIMES), 4);
+        published.add(4, 1.0, &measured(1.0, Some(0.0), 1.0));
+        assert_eq!(published.choose(4, StepRule::Constant, &TIMES), 4);
+        published.add(4, 1.0, &measured(1.0, Some(0.0), 0.5));
+        assert_eq!(published.choose(4, StepRule::Constant, &TIMES), 1, "no noise: one is as good as four");
     }
 
     /// F = w^2 / 2 without noise: a step of 0.5 leads from w to w / 2, and the smoothness is 1.
@@ -128,7 +133,7 @@ mod tests {
         let mut published = PublishedRule::default();
         let mut w = 2.0_f64;
         for _ in 0..4 {
-            published.add(2, &measured(w * w, Some(0.0), 0.5 * w * w));
+            published.add(2, 1.0, &measured(w * w, Some(0.0), 0.5 * w * w));
             w *= 0.5;
         }
         assert!((published.smoothness.mean().unwrap() - 1.0).abs() < 1e-12);
@@ -143,35 +148,52 @@ mod tests {
             let (norm, noise) = (1.0, variance / 4.0);
             for step in 0..6 {
                 let loss = 9.0 - f64::from(step) * (0.5 * norm - 0.25 * (norm + noise));
-                published.add(4, &measured(norm + noise, Some(variance), loss));
+                published.add(4, 1.0, &measured(norm + noise, Some(variance), loss));
             }
-            published.choose(4, &TIMES)
+            published.choose(4, StepRule::Constant, &TIMES)
         };
         // The gain over the time of k, in quarters: (1 - V/k) / k. It is largest where k = 2 V.
         assert_eq!([0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0].map(at), [1, 1, 2, 3, 4, 4, 4]);
     }
 
+    /// F = w^2 / 2 without noise, and half of the server's step size of 1/2 with two of four: the smoothness is 1 as
+    /// before, so the gain with the factor f is f/2 - f^2/8. Constant: 3/8 for each k, of which one comes first. With
+    /// k / 4: 15, 28, 39 and 48 of 128, over times of 1, 1.1, 1.2 and 2: 15, 25.5, 32.5 and 24, so three.
+    #[test]
+    fn the_choice_counts_with_the_step_size_of_each_k() {
+        let mut published = PublishedRule::default();
+        let mut w = 2.0_f64;
+        for _ in 0..4 {
+            published.add(2, 0.5, &measured(w * w, Some(0.0), 0.5 * w * w));
+            w *= 0.75;
+        }
+        assert!((published.smoothness.mean().unwrap() - 1.0).abs() < 1e-12);
+        let chosen = [StepRule::Constant, StepRule::Proportional]
+            .map(|steps| published.choose(2, steps, &[1.0, 1.1, 1.2, 2.0]));
+        assert_eq!(chosen, [1, 3]);
+    }
+
     #[test]
     fn a_loss_that_grows_by_more_than_a_hundredth_asks_for_one_more() {
         let mut published = PublishedRule::default();
-        published.add(2, &measured(1.0, Some(0.0), 1.0));
-        published.add(2, &measured(1.0, Some(0.0), 0.9));
-        assert_eq!(published.choose(2, &TIMES), 1);
-        published.add(2, &measured(1.0, Some(0.0), 0.905));
-        assert_eq!(published.choose(2, &TIMES), 1);
-        published.add(2, &measured(1.0, Some(0.0), 0.92));
-        assert_eq!(published.choose(2, &TIMES), 3);
+        published.add(2, 1.0, &measured(1.0, Some(0.0), 1.0));
+        published.add(2, 1.0, &measured(1.0, Some(0.0), 0.9));
+        assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 1);
+        published.add(2, 1.0, &measured(1.0, Some(0.0), 0.905));
+        assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 1);
+        published.add(2, 1.0, &measured(1.0, Some(0.0), 0.92));
+        assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 3);
     }
 
     #[test]
     fn only_the_last_five_updates_count() {
         let mut published = PublishedRule::default();
         for norm in [100.0, 1.0, 2.0, 3.0, 4.0, 5.0] {
-            published.add(2, &measured(norm, Some(0.0), 1.0));
+            published.add(2, 1.0, &measured(norm, Some(0.0), 1.0));
         }
         assert_eq!(published.norms.mean(), Some(3.0));
         // One gradient alone tells no variance: what was known stays.
-        published.add(1, &measured(1.0, None, 1.0));
+        published.add(1, 1.0, &measured(1.0, None, 1.0));
         assert_eq!((published.variances.mean(), published.norms.mean()), (Some(0.0), Some(3.0)));
     }
 }
