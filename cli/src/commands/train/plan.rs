@@ -72,6 +72,8 @@ pub(super) struct Plan {
     /// The accuracy that ends the run.
     pub(super) target: Option<f32>,
     pub(super) damping: scheme::Damping,
+    /// Gradients add up, instead of their mean being taken.
+    pub(super) additive: bool,
     /// Workers see what they wrote: what one gradient of their own does to the parameters.
     pub(super) own_step: Option<f32>,
     /// The distribution of the time that each step takes besides computing.
@@ -126,8 +128,9 @@ impl Plan {
             EncodingName::F16 => Encoding::F16,
         };
         super::fit::check(&args, scheme, optimizer, encoding)?;
-        // What one gradient of its own does: each counts for one of all.
-        let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
+        // What one gradient of its own does: each counts whole, or for one of all.
+        let share = if args.settings.additive { 1.0 } else { 1.0 / workers as f32 };
+        let own_step = args.read_my_writes.then_some(learning_rate * share);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
         if !args.hidden.is_empty() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
@@ -189,6 +192,7 @@ impl Plan {
             gradients,
             target,
             damping: args.settings.damping.into(),
+            additive: args.settings.additive,
             jitter,
             own_step,
             optimizer,
@@ -239,6 +243,7 @@ impl Plan {
             shard: 0,
             scheme: self.scheme,
             damping: self.damping,
+            additive: self.additive,
             workers: self.workers,
             peers: PEERS,
             optimizer: self.optimizer,

@@ -37,6 +37,7 @@ struct Json<'a> {
     settings: String,
     /// The bound; none for asp.
     staleness: Option<u64>,
+    additive: bool,
     /// The ways that workers reached servers, with a plus between them.
     transport: String,
     servers: usize,
@@ -111,6 +112,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         scheme: plan.scheme.name(),
         settings: plan.scheme.to_string(),
         staleness: plan.scheme.staleness(),
+        additive: plan.additive,
         transport: ways(outcome),
         servers: plan.servers,
         threads: plan.threads,
