@@ -129,15 +129,22 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Model and data", value_enum)]
     pub(super) model: Option<Model>,
 
-    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]
+    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]; the
+    /// rank of a factorisation [default: 4, or what --load holds]
     #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
     pub(super) hidden: Vec<usize>,
 
-    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]
+    /// Weight of the L2 penalty of a factorisation, for each entry and its two factors [default: 0]
+    #[arg(long, help_heading = "Model and data", value_name = "WEIGHT")]
+    pub(super) penalty: Option<f32>,
+
+    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]; for a factorisation CSV with
+    /// row, column and value in each line, or LIBSVM with a row of the matrix in each [default: a built-in matrix]
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(super) data: Option<PathBuf>,
 
-    /// How examples are dealt out to workers: iid, sorted (by label) or dirichlet(A), the more uneven the smaller A
+    /// How examples are dealt out to workers: iid, sorted (by label, or by row of a matrix) or dirichlet(A), the more
+    /// uneven the smaller A
     #[arg(long, help_heading = "Model and data", value_name = "SHARDS", default_value_t = Shards::Iid)]
     pub(super) shards: Shards,
 
@@ -161,7 +168,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
-    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
+    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw; of a factorisation 2, 0.2, 0.02]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
@@ -230,6 +237,8 @@ const EXAMPLES: &str = "Examples:
       how long lock step waits for a worker that is four times slower; compare ssp and essp
   slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
       MNIST, packed with gzip or not, with the labels and the t10k files beside it
+  slackline train --model factorisation --hidden 8 --penalty 0.01 --data ratings.csv
+      factors of a matrix of ratings: user, film and rating in each line; without --data, of a built-in matrix
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       train the saved model further
   slackline train --json - | jq .final_accuracy
@@ -298,6 +307,8 @@ pub(crate) enum Model {
     /// Two convolutions with batch normalisation and pooling, then a perceptron
     #[value(name = "convnet")]
     ConvNet,
+    /// Factors of a matrix, from the entries that are known; its loss is the mean squared error
+    Factorisation,
 }
 
 impl From<Model> for ModelKind {
@@ -306,6 +317,7 @@ impl From<Model> for ModelKind {
             Model::Softmax => ModelKind::Softmax,
             Model::Mlp => ModelKind::Mlp,
             Model::ConvNet => ModelKind::ConvNet,
+            Model::Factorisation => ModelKind::Factorisation,
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn check(
     if args.settings.additive && scheme.has_server() && !scheme.adds_up() {
         let why = "leaves gradients out, or bounds what they weigh, so that they do not add up";
         return refuse(
-            format!("--additive: {name} {why}"),
+            format!("--additive: {} {why}", args.scheme),
             "leave it out, or use bsp, asp, ssp, essp or bap",
         );
     }

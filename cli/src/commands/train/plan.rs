@@ -11,8 +11,8 @@ use slackline::{
     Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Schedule, Table,
     TransportKind, scheme, sim::Distribution,
 };
-use slackline_lab::data::{self, Split};
-use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
+use slackline_lab::data::{Task, TaskKind};
+use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec, RANK_DEFAULT, Shards};
 use slackline_lab::program::Program;
 
 use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
@@ -59,7 +59,7 @@ pub(super) struct Plan {
     pub(super) spec: ModelSpec,
     pub(super) table: Table,
     pub(super) data: Option<PathBuf>,
-    pub(super) split: Arc<Split>,
+    pub(super) task: Arc<Task>,
     pub(super) shards: Shards,
     pub(super) initial: Arc<[f32]>,
     pub(super) seed: u64,
@@ -116,7 +116,8 @@ impl Plan {
         let timeout = timeout(args.timeout)?;
         let lease = lease(args.lease)?;
         let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
-        let default_rate = learning_rate(args.optimizer);
+        let (kind, loaded) = kind(&args)?;
+        let default_rate = learning_rate(args.optimizer, kind);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
             return Err(Failure::usage(format!("--learning-rate cannot be {learning_rate}"))
@@ -133,22 +134,15 @@ impl Plan {
         let own_step = args.read_my_writes.then_some(learning_rate * share);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
-        if !args.hidden.is_empty() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
-            return Err(
-                Failure::usage("softmax has no hidden units").help("leave --hidden out, or use --model mlp")
-            );
-        }
-
-        let split = match &args.data {
-            Some(path) => data::load(path).map_err(|error| Failure::refused(&error).after("--data"))?,
-            None => data::digits(),
-        };
-        let labels = &split.train.labels;
-        let batches = Batches::new(args.seed, 0, workers, labels.len(), args.batch)
+        check_model(&args, kind)?;
+        let task = Task::load(kind.task(), args.data.as_deref());
+        let task = task.map_err(|error| Failure::refused(&error).after("--data"))?;
+        let groups = task.train.examples().groups();
+        let batches = Batches::new(args.seed, 0, workers, groups.len(), args.batch)
             .map_err(|error| Failure::refused(&error).at("--batch"))?;
         // Whatever the shards, workers make as many gradients.
         args.shards
-            .deal(labels, workers, args.seed)
+            .deal(groups, workers, args.seed)
             .map_err(|error| Failure::refused(&error).at("--shards"))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
@@ -159,7 +153,7 @@ impl Plan {
         let together = scheme.counts_versions() || matches!(scheme, scheme::SchemeConfig::Abs { .. });
         let local_steps = u64::from(scheme.local_steps());
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
-        let (spec, loaded) = spec(&args, &split)?;
+        let (spec, loaded) = spec(&args, kind, loaded, task.train.examples().shape())?;
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
         probe_memory(&spec)?;
@@ -182,7 +176,7 @@ impl Plan {
             spec,
             table,
             data: args.data,
-            split: Arc::new(split),
+            task: Arc::new(task),
             shards: args.shards,
             initial,
             seed: args.seed,
@@ -297,7 +291,16 @@ impl Plan {
     fn program(&self, factor: f64) -> Program {
         let jitter = self.jitter.as_ref().map(ToString::to_string);
         let data = self.data.as_deref();
-        Program::new(data, &self.spec, &self.split, self.shards, self.seed, self.batch, factor, jitter)
+        Program::new(
+            data,
+            &self.spec,
+            self.task.train.examples(),
+            self.shards,
+            self.seed,
+            self.batch,
+            factor,
+            jitter,
+        )
     }
 
     /// The end of a run whose parameters are not finite any more.
@@ -309,7 +312,25 @@ impl Plan {
 
     /// Returns the name of the data that the run trains on, for people.
     pub(super) fn data_name(&self) -> String {
-        self.data.as_ref().map_or("the digits".into(), |path| path.display().to_string())
+        self.data
+            .as_ref()
+            .map_or_else(|| format!("the {}", self.built_in()), |path| path.display().to_string())
+    }
+
+    /// Returns the name of the data that come with the program, for the model of the run.
+    pub(super) fn built_in(&self) -> &'static str {
+        match self.spec.kind().task() {
+            TaskKind::Classes => "digits",
+            TaskKind::Values => "matrix",
+        }
+    }
+
+    /// Returns what the examples of the run are called.
+    pub(super) fn examples_name(&self) -> &'static str {
+        match self.spec.kind().task() {
+            TaskKind::Classes => "examples",
+            TaskKind::Values => "entries",
+        }
     }
 
     /// Whether stdout is for the JSON alone.
@@ -444,11 +465,18 @@ fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
 
 /// The usual step size, which learns the digits under every scheme. With momentum, 0.03 did too and 0.05 diverged for
 /// some seeds under ssp(3): staleness and momentum add up, so some room is left.
-fn learning_rate(optimizer: OptimizerName) -> f32 {
-    match optimizer {
-        OptimizerName::Sgd => 0.5,
-        OptimizerName::Momentum => 0.02,
-        OptimizerName::Adam | OptimizerName::AdamW => 0.002,
+///
+/// Of the factors of a matrix each gradient moves a few rows alone, and each of these by its part of the mean: with a
+/// batch of 32 one entry takes steps of plain SGD until they are longer than 32 / (|l|^2 + |r|^2), which is about 8 for
+/// the matrix that comes with the program.
+fn learning_rate(optimizer: OptimizerName, kind: ModelKind) -> f32 {
+    match (optimizer, kind.task()) {
+        (OptimizerName::Sgd, TaskKind::Classes) => 0.5,
+        (OptimizerName::Momentum, TaskKind::Classes) => 0.02,
+        (OptimizerName::Adam | OptimizerName::AdamW, TaskKind::Classes) => 0.002,
+        (OptimizerName::Sgd, TaskKind::Values) => 2.0,
+        (OptimizerName::Momentum, TaskKind::Values) => 0.2,
+        (OptimizerName::Adam | OptimizerName::AdamW, TaskKind::Values) => 0.02,
     }
 }
 
@@ -473,24 +501,62 @@ fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     }
 }
 
-/// The shape of the model, and its parameters where they come from a file.
-fn spec(args: &TrainArgs, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
-    let (columns, classes) = (split.train.columns, split.train.classes);
-    let of_file = |error| Failure::refused(&error).after("--load");
-    let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
+/// A model that was read from a file.
+type Loaded = (ModelSpec, Vec<f32>);
+
+/// The kind of model, and the model that --load names.
+fn kind(args: &TrainArgs) -> Result<(ModelKind, Option<Loaded>), Failure> {
+    let loaded = args.load.as_ref().map(model::load).transpose();
+    let loaded = loaded.map_err(|error| Failure::refused(&error).after("--load"))?;
+    let found = loaded.as_ref().map(|(spec, _)| spec.kind());
+    let asked = args.model.map(ModelKind::from);
+    // Hidden units say which kind it is, but to a factorisation, whose rank they are.
+    let hidden = !args.hidden.is_empty() && found != Some(ModelKind::Factorisation);
+    let asked = asked.or(hidden.then_some(ModelKind::Mlp));
+    Ok((asked.or(found).unwrap_or(ModelKind::Mlp), loaded))
+}
+
+/// Whether this kind of model can do what the options ask for.
+fn check_model(args: &TrainArgs, kind: ModelKind) -> Result<(), Failure> {
+    let refuse = |what: &str, help| Err(Failure::usage(what).help(help));
+    if !args.hidden.is_empty() && kind == ModelKind::Softmax {
+        return refuse("softmax has no hidden units", "leave --hidden out, or use --model mlp");
+    }
+    if kind == ModelKind::Factorisation && args.target_accuracy.is_some() {
+        return refuse("--target-accuracy: a factorisation tells no classes", "leave it out");
+    }
+    let Some(penalty) = args.penalty else { return Ok(()) };
+    if kind != ModelKind::Factorisation {
+        return refuse("--penalty: only a factorisation has one", "leave it out, or use --optimizer adamw");
+    }
+    if !penalty.is_finite() || penalty < 0.0 {
+        let help = "use a number from 0 up, such as 0.01";
+        return Err(Failure::usage(format!("--penalty cannot be {penalty}")).help(help));
+    }
+    Ok(())
+}
+
+/// The shape of the model for examples of this shape, and its parameters where they come from a file.
+fn spec(
+    args: &TrainArgs,
+    kind: ModelKind,
+    loaded: Option<Loaded>,
+    (inputs, outputs): (usize, usize),
+) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
     let found = loaded.as_ref().map(|(spec, _)| spec);
-    let asked =
-        args.model.map(ModelKind::from).or_else(|| (!args.hidden.is_empty()).then_some(ModelKind::Mlp));
-    let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
-    let hidden = [&args.hidden[..], found.map_or(&[], ModelSpec::hidden), &[HIDDEN_DEFAULT]];
+    let default = if kind == ModelKind::Factorisation { RANK_DEFAULT } else { HIDDEN_DEFAULT };
+    let hidden = [&args.hidden[..], found.map_or(&[], ModelSpec::hidden), &[default]];
     let hidden = hidden.into_iter().find(|hidden| !hidden.is_empty()).unwrap_or_default();
-    let spec = ModelSpec::new(kind, columns, classes, hidden).map_err(|error| Failure::refused(&error))?;
+    let spec = ModelSpec::new(kind, inputs, outputs, hidden).map_err(|error| Failure::refused(&error))?;
     match (loaded, &args.load) {
         (Some((found, _)), Some(path)) if found != spec => {
             let (file, found, expected) = (path.clone(), Box::new(found), Box::new(spec));
-            Err(of_file(model::ModelFileError::OtherModel { file, found, expected }))
+            let error = model::ModelFileError::OtherModel { file, found, expected };
+            Err(Failure::refused(&error).after("--load"))
         }
-        (loaded, _) => Ok((spec, loaded.map(|(_, parameters)| parameters))),
+        (loaded, _) => {
+            Ok((spec.with_penalty(args.penalty.unwrap_or(0.0)), loaded.map(|(_, parameters)| parameters)))
+        }
     }
 }
 
