@@ -34,14 +34,14 @@ fn misused(arguments: &[&str], error: &str, help: &str) {
 /// squared error has the curvature 2 s / (mn) = 1/49 there. As only half of the entries are known, 20 of a row for 4
 /// numbers, about (1 - sqrt(4/20))^2 = 0.3 of it is left in the worst direction (Marchenko and Pastur). Momentum of 0.9
 /// makes of the step size 0.2 one of 2, and 40 epochs of 1,200 entries, 64 at a time, are 720 such steps. Of these it
-/// takes about 49/2 * ln(0.64 / 0.15) = 36 to grow from the initial size of a factor's values to that of the matrix's, and
-/// some more to settle; with 500 steps left the error falls by exp(-2 * 500 * 2 * 0.3 / 49) = 5e-6. The bound is larger
-/// by a factor of 200, for all that this leaves out: the noise of batches, the staleness of SSP, and the entries that are
-/// judged, which are not those that are learnt.
+/// takes about 49/2 * ln(0.64 / 0.15) = 36 to grow from the initial size of a factor's values to that of the matrix's,
+/// and some more to settle; with 500 steps left the error falls by exp(-2 * 500 * 2 * 0.3 / 49) = 5e-6. The bound is
+/// larger by a factor of 200, for all that this leaves out: the noise of batches, the staleness of SSP, and the entries
+/// that are judged, which are not those that are learnt.
 ///
-/// A first form had 40 epochs, and seed 2 missed the bound with 0.350 under BSP. The estimate leaves out that one of the
-/// four directions may begin much smaller than the others, for the smallest singular value of a random 4 x 4 matrix is
-/// often a small part of the typical one (Edelman, 1988), and grows no faster. With twice the epochs the bound is the same.
+/// A first form had 40 epochs, and seed 2 missed the bound with 0.350 under BSP. The estimate leaves out that one of
+/// the four directions may begin much smaller than the others, for the smallest singular value of a random 4 x 4 matrix
+/// is often a small part of the typical one (Edelman, 1988). With twice the epochs the bound is the same.
 const BOUND: f64 = 1e-3;
 
 #[test]

@@ -8,7 +8,7 @@ use slackline::sim::DistributionError;
 use thiserror::Error;
 
 use crate::compute::{Computer, Pace};
-use crate::data::{DataError, Examples, Part, Task};
+use crate::data::{DataError, Examples, Task, TaskPart};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Shards, ShardsError};
 
 /// One worker's program.
@@ -51,7 +51,8 @@ pub enum ProgramError {
 }
 
 impl Program {
-    /// A program for `spec` on the examples `train`, the training part of what [`Task::load`] gives for `data`. `factor` and `jitter` are those of [`Pace::new`].
+    /// A program for `spec` on the examples `train`, the training part of what [`Task::load`] gives for `data`.
+    /// `factor` and `jitter` are those of [`Pace::new`].
     #[allow(clippy::too_many_arguments)] // one for each field
     pub fn new(
         data: Option<&Path>,
@@ -100,7 +101,7 @@ impl Program {
     }
 
     /// The training examples, as the coordinator saw them.
-    fn examples(&self) -> Result<Part, ProgramError> {
+    fn examples(&self) -> Result<TaskPart, ProgramError> {
         let (kind, inputs, outputs, _) = self.model;
         let Task { train, .. } = Task::load(kind.task(), self.data.as_ref().map(Path::new))?;
         let found = train.examples();

@@ -104,7 +104,10 @@ pub enum DataError {
     BadPosition { file: PathBuf, line: usize, value: String },
 
     /// A line that is no entry of a matrix.
-    #[error("{}:{line}: {found} values are no entry of a matrix; {}", file.display(), self.remedy().unwrap_or_default())]
+    #[error(
+        "{}:{line}: {found} values are no entry of a matrix; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
     NoEntry { file: PathBuf, line: usize, found: usize },
 
     /// There are too few entries for two parts.

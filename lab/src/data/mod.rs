@@ -41,7 +41,7 @@ use std::path::Path;
 
 pub use entries::Entries;
 pub use error::DataError;
-pub use task::{Examples, Part, Task, TaskKind};
+pub use task::{Examples, Task, TaskKind, TaskPart};
 
 /// No file above this size is read, packed or unpacked: a training set this large does not fit the program's plan of
 /// holding every example in memory as `f32`.

@@ -17,14 +17,14 @@ pub enum TaskKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     /// The examples to train on.
-    pub train: Part,
+    pub train: TaskPart,
     /// The examples to judge the model by, of the same kind.
-    pub test: Part,
+    pub test: TaskPart,
 }
 
 /// The examples of one part of a task.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Part {
+pub enum TaskPart {
     /// Examples with a class each.
     Classes(Dataset),
     /// Entries of a matrix.
@@ -60,7 +60,7 @@ impl Task {
                     Some(path) => entries::parse(path, &read(path)?)?,
                     None => entries::matrix(),
                 };
-                Task { train: Part::Values(train), test: Part::Values(test) }
+                Task { train: TaskPart::Values(train), test: TaskPart::Values(test) }
             }
         })
     }
@@ -68,16 +68,16 @@ impl Task {
 
 impl From<Split> for Task {
     fn from(split: Split) -> Task {
-        Task { train: Part::Classes(split.train), test: Part::Classes(split.test) }
+        Task { train: TaskPart::Classes(split.train), test: TaskPart::Classes(split.test) }
     }
 }
 
-impl Part {
+impl TaskPart {
     /// The same examples, borrowed.
     pub fn examples(&self) -> Examples<'_> {
         match self {
-            Part::Classes(data) => Examples::Classes(data),
-            Part::Values(entries) => Examples::Values(entries),
+            TaskPart::Classes(data) => Examples::Classes(data),
+            TaskPart::Values(entries) => Examples::Values(entries),
         }
     }
 }
@@ -117,8 +117,8 @@ impl<'a> From<&'a Entries> for Examples<'a> {
     }
 }
 
-impl<'a> From<&'a Part> for Examples<'a> {
-    fn from(part: &'a Part) -> Examples<'a> {
+impl<'a> From<&'a TaskPart> for Examples<'a> {
+    fn from(part: &'a TaskPart) -> Examples<'a> {
         part.examples()
     }
 }

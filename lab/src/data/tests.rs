@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{DataError, Dataset, Entries, Part, Task, TaskKind, digits, fuzz, load};
+use super::{DataError, Dataset, Entries, Task, TaskKind, TaskPart, digits, fuzz, load};
 
 /// A folder with the given files; the first one is the one to load.
 fn folder(files: &[(&str, &[u8])]) -> (TempDir, PathBuf) {
@@ -305,13 +305,13 @@ fn a_missing_file_and_a_folder_are_told_apart() {
 fn entries(path: &std::path::Path) -> Result<[Entries; 2], DataError> {
     let Task { train, test } = Task::load(TaskKind::Values, Some(path))?;
     Ok([train, test].map(|part| match part {
-        Part::Values(entries) => entries,
-        Part::Classes(_) => panic!("entries of a matrix"),
+        TaskPart::Values(entries) => entries,
+        TaskPart::Classes(_) => panic!("entries of a matrix"),
     }))
 }
 
 #[test]
-fn entries_of_a_matrix_are_read_from_csv_and_libsvm_and_a_fifth_is_for_tests() {
+fn entries_of_a_matrix_are_read_from_both_text_formats_and_split() {
     let csv = b"user,film,rating,time\n9,7,3.5,1\n2,7,-1e1,2\n\n9, 30 ,0.5,3\n4,30,2,4\n9,8,5,5\n4,8,1,6\n";
     let libsvm = b"9 7:3.5 8:5 30:0.5 # a comment\n4 8:1 30:2\n2 7:-10\n";
     // Rows 2, 4, 9 and columns 7, 8, 30, in ascending order.

@@ -33,7 +33,7 @@ pub struct Evaluation {
 }
 
 /// The examples of one of the two tasks, with what a model has for it.
-enum Task<'a> {
+enum Work<'a> {
     Classes(&'a Dataset),
     Values(&'a Factors, &'a Entries),
 }
@@ -120,8 +120,8 @@ impl ModelSpec {
         assert!(piece > 0, "a piece has at least one row");
         let mut pieces = Pieces { rows: piece, stop };
         let loss = match task {
-            Task::Classes(data) => self.compute(parameters, data, rows, gradient, scratch, &mut pieces),
-            Task::Values(factors, entries) => {
+            Work::Classes(data) => self.compute(parameters, data, rows, gradient, scratch, &mut pieces),
+            Work::Values(factors, entries) => {
                 factors.compute(parameters, entries, rows, gradient, &mut pieces)
             }
         };
@@ -200,8 +200,8 @@ impl ModelSpec {
         let data = data.into();
         assert!(data.count() > 0, "the mean over no examples is undefined");
         match self.task(parameters, data) {
-            Task::Classes(data) => self.evaluate_classes(parameters, data),
-            Task::Values(factors, entries) => factors.evaluate(parameters, entries),
+            Work::Classes(data) => self.evaluate_classes(parameters, data),
+            Work::Values(factors, entries) => factors.evaluate(parameters, entries),
         }
     }
 
@@ -231,14 +231,14 @@ impl ModelSpec {
     }
 
     /// What is to be computed on these examples, which fit the model.
-    fn task<'a>(&'a self, parameters: &[f32], data: Examples<'a>) -> Task<'a> {
+    fn task<'a>(&'a self, parameters: &[f32], data: Examples<'a>) -> Work<'a> {
         assert_eq!(parameters.len(), self.parameters(), "the parameters are those of a {self}");
         let (inputs, outputs) = data.shape();
         assert_eq!(inputs, self.inputs(), "the columns of the data are those of a {self}");
         assert!(outputs <= self.outputs(), "the data have {outputs} classes, for a {self}");
         match (data, &self.factors) {
-            (Examples::Classes(data), None) => Task::Classes(data),
-            (Examples::Values(entries), Some(factors)) => Task::Values(factors, entries),
+            (Examples::Classes(data), None) => Work::Classes(data),
+            (Examples::Values(entries), Some(factors)) => Work::Values(factors, entries),
             _ => panic!("the data are of the task of a {self}"),
         }
     }

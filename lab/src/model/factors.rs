@@ -1,7 +1,7 @@
 //! The factors of a matrix, whose product is to agree with its known entries.
 //!
 //! The loss is the mean over the entries of `(l . r - value)^2 + penalty * (|l|^2 + |r|^2)`, where `l` is the factor of
-//! the entry's row and `r` that of its column (Koren, Bell and Volinsky, 2009; Dai et al., AAAI 2015). A row with many
+//! the entry's row and `r` that of its column (Koren et al., 2009; Dai et al., AAAI 2015). A row with many
 //! entries is so penalised as often.
 
 use super::compute::{Evaluation, Pieces, Stopped};

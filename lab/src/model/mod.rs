@@ -57,7 +57,7 @@ pub enum ModelKind {
     /// Two blocks of convolution, batch normalisation and pooling before a perceptron, like LeNet (LeCun et al., 1998).
     ConvNet,
     /// A factor for each row and each column of a matrix, whose products are to agree with the entries that are known
-    /// (Koren, Bell and Volinsky, 2009).
+    /// (Koren et al., 2009).
     Factorisation,
 }
 

@@ -7,9 +7,9 @@ use slackline::{
     NonFinite, Schedule,
     scheme::{SchemeConfig, SchemeConfigError},
 };
-use slackline_lab::model::{ModelKind, Shards};
 
 use crate::failure::Failure;
+use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
 
@@ -125,36 +125,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 3.0)]
     pub(super) lease: f64,
 
-    /// Kind of model [default: mlp, or what --load holds]
-    #[arg(long, help_heading = "Model and data", value_enum)]
-    pub(super) model: Option<Model>,
-
-    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]; the
-    /// rank of a factorisation [default: 4, or what --load holds]
-    #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
-    pub(super) hidden: Vec<usize>,
-
-    /// Weight of the L2 penalty of a factorisation, for each entry and its two factors [default: 0]
-    #[arg(long, help_heading = "Model and data", value_name = "WEIGHT")]
-    pub(super) penalty: Option<f32>,
-
-    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]; for a factorisation CSV with
-    /// row, column and value in each line, or LIBSVM with a row of the matrix in each [default: a built-in matrix]
-    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
-    pub(super) data: Option<PathBuf>,
-
-    /// How examples are dealt out to workers: iid, sorted (by label, or by row of a matrix) or dirichlet(A), the more
-    /// uneven the smaller A
-    #[arg(long, help_heading = "Model and data", value_name = "SHARDS", default_value_t = Shards::Iid)]
-    pub(super) shards: Shards,
-
-    /// Begin with the parameters of a model that --save wrote
-    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
-    pub(super) load: Option<PathBuf>,
-
-    /// Decides the initial parameters and the order of the examples
-    #[arg(long, help_heading = "Model and data", value_name = "NUMBER", default_value_t = 1)]
-    pub(super) seed: u64,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
 
     /// Times that all examples are seen
     #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 40)]
@@ -296,30 +268,6 @@ pub(crate) enum Transport {
     Verbs,
     /// TCP
     Tcp,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Model {
-    /// Softmax regression: one linear layer
-    Softmax,
-    /// A perceptron
-    Mlp,
-    /// Two convolutions with batch normalisation and pooling, then a perceptron
-    #[value(name = "convnet")]
-    ConvNet,
-    /// Factors of a matrix, from the entries that are known; its loss is the mean squared error
-    Factorisation,
-}
-
-impl From<Model> for ModelKind {
-    fn from(model: Model) -> ModelKind {
-        match model {
-            Model::Softmax => ModelKind::Softmax,
-            Model::Mlp => ModelKind::Mlp,
-            Model::ConvNet => ModelKind::ConvNet,
-            Model::Factorisation => ModelKind::Factorisation,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

@@ -12,13 +12,13 @@ use slackline::{
     TransportKind, scheme, sim::Distribution,
 };
 use slackline_lab::data::{Task, TaskKind};
-use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec, RANK_DEFAULT, Shards};
+use slackline_lab::model::{Batches, ModelSpec, Shards};
 use slackline_lab::program::Program;
 
 use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
 use super::launch::Job;
 use crate::failure::Failure;
-use crate::optimizer_name::OptimizerName;
+use crate::model_args;
 use crate::output;
 use crate::scheme_args;
 
@@ -116,8 +116,8 @@ impl Plan {
         let timeout = timeout(args.timeout)?;
         let lease = lease(args.lease)?;
         let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
-        let (kind, loaded) = kind(&args)?;
-        let default_rate = learning_rate(args.optimizer, kind);
+        let (kind, loaded) = args.model.kind()?;
+        let default_rate = model_args::learning_rate(args.optimizer, kind);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
             return Err(Failure::usage(format!("--learning-rate cannot be {learning_rate}"))
@@ -134,15 +134,16 @@ impl Plan {
         let own_step = args.read_my_writes.then_some(learning_rate * share);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
-        check_model(&args, kind)?;
-        let task = Task::load(kind.task(), args.data.as_deref());
+        args.model.check(kind, args.target_accuracy.is_some())?;
+        let task = Task::load(kind.task(), args.model.data.as_deref());
         let task = task.map_err(|error| Failure::refused(&error).after("--data"))?;
         let groups = task.train.examples().groups();
-        let batches = Batches::new(args.seed, 0, workers, groups.len(), args.batch)
+        let batches = Batches::new(args.model.seed, 0, workers, groups.len(), args.batch)
             .map_err(|error| Failure::refused(&error).at("--batch"))?;
         // Whatever the shards, workers make as many gradients.
-        args.shards
-            .deal(groups, workers, args.seed)
+        args.model
+            .shards
+            .deal(groups, workers, args.model.seed)
             .map_err(|error| Failure::refused(&error).at("--shards"))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
@@ -153,11 +154,11 @@ impl Plan {
         let together = scheme.counts_versions() || matches!(scheme, scheme::SchemeConfig::Abs { .. });
         let local_steps = u64::from(scheme.local_steps());
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
-        let (spec, loaded) = spec(&args, kind, loaded, task.train.examples().shape())?;
+        let (spec, loaded) = args.model.spec(kind, loaded, task.train.examples().shape())?;
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
         probe_memory(&spec)?;
-        let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed)).into();
+        let initial = loaded.unwrap_or_else(|| spec.initialise(args.model.seed)).into();
         let plan = Plan {
             scheme,
             job,
@@ -175,11 +176,11 @@ impl Plan {
             timeout,
             spec,
             table,
-            data: args.data,
+            data: args.model.data,
             task: Arc::new(task),
-            shards: args.shards,
+            shards: args.model.shards,
             initial,
-            seed: args.seed,
+            seed: args.model.seed,
             epochs: args.epochs,
             batch: args.batch,
             steps,
@@ -463,23 +464,6 @@ fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-/// The usual step size, which learns the digits under every scheme. With momentum, 0.03 did too and 0.05 diverged for
-/// some seeds under ssp(3): staleness and momentum add up, so some room is left.
-///
-/// Of the factors of a matrix each gradient moves a few rows alone, and each of these by its part of the mean: with a
-/// batch of 32 one entry takes steps of plain SGD until they are longer than 32 / (|l|^2 + |r|^2), which is about 8 for
-/// the matrix that comes with the program.
-fn learning_rate(optimizer: OptimizerName, kind: ModelKind) -> f32 {
-    match (optimizer, kind.task()) {
-        (OptimizerName::Sgd, TaskKind::Classes) => 0.5,
-        (OptimizerName::Momentum, TaskKind::Classes) => 0.02,
-        (OptimizerName::Adam | OptimizerName::AdamW, TaskKind::Classes) => 0.002,
-        (OptimizerName::Sgd, TaskKind::Values) => 2.0,
-        (OptimizerName::Momentum, TaskKind::Values) => 0.2,
-        (OptimizerName::Adam | OptimizerName::AdamW, TaskKind::Values) => 0.02,
-    }
-}
-
 /// Nothing is trained whose result could not be kept, and nothing that is read is written over.
 fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
@@ -489,74 +473,15 @@ fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     for (option, path) in [("--save", args.save.as_deref()), ("--json", json)] {
         let Some(path) = path else { continue };
         output::check(option, path)?;
-        if args.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
+        if args.model.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
             return taken(option, path, "is the file to train on, and would be replaced".to_owned());
         }
     }
     let Some(json) = json else { return Ok(()) };
     let is_json = |path: &Option<PathBuf>| path.as_deref().is_some_and(|path| output::same_file(path, json));
-    match [("--save", &args.save), ("--load", &args.load)].into_iter().find(|(_, path)| is_json(path)) {
+    match [("--save", &args.save), ("--load", &args.model.load)].into_iter().find(|(_, path)| is_json(path)) {
         Some((option, _)) => taken("--json", json, format!("{option} names the same file")),
         None => Ok(()),
-    }
-}
-
-/// A model that was read from a file.
-type Loaded = (ModelSpec, Vec<f32>);
-
-/// The kind of model, and the model that --load names.
-fn kind(args: &TrainArgs) -> Result<(ModelKind, Option<Loaded>), Failure> {
-    let loaded = args.load.as_ref().map(model::load).transpose();
-    let loaded = loaded.map_err(|error| Failure::refused(&error).after("--load"))?;
-    let found = loaded.as_ref().map(|(spec, _)| spec.kind());
-    let asked = args.model.map(ModelKind::from);
-    // Hidden units say which kind it is, but to a factorisation, whose rank they are.
-    let hidden = !args.hidden.is_empty() && found != Some(ModelKind::Factorisation);
-    let asked = asked.or(hidden.then_some(ModelKind::Mlp));
-    Ok((asked.or(found).unwrap_or(ModelKind::Mlp), loaded))
-}
-
-/// Whether this kind of model can do what the options ask for.
-fn check_model(args: &TrainArgs, kind: ModelKind) -> Result<(), Failure> {
-    let refuse = |what: &str, help| Err(Failure::usage(what).help(help));
-    if !args.hidden.is_empty() && kind == ModelKind::Softmax {
-        return refuse("softmax has no hidden units", "leave --hidden out, or use --model mlp");
-    }
-    if kind == ModelKind::Factorisation && args.target_accuracy.is_some() {
-        return refuse("--target-accuracy: a factorisation tells no classes", "leave it out");
-    }
-    let Some(penalty) = args.penalty else { return Ok(()) };
-    if kind != ModelKind::Factorisation {
-        return refuse("--penalty: only a factorisation has one", "leave it out, or use --optimizer adamw");
-    }
-    if !penalty.is_finite() || penalty < 0.0 {
-        let help = "use a number from 0 up, such as 0.01";
-        return Err(Failure::usage(format!("--penalty cannot be {penalty}")).help(help));
-    }
-    Ok(())
-}
-
-/// The shape of the model for examples of this shape, and its parameters where they come from a file.
-fn spec(
-    args: &TrainArgs,
-    kind: ModelKind,
-    loaded: Option<Loaded>,
-    (inputs, outputs): (usize, usize),
-) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
-    let found = loaded.as_ref().map(|(spec, _)| spec);
-    let default = if kind == ModelKind::Factorisation { RANK_DEFAULT } else { HIDDEN_DEFAULT };
-    let hidden = [&args.hidden[..], found.map_or(&[], ModelSpec::hidden), &[default]];
-    let hidden = hidden.into_iter().find(|hidden| !hidden.is_empty()).unwrap_or_default();
-    let spec = ModelSpec::new(kind, inputs, outputs, hidden).map_err(|error| Failure::refused(&error))?;
-    match (loaded, &args.load) {
-        (Some((found, _)), Some(path)) if found != spec => {
-            let (file, found, expected) = (path.clone(), Box::new(found), Box::new(spec));
-            let error = model::ModelFileError::OtherModel { file, found, expected };
-            Err(Failure::refused(&error).after("--load"))
-        }
-        (loaded, _) => {
-            Ok((spec.with_penalty(args.penalty.unwrap_or(0.0)), loaded.map(|(_, parameters)| parameters)))
-        }
     }
 }
 
