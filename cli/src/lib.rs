@@ -9,6 +9,7 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod metrics;
+mod model_args;
 mod optimizer_name;
 mod output;
 mod rank_args;

@@ -87,6 +87,11 @@ pub(crate) struct SchemeArgs {
     #[arg(long, help_heading = "Scheme", value_enum, default_value_t)]
     pub(crate) damping: DampingName,
 
+    /// Each gradient is added with the weight 1, as the papers on SSP and ESSP have it, instead of 1/workers (bsp, asp,
+    /// ssp, essp, bap); for steps of the same length divide --learning-rate by the number of workers
+    #[arg(long, help_heading = "Scheme")]
+    pub(crate) additive: bool,
+
     /// Decides how late each gradient is (delay) [default: 0]
     #[arg(long, hide = true, help_heading = "Scheme", value_name = "NUMBER")]
     pub(crate) delay_seed: Option<String>,

@@ -88,6 +88,19 @@ fn every_problem_is_learnt() {
     }
 }
 
+/// Of four workers a sum is four times the mean, exactly.
+#[test]
+fn gradients_that_add_up_are_those_of_a_larger_step_size_bit_for_bit() {
+    let run = |own: &[&str], rate: &str| {
+        let job = ["--scheme", "ssp(2)", "--problem", "logistic", "--workers", "4", "--clocks", "30"];
+        json(&[&job[..], &["--learning-rate", rate], own].concat())
+    };
+    let (sum, mean) = (run(&["--additive"], "0.0625"), run(&[], "0.25"));
+    assert_eq!((&sum["additive"], &mean["additive"]), (&true.into(), &false.into()));
+    assert_eq!(sum["curve"], mean["curve"]);
+    assert_ne!(sum["curve"], run(&[], "0.0625")["curve"]);
+}
+
 #[test]
 fn every_option_of_time_network_and_faults_is_taken() {
     let folder = TempDir::new().unwrap();
@@ -112,6 +125,9 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--scheme", "k-async(9)"], "--k: k of k-async", "8");
     misused(&["--scheme", "dbw", "--read-my-writes"], "--read-my-writes", "use bsp");
     misused(&["--scheme", "ds-sync", "--damping", "inverse"], "--damping", "leave it out");
+    for scheme in ["k-async(2)", "vap", "ds-sync"] {
+        misused(&["--scheme", scheme, "--additive"], "--additive cannot be used with", "use bsp, asp");
+    }
     misused(&["--scheme", "ds-sync", "--group", "3"], "--group", "power");
     misused(&["--compute", "gauss(1)"], "--compute", "exp(MEAN)");
     misused(&["--compute", "exp(-1)"], "--compute", "at least 0");
@@ -178,9 +194,13 @@ fn the_real_nodes_keep_their_promises_over_the_hostile_fabric() {
 #[test]
 fn what_brings_its_own_jobs_refuses_the_options_of_a_job() {
     for mode in [&["--fabric"][..], &["--reproduce", "k-async"]] {
-        for option in
-            [&["--workers", "4"][..], &["--loss", "0.1"], &["--damping", "none"], &["--clocks", "9"]]
-        {
+        for option in [
+            &["--workers", "4"][..],
+            &["--loss", "0.1"],
+            &["--damping", "none"],
+            &["--additive"],
+            &["--clocks", "9"],
+        ] {
             misused(&[mode, option].concat(), mode[0], option[0]);
         }
     }

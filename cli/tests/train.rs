@@ -199,6 +199,19 @@ fn a_saved_model_is_taken_up_again_where_it_was() {
     train(&[&options[..], &["--load", second, "--save", second]].concat());
 }
 
+/// Of two workers a sum is twice the mean, exactly: all numbers are halved and doubled by their exponents.
+#[test]
+fn gradients_that_add_up_are_those_of_twice_the_step_size_bit_for_bit() {
+    let run = |own: &[&str], rate: &str| {
+        let options = ["--scheme", "bsp", "--optimizer", "sgd", "--epochs", "3", "--learning-rate", rate];
+        train(&[&options[..], own].concat())
+    };
+    let (sum, mean) = (run(&["--additive"], "0.125"), run(&[], "0.25"));
+    assert_eq!((&sum["additive"], &mean["additive"]), (&json!(true), &json!(false)));
+    assert_eq!(sum["final_loss"], mean["final_loss"]);
+    assert_ne!(sum["final_loss"], run(&[], "0.125")["final_loss"]);
+}
+
 /// Two workers that see five digits each learn all ten together; each for itself knows half of them.
 #[test]
 fn workers_learn_from_shards_that_are_sorted_or_drawn() {
@@ -310,6 +323,9 @@ fn options_that_cannot_be_are_refused_with_a_remedy() {
             "--read-my-writes: with --damping",
             "leave out one",
         ),
+        (&["--scheme", "k-sync", "--additive"], "--additive: k-sync leaves gradients out", "use bsp"),
+        (&["--scheme", "vap", "--optimizer", "sgd", "--additive"], "--additive: vap", "use bsp"),
+        (&["--scheme", "ds-sync", "--additive"], "--additive: ds-sync has no server", "leave --additive out"),
         (&["--secret-file", "/no/such/secret"], "/no/such/secret: No such", "umask 077 &&"),
         (&["--scheme", "ds-sync", "--workers", "6"], "--group: group of ds-sync cannot be 2 with 6", "power"),
         (&["--scheme", "ds-sync", "--servers", "1"], "--servers 1: ds-sync has none", "leave --servers out"),

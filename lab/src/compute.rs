@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use slackline::sim::{Distribution, DistributionError, Sampler};
 
-use crate::data::Dataset;
+use crate::data::TaskPart;
 use crate::model::{Batches, ModelSpec, Scratch};
 
 /// Examples between two questions whether to stop: some ten microseconds of computing for a small model.
@@ -25,7 +25,7 @@ const JITTER: u64 = 1;
 /// Computes one worker's gradients.
 pub struct Computer {
     spec: ModelSpec,
-    train: Dataset,
+    train: TaskPart,
     batches: Batches,
     pace: Pace,
     scratch: Scratch,
@@ -33,7 +33,7 @@ pub struct Computer {
 
 impl Computer {
     /// A computer of this model's gradients on these batches, at this pace.
-    pub fn new(spec: ModelSpec, train: Dataset, batches: Batches, pace: Pace) -> Computer {
+    pub fn new(spec: ModelSpec, train: TaskPart, batches: Batches, pace: Pace) -> Computer {
         Computer { spec, train, batches, pace, scratch: Scratch::default() }
     }
 

@@ -120,6 +120,6 @@ impl Problem for Digits {
         let Split { train, test, .. } = &*self.split;
         let loss = self.spec.evaluate(parameters, train).loss;
         let accuracy = self.spec.evaluate(parameters, test).accuracy;
-        Evaluation { loss: f64::from(loss), accuracy: Some(f64::from(accuracy)) }
+        Evaluation { loss: f64::from(loss), accuracy: accuracy.map(f64::from) }
     }
 }

@@ -8,15 +8,16 @@ use slackline::sim::DistributionError;
 use thiserror::Error;
 
 use crate::compute::{Computer, Pace};
-use crate::data::{self, DataError, Dataset, Split};
+use crate::data::{DataError, Examples, Task, TaskPart};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Shards, ShardsError};
 
 /// One worker's program.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Program {
     data: Option<OsString>,
-    /// Kind, columns, classes and hidden units.
+    /// What [`ModelSpec::new`] takes.
     model: (ModelKind, usize, usize, Vec<usize>),
+    penalty: f32,
     rows: usize,
     /// How examples are dealt out to workers.
     shards: String,
@@ -50,13 +51,13 @@ pub enum ProgramError {
 }
 
 impl Program {
-    /// A program for `spec` on the training part of `split`, which is that of the file `data`; the digits if there is
-    /// none. `factor` and `jitter` are those of [`Pace::new`].
+    /// A program for `spec` on the examples `train`, the training part of what [`Task::load`] gives for `data`.
+    /// `factor` and `jitter` are those of [`Pace::new`].
     #[allow(clippy::too_many_arguments)] // one for each field
     pub fn new(
         data: Option<&Path>,
         spec: &ModelSpec,
-        split: &Split,
+        train: Examples<'_>,
         shards: Shards,
         seed: u64,
         batch: usize,
@@ -65,8 +66,9 @@ impl Program {
     ) -> Program {
         Program {
             data: data.map(|path| path.as_os_str().to_owned()),
-            model: (spec.kind(), spec.columns(), spec.classes(), spec.hidden().to_vec()),
-            rows: split.train.rows(),
+            model: (spec.kind(), spec.inputs(), spec.outputs(), spec.hidden().to_vec()),
+            penalty: spec.penalty(),
+            rows: train.count(),
             shards: shards.to_string(),
             seed,
             batch,
@@ -89,25 +91,23 @@ impl Program {
     pub fn computer(text: &str, worker: usize, workers: usize) -> Result<Computer, ProgramError> {
         let program: Program = serde_json::from_str(text)?;
         let (kind, columns, classes, hidden) = &program.model;
-        let spec = ModelSpec::new(*kind, *columns, *classes, hidden)?;
+        let spec = ModelSpec::new(*kind, *columns, *classes, hidden)?.with_penalty(program.penalty);
         let train = program.examples()?;
         let Program { shards, seed, batch, factor, jitter, .. } = program;
-        let batches = Batches::sharded(shards.parse()?, seed, worker, workers, &train.labels, batch)?;
+        let batches =
+            Batches::sharded(shards.parse()?, seed, worker, workers, train.examples().groups(), batch)?;
         let pace = Pace::new(factor, jitter.as_deref(), seed, worker, workers)?;
         Ok(Computer::new(spec, train, batches, pace))
     }
 
     /// The training examples, as the coordinator saw them.
-    fn examples(&self) -> Result<Dataset, ProgramError> {
-        let split = match &self.data {
-            Some(path) => data::load(Path::new(path))?,
-            None => data::digits(),
-        };
-        let (_, columns, classes, _) = self.model;
-        let found = (split.train.rows(), split.train.columns, split.train.classes);
-        if found != (self.rows, columns, classes) {
+    fn examples(&self) -> Result<TaskPart, ProgramError> {
+        let (kind, inputs, outputs, _) = self.model;
+        let Task { train, .. } = Task::load(kind.task(), self.data.as_ref().map(Path::new))?;
+        let found = train.examples();
+        if (found.count(), found.shape()) != (self.rows, (inputs, outputs)) {
             return Err(ProgramError::OtherData);
         }
-        Ok(split.train)
+        Ok(train)
     }
 }

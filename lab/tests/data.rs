@@ -26,7 +26,7 @@ fn learn(spec: &ModelSpec, split: &Split, examples: usize, rate: f32) -> f32 {
         spec.loss_and_gradient(&parameters, &split.train, batches.rows(step), &mut gradient, &mut scratch);
         parameters.iter_mut().zip(&gradient).for_each(|(value, slope)| *value -= rate * slope);
     }
-    spec.evaluate(&parameters, &split.test).accuracy
+    spec.evaluate(&parameters, &split.test).accuracy.unwrap()
 }
 
 /// Xiao, Rasul and Vollgraf give 84 to 89 % for perceptrons that see all of it many times.

@@ -1,6 +1,7 @@
 """Losses and gradients of the models of `lab/src/model/` as PyTorch has them, for `lab/tests/pytorch.rs`.
 
-Written by PyTorch 1.13.1 (Debian's python3-torch 1.13.1+dfsg-4) on Python 3.11, on a processor, in float64, with
+Written by PyTorch 1.13.1 (the package torch of PyPI, whose numbers are those of Debian's python3-torch 1.13.1+dfsg-4) on
+Python 3.11, on a processor, in float64, with
 
     python3 lab/tests/pytorch.py lab/tests/pytorch.safetensors
 
@@ -77,6 +78,29 @@ def case(columns, classes, model, names):
     return out
 
 
+def factorisation(rows, columns, rank, penalty):
+    """The same of the factors of a matrix, which are two embeddings. One entry occurs twice."""
+    factors = {"rows": nn.Embedding(rows, rank).double(), "columns": nn.Embedding(columns, rank).double()}
+    numbers = {"rows": torch.randint(rows, (EXAMPLES,)), "columns": torch.randint(columns, (EXAMPLES,))}
+    values = (2.0 * torch.randn(EXAMPLES)).float().double()
+    for part in numbers.values():
+        part[-1] = part[0]
+    out = {"values": values, "shape": torch.tensor([rows, columns, rank, penalty])}
+    with torch.no_grad():
+        for name, factor in factors.items():
+            factor.weight.copy_(torch.randn(factor.weight.shape).float().double())
+            out[f"parameters/{name}.weight"] = factor.weight.clone()
+            out[name] = numbers[name].double()
+    left, right = (factors[name](numbers[name]) for name in ("rows", "columns"))
+    error = nn.functional.mse_loss((left * right).sum(1), values)
+    out["evaluation"] = error.reshape(1)
+    loss = error + penalty * (left.square().sum(1) + right.square().sum(1)).mean()
+    loss.backward()
+    out["loss"] = loss.reshape(1)
+    out.update({f"gradient/{name}.weight": factor.weight.grad for name, factor in factors.items()})
+    return out
+
+
 def write(path, tensors):
     """The safetensors format: the length of a JSON header, the header, the values."""
     header, data = {"__metadata__": {"torch": torch.__version__}}, b""
@@ -96,4 +120,5 @@ if __name__ == "__main__":
     tensors = {}
     for name, parts in CASES.items():
         tensors.update({f"{name}/{key}": value for key, value in case(*parts).items()})
+    tensors.update({f"factorisation/{key}": value for key, value in factorisation(6, 5, 3, 0.125).items()})
     write(sys.argv[1], tensors)

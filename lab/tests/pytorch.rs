@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use safetensors::SafeTensors;
-use slackline_lab::data::Dataset;
+use slackline_lab::data::{Dataset, Entries, Examples};
 use slackline_lab::model::{ModelKind, ModelSpec, Scratch};
 
 /// Relative to the largest magnitude of a tensor; of losses to themselves.
@@ -48,14 +48,20 @@ fn agrees(name: &str, kind: ModelKind, hidden: &[usize]) {
     let classes = case.get(&format!("parameters/{last}")).len();
     let data = Dataset { features: case.get("features").to_vec(), labels, columns, classes };
     let spec = ModelSpec::new(kind, columns, classes, hidden).expect("a model");
+    let remembered = agrees_on(name, &case, &spec, Examples::Classes(&data));
+    assert_eq!(remembered, if kind == ModelKind::ConvNet { 4 } else { 0 });
+}
+
+/// Compares loss, evaluation and gradient. Returns the number of tensors that batch normalisation remembers.
+fn agrees_on(name: &str, case: &Case, spec: &ModelSpec, data: Examples<'_>) -> usize {
     let tensors = spec.tensors();
     let parameters: Vec<f32> =
         tensors.iter().flat_map(|own| case.get(&format!("parameters/{}", own.name))).copied().collect();
 
-    let rows: Vec<usize> = (0..data.rows()).collect();
+    let rows: Vec<usize> = (0..data.count()).collect();
     let mut gradient = vec![f32::NAN; parameters.len()];
-    let loss = spec.loss_and_gradient(&parameters, &data, &rows, &mut gradient, &mut Scratch::default());
-    let evaluated = spec.evaluate(&parameters, &data).loss;
+    let loss = spec.loss_and_gradient(&parameters, data, &rows, &mut gradient, &mut Scratch::default());
+    let evaluated = spec.evaluate(&parameters, data).loss;
     for (what, ours, theirs) in [("loss", loss, "loss"), ("evaluation", evaluated, "evaluation")] {
         let away = away(&[ours], case.get(theirs));
         assert!(away <= TOLERANCE, "{name}: {what} is off by {away:e}");
@@ -76,7 +82,7 @@ fn agrees(name: &str, kind: ModelKind, hidden: &[usize]) {
         assert!(away <= TOLERANCE, "{name}: {} is off by {away:e}", tensor.name);
     }
     assert_eq!(at, parameters.len());
-    assert_eq!(remembered, if kind == ModelKind::ConvNet { 4 } else { 0 });
+    remembered
 }
 
 #[test]
@@ -94,4 +100,17 @@ fn perceptrons_of_any_depth_agree_with_pytorch() {
 fn convolutions_with_batch_normalisation_agree_with_pytorch() {
     agrees("convnet", ModelKind::ConvNet, &[12]);
     agrees("convnet-colour", ModelKind::ConvNet, &[6, 5]);
+}
+
+#[test]
+fn the_factors_of_a_matrix_agree_with_pytorch() {
+    let case = Case::read("factorisation");
+    let numbers = |name: &str| case.get(name).iter().map(|number| *number as u32).collect();
+    let [rows, columns, rank, penalty] = *case.get("shape") else { panic!("four numbers") };
+    let (rows, columns) = (rows as usize, columns as usize);
+    let values = case.get("values").to_vec();
+    let entries =
+        Entries { rows, columns, row_numbers: numbers("rows"), column_numbers: numbers("columns"), values };
+    let spec = ModelSpec::new(ModelKind::Factorisation, rows, columns, &[rank as usize]).expect("a model");
+    agrees_on("factorisation", &case, &spec.with_penalty(penalty), Examples::Values(&entries));
 }

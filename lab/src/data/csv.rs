@@ -37,12 +37,12 @@ pub(super) fn parse(file: &Path, text: &str) -> Result<RawExamples, DataError> {
     Ok(table)
 }
 
-/// Whether the first line names the columns: it does when its last value, where a label would be, is a
+/// Whether the first line names the columns: it does when its last value, where a label or a value would be, is a
 /// word.
 ///
 /// One bad value before a good label is a mistake to report, not a header to skip; and numbers before
 /// a word are a header that numbers its columns.
-fn is_header(line: &str) -> bool {
+pub(super) fn is_header(line: &str) -> bool {
     let last = line.rsplit(',').next().unwrap_or_default().trim();
     !last.is_empty() && last.parse::<f64>().is_err()
 }

@@ -96,6 +96,24 @@ pub enum DataError {
     )]
     BadLabel { file: PathBuf, line: usize, value: String },
 
+    /// A row or column of a matrix that is negative, has a fraction or is too large to be exact.
+    #[error(
+        "{}:{line}: `{value}` is not the number of a row or column, a whole number from 0 up; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
+    BadPosition { file: PathBuf, line: usize, value: String },
+
+    /// A line that is no entry of a matrix.
+    #[error(
+        "{}:{line}: {found} values are no entry of a matrix; {}",
+        file.display(), self.remedy().unwrap_or_default()
+    )]
+    NoEntry { file: PathBuf, line: usize, found: usize },
+
+    /// There are too few entries for two parts.
+    #[error("{}: entries of a matrix: {entries}; {}", file.display(), self.remedy().unwrap_or_default())]
+    FewEntries { file: PathBuf, entries: usize },
+
     /// Not `index:value`.
     #[error(
         "{}:{line}: `{value}` is not of the form index:value; {}",
@@ -176,7 +194,9 @@ impl Diagnostic for DataError {
             DataError::FileTooLarge { .. } => "use a part of it".into(),
             DataError::TooManyValues { .. } => "use fewer examples or columns".into(),
             DataError::NotText { .. } => "expected CSV, LIBSVM, IDX or CIFAR-10".into(),
-            DataError::UnknownText { .. } => "separate the values by commas, with the label last".into(),
+            DataError::UnknownText { .. } => {
+                "separate the values by commas, with the label (or the value of an entry) last".into()
+            }
             DataError::BadNumber { .. } => "every value must be one".into(),
             DataError::NotFinite { .. } => "remove the line or replace the value".into(),
             DataError::WrongColumns { .. } => {
@@ -186,6 +206,11 @@ impl Diagnostic for DataError {
             DataError::BadLabel { .. } => {
                 "number the classes, for example 0 and 1 instead of -1 and +1".into()
             }
+            DataError::BadPosition { .. } => "number the rows and the columns".into(),
+            DataError::NoEntry { .. } => {
+                "write row, column and value, which one more value (a time) may follow".into()
+            }
+            DataError::FewEntries { .. } => "at least two are needed, to train on and to test on".into(),
             DataError::BadPair { .. } => "write for example 3:0.5".into(),
             DataError::BadIndex { .. } => "indices start at 1 and ascend along the line".into(),
             DataError::OneClass { .. } => {

@@ -13,11 +13,14 @@
 //! So features lie in \[0, 1\], or in \[-1, 1\] where a text file holds negative values. One scale per
 //! file, not one per column: pixels keep their meaning, and a zero stays a zero.
 //!
+//! [`Task::load`] reads the same two text formats as known entries of a matrix, or takes the matrix that needs no file.
+//!
 //! Labels are whole numbers, not negative, and are mapped to 0, 1, 2, ... in ascending order;
 //! [`Split::class_labels`] keeps the mapping.
 
 mod cifar;
 mod csv;
+mod entries;
 mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -25,6 +28,7 @@ mod idx;
 mod libsvm;
 pub(crate) mod random;
 mod split;
+mod task;
 mod text;
 
 #[cfg(test)]
@@ -35,7 +39,9 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
+pub use entries::Entries;
 pub use error::DataError;
+pub use task::{Examples, Task, TaskKind, TaskPart};
 
 /// No file above this size is read, packed or unpacked: a training set this large does not fit the program's plan of
 /// holding every example in memory as `f32`.

@@ -6,7 +6,7 @@ use super::random::{Purpose, Random};
 use super::{DataError, Dataset, RawExamples, Split};
 
 /// Decides which examples are the test part. Constant, so that the same file always splits the same.
-const SPLIT_SEED: u64 = 1_797;
+pub(super) const SPLIT_SEED: u64 = 1_797;
 
 /// Splits off one fifth of the examples, rounded up, as the test part: 360 of the 1,797 digits.
 pub(super) fn one_fifth(file: &Path, table: RawExamples) -> Result<Split, DataError> {

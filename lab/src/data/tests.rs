@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::{DataError, Dataset, digits, fuzz, load};
+use super::{DataError, Dataset, Entries, Task, TaskKind, TaskPart, digits, fuzz, load};
 
 /// A folder with the given files; the first one is the one to load.
 fn folder(files: &[(&str, &[u8])]) -> (TempDir, PathBuf) {
@@ -300,6 +300,58 @@ fn a_missing_file_and_a_folder_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     assert!(matches!(load(folder.path().join("none.csv")), Err(DataError::Missing { .. })));
     assert!(matches!(load(folder.path()), Err(DataError::NotAFile { .. })));
+}
+
+fn entries(path: &std::path::Path) -> Result<[Entries; 2], DataError> {
+    let Task { train, test } = Task::load(TaskKind::Values, Some(path))?;
+    Ok([train, test].map(|part| match part {
+        TaskPart::Values(entries) => entries,
+        TaskPart::Classes(_) => panic!("entries of a matrix"),
+    }))
+}
+
+#[test]
+fn entries_of_a_matrix_are_read_from_both_text_formats_and_split() {
+    let csv = b"user,film,rating,time\n9,7,3.5,1\n2,7,-1e1,2\n\n9, 30 ,0.5,3\n4,30,2,4\n9,8,5,5\n4,8,1,6\n";
+    let libsvm = b"9 7:3.5 8:5 30:0.5 # a comment\n4 8:1 30:2\n2 7:-10\n";
+    // Rows 2, 4, 9 and columns 7, 8, 30, in ascending order.
+    let expected = [(0, 0, -10.0), (1, 1, 1.0), (1, 2, 2.0), (2, 0, 3.5), (2, 1, 5.0), (2, 2, 0.5)];
+    for content in [&csv[..], libsvm] {
+        let (_folder, path) = folder(&[("a", content)]);
+        let [train, test] = entries(&path).unwrap();
+        assert_eq!((train.values.len(), test.values.len()), (4, 2));
+        let mut all = Vec::new();
+        for part in [train, test] {
+            assert_eq!((part.rows, part.columns), (3, 3));
+            let positions = part.row_numbers.into_iter().zip(part.column_numbers);
+            all.extend(positions.zip(part.values).map(|((row, column), value)| (row, column, value)));
+        }
+        all.sort_by_key(|(row, column, _)| (*row, *column));
+        assert_eq!(all, expected);
+    }
+}
+
+#[test]
+fn what_is_no_entry_of_a_matrix_is_refused_with_its_line() {
+    for (bytes, expected) in [
+        (&b"1,2,3\n1,2\n"[..], "f:2: 2 values are no entry of a matrix; write row, column and value"),
+        (b"1,2,3\n1,2,3,4,5\n", "f:2: 5 values are no entry"),
+        (b"1,2,3\n-1,2,3\n", "f:2: `-1` is not the number of a row or column, a whole number from 0 up"),
+        (b"1,2,3\n1,2.5,3\n", "f:2: `2.5` is not the number of a row or column"),
+        (b"-1 2:3\n1 2:3\n", "f:1: `-1` is not the number of a row or column"),
+        (b"1,2,3\n1,2,inf\n", "f:2: `inf` is not a finite number"),
+        (b"1,2,3\n1,2,\n", "f:2: `` is not a number"),
+        (b"1 2:3 2:4\n", "f:1: index 2 after 2"),
+        (b"row,column,value\n", "f: entries of a matrix: 0; at least two"),
+        (b"1,2,3\n", "f: entries of a matrix: 1; at least two"),
+        (b"1;2;3\n", "f: neither CSV nor LIBSVM"),
+        (b"", "f: holds no examples"),
+    ] {
+        let (folder, path) = folder(&[("f", bytes)]);
+        let message = entries(&path).unwrap_err().to_string();
+        let message = message.replace(&format!("{}/", folder.path().display()), "");
+        assert!(message.starts_with(expected), "{message}\nwhere this was expected:\n{expected}");
+    }
 }
 
 /// Asserts what must hold of every split, however strange its file.

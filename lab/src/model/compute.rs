@@ -4,8 +4,9 @@ use std::convert::Infallible;
 
 use super::ModelSpec;
 use super::block::Room;
+use super::factors::Factors;
 use super::kernels::{Rows, linear, linear_gradient, linear_input_deltas, softmax};
-use crate::data::Dataset;
+use crate::data::{Dataset, Entries, Examples};
 
 /// Examples evaluated at a time, to bound the scratch space.
 const EVALUATION_ROWS: usize = 256;
@@ -25,10 +26,16 @@ pub struct Scratch {
 /// The quality of a model on a data set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluation {
-    /// Mean cross-entropy per example, in nats.
+    /// Mean cross-entropy per example, in nats; of a factorisation the mean squared error per entry.
     pub loss: f32,
-    /// Part of the examples whose class is given the highest probability, 0 to 1.
-    pub accuracy: f32,
+    /// Part of the examples whose class is given the highest probability, 0 to 1; where there are classes.
+    pub accuracy: Option<f32>,
+}
+
+/// The examples of one of the two tasks, with what a model has for it.
+enum Work<'a> {
+    Classes(&'a Dataset),
+    Values(&'a Factors, &'a Entries),
 }
 
 /// The question whether to stop, which is asked between two pieces of work.
@@ -59,7 +66,7 @@ impl<E, F: FnMut() -> Result<bool, E>> Pieces<F> {
 
 impl ModelSpec {
     /// Mean cross-entropy in nats over the examples `rows` of `data`, with its gradient by the
-    /// parameters written to `gradient`.
+    /// parameters written to `gradient`. Of a factorisation it is the mean squared error, with its penalty.
     ///
     /// The gradient of a mean or a variance that batch normalisation remembers is its distance from the batch's.
     ///
@@ -67,12 +74,13 @@ impl ModelSpec {
     ///
     /// # Panics
     ///
-    /// If `parameters` or `gradient` is not [`parameters`](Self::parameters) long, if `data` has other
-    /// columns or more classes than the model, or if `rows` is empty or names a row that is not there.
-    pub fn loss_and_gradient(
+    /// If `parameters` or `gradient` is not [`parameters`](Self::parameters) long, if `data` are of another
+    /// [task](super::ModelKind::task), have other columns or more classes than the model, or if `rows` is empty or
+    /// names a row that is not there.
+    pub fn loss_and_gradient<'a>(
         &self,
         parameters: &[f32],
-        data: &Dataset,
+        data: impl Into<Examples<'a>>,
         rows: &[usize],
         gradient: &mut [f32],
         scratch: &mut Scratch,
@@ -96,22 +104,28 @@ impl ModelSpec {
     ///
     /// As [`loss_and_gradient`](Self::loss_and_gradient), and if `piece` is 0.
     #[allow(clippy::too_many_arguments)] // those of `loss_and_gradient`, and when to stop
-    pub fn loss_and_gradient_unless<E>(
+    pub fn loss_and_gradient_unless<'a, E>(
         &self,
         parameters: &[f32],
-        data: &Dataset,
+        data: impl Into<Examples<'a>>,
         rows: &[usize],
         gradient: &mut [f32],
         scratch: &mut Scratch,
         piece: usize,
         stop: impl FnMut() -> Result<bool, E>,
     ) -> Result<Option<f32>, E> {
-        self.check(parameters, data);
+        let task = self.task(parameters, data.into());
         assert_eq!(gradient.len(), parameters.len(), "a gradient has one value for each parameter");
         assert!(!rows.is_empty(), "the mean over no examples is undefined");
         assert!(piece > 0, "a piece has at least one row");
         let mut pieces = Pieces { rows: piece, stop };
-        match self.compute(parameters, data, rows, gradient, scratch, &mut pieces) {
+        let loss = match task {
+            Work::Classes(data) => self.compute(parameters, data, rows, gradient, scratch, &mut pieces),
+            Work::Values(factors, entries) => {
+                factors.compute(parameters, entries, rows, gradient, &mut pieces)
+            }
+        };
+        match loss {
             Ok(loss) => Ok(Some(loss)),
             Err(Stopped::Asked) => Ok(None),
             Err(Stopped::Failed(error)) => Err(error),
@@ -153,7 +167,7 @@ impl ModelSpec {
             self.scores(parameters, inputs, piece.len(), outputs);
             let last = self.layers.len() - 1;
             deltas[last].clone_from(&outputs[last]);
-            for (scores, row) in deltas[last].chunks_exact_mut(self.classes()).zip(piece) {
+            for (scores, row) in deltas[last].chunks_exact_mut(self.outputs()).zip(piece) {
                 let label = data.labels[*row] as usize;
                 loss += f64::from(softmax(scores, label).0);
                 // The derivative of cross-entropy after softmax: probability less one for the true class.
@@ -180,12 +194,18 @@ impl ModelSpec {
     ///
     /// # Panics
     ///
-    /// If `parameters` is not [`parameters`](Self::parameters) long, or if `data` is empty or has other
-    /// columns or more classes than the model.
-    pub fn evaluate(&self, parameters: &[f32], data: &Dataset) -> Evaluation {
-        self.check(parameters, data);
-        assert!(!data.labels.is_empty(), "the mean over no examples is undefined");
+    /// If `parameters` is not [`parameters`](Self::parameters) long, or if `data` are empty, of another task, or have
+    /// other columns or more classes than the model.
+    pub fn evaluate<'a>(&self, parameters: &[f32], data: impl Into<Examples<'a>>) -> Evaluation {
+        let data = data.into();
+        assert!(data.count() > 0, "the mean over no examples is undefined");
+        match self.task(parameters, data) {
+            Work::Classes(data) => self.evaluate_classes(parameters, data),
+            Work::Values(factors, entries) => factors.evaluate(parameters, entries),
+        }
+    }
 
+    fn evaluate_classes(&self, parameters: &[f32], data: &Dataset) -> Evaluation {
         let mut scratch = Scratch::default();
         let Scratch { blocks, outputs, .. } = self.room(&mut scratch);
         let (mut loss, mut correct) = (0.0f64, 0usize);
@@ -199,7 +219,7 @@ impl ModelSpec {
             let values = blocks.last().map_or(values, |room| &room.outputs);
             self.scores(parameters, Rows::all(values, self.layers[0].inputs), labels.len(), outputs);
             let scores =
-                outputs.last_mut().into_iter().flat_map(|scores| scores.chunks_exact_mut(self.classes()));
+                outputs.last_mut().into_iter().flat_map(|scores| scores.chunks_exact_mut(self.outputs()));
             for (scores, label) in scores.zip(labels) {
                 let (example_loss, best) = softmax(scores, *label as usize);
                 loss += f64::from(example_loss);
@@ -207,13 +227,20 @@ impl ModelSpec {
             }
         }
         let rows = data.rows() as f64;
-        Evaluation { loss: (loss / rows) as f32, accuracy: (correct as f64 / rows) as f32 }
+        Evaluation { loss: (loss / rows) as f32, accuracy: Some((correct as f64 / rows) as f32) }
     }
 
-    fn check(&self, parameters: &[f32], data: &Dataset) {
+    /// What is to be computed on these examples, which fit the model.
+    fn task<'a>(&'a self, parameters: &[f32], data: Examples<'a>) -> Work<'a> {
         assert_eq!(parameters.len(), self.parameters(), "the parameters are those of a {self}");
-        assert_eq!(data.columns, self.columns(), "the columns of the data are those of a {self}");
-        assert!(data.classes <= self.classes(), "the data have {} classes, for a {self}", data.classes);
+        let (inputs, outputs) = data.shape();
+        assert_eq!(inputs, self.inputs(), "the columns of the data are those of a {self}");
+        assert!(outputs <= self.outputs(), "the data have {outputs} classes, for a {self}");
+        match (data, &self.factors) {
+            (Examples::Classes(data), None) => Work::Classes(data),
+            (Examples::Values(entries), Some(factors)) => Work::Values(factors, entries),
+            _ => panic!("the data are of the task of a {self}"),
+        }
     }
 
     /// The scratch, with room for each block and each layer.

@@ -37,6 +37,14 @@ pub enum ModelSpecError {
     /// A convolution has nothing to slide over.
     #[error("examples of {columns} columns are no images for a convnet; {}", self.remedy().unwrap_or_default())]
     NoImages { columns: usize },
+
+    /// A matrix, or its factors, cannot have this size.
+    #[error(
+        "a {rows} x {columns} matrix has no factors of rank {} with 1 to {limit} parameters; {}",
+        units(hidden),
+        self.remedy().unwrap_or_default()
+    )]
+    NoFactors { rows: usize, columns: usize, hidden: Vec<usize>, limit: usize },
 }
 
 /// The units of each layer, from the first on.
@@ -54,12 +62,13 @@ impl Diagnostic for ModelSpecError {
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(match self {
-            ModelSpecError::UnknownKind { .. } => "choose softmax, mlp or convnet".into(),
+            ModelSpecError::UnknownKind { .. } => "choose softmax, mlp, convnet or factorisation".into(),
             ModelSpecError::TooSmall { .. } => {
                 "it needs at least one column, two classes and one unit in each hidden layer".into()
             }
             ModelSpecError::TooLarge { .. } => "use fewer columns, classes or hidden units".into(),
             ModelSpecError::TooDeep { .. } => "use fewer".into(),
+            ModelSpecError::NoFactors { .. } => "use one rank, 1 or more, or fewer rows and columns".into(),
             ModelSpecError::NoImages { .. } => {
                 "it takes squares of one plane or three, whose side is a multiple of 4 (64, 784, 3072 columns); \
                  use mlp for others"

@@ -39,7 +39,7 @@ struct AnyHeader {
     version: u32,
 }
 
-/// The content of the metadata entry.
+/// The content of the metadata entry: what [`ModelSpec::new`] takes.
 #[derive(Serialize, Deserialize)]
 struct Header {
     version: u32,
@@ -99,7 +99,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<(ModelSpec, Vec<f32>), ModelFileEr
 pub fn load_for(path: impl AsRef<Path>, expected: &ModelSpec) -> Result<Vec<f32>, ModelFileError> {
     let path = path.as_ref();
     let (found, parameters) = load(path)?;
-    if found != *expected {
+    if found.clone().with_penalty(expected.penalty()) != *expected {
         let (found, expected) = (Box::new(found), Box::new(expected.clone()));
         return Err(ModelFileError::OtherModel { file: path.to_owned(), found, expected });
     }
@@ -112,8 +112,8 @@ fn serialise(spec: &ModelSpec, parameters: &[f32]) -> Vec<u8> {
     let header = Header {
         version: VERSION,
         kind: spec.kind(),
-        columns: spec.columns(),
-        classes: spec.classes(),
+        columns: spec.inputs(),
+        classes: spec.outputs(),
         hidden: spec.hidden().to_vec(),
     };
     let header = serde_json::to_string(&header).expect("numbers and a name are valid JSON");

@@ -1,4 +1,5 @@
-//! The models that are trained: softmax regression, perceptrons of any depth, and a small network of convolutions.
+//! The models that are trained: softmax regression, perceptrons of any depth, a small network of convolutions, and the
+//! factorisation of a matrix.
 //!
 //! All parameters of a model lie in one flat slice of `f32`, so whatever holds them (a vector, shared
 //! memory, memory registered for RDMA and copied out of) needs to know nothing about models. The slice
@@ -13,6 +14,7 @@ mod block;
 mod compute;
 mod convolution;
 mod error;
+mod factors;
 mod file;
 mod kernels;
 mod shards;
@@ -25,6 +27,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::data::TaskKind;
 
 pub use batches::{Batches, BatchesError};
 pub use compute::{Evaluation, Scratch};
@@ -39,6 +43,9 @@ pub use spec::{ModelSpec, TensorSpec};
 /// epochs, batches of 32, rate 0.1, momentum 0.9), where softmax regression has 95.6 to 96.1.
 pub const HIDDEN_DEFAULT: usize = 64;
 
+/// Rank of a factorisation where none is asked for: that of the matrix that comes with the program.
+pub const RANK_DEFAULT: usize = 4;
+
 /// The kinds of model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,6 +56,19 @@ pub enum ModelKind {
     Mlp,
     /// Two blocks of convolution, batch normalisation and pooling before a perceptron, like LeNet (LeCun et al., 1998).
     ConvNet,
+    /// A factor for each row and each column of a matrix, whose products are to agree with the entries that are known
+    /// (Koren et al., 2009).
+    Factorisation,
+}
+
+impl ModelKind {
+    /// What models of this kind learn.
+    pub fn task(self) -> TaskKind {
+        match self {
+            Self::Softmax | Self::Mlp | Self::ConvNet => TaskKind::Classes,
+            Self::Factorisation => TaskKind::Values,
+        }
+    }
 }
 
 impl fmt::Display for ModelKind {
@@ -57,6 +77,7 @@ impl fmt::Display for ModelKind {
             Self::Softmax => "softmax",
             Self::Mlp => "mlp",
             Self::ConvNet => "convnet",
+            Self::Factorisation => "factorisation",
         })
     }
 }
@@ -69,6 +90,7 @@ impl FromStr for ModelKind {
             "softmax" => Ok(Self::Softmax),
             "mlp" => Ok(Self::Mlp),
             "convnet" => Ok(Self::ConvNet),
+            "factorisation" => Ok(Self::Factorisation),
             _ => Err(ModelSpecError::UnknownKind { name: name.to_owned() }),
         }
     }

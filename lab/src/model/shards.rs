@@ -58,8 +58,8 @@ impl Diagnostic for ShardsError {
 }
 
 impl Shards {
-    /// The examples of each worker, whose `labels` are below `classes`; each example belongs to one worker. `None` if
-    /// all workers draw from all.
+    /// The examples of each worker, whose `labels` (of entries of a matrix: rows) are below `classes`; each example
+    /// belongs to one worker. `None` if all workers draw from all.
     ///
     /// Draws depend on the seed alone, and are the same on every platform up to the rounding of logarithms.
     ///

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::block::{Block, CHANNELS};
 use super::error::units;
+use super::factors::Factors;
 use super::kernels::Layer;
 use super::{ModelKind, ModelSpecError};
 use crate::data::random::{Purpose, Random};
@@ -16,16 +17,18 @@ const PARAMETERS_MAX: usize = 1 << 28;
 const LAYERS_MAX: usize = 64;
 
 /// The shape of a model: all there is to know about it but its parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     kind: ModelKind,
-    columns: usize,
-    classes: usize,
+    inputs: usize,
+    outputs: usize,
     hidden: Vec<usize>,
     /// The blocks of a ConvNet, in their order.
     pub(super) blocks: Vec<Block>,
-    /// The linear layers, in their order; the last gives the scores of the classes.
+    /// The linear layers, in their order; the last gives the scores of the classes. A factorisation has none.
     pub(super) layers: Vec<Layer>,
+    /// The factors of a factorisation.
+    pub(super) factors: Option<Factors>,
 }
 
 /// One named part of the parameters.
@@ -56,16 +59,26 @@ impl ModelSpec {
     /// is a softmax regression that does not start at zero. A ConvNet takes the columns as an image, see
     /// [`ModelKind::ConvNet`], whose planes lie one after the other.
     ///
+    /// A factorisation is a linear network from one input for each row of the matrix to one output for each of its
+    /// columns: `columns` is the number of rows then, `classes` that of columns, and `hidden` has the rank alone, see
+    /// [`RANK_DEFAULT`](super::RANK_DEFAULT).
+    ///
     /// # Errors
     ///
-    /// If a width is zero, there are fewer than two classes, the columns are no image for a ConvNet, or the parameters
-    /// would exceed 1 GiB.
+    /// If a width is zero, there are fewer than two classes, the columns are no image for a ConvNet, a factorisation
+    /// has not one rank, or the parameters would exceed 1 GiB.
     pub fn new(
         kind: ModelKind,
         columns: usize,
         classes: usize,
         hidden: &[usize],
     ) -> Result<ModelSpec, ModelSpecError> {
+        if kind == ModelKind::Factorisation {
+            let factors = Some(Factors::new(columns, classes, hidden, PARAMETERS_MAX)?);
+            let (inputs, outputs, hidden) = (columns, classes, hidden.to_vec());
+            let (blocks, layers) = (Vec::new(), Vec::new());
+            return Ok(ModelSpec { kind, inputs, outputs, hidden, blocks, layers, factors });
+        }
         let hidden = if kind == ModelKind::Softmax { Vec::new() } else { hidden.to_vec() };
         if hidden.len() > LAYERS_MAX {
             return Err(ModelSpecError::TooDeep { layers: hidden.len(), limit: LAYERS_MAX });
@@ -77,19 +90,33 @@ impl ModelSpec {
             ModelKind::ConvNet => blocks(columns).ok_or(ModelSpecError::NoImages { columns })?,
             _ => Vec::new(),
         };
-        let (mut start, mut inputs) =
+        let (mut start, mut width) =
             blocks.last().map_or((0, columns), |last| (last.start + last.parameters(), last.outputs()));
         let mut layers = Vec::new();
         for outputs in hidden.iter().copied().chain([classes]) {
             // Saturating, since a model file may claim any width.
-            let end = inputs.saturating_add(1).saturating_mul(outputs).saturating_add(start);
+            let end = width.saturating_add(1).saturating_mul(outputs).saturating_add(start);
             if end > PARAMETERS_MAX {
                 return Err(ModelSpecError::TooLarge { columns, classes, hidden, limit: PARAMETERS_MAX });
             }
-            layers.push(Layer { start, outputs, inputs });
-            (start, inputs) = (end, outputs);
+            layers.push(Layer { start, outputs, inputs: width });
+            (start, width) = (end, outputs);
         }
-        Ok(ModelSpec { kind, columns, classes, hidden, blocks, layers })
+        let (inputs, outputs, factors) = (columns, classes, None);
+        Ok(ModelSpec { kind, inputs, outputs, hidden, blocks, layers, factors })
+    }
+
+    /// The same model with this weight of the L2 penalty in its loss. Only a factorisation has one; it is no part of a
+    /// model file.
+    #[must_use]
+    pub fn with_penalty(mut self, penalty: f32) -> ModelSpec {
+        self.factors.iter_mut().for_each(|factors| factors.penalty = penalty);
+        self
+    }
+
+    /// The weight of the L2 penalty: 0 unless [`with_penalty`](Self::with_penalty) has set it.
+    pub fn penalty(&self) -> f32 {
+        self.factors.map_or(0.0, |factors| factors.penalty)
     }
 
     /// The kind of model.
@@ -97,23 +124,26 @@ impl ModelSpec {
         self.kind
     }
 
-    /// Values per example.
-    pub fn columns(&self) -> usize {
-        self.columns
+    /// Values per example; of a factorisation the rows of the matrix.
+    pub fn inputs(&self) -> usize {
+        self.inputs
     }
 
-    /// Classes to choose from.
-    pub fn classes(&self) -> usize {
-        self.classes
+    /// Classes to choose from; of a factorisation the columns of the matrix.
+    pub fn outputs(&self) -> usize {
+        self.outputs
     }
 
-    /// Units of each hidden layer, from the first on; none for softmax regression.
+    /// Units of each hidden layer, from the first on; none for softmax regression, and the rank of a factorisation.
     pub fn hidden(&self) -> &[usize] {
         &self.hidden
     }
 
     /// The parts of the parameters, in the order in which they lie.
     pub fn tensors(&self) -> Vec<TensorSpec> {
+        if let Some(factors) = &self.factors {
+            return factors.tensors();
+        }
         let mut tensors: Vec<TensorSpec> =
             self.blocks.iter().zip(1..).flat_map(|(block, number)| block.tensors(number)).collect();
         let hidden = match self.hidden.len() {
@@ -130,20 +160,28 @@ impl ModelSpec {
 
     /// The number of parameters, all tensors together.
     pub fn parameters(&self) -> usize {
-        self.layers.last().map_or(0, |output| output.start + output.parameters())
+        match &self.factors {
+            Some(factors) => factors.parameters(),
+            None => self.layers.last().map_or(0, |output| output.start + output.parameters()),
+        }
     }
 
     /// Parameters to start from, the same for the same seed on every platform.
     ///
     /// Biases and softmax regression start at zero. Weights of layers and convolutions are drawn uniformly with
     /// the variance 2 / inputs (He et al., 2015), uniformly because a normal draw needs logarithms,
-    /// which platforms round differently. Batch normalisation starts with factors and variances of one.
+    /// which platforms round differently. Batch normalisation starts with factors and variances of one. The factors of
+    /// a matrix are small and random.
     pub fn initialise(&self, seed: u64) -> Vec<f32> {
         let mut parameters = vec![0.0; self.parameters()];
         if self.kind == ModelKind::Softmax {
             return parameters;
         }
         let mut random = Random::new(seed, Purpose::Parameters, 0);
+        if let Some(factors) = &self.factors {
+            factors.initialise(&mut parameters, random);
+            return parameters;
+        }
         let mut draw = |weights: &mut [f32], inputs: usize| {
             // A uniform draw from [-a, a) has the variance a^2 / 3.
             let bound = (6.0 / inputs as f32).sqrt();
@@ -176,10 +214,13 @@ fn blocks(columns: usize) -> Option<Vec<Block>> {
 
 impl fmt::Display for ModelSpec {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} of {} columns", self.kind, self.columns)?;
+        if let Some(Factors { rows, columns, rank, .. }) = self.factors {
+            return write!(formatter, "{} of a {rows} x {columns} matrix, rank {rank}", self.kind);
+        }
+        write!(formatter, "{} of {} columns", self.kind, self.inputs)?;
         if !self.hidden.is_empty() {
             write!(formatter, ", {} hidden units", units(&self.hidden))?;
         }
-        write!(formatter, " and {} classes", self.classes)
+        write!(formatter, " and {} classes", self.outputs)
     }
 }

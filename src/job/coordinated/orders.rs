@@ -53,6 +53,8 @@ pub struct ServerOrder {
     pub scheme: scheme::SchemeConfig,
     /// The effect of a gradient's staleness on its weight.
     pub damping: scheme::Damping,
+    /// Gradients add up: each is folded in with the weight 1.
+    pub additive: bool,
     /// The number of workers, which the coordinator fills in.
     pub workers: usize,
     /// Workers and readers that it has memory for.

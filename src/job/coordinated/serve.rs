@@ -153,6 +153,7 @@ impl CoordinatedMember {
             schedule: order.schedule,
             threads: order.threads,
             damping: order.damping,
+            additive: order.additive,
             shard: order.shard_numbers(),
             memory: ShardOptions {
                 peers: order.peers,

@@ -329,6 +329,12 @@ impl SchemeConfig {
         )
     }
 
+    /// True if its gradients can add up, each with the weight 1.
+    #[doc(hidden)]
+    pub fn adds_up(&self) -> bool {
+        super::adds_up(&super::Scheme::needs(self))
+    }
+
     /// Returns the number of steps that a worker makes on its own copy for each gradient that it publishes. The
     /// published gradient is the sum over these steps.
     #[doc(hidden)]

@@ -249,9 +249,10 @@ impl SimArgs {
 }
 
 /// Options of a job that is simulated as told; what brings its own jobs takes none of them.
-const JOB: [&str; 31] = [
+const JOB: [&str; 32] = [
     "read_my_writes",
     "damping",
+    "additive",
     "workers",
     "compute",
     "factor",
@@ -342,8 +343,10 @@ mod tests {
         };
         // Settings go with the scheme: they are refused where there is none.
         let settings = <SchemeArgs as clap::Args>::augment_args(clap::Command::new("settings"));
-        let is_setting =
-            |id: &str| id != "damping" && settings.get_arguments().any(|argument| argument.get_id() == id);
+        let is_setting = |id: &str| {
+            !["damping", "additive"].contains(&id)
+                && settings.get_arguments().any(|argument| argument.get_id() == id)
+        };
         let ours =
             ["fabric", "reproduce", "seed", "seeds", "spare_nodes", "only", "scheme", "json", "plot", "docs"];
         let ours = [&ours[..], &["real", "quick", "again"]].concat();

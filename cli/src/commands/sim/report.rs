@@ -177,6 +177,7 @@ pub(super) fn json_one(args: &SimArgs, report: &ClusterReport, learning_rate: f3
         "server_bandwidth": args.server_bandwidth,
         "problem": name(args.problem),
         "optimizer": name(args.optimizer),
+        "additive": args.settings.additive,
         "schedule": args.schedule.to_string(),
         "learning_rate": learning_rate.to_string().parse::<f64>().ok(),
     });

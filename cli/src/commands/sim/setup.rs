@@ -23,6 +23,7 @@ const LENGTH_DEFAULT: u64 = 100;
 pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Result<Cluster, Failure> {
     let mut cluster = Cluster::new(scheme, args.workers, args.seed);
     cluster.damping = args.settings.damping.into();
+    cluster.additive = args.settings.additive;
     cluster.compute = args.compute.clone();
     cluster.factors = factors(args)?;
     cluster.changes = args.change.clone();

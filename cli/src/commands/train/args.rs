@@ -7,9 +7,9 @@ use slackline::{
     NonFinite, Schedule,
     scheme::{SchemeConfig, SchemeConfigError},
 };
-use slackline_lab::model::{ModelKind, Shards};
 
 use crate::failure::Failure;
+use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
 use crate::scheme_args::SchemeArgs;
 
@@ -125,29 +125,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Processes", value_name = "SECONDS", default_value_t = 3.0)]
     pub(super) lease: f64,
 
-    /// Kind of model [default: mlp, or what --load holds]
-    #[arg(long, help_heading = "Model and data", value_enum)]
-    pub(super) model: Option<Model>,
-
-    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]
-    #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
-    pub(super) hidden: Vec<usize>,
-
-    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]
-    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
-    pub(super) data: Option<PathBuf>,
-
-    /// How examples are dealt out to workers: iid, sorted (by label) or dirichlet(A), the more uneven the smaller A
-    #[arg(long, help_heading = "Model and data", value_name = "SHARDS", default_value_t = Shards::Iid)]
-    pub(super) shards: Shards,
-
-    /// Begin with the parameters of a model that --save wrote
-    #[arg(long, help_heading = "Model and data", value_name = "FILE")]
-    pub(super) load: Option<PathBuf>,
-
-    /// Decides the initial parameters and the order of the examples
-    #[arg(long, help_heading = "Model and data", value_name = "NUMBER", default_value_t = 1)]
-    pub(super) seed: u64,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
 
     /// Times that all examples are seen
     #[arg(long, help_heading = "Training", value_name = "N", default_value_t = 40)]
@@ -161,7 +140,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
-    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
+    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw; of a factorisation 2, 0.2, 0.02]
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
@@ -230,6 +209,8 @@ const EXAMPLES: &str = "Examples:
       how long lock step waits for a worker that is four times slower; compare ssp and essp
   slackline train --data train-images-idx3-ubyte --epochs 5 --save mnist.safetensors
       MNIST, packed with gzip or not, with the labels and the t10k files beside it
+  slackline train --model factorisation --hidden 8 --penalty 0.01 --data ratings.csv
+      factors of a matrix of ratings: user, film and rating in each line; without --data, of a built-in matrix
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       train the saved model further
   slackline train --json - | jq .final_accuracy
@@ -287,27 +268,6 @@ pub(crate) enum Transport {
     Verbs,
     /// TCP
     Tcp,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Model {
-    /// Softmax regression: one linear layer
-    Softmax,
-    /// A perceptron
-    Mlp,
-    /// Two convolutions with batch normalisation and pooling, then a perceptron
-    #[value(name = "convnet")]
-    ConvNet,
-}
-
-impl From<Model> for ModelKind {
-    fn from(model: Model) -> ModelKind {
-        match model {
-            Model::Softmax => ModelKind::Softmax,
-            Model::Mlp => ModelKind::Mlp,
-            Model::ConvNet => ModelKind::ConvNet,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]

@@ -118,8 +118,8 @@ fn conduct(
     if parameters.iter().any(|value| !value.is_finite()) {
         return Err(plan.diverged(versions));
     }
-    let evaluation = plan.spec.evaluate(&parameters, &plan.split.test);
-    let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.split.test), distance));
+    let evaluation = plan.spec.evaluate(&parameters, &plan.task.test);
+    let local = local.map(|(local, distance)| (plan.spec.evaluate(&local, &plan.task.test), distance));
     let time_to_target = job.parts().0.reached.map(|at| at.saturating_duration_since(begun));
     job.close(plan.timeout);
     let job = job.outcome();
@@ -240,7 +240,7 @@ impl Caller for Run<'_> {
             match event {
                 Event::Judged(evaluation, at) => {
                     self.evaluation = Some(evaluation);
-                    if self.plan.target.is_some_and(|target| evaluation.accuracy >= target) {
+                    if self.plan.target.is_some_and(|target| evaluation.accuracy >= Some(target)) {
                         self.reached.get_or_insert(at);
                     }
                 }

@@ -36,7 +36,7 @@ impl Evaluator {
         events: SyncSender<Event>,
     ) -> Result<Evaluator, Failure> {
         let (commands, orders) = mpsc::sync_channel(1);
-        let (spec, split, timeout) = (plan.spec.clone(), Arc::clone(&plan.split), plan.timeout);
+        let (spec, task, timeout) = (plan.spec.clone(), Arc::clone(&plan.task), plan.timeout);
         let at_most = if plan.target.is_some() { MEASURE_EVERY } else { EVALUATE_EVERY };
         let body = move || {
             let mut interval = at_most;
@@ -55,7 +55,7 @@ impl Evaluator {
                 // A server that is lost is told by its process; without figures the run goes on.
                 let Ok(now) = gather.collect(timeout, false) else { continue };
                 let at = Instant::now();
-                let evaluation = spec.evaluate(&now.parameters, &split.test);
+                let evaluation = spec.evaluate(&now.parameters, &task.test);
                 if events.send(Event::Judged(evaluation, at)).is_err() {
                     return;
                 }

@@ -38,6 +38,13 @@ pub(super) fn check(
         let why = "with --damping the server folds in less of a gradient than its worker has taken off";
         return refuse(format!("--read-my-writes: {why}"), "leave out one of the two");
     }
+    if args.settings.additive && scheme.has_server() && !scheme.adds_up() {
+        let why = "leaves gradients out, or bounds what they weigh, so that they do not add up";
+        return refuse(
+            format!("--additive: {} {why}", args.scheme),
+            "leave it out, or use bsp, asp, ssp, essp or bap",
+        );
+    }
     let sleeps = args.idle == Idle::Sleep;
     if scheme.has_server() {
         return Ok(());
@@ -51,6 +58,9 @@ pub(super) fn check(
     }
     if args.restarts > 0 {
         return alone("--restarts", "and a worker that is lost does not come back to its group");
+    }
+    if args.settings.additive {
+        return alone("--additive", "so no gradient has a weight");
     }
     if damped {
         return alone("--damping", "so no gradient has a weight");

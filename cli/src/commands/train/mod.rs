@@ -54,9 +54,10 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     let mut display = Display::new(plan);
     let s = |count| if count == 1 { "" } else { "s" };
     display.tell(&format!(
-        "{} on {} examples of {}: {}, {} worker{}, {}, {} epoch{}",
+        "{} on {} {} of {}: {}, {} worker{}, {}, {} epoch{}",
         plan.spec,
-        plan.split.train.rows(),
+        plan.task.train.examples().count(),
+        plan.examples_name(),
         plan.data_name(),
         plan.scheme,
         plan.workers,

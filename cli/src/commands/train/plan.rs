@@ -11,14 +11,14 @@ use slackline::{
     Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Schedule, Table,
     TransportKind, scheme, sim::Distribution,
 };
-use slackline_lab::data::{self, Split};
-use slackline_lab::model::{self, Batches, HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
+use slackline_lab::data::{Task, TaskKind};
+use slackline_lab::model::{Batches, ModelSpec, Shards};
 use slackline_lab::program::Program;
 
 use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
 use super::launch::Job;
 use crate::failure::Failure;
-use crate::optimizer_name::OptimizerName;
+use crate::model_args;
 use crate::output;
 use crate::scheme_args;
 
@@ -59,7 +59,7 @@ pub(super) struct Plan {
     pub(super) spec: ModelSpec,
     pub(super) table: Table,
     pub(super) data: Option<PathBuf>,
-    pub(super) split: Arc<Split>,
+    pub(super) task: Arc<Task>,
     pub(super) shards: Shards,
     pub(super) initial: Arc<[f32]>,
     pub(super) seed: u64,
@@ -72,6 +72,8 @@ pub(super) struct Plan {
     /// The accuracy that ends the run.
     pub(super) target: Option<f32>,
     pub(super) damping: scheme::Damping,
+    /// Gradients add up, instead of their mean being taken.
+    pub(super) additive: bool,
     /// Workers see what they wrote: what one gradient of their own does to the parameters.
     pub(super) own_step: Option<f32>,
     /// The distribution of the time that each step takes besides computing.
@@ -114,7 +116,8 @@ impl Plan {
         let timeout = timeout(args.timeout)?;
         let lease = lease(args.lease)?;
         let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
-        let default_rate = learning_rate(args.optimizer);
+        let (kind, loaded) = args.model.kind()?;
+        let default_rate = model_args::learning_rate(args.optimizer, kind);
         let learning_rate = args.learning_rate.unwrap_or(default_rate);
         if !learning_rate.is_finite() || learning_rate <= 0.0 {
             return Err(Failure::usage(format!("--learning-rate cannot be {learning_rate}"))
@@ -126,26 +129,21 @@ impl Plan {
             EncodingName::F16 => Encoding::F16,
         };
         super::fit::check(&args, scheme, optimizer, encoding)?;
-        // What one gradient of its own does: each counts for one of all.
-        let own_step = args.read_my_writes.then(|| learning_rate / workers as f32);
+        // What one gradient of its own does: each counts whole, or for one of all.
+        let share = if args.settings.additive { 1.0 } else { 1.0 / workers as f32 };
+        let own_step = args.read_my_writes.then_some(learning_rate * share);
         check_outputs(&args)?;
         let checkpoint = checkpoint(&args, servers, job.is_local())?;
-        if !args.hidden.is_empty() && args.model.map(ModelKind::from) == Some(ModelKind::Softmax) {
-            return Err(
-                Failure::usage("softmax has no hidden units").help("leave --hidden out, or use --model mlp")
-            );
-        }
-
-        let split = match &args.data {
-            Some(path) => data::load(path).map_err(|error| Failure::refused(&error).after("--data"))?,
-            None => data::digits(),
-        };
-        let labels = &split.train.labels;
-        let batches = Batches::new(args.seed, 0, workers, labels.len(), args.batch)
+        args.model.check(kind, args.target_accuracy.is_some())?;
+        let task = Task::load(kind.task(), args.model.data.as_deref());
+        let task = task.map_err(|error| Failure::refused(&error).after("--data"))?;
+        let groups = task.train.examples().groups();
+        let batches = Batches::new(args.model.seed, 0, workers, groups.len(), args.batch)
             .map_err(|error| Failure::refused(&error).at("--batch"))?;
         // Whatever the shards, workers make as many gradients.
-        args.shards
-            .deal(labels, workers, args.seed)
+        args.model
+            .shards
+            .deal(groups, workers, args.model.seed)
             .map_err(|error| Failure::refused(&error).at("--shards"))?;
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
@@ -156,11 +154,11 @@ impl Plan {
         let together = scheme.counts_versions() || matches!(scheme, scheme::SchemeConfig::Abs { .. });
         let local_steps = u64::from(scheme.local_steps());
         let gradients = together.then(|| (steps * workers as u64).div_ceil(local_steps));
-        let (spec, loaded) = spec(&args, &split)?;
+        let (spec, loaded) = args.model.spec(kind, loaded, task.train.examples().shape())?;
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
         probe_memory(&spec)?;
-        let initial = loaded.unwrap_or_else(|| spec.initialise(args.seed)).into();
+        let initial = loaded.unwrap_or_else(|| spec.initialise(args.model.seed)).into();
         let plan = Plan {
             scheme,
             job,
@@ -178,17 +176,18 @@ impl Plan {
             timeout,
             spec,
             table,
-            data: args.data,
-            split: Arc::new(split),
-            shards: args.shards,
+            data: args.model.data,
+            task: Arc::new(task),
+            shards: args.model.shards,
             initial,
-            seed: args.seed,
+            seed: args.model.seed,
             epochs: args.epochs,
             batch: args.batch,
             steps,
             gradients,
             target,
             damping: args.settings.damping.into(),
+            additive: args.settings.additive,
             jitter,
             own_step,
             optimizer,
@@ -239,6 +238,7 @@ impl Plan {
             shard: 0,
             scheme: self.scheme,
             damping: self.damping,
+            additive: self.additive,
             workers: self.workers,
             peers: PEERS,
             optimizer: self.optimizer,
@@ -292,7 +292,16 @@ impl Plan {
     fn program(&self, factor: f64) -> Program {
         let jitter = self.jitter.as_ref().map(ToString::to_string);
         let data = self.data.as_deref();
-        Program::new(data, &self.spec, &self.split, self.shards, self.seed, self.batch, factor, jitter)
+        Program::new(
+            data,
+            &self.spec,
+            self.task.train.examples(),
+            self.shards,
+            self.seed,
+            self.batch,
+            factor,
+            jitter,
+        )
     }
 
     /// The end of a run whose parameters are not finite any more.
@@ -304,7 +313,25 @@ impl Plan {
 
     /// Returns the name of the data that the run trains on, for people.
     pub(super) fn data_name(&self) -> String {
-        self.data.as_ref().map_or("the digits".into(), |path| path.display().to_string())
+        self.data
+            .as_ref()
+            .map_or_else(|| format!("the {}", self.built_in()), |path| path.display().to_string())
+    }
+
+    /// Returns the name of the data that come with the program, for the model of the run.
+    pub(super) fn built_in(&self) -> &'static str {
+        match self.spec.kind().task() {
+            TaskKind::Classes => "digits",
+            TaskKind::Values => "matrix",
+        }
+    }
+
+    /// Returns what the examples of the run are called.
+    pub(super) fn examples_name(&self) -> &'static str {
+        match self.spec.kind().task() {
+            TaskKind::Classes => "examples",
+            TaskKind::Values => "entries",
+        }
     }
 
     /// Whether stdout is for the JSON alone.
@@ -437,16 +464,6 @@ fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-/// The usual step size, which learns the digits under every scheme. With momentum, 0.03 did too and 0.05 diverged for
-/// some seeds under ssp(3): staleness and momentum add up, so some room is left.
-fn learning_rate(optimizer: OptimizerName) -> f32 {
-    match optimizer {
-        OptimizerName::Sgd => 0.5,
-        OptimizerName::Momentum => 0.02,
-        OptimizerName::Adam | OptimizerName::AdamW => 0.002,
-    }
-}
-
 /// Nothing is trained whose result could not be kept, and nothing that is read is written over.
 fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
@@ -456,36 +473,15 @@ fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
     for (option, path) in [("--save", args.save.as_deref()), ("--json", json)] {
         let Some(path) = path else { continue };
         output::check(option, path)?;
-        if args.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
+        if args.model.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
             return taken(option, path, "is the file to train on, and would be replaced".to_owned());
         }
     }
     let Some(json) = json else { return Ok(()) };
     let is_json = |path: &Option<PathBuf>| path.as_deref().is_some_and(|path| output::same_file(path, json));
-    match [("--save", &args.save), ("--load", &args.load)].into_iter().find(|(_, path)| is_json(path)) {
+    match [("--save", &args.save), ("--load", &args.model.load)].into_iter().find(|(_, path)| is_json(path)) {
         Some((option, _)) => taken("--json", json, format!("{option} names the same file")),
         None => Ok(()),
-    }
-}
-
-/// The shape of the model, and its parameters where they come from a file.
-fn spec(args: &TrainArgs, split: &Split) -> Result<(ModelSpec, Option<Vec<f32>>), Failure> {
-    let (columns, classes) = (split.train.columns, split.train.classes);
-    let of_file = |error| Failure::refused(&error).after("--load");
-    let loaded = args.load.as_ref().map(model::load).transpose().map_err(of_file)?;
-    let found = loaded.as_ref().map(|(spec, _)| spec);
-    let asked =
-        args.model.map(ModelKind::from).or_else(|| (!args.hidden.is_empty()).then_some(ModelKind::Mlp));
-    let kind = asked.or(found.map(ModelSpec::kind)).unwrap_or(ModelKind::Mlp);
-    let hidden = [&args.hidden[..], found.map_or(&[], ModelSpec::hidden), &[HIDDEN_DEFAULT]];
-    let hidden = hidden.into_iter().find(|hidden| !hidden.is_empty()).unwrap_or_default();
-    let spec = ModelSpec::new(kind, columns, classes, hidden).map_err(|error| Failure::refused(&error))?;
-    match (loaded, &args.load) {
-        (Some((found, _)), Some(path)) if found != spec => {
-            let (file, found, expected) = (path.clone(), Box::new(found), Box::new(spec));
-            Err(of_file(model::ModelFileError::OtherModel { file, found, expected }))
-        }
-        (loaded, _) => Ok((spec, loaded.map(|(_, parameters)| parameters))),
     }
 }
 

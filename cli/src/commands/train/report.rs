@@ -7,6 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 use slackline::Encoding;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
+use slackline_lab::model::Evaluation;
+use slackline_lab::table::number;
 
 use super::coordinate::Outcome;
 use super::plan::Plan;
@@ -28,6 +30,8 @@ struct Json<'a> {
     model: String,
     hidden: Vec<usize>,
     shards: String,
+    /// Weight of the L2 penalty of a factorisation.
+    penalty: f64,
     parameters: usize,
     data: String,
     train_examples: usize,
@@ -37,6 +41,7 @@ struct Json<'a> {
     settings: String,
     /// The bound; none for asp.
     staleness: Option<u64>,
+    additive: bool,
     /// The ways that workers reached servers, with a plus between them.
     transport: String,
     servers: usize,
@@ -48,7 +53,8 @@ struct Json<'a> {
     epochs: u32,
     batch: usize,
     seed: u64,
-    final_accuracy: f64,
+    /// None of a factorisation.
+    final_accuracy: Option<f64>,
     final_loss: f64,
     /// Of the first worker's own parameters, under a scheme without servers; those above are then of the mean.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +81,7 @@ struct Json<'a> {
 
 #[derive(Serialize)]
 struct JsonLocal {
-    accuracy: f64,
+    accuracy: Option<f64>,
     loss: f64,
     /// Euclidean distance from the mean of all workers' parameters.
     distance_from_mean: f64,
@@ -103,14 +109,16 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
     let json = Json {
         model: plan.spec.kind().to_string(),
         hidden: plan.spec.hidden().to_vec(),
+        penalty: decimal(plan.spec.penalty()),
         shards: plan.shards.to_string(),
         parameters: plan.spec.parameters(),
-        data: plan.data.as_ref().map_or("digits".into(), |path| path.display().to_string()),
-        train_examples: plan.split.train.rows(),
-        test_examples: plan.split.test.rows(),
+        data: plan.data.as_ref().map_or(plan.built_in().into(), |path| path.display().to_string()),
+        train_examples: plan.task.train.examples().count(),
+        test_examples: plan.task.test.examples().count(),
         scheme: plan.scheme.name(),
         settings: plan.scheme.to_string(),
         staleness: plan.scheme.staleness(),
+        additive: plan.additive,
         transport: ways(outcome),
         servers: plan.servers,
         threads: plan.threads,
@@ -121,10 +129,10 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         epochs: plan.epochs,
         batch: plan.batch,
         seed: plan.seed,
-        final_accuracy: decimal(outcome.evaluation.accuracy),
+        final_accuracy: outcome.evaluation.accuracy.map(decimal),
         final_loss: decimal(outcome.evaluation.loss),
         local: outcome.local.map(|(local, distance)| JsonLocal {
-            accuracy: decimal(local.accuracy),
+            accuracy: local.accuracy.map(decimal),
             loss: decimal(local.loss),
             distance_from_mean: distance,
         }),
@@ -227,13 +235,13 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         let _ = writeln!(text, "and {} more workers (--json FILE has them all)", more.len());
     }
     let Outcome { evaluation, versions, wall, .. } = outcome;
-    let rows = plan.split.test.rows();
+    let rows = plan.task.test.examples().count();
     let _ = write!(
         text,
-        "\naccuracy {:.1} %, loss {:.4} on {rows} test examples\n\
+        "\n{} on {rows} test {}\n\
          {versions} versions{} in {:.2} s{}\n",
-        100.0 * evaluation.accuracy,
-        evaluation.loss,
+        quality(evaluation),
+        plan.examples_name(),
         if outcome.job.began > 0 { format!(", {} of them", done(outcome)) } else { String::new() },
         wall.as_secs_f64(),
         // Of nothing, or of a moment, it says nothing.
@@ -245,9 +253,8 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
     if let Some((local, distance)) = &outcome.local {
         let _ = writeln!(
             text,
-            "that is the mean of all workers; the first one's own: accuracy {:.1} %, loss {:.4}, {distance:.4} away",
-            100.0 * local.accuracy,
-            local.loss
+            "that is the mean of all workers; the first one's own: {}, {distance:.4} away",
+            quality(local)
         );
     }
     if let (Some(_), [status]) = (plan.gradients, &outcome.job.servers[..]) {
@@ -292,6 +299,15 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
         None => text.push_str("not saved (--save FILE keeps the model)\n"),
     }
     text
+}
+
+/// Accuracy, if there is one, and loss.
+fn quality(evaluation: &Evaluation) -> String {
+    match evaluation.accuracy {
+        Some(accuracy) => format!("accuracy {:.1} %, loss {:.4}", 100.0 * accuracy, evaluation.loss),
+        // It may be as small as rounding leaves it.
+        None => format!("mean squared error {}", number(f64::from(evaluation.loss))),
+    }
 }
 
 fn row(worker: usize, factor: f64, outcome: &WorkerOutcome, by_clock: bool) -> Vec<String> {

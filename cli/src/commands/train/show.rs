@@ -85,8 +85,8 @@ impl Display {
         if let Some(loss) = glance.loss {
             parts.push(format!("loss {loss:.4}"));
         }
-        if let Some(evaluation) = glance.evaluation {
-            parts.push(format!("accuracy {:.1} %", 100.0 * evaluation.accuracy));
+        if let Some(accuracy) = glance.evaluation.and_then(|evaluation| evaluation.accuracy) {
+            parts.push(format!("accuracy {:.1} %", 100.0 * accuracy));
         }
         if let Some(rate) = self.rate {
             parts.push(format!("{rate:.0} versions/s"));

@@ -21,5 +21,10 @@ pub(crate) fn file_samples() -> Vec<Vec<u8>> {
         let spec = ModelSpec::new(kind, columns, 2, hidden).expect("a small model");
         serialise(&spec, &vec![0.5; spec.parameters()])
     };
-    vec![file(ModelKind::Softmax, &[]), file(ModelKind::Mlp, &[1, 2]), file(ModelKind::ConvNet, &[1])]
+    vec![
+        file(ModelKind::Softmax, &[]),
+        file(ModelKind::Mlp, &[1, 2]),
+        file(ModelKind::ConvNet, &[1]),
+        file(ModelKind::Factorisation, &[3]),
+    ]
 }

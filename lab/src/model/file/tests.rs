@@ -36,12 +36,14 @@ fn crafted(entry: Option<&str>, name: &str, kind: Dtype, shape: &[usize]) -> Vec
 fn what_is_saved_is_loaded_and_equal_models_are_equal_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
-    for kind in [ModelKind::Softmax, ModelKind::Mlp, ModelKind::ConvNet] {
+    for kind in [ModelKind::Softmax, ModelKind::Mlp, ModelKind::ConvNet, ModelKind::Factorisation] {
         let spec = spec(kind);
         // The second round replaces the file of the first.
         save(&path, &spec, &parameters(&spec)).unwrap();
         assert_eq!(load(&path).unwrap(), (spec.clone(), parameters(&spec)));
         assert_eq!(load_for(&path, &spec).unwrap(), parameters(&spec));
+        // The penalty is one of training.
+        assert_eq!(load_for(&path, &spec.clone().with_penalty(0.5)).unwrap(), parameters(&spec));
         assert_eq!(fs::read(&path).unwrap(), serialise(&spec, &parameters(&spec)));
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the model is left");
@@ -108,6 +110,7 @@ fn refusals_name_the_cause_and_the_remedy() {
             "m: of version 1, and this program reads version 2",
         ),
         (good(&header.replace(":4,", ":0,")), "m: no model has 0 columns"),
+        (good(&header.replace("softmax", "factorisation")), "m: a 4 x 3 matrix has no factors of rank no"),
         (
             good(&header.replace(":4,", ":18446744073709551615,")),
             "m: a model of 18446744073709551615 columns",

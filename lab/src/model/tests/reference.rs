@@ -23,7 +23,7 @@ pub(super) fn loss(spec: &ModelSpec, parameters: &[f64], data: &Dataset, rows: &
         values = block(&values, &mut rest, 1, side, 8);
         values = block(&values, &mut rest, 8, side / 2, 16);
     }
-    for (index, units) in spec.hidden().iter().copied().chain([spec.classes()]).enumerate() {
+    for (index, units) in spec.hidden().iter().copied().chain([spec.outputs()]).enumerate() {
         let weights = take(&mut rest, units * values[0].len());
         let bias = take(&mut rest, units);
         let unit = |input: &[f64], unit: usize| {
