@@ -20,6 +20,8 @@ const WORKERS: usize = 16;
 /// The seed from which the examples are drawn.
 const DATA: u64 = 1;
 const SLOW: f64 = 4.0;
+/// The hidden units of the perceptron.
+const HIDDEN: usize = 32;
 const BYTES: u64 = 1_000_000;
 /// Bytes per second of the narrow network.
 const NARROW: f64 = 10e6;
@@ -86,7 +88,7 @@ enum Learns {
     Logistic,
     /// A quadratic with exact gradients, whose curvatures are between 1 and the inverse of this.
     Quadratic(f64),
-    /// Softmax regression on the digits, sorted by label and cut into a part for each worker.
+    /// A perceptron on the digits, sorted by label and cut into a part for each worker.
     SortedDigits,
 }
 
@@ -97,7 +99,8 @@ impl Learns {
             Learns::Quadratic(condition) => Ok(Box::new(Quadratic::new(20, condition, 0.0, seed))),
             Learns::SortedDigits => {
                 let split = Arc::new(data::digits());
-                let spec = ModelSpec::new(ModelKind::Softmax, split.train.columns, split.train.classes, &[0]);
+                let (columns, classes) = (split.train.columns, split.train.classes);
+                let spec = ModelSpec::new(ModelKind::Mlp, columns, classes, &[HIDDEN]);
                 let spec = spec.map_err(DigitsError::from)?;
                 Ok(Box::new(Digits::of(split, spec, Shards::Sorted, WORKERS, batch, seed)?))
             }
