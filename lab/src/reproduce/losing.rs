@@ -1,11 +1,6 @@
 //! The setting of each scheme in which it must lose.
 
-use std::sync::Arc;
-
-use crate::data;
-use crate::model::{ModelKind, ModelSpec, Shards};
 use crate::plot::{Axis, Figure, Panel, Series};
-use crate::problem::{Digits, DigitsError};
 use serde::Deserialize;
 use serde_json::json;
 use slackline::Optimizer;
@@ -20,8 +15,6 @@ const WORKERS: usize = 16;
 /// The seed from which the examples are drawn.
 const DATA: u64 = 1;
 const SLOW: f64 = 4.0;
-/// The hidden units of the perceptron.
-const HIDDEN: usize = 32;
 const BYTES: u64 = 1_000_000;
 /// Bytes per second of the narrow network.
 const NARROW: f64 = 10e6;
@@ -88,22 +81,13 @@ enum Learns {
     Logistic,
     /// A quadratic with exact gradients, whose curvatures are between 1 and the inverse of this.
     Quadratic(f64),
-    /// A perceptron on the digits, sorted by label and cut into a part for each worker.
-    SortedDigits,
 }
 
 impl Learns {
-    fn problem(self, batch: usize, seed: u64) -> Result<Box<dyn Problem>, Error> {
+    fn problem(self, batch: usize, seed: u64) -> Box<dyn Problem> {
         match self {
-            Learns::Logistic => Ok(Box::new(Logistic::new(2000, 20, batch, 1e-4, DATA).in_order(seed))),
-            Learns::Quadratic(condition) => Ok(Box::new(Quadratic::new(20, condition, 0.0, seed))),
-            Learns::SortedDigits => {
-                let split = Arc::new(data::digits());
-                let (columns, classes) = (split.train.columns, split.train.classes);
-                let spec = ModelSpec::new(ModelKind::Mlp, columns, classes, &[HIDDEN]);
-                let spec = spec.map_err(DigitsError::from)?;
-                Ok(Box::new(Digits::of(split, spec, Shards::Sorted, WORKERS, batch, seed)?))
-            }
+            Learns::Logistic => Box::new(Logistic::new(2000, 20, batch, 1e-4, DATA).in_order(seed)),
+            Learns::Quadratic(condition) => Box::new(Quadratic::new(20, condition, 0.0, seed)),
         }
     }
 }
@@ -135,7 +119,7 @@ impl Case {
         if let Some(momentum) = self.momentum {
             cluster.optimizer = Optimizer::Momentum { momentum, weight_decay: 0.0 };
         }
-        cluster.problem = Some(self.learns.problem(self.batch, seed)?);
+        cluster.problem = Some(self.learns.problem(self.batch, seed));
         cluster.learning_rate = step_size;
         cluster.until = Until::Loss { target: self.target(grid), within: self.within(grid) };
         Ok(cluster)
