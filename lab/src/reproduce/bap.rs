@@ -10,7 +10,7 @@ use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
 
 use super::tuned::{Tuned, computing, missed};
 use super::{Error, Findings, Recipe, Trial, simulate};
-use crate::statistics::Interval;
+use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
 
 pub(super) const RECIPE: Recipe = Recipe {
@@ -68,7 +68,7 @@ fn job(staleness: u64, workers: usize, seed: u64) -> Cluster {
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let settings = trial.settings::<BapGrid>()?;
     let mut findings = Findings::new(Figure::new("BAP: running ahead hides jitter"));
-    let clocks = time_per_clock(&settings.grid, trial.seed, &mut findings)?;
+    let clocks = time_per_clock(&settings.grid, &settings.seeds(trial), &mut findings)?;
     let learning = learn(&settings.grid, &settings.seeds(trial), &mut findings)?;
     findings.figure = findings
         .figure
@@ -79,16 +79,17 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     Ok(findings)
 }
 
-fn time_per_clock(grid: &BapGrid, seed: u64, findings: &mut Findings) -> Result<Panel, Error> {
+fn time_per_clock(grid: &BapGrid, seeds: &[u64], findings: &mut Findings) -> Result<Panel, Error> {
     // The longest first, so that no core is idle at the end.
-    let cells: Vec<(&Expected, usize)> = grid
+    let runs: Vec<(usize, u64, u64)> = grid
         .expected
         .iter()
         .rev()
-        .flat_map(|expected| (0..grid.staleness.len()).map(move |at| (expected, at)))
+        .flat_map(|expected| grid.staleness.iter().map(move |staleness| (expected.workers, *staleness)))
+        .flat_map(|(workers, staleness)| seeds.iter().map(move |seed| (workers, staleness, *seed)))
         .collect();
-    let mut reports = simulate("bap: time per clock", &cells, |(expected, at)| {
-        let mut cluster = job(grid.staleness[*at], expected.workers, seed);
+    let mut reports = simulate("bap: time per clock", &runs, |(workers, staleness, seed)| {
+        let mut cluster = job(*staleness, *workers, *seed);
         cluster.until = Until::Clocks(grid.clocks);
         Ok(cluster)
     })?;
@@ -98,27 +99,52 @@ fn time_per_clock(grid: &BapGrid, seed: u64, findings: &mut Findings) -> Result<
     let mut panel = Panel::new(x, Axis::linear("mean time per clock, s"));
     let mut circles = Vec::new();
     for Expected { workers, times: expected } in &grid.expected {
-        let own = reports.split_off(reports.len() - grid.staleness.len());
-        let ours: Vec<f64> = own.iter().map(|report| report.mean_time_per_clock).collect();
-        for ((staleness, ours), expected) in grid.staleness.iter().zip(&ours).zip(expected) {
+        let own = reports.split_off(reports.len() - grid.staleness.len() * seeds.len());
+        let times: Vec<Vec<f64>> = own.chunks(seeds.len()).map(times_per_clock).collect();
+        for ((staleness, times), expected) in grid.staleness.iter().zip(&times).zip(expected) {
             findings.rows.push(json!({
-                "workers": workers, "staleness": staleness, "mean_time_per_clock": ours, "expected": expected,
+                "workers": workers, "staleness": staleness, "time_per_clock": times, "expected": expected,
             }));
         }
-        let ratios = ours.iter().zip(expected).map(|(ours, expected)| ours / expected);
-        let low = ratios.clone().fold(f64::INFINITY, f64::min);
-        let high = ratios.fold(0.0, f64::max);
-        findings.measure("recurrence", format!("least, N = {workers}"), Interval::exact(low));
-        findings.measure("recurrence", format!("most, N = {workers}"), Interval::exact(high));
-        let cells = ours.iter().zip(expected).map(|(ours, expected)| format!("{ours:.3} ({expected:.3})"));
-        let gain = format!("{:.2}", ours[0] / ours[ours.len() - 1]);
-        table.row(std::iter::once(workers.to_string()).chain(cells).chain([gain]));
-        panel.series.push(Series::marked(format!("N = {workers}"), (0..).map(f64::from).zip(ours)));
+        let over = times.iter().zip(expected).map(|(times, expected)| {
+            Interval::of_mean(&times.iter().map(|time| time / expected).collect::<Vec<_>>())
+        });
+        let least = over.clone().min_by(|one, other| one.low.total_cmp(&other.low));
+        let most = over.max_by(|one, other| one.high.total_cmp(&other.high));
+        for (label, end) in [("least", least), ("most", most)] {
+            findings.measure(
+                "recurrence",
+                format!("{label}, N = {workers}"),
+                end.unwrap_or(Interval::exact(f64::NAN)),
+            );
+        }
+        let ours: Vec<Interval> = times.iter().map(|times| Interval::of_mean(times)).collect();
+        let cells = ours
+            .iter()
+            .zip(expected)
+            .map(|(ours, expected)| format!("{} [{expected:.3}]", thousandths(ours)));
+        let gain = Interval::of_ratio(&times[0], &times[times.len() - 1]);
+        table.row(std::iter::once(workers.to_string()).chain(cells).chain([gain.to_string()]));
+        let middles = ours.iter().map(|ours| ours.middle);
+        panel.series.push(Series::marked(format!("N = {workers}"), (0..).map(f64::from).zip(middles)));
         circles.extend((0..).map(f64::from).zip(expected.iter().copied()));
     }
     panel.series.push(Series::expected("expected", circles));
-    findings.tables.push(("Mean time per clock, s (expected in brackets)".into(), table));
+    let caption = "Mean time per clock, s, with its 95 % interval [expected]";
+    findings.tables.push((caption.into(), table));
     Ok(panel)
+}
+
+/// A time with its interval, if it has one, in thousandths.
+fn thousandths(Interval { middle, low, high }: &Interval) -> String {
+    match high - low < 1e-9 {
+        true => format!("{middle:.3}"),
+        false => format!("{middle:.3} ({low:.3} to {high:.3})"),
+    }
+}
+
+fn times_per_clock(reports: &[ClusterReport]) -> Vec<f64> {
+    reports.iter().map(|report| report.mean_time_per_clock).collect()
 }
 
 /// Each staleness at the best step size of the grid.
@@ -195,20 +221,22 @@ struct SlowGrid {
 }
 
 fn straggler(trial: &Trial) -> Result<Findings, Error> {
-    let SlowGrid { staleness, clocks, factor } = trial.settings()?.grid;
+    let settings = trial.settings::<SlowGrid>()?;
+    let (SlowGrid { staleness, clocks, factor }, seeds) = (&settings.grid, settings.seeds(trial));
     let distributions = [
         ("constant", Distribution::Constant { seconds: 1.0 }),
         ("exponential", Distribution::Exponential { mean: 1.0 }),
     ];
-    let cells: Vec<_> = distributions
+    let runs: Vec<_> = distributions
         .iter()
         .flat_map(|(_, distribution)| staleness.iter().map(move |staleness| (distribution, *staleness)))
+        .flat_map(|(distribution, staleness)| seeds.iter().map(move |seed| (distribution, staleness, *seed)))
         .collect();
-    let reports = simulate("bap-straggler", &cells, |(distribution, staleness)| {
-        let mut cluster = job(*staleness, LEARNERS, trial.seed);
+    let reports = simulate("bap-straggler", &runs, |(distribution, staleness, seed)| {
+        let mut cluster = job(*staleness, LEARNERS, *seed);
         cluster.compute = (*distribution).clone();
-        cluster.factors = vec![factor];
-        cluster.until = Until::Clocks(clocks);
+        cluster.factors = vec![*factor];
+        cluster.until = Until::Clocks(*clocks);
         Ok(cluster)
     })?;
     let mut table = Table::new(["times", "staleness", "mean time per clock, s", "times as fast as BSP"]);
@@ -216,24 +244,35 @@ fn straggler(trial: &Trial) -> Result<Findings, Error> {
     let mut panel = Panel::new(x, Axis::linear("mean time per clock, s"));
     let figure = Figure::new("One worker is three times slower");
     let mut findings = Findings::new(figure.subtitle("BAP, 8 workers, 4,000 clocks"));
-    for ((name, _), own) in distributions.iter().zip(reports.chunks(staleness.len())) {
-        for (report, staleness) in own.iter().zip(&staleness) {
-            let time = report.mean_time_per_clock;
-            let gain = own[0].mean_time_per_clock / time;
-            findings.rows.push(json!({ "times": name, "staleness": staleness, "mean_time_per_clock": time }));
-            table.row([name.to_string(), staleness.to_string(), format!("{time:.3}"), format!("{gain:.3}")]);
+    let mut means: Vec<(String, Interval)> = Vec::new();
+    for ((name, _), own) in distributions.iter().zip(reports.chunks(staleness.len() * seeds.len())) {
+        let times: Vec<Vec<f64>> = own.chunks(seeds.len()).map(times_per_clock).collect();
+        for (staleness, times_here) in staleness.iter().zip(&times) {
+            let (time, gain) = (Interval::of_mean(times_here), Interval::of_ratio(&times[0], times_here));
+            findings
+                .rows
+                .push(json!({ "times": name, "staleness": staleness, "time_per_clock": times_here }));
+            table.row([name.to_string(), staleness.to_string(), thousandths(&time), thousandths(&gain)]);
+            means.push((format!("{name}, s = {staleness}"), time));
         }
-        let bars = own.iter().enumerate().map(|(at, report)| (at as f64, report.mean_time_per_clock));
-        panel.series.push(Series::bars(*name, bars));
+        let middles = times.iter().map(|times| mean(times.iter().copied()));
+        panel.series.push(Series::bars(*name, (0..).map(f64::from).zip(middles)));
+        if *name == "constant" {
+            findings.measure("constant", "", Interval::of_ratio(&times[0], &times[times.len() - 1]));
+        }
     }
-    panel.series.push(Series::guide("the slow worker alone", [(-0.5, factor), (3.5, factor)]));
-    let constant = &reports[..staleness.len()];
-    let gain = constant[0].mean_time_per_clock / constant[constant.len() - 1].mean_time_per_clock;
-    let floor = reports.iter().map(|report| report.mean_time_per_clock).fold(f64::INFINITY, f64::min);
-    findings.measure("constant", "", Interval::exact(gain));
+    panel.series.push(Series::guide("the slow worker alone", [(-0.5, *factor), (3.5, *factor)]));
+    let floor = times_per_clock(&reports).into_iter().fold(f64::INFINITY, f64::min);
     findings.measure("floor", "", Interval::exact(floor));
+    if let Some((label, least)) =
+        means.into_iter().min_by(|(_, one), (_, other)| one.low.total_cmp(&other.low))
+    {
+        findings.measure("floor-mean", label, least);
+    }
     findings.figure = findings.figure.panel(panel);
-    findings.tables.push(("Mean time per clock".into(), table));
+    let caption = "Mean time per clock, with the 95 % interval over the seeds; constant times are the same for each \
+                   seed, and have none";
+    findings.tables.push((caption.into(), table));
     Ok(findings)
 }
 

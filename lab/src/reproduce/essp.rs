@@ -19,7 +19,8 @@ pub(super) const RECIPE: Recipe = Recipe {
               next: only lock step has that. -2 is as fresh as anybody can be who does not wait. Pushed copies \
               arrive long before the next clock here, pushing costs nothing, and no worker ever waits: with one \
               step size the four bounds of ESSP are one and the same run, so that \"whatever the bound\" says no \
-              more than that. The profile needs workers of about equal pace, as in the paper's cluster: with \
+              more than that. Where times are uneven or paces differ the bound of ESSP does something: [there its \
+              workers wait longer with a bound of 2 than with one of 8](#essp-settings). The profile needs workers of about equal pace, as in the paper's cluster: with \
               exponential times the slowest worker, and not the age of the copy, decides.",
     run,
 };

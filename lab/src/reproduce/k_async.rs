@@ -40,16 +40,19 @@ fn bounded_staleness(workers: usize, k: usize, bound: u64) -> (f64, f64) {
 }
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
-    let KAsyncGrid { workers, versions, bound, k } = trial.settings()?.grid;
-    let items: Vec<(usize, bool)> = k.into_iter().flat_map(|k| [(k, false), (k, true)]).collect();
-    let reports = simulate("k-async", &items, |(k, is_bounded)| {
+    let settings = trial.settings::<KAsyncGrid>()?;
+    let (KAsyncGrid { workers, versions, bound, k }, seeds) = (&settings.grid, settings.seeds(trial));
+    let items: Vec<(usize, bool)> = k.iter().flat_map(|k| [(*k, false), (*k, true)]).collect();
+    let runs: Vec<(usize, bool, u64)> =
+        items.iter().flat_map(|(k, is_bounded)| seeds.iter().map(|seed| (*k, *is_bounded, *seed))).collect();
+    let reports = simulate("k-async", &runs, |(k, is_bounded, seed)| {
         let scheme = scheme(&match is_bounded {
             false => format!("k-async({k})"),
             true => format!("abs(rule=fixed, k={k}, staleness={bound}, shrink=fixed)"),
         })?;
-        let mut cluster = Cluster::new(scheme, workers, trial.seed);
+        let mut cluster = Cluster::new(scheme, *workers, *seed);
         cluster.compute = Distribution::Exponential { mean: 1.0 };
-        cluster.until = Until::Versions(versions);
+        cluster.until = Until::Versions(*versions);
         Ok(cluster)
     })?;
     let figure = Figure::new("How stale are the gradients of an update")
@@ -58,44 +61,56 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     let heading = ["K", "bound", "mean staleness", "expected", "largest", "restarts a round", "expected "];
     let mut table = Table::new(heading);
     let (mut free, mut bounded) = (Vec::new(), Vec::new());
-    for (report, (k, is_bounded)) in reports.iter().zip(&items) {
-        let (bounded_lag, expected_restarts) = bounded_staleness(workers, *k, bound);
-        let lag = report.lag.mean().unwrap_or(f64::NAN);
-        let most = report.lag.max().unwrap_or(0);
-        let restarts = report.counts.interrupted as f64 / report.versions as f64;
-        let expected = if *is_bounded { bounded_lag } else { workers as f64 / *k as f64 - 1.0 };
+    for (own, (k, is_bounded)) in reports.chunks(seeds.len()).zip(&items) {
+        let (bounded_lag, expected_restarts) = bounded_staleness(*workers, *k, *bound);
+        let of_each = |of: fn(&ClusterReport) -> f64| own.iter().map(of).collect::<Vec<f64>>();
+        let lags = of_each(|report| report.lag.mean().unwrap_or(f64::NAN));
+        let most = own.iter().filter_map(|report| report.lag.max()).max().unwrap_or(0);
+        let restarts = of_each(|report| report.counts.interrupted as f64 / report.versions as f64);
+        let expected = if *is_bounded { bounded_lag } else { *workers as f64 / *k as f64 - 1.0 };
         table.row([
             k.to_string(),
             if *is_bounded { bound.to_string() } else { "-".into() },
-            format!("{lag:.2}"),
-            format!("{expected:.2}"),
+            thousandths(&lags),
+            format!("{expected:.3}"),
             most.to_string(),
-            format!("{restarts:.2}"),
-            if *is_bounded { format!("{expected_restarts:.2}") } else { "-".into() },
+            if *is_bounded { thousandths(&restarts) } else { "-".into() },
+            if *is_bounded { format!("{expected_restarts:.3}") } else { "-".into() },
         ]);
         findings.rows.push(json!({
-            "workers": workers, "k": k, "bound": is_bounded.then_some(bound), "mean_staleness": lag,
+            "workers": workers, "k": k, "bound": is_bounded.then_some(bound), "mean_staleness": lags,
             "expected_mean_staleness": expected, "max_staleness": most, "restarts_per_round": restarts,
+            "expected_restarts_per_round": is_bounded.then_some(expected_restarts),
         }));
-        let mut measure = |name: &str, value: f64| {
-            findings.measure(name, format!("K = {k}"), Interval::exact(value));
+        let over = |values: &[f64], expected: f64| {
+            Interval::of_mean(&values.iter().map(|value| value / expected).collect::<Vec<_>>())
         };
+        let mut measure = |name: &str, value: Interval| findings.measure(name, format!("K = {k}"), value);
+        let (name, first) = (format!("K = {k}"), points(&own[0]));
         if *is_bounded {
-            measure("largest", most as f64);
-            measure("bounded", lag / expected);
-            measure("restarts", restarts / expected_restarts);
-            bounded.push(Series::bars(format!("K = {k}"), points(report)));
+            measure("largest", Interval::exact(most as f64));
+            measure("bounded", over(&lags, expected));
+            measure("restarts", over(&restarts, expected_restarts));
+            bounded.push(Series::bars(name, first));
         } else {
-            measure("free", lag / expected);
-            free.push(Series::line(format!("K = {k}"), points(report)));
+            measure("free", over(&lags, expected));
+            free.push(Series::line(name, first));
         }
     }
     let panel = |x: Axis, series| Panel { series, ..Panel::new(x, Axis::linear("part of gradients, %")) };
     let x = || Axis::linear("staleness, versions");
     let left = panel(x().between(0.0, 40.0), free).titled("Without a bound");
     findings.figure = findings.figure.panel(left).panel(panel(x(), bounded).titled("With a bound of 2"));
-    findings.tables.push(("Staleness in versions".into(), table));
+    let caption =
+        "Staleness in versions, with 95 % intervals over the seeds; the largest is that of all seeds";
+    findings.tables.push((caption.into(), table));
     Ok(findings)
+}
+
+/// The mean of the seeds with its interval, in thousandths.
+fn thousandths(values: &[f64]) -> String {
+    let Interval { middle, low, high } = Interval::of_mean(values);
+    format!("{middle:.3} ({low:.3} to {high:.3})")
 }
 
 /// The part of the gradients at each staleness, in per cent.

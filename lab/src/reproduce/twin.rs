@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
+use slackline::sim::{Cluster, ClusterReport, CountHistogram, Distribution, Until};
 
 use super::{Error, scheme};
 use crate::data;
@@ -70,6 +70,9 @@ enum Measure {
     Staleness,
     /// The part of reads that are as fresh as can be without waiting: one clock old at most.
     FreshPart,
+    /// What the histograms of the ages of what is read have in common: 1 less their total variation distance. Of the
+    /// real histogram with itself that is 1.
+    StalenessHistogram,
     /// The mean number of versions between the one that a gradient was computed on and the one that it is in.
     Lag,
     /// The part of the gradients for which that is 0.
@@ -137,7 +140,7 @@ impl Twin {
             words: words.collect::<Vec<_>>().join(" "),
             figure: self.figure.name().to_owned(),
             real: self.figure.of_run(run),
-            simulated: self.figure.of_report(&self.simulate(run)?),
+            simulated: self.figure.of_report(&self.simulate(run)?, run),
         })
     }
 
@@ -183,6 +186,26 @@ fn lost(run: &Value) -> Vec<f64> {
     spent().map(|seconds| seconds - least).collect()
 }
 
+/// How often workers read what was how old, in clocks from 0.
+fn ages(run: &Value) -> Vec<f64> {
+    let workers = run["workers"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut ages = Vec::new();
+    for counts in workers.iter().filter_map(|worker| worker["staleness_histogram"].as_array()) {
+        ages.resize(ages.len().max(counts.len()), 0.0);
+        for (sum, count) in ages.iter_mut().zip(counts) {
+            *sum += count.as_f64().unwrap_or(0.0);
+        }
+    }
+    ages
+}
+
+/// What two histograms have in common, each as a part of its whole; the simulator's -1 is an age of 0.
+fn in_common(real: &[f64], simulated: &CountHistogram) -> f64 {
+    let all: f64 = real.iter().sum();
+    let part_of = |value: i64| simulated.part(value..=value);
+    (0..).zip(real).map(|(age, count)| part_of(-1 - age).min(count / all)).sum()
+}
+
 impl Measure {
     const fn name(self) -> &'static str {
         match self {
@@ -190,6 +213,7 @@ impl Measure {
             Measure::TimePerVersion => "seconds per version",
             Measure::Staleness => "mean staleness, clocks",
             Measure::FreshPart => "part of reads at most one clock old",
+            Measure::StalenessHistogram => "histogram of staleness, part in common",
             Measure::Lag => "mean staleness, versions",
             Measure::FreshGradients => "part of gradients on the newest version",
             Measure::Accuracy => "accuracy at the end",
@@ -200,14 +224,10 @@ impl Measure {
         let workers = run["workers"].as_array().map_or(&[][..], Vec::as_slice);
         let sum = |key: &str| workers.iter().filter_map(|worker| worker[key].as_f64()).sum::<f64>();
         let seconds = sum("compute_s") + sum("wait_s");
-        let histogram = |weigh: fn(usize) -> f64| {
-            let counts = workers
-                .iter()
-                .filter_map(|worker| worker["staleness_histogram"].as_array())
-                .flat_map(|counts| counts.iter().filter_map(Value::as_f64).enumerate());
-            let (weighed, all) = counts
-                .fold((0.0, 0.0), |(weighed, all), (age, count)| (weighed + weigh(age) * count, all + count));
-            weighed / all
+        let reads = |weigh: fn(usize) -> f64| {
+            let ages = ages(run);
+            let weighed: f64 = ages.iter().enumerate().map(|(age, count)| weigh(age) * count).sum();
+            weighed / ages.iter().sum::<f64>()
         };
         // All servers fold the same gradients.
         let server = &run["server_status"][0];
@@ -218,21 +238,24 @@ impl Measure {
             Measure::TimePerVersion => {
                 seconds / workers.len() as f64 / run["versions"].as_f64().unwrap_or(f64::NAN)
             }
-            Measure::Staleness => histogram(|age| age as f64),
-            Measure::FreshPart => histogram(|age| f64::from(age <= 1)),
+            Measure::Staleness => reads(|age| age as f64),
+            Measure::FreshPart => reads(|age| f64::from(age <= 1)),
+            Measure::StalenessHistogram => 1.0,
             Measure::Lag => of_folded("versions_behind"),
             Measure::FreshGradients => of_folded("fresh"),
             Measure::Accuracy => run["final_accuracy"].as_f64().unwrap_or(f64::NAN),
         }
     }
 
-    fn of_report(self, report: &ClusterReport) -> f64 {
+    /// Of the simulation of a run.
+    fn of_report(self, report: &ClusterReport, run: &Value) -> f64 {
         match self {
             Measure::TimePerClock => report.mean_time_per_clock,
             Measure::TimePerVersion => report.end / report.versions as f64,
             // The simulator's -1 is an age of 0.
             Measure::Staleness => report.staleness.mean().map_or(f64::NAN, |mean| -1.0 - mean),
             Measure::FreshPart => report.staleness.part(-2..=-1),
+            Measure::StalenessHistogram => in_common(&ages(run), &report.staleness),
             Measure::Lag => report.lag.mean().unwrap_or(f64::NAN),
             Measure::FreshGradients => report.lag.part(0..=0),
             Measure::Accuracy => report.curve.last().and_then(|point| point.accuracy).unwrap_or(f64::NAN),
@@ -250,6 +273,24 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run on real processes that read what the simulator's workers read, and one in which a tenth of the reads is a
+    /// clock older.
+    #[test]
+    fn what_histograms_have_in_common_falls_by_what_is_read_otherwise() {
+        let twin: Twin = toml::from_str(
+            "scheme = 'essp(4)'\nworkers = 8\njitter = 'constant(0.1)'\nepochs = 40\n\
+             figure = 'staleness-histogram'",
+        )
+        .unwrap();
+        // The first clock reads the first copy, with its age of 0; the other 199 wait for nothing and are 1 clock behind.
+        let run = |counts: [u64; 3]| serde_json::json!({ "workers": [{ "staleness_histogram": counts }] });
+        let compared = |counts| twin.compare("essp", &run(counts)).unwrap();
+        let same = compared([1, 199, 0]);
+        assert!(same.off().abs() < 0.01, "{same:?}");
+        let older = compared([1, 179, 20]);
+        assert!((older.off() + 0.1).abs() < 0.01, "{older:?}");
+    }
 
     /// Of eight even workers one loses a clock and a half: the other seven read what is a clock older.
     #[test]
