@@ -20,8 +20,9 @@ pub(super) const RECIPE: Recipe = Recipe {
               arrive long before the next clock here, pushing costs nothing, and no worker ever waits: with one \
               step size the four bounds of ESSP are one and the same run, so that \"whatever the bound\" says no \
               more than that. Where times are uneven or paces differ the bound of ESSP does something: [there its \
-              workers wait longer with a bound of 2 than with one of 8](#essp-settings). The profile needs workers of about equal pace, as in the paper's cluster: with \
-              exponential times the slowest worker, and not the age of the copy, decides.",
+              workers wait longer with a bound of 2 than with one of 8](#essp-settings). The profile needs workers \
+              of about equal pace, as in the paper's cluster: with exponential times the slowest worker, and not \
+              the age of the copy, decides.",
     run,
 };
 

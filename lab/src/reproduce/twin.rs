@@ -283,7 +283,7 @@ mod tests {
              figure = 'staleness-histogram'",
         )
         .unwrap();
-        // The first clock reads the first copy, with its age of 0; the other 199 wait for nothing and are 1 clock behind.
+        // The first clock reads the first copy, of age 0; the other 199 wait for nothing and are one clock behind.
         let run = |counts: [u64; 3]| serde_json::json!({ "workers": [{ "staleness_histogram": counts }] });
         let compared = |counts| twin.compare("essp", &run(counts)).unwrap();
         let same = compared([1, 199, 0]);
