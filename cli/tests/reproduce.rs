@@ -39,6 +39,10 @@ fn pair(record: &Value, again: &Value, path: &str, pairs: &mut Vec<(f64, f64)>) 
             assert!(is_of_seeds || record.len() == again.len(), "{path}: {} items", record.len());
             record.iter().zip(again).for_each(|(record, again)| pair(record, again, path, pairs));
         }
+        // The largest of all seeds, which one seed alone does not exceed.
+        (Value::Number(record), Value::Number(again)) if path.ends_with("/max_staleness") => {
+            assert!(again.as_f64() <= record.as_f64(), "{path}: {again} of at most {record}");
+        }
         (Value::Number(record), Value::Number(again)) => {
             pairs.extend(record.as_f64().zip(again.as_f64()));
         }
