@@ -27,7 +27,8 @@ pub(super) const RECIPE: Recipe = Recipe {
               for few at first, is ahead of it even there. The groups of DS-Sync lose nothing on data that all \
               workers share. DBW, which drops the gradients of the slow worker, is behind the schemes that wait for \
               it: with batches of 8 its estimates cost more than the waiting. The six rows below them follow from \
-              theory, and each is behind: BAP, SSP and ASP because late gradients bear smaller steps where nothing \
+              theory. Each is behind with these seeds, and DS-Sync, which has the least to lose, in six of ten \
+              runs with others only: BAP, SSP and ASP because late gradients bear smaller steps where nothing \
               but the curvature limits them, VAP and DS-Sync because they wait for more messages one after the \
               other, ABS because it throws away gradients that cost no waiting. A step of 2/17 was expected as \
               the limit of SSP(16), and its best one is a little beyond: not all of its workers read the same copy.",
