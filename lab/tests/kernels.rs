@@ -92,17 +92,17 @@ impl Model<'_> {
 
     fn loss_and_gradient(&mut self, spec: &ModelSpec, parameters: &[f32]) -> (f32, Vec<f32>) {
         let units = spec.hidden().first().copied().unwrap_or(0);
-        let hidden = Layer { start: 0, units, columns: spec.columns() };
+        let hidden = Layer { start: 0, units, columns: spec.inputs() };
         let is_mlp = spec.kind() == ModelKind::Mlp;
         let output = match is_mlp {
             true => {
-                Layer { start: hidden.parameters(parameters).len(), units: spec.classes(), columns: units }
+                Layer { start: hidden.parameters(parameters).len(), units: spec.outputs(), columns: units }
             }
-            false => Layer { start: 0, units: spec.classes(), columns: spec.columns() },
+            false => Layer { start: 0, units: spec.outputs(), columns: spec.inputs() },
         };
         let values = is_mlp.then(|| self.linear((hidden, true), None, parameters));
         let scores = self.linear((output, false), values.as_deref(), parameters);
-        let (losses, deltas) = self.softmax(&scores, spec.classes());
+        let (losses, deltas) = self.softmax(&scores, spec.outputs());
         let loss = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / losses.len() as f64;
 
         let inputs = (values.as_deref(), parameters);
