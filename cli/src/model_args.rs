@@ -18,8 +18,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, help_heading = "Model and data", value_enum)]
     pub(crate) model: Option<Model>,
 
-    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]; the
-    /// rank of a factorisation [default: 4, or what --load holds]
+    /// Hidden units of mlp and convnet, of several layers with commas: 128,64 [default: 64, or what --load holds]
+    ///
+    /// Of a factorisation it is the rank [default: 4, or what --load holds].
     #[arg(long, help_heading = "Model and data", value_name = "UNITS", value_delimiter = ',')]
     pub(crate) hidden: Vec<usize>,
 
@@ -27,13 +28,16 @@ pub(crate) struct ModelArgs {
     #[arg(long, help_heading = "Model and data", value_name = "WEIGHT")]
     pub(crate) penalty: Option<f32>,
 
-    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]; for a factorisation CSV with
-    /// row, column and value in each line, or LIBSVM with a row of the matrix in each [default: a built-in matrix]
+    /// CSV, LIBSVM, IDX or CIFAR-10 file, also gzipped [default: the built-in digits]
+    ///
+    /// For a factorisation it is CSV with row, column and value in each line, or LIBSVM with a row of the matrix in
+    /// each [default: a built-in matrix].
     #[arg(long, help_heading = "Model and data", value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
 
-    /// How examples are dealt out to workers: iid, sorted (by label, or by row of a matrix) or dirichlet(A), the more
-    /// uneven the smaller A
+    /// How examples are dealt out to workers: iid, sorted (by label) or dirichlet(A), the more uneven the smaller A
+    ///
+    /// Entries of a matrix are sorted by row.
     #[arg(long, help_heading = "Model and data", value_name = "SHARDS", default_value_t = Shards::Iid)]
     pub(crate) shards: Shards,
 

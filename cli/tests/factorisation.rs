@@ -128,7 +128,7 @@ fn the_help_of_train_tells_of_factorisations() {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
         "- factorisation: ",
-        "the rank of a factorisation",
+        "Of a factorisation it is the rank",
         "--penalty <WEIGHT>",
         "row, column and value",
         "--additive",

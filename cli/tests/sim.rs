@@ -250,8 +250,9 @@ fn k_async_is_as_stale_as_it_should_be() {
     let rows = rows("k-async");
     for row in rows.iter().filter(|row| row["bound"].is_null()) {
         let [workers, k] = ["workers", "k"].map(|key| row[key].as_f64().unwrap());
-        let mean = row["mean_staleness"].as_f64().unwrap();
-        assert!((mean / (workers / k - 1.0) - 1.0).abs() < 0.03, "{row}");
+        let means = row["mean_staleness"].as_array().unwrap();
+        let off = means.iter().map(|mean| mean.as_f64().unwrap() / (workers / k - 1.0) - 1.0);
+        assert_eq!(off.filter(|off| off.abs() < 0.03).count(), 10, "{row}");
         assert!(row["max_staleness"].is_u64());
     }
     let bounded: Vec<_> = rows.iter().filter(|row| !row["bound"].is_null()).collect();

@@ -140,7 +140,9 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Training", value_enum, default_value_t = OptimizerName::Momentum)]
     pub(super) optimizer: OptimizerName,
 
-    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw; of a factorisation 2, 0.2, 0.02]
+    /// Step size [default: 0.5 for sgd, 0.02 for momentum, 0.002 for adam and adamw]
+    ///
+    /// Of a factorisation the defaults are 2, 0.2 and 0.02.
     #[arg(long, help_heading = "Training", value_name = "RATE")]
     pub(super) learning_rate: Option<f32>,
 
