@@ -71,6 +71,8 @@ pub(super) struct Setting<'a> {
     pub(super) compute: Distribution,
     pub(super) rate: f32,
     pub(super) batch: usize,
+    /// With batches in the order of no run yet.
+    problem: Logistic,
 }
 
 impl Setting<'_> {
@@ -87,8 +89,7 @@ impl Setting<'_> {
     }
 
     pub(super) fn problem(&self, seed: u64) -> Logistic {
-        let problem = Logistic::new(2000, 20, self.batch, PENALTY, DATA);
-        problem.narrowed(self.grid.narrowed).in_order(seed)
+        self.problem.clone().in_order(seed)
     }
 
     pub(super) fn label(&self) -> String {
@@ -169,12 +170,9 @@ pub(super) fn settings(grids: &[DbwGrid]) -> Result<Vec<Setting<'_>>, Error> {
         for times in &grid.times {
             let compute: Distribution = times.compute.parse()?;
             let pairs = times.pairs.as_ref().unwrap_or(&grid.pairs);
-            all.extend(pairs.iter().map(|(rate, batch)| Setting {
-                grid,
-                times,
-                compute: compute.clone(),
-                rate: *rate,
-                batch: *batch,
+            all.extend(pairs.iter().map(|&(rate, batch)| {
+                let problem = Logistic::new(2000, 20, batch, PENALTY, DATA).narrowed(grid.narrowed);
+                Setting { grid, times, compute: compute.clone(), rate, batch, problem }
             }));
         }
     }
