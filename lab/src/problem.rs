@@ -81,6 +81,17 @@ impl Digits {
         Digits::of(split, spec, Shards::Iid, workers, batch, seed)
     }
 
+    /// Softmax regression on the digits, sorted by label and dealt out to the workers, so that each sees few labels.
+    ///
+    /// # Errors
+    ///
+    /// If there are not enough examples for one mini-batch of each worker.
+    pub fn sorted(workers: usize, batch: usize, seed: u64) -> Result<Digits, DigitsError> {
+        let split = Arc::new(data::digits());
+        let spec = ModelSpec::new(ModelKind::Softmax, split.train.columns, split.train.classes, &[])?;
+        Digits::of(split, spec, Shards::Sorted, workers, batch, seed)
+    }
+
     /// A model on these examples, which are dealt out to the workers as `shards` says.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use serde_json::json;
 use slackline::{
     Optimizer,
     scheme::{Groups, Partition},
-    sim::{Cluster, ClusterReport, Distribution, Random, Until},
+    sim::{Cluster, ClusterReport, Collective, Distribution, Racks, Random, Until},
 };
 
 use super::tuned::Tuned;
@@ -114,7 +114,7 @@ pub(super) const RECIPE: Recipe = Recipe {
     remarks: "Bytes hardly differ between small groups and a ring of all: each worker moves 2 (g - 1) / g \
               messages instead of 2 (N - 1) / N, so against a ring the gain falls towards the latency of the \
               longer ring as N grows. Against one server, whose link takes N messages each way at every \
-              clock, it grows with N. Groups do not share links here; `ds-sync-network` has racks.",
+              clock, it grows with N. All are in one rack here; `ds-sync-network` has several.",
     run,
 };
 
@@ -221,6 +221,14 @@ fn talk(grid: &DsSyncGrid, seed: u64, findings: &mut Findings) -> Result<Panel, 
         cluster.network.worker_bandwidth = Some(grid.bandwidth);
         cluster.network.server_bandwidth = Some(grid.bandwidth);
         cluster.network.message_bytes = Some(grid.bytes);
+        // Rings run on the links of one rack, which its workers alone share.
+        cluster.network.racks = (name != "bsp").then(|| Racks {
+            size: *workers,
+            uplink: grid.bandwidth,
+            links: Vec::new(),
+            others: Vec::new(),
+            average: Collective::Ring,
+        });
         cluster.until = Until::Versions(grid.rounds);
         Ok(cluster)
     })?;
