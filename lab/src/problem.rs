@@ -2,12 +2,15 @@
 
 use slackline::Diagnostic;
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use slackline::sim::{Evaluation, Problem};
 
 use crate::data::{self, Split};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Scratch, Shards};
+
+/// The digits, which are read once and shared by all problems.
+static DIGITS: LazyLock<Arc<Split>> = LazyLock::new(|| Arc::new(data::digits()));
 
 /// A model to be trained on the digits, or on other examples, with the mini-batches that [`Batches`] gives each worker:
 /// what `slackline train` does, without its processes.
@@ -58,7 +61,7 @@ impl Digits {
         batch: usize,
         seed: u64,
     ) -> Result<Digits, DigitsError> {
-        let split = Arc::new(data::digits());
+        let split = Arc::clone(&DIGITS);
         let spec = ModelSpec::new(kind, split.train.columns, split.train.classes, &[hidden])?;
         Digits::of(split, spec, Shards::Iid, workers, batch, seed)
     }
@@ -75,7 +78,7 @@ impl Digits {
         batch: usize,
         seed: u64,
     ) -> Result<Digits, DigitsError> {
-        let split = Arc::new(data::digits());
+        let split = Arc::clone(&DIGITS);
         let spec =
             ModelSpec::new(ModelKind::Mlp, split.train.columns, split.train.classes, &vec![width; depth])?;
         Digits::of(split, spec, Shards::Iid, workers, batch, seed)
@@ -87,7 +90,7 @@ impl Digits {
     ///
     /// If there are not enough examples for one mini-batch of each worker.
     pub fn sorted(workers: usize, batch: usize, seed: u64) -> Result<Digits, DigitsError> {
-        let split = Arc::new(data::digits());
+        let split = Arc::clone(&DIGITS);
         let spec = ModelSpec::new(ModelKind::Softmax, split.train.columns, split.train.classes, &[])?;
         Digits::of(split, spec, Shards::Sorted, workers, batch, seed)
     }
