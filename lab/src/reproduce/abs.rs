@@ -3,22 +3,14 @@
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde::Deserialize;
 use serde_json::json;
-use slackline::scheme::{Damping, SchemeConfig};
-use slackline::sim::{Cluster, ClusterReport, Distribution, Logistic, Random, Until};
+use slackline::scheme::{Damping, SchemeConfig, WaitFor};
+use slackline::sim::{Cluster, ClusterReport, Random, Until};
 
+use super::settings::LogisticSettings;
 use super::tuned::{Tuned, missed, times};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-const WORKERS: usize = 20;
-const BATCH: usize = 2;
-/// K at the beginning.
-const K: u16 = 5;
-/// Seconds over which the loss is taken, where it is.
-const INTERVAL: f64 = 10.0;
-/// The seed from which the examples are drawn.
-const DATA: u64 = 1;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "abs",
@@ -48,6 +40,13 @@ pub(super) const SORTED: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct AbsGrid {
+    workers: usize,
+    compute: String,
+    /// Each worker's own pace is between these, the same under every scheme.
+    paces: [f64; 2],
+    logistic: LogisticSettings,
+    batch: usize,
+    evaluate_every: f64,
     step_sizes: Vec<f32>,
     /// The step size that all share.
     common: f32,
@@ -84,12 +83,19 @@ impl AbsGrid {
     fn index(&self, id: &str) -> Option<usize> {
         self.schemes.iter().position(|entry| entry.id == *id)
     }
+
+    fn factors(&self, seed: u64) -> Vec<f64> {
+        let mut random = Random::stream(seed, 0x7061_6365, 0);
+        let [from, to] = self.paces;
+        (0..self.workers).map(|_| from * (to / from).powf(random.unit())).collect()
+    }
 }
 
-/// Each worker's own pace, the same under every scheme.
-fn factors(seed: u64) -> Vec<f64> {
-    let mut random = Random::stream(seed, 0x7061_6365, 0);
-    (0..WORKERS).map(|_| 0.5 * 4f64.powf(random.unit())).collect()
+/// K at the beginning, and the seconds over which the loss is taken, where it is.
+fn rule(scheme: SchemeConfig) -> Option<(u16, f64)> {
+    let SchemeConfig::Abs { wait_for, .. } = scheme else { return None };
+    let WaitFor::LossOverTime { millis, .. } = wait_for else { return Some((wait_for.k(), 0.0)) };
+    Some((wait_for.k(), f64::from(millis) / 1000.0))
 }
 
 fn messages(reports: &[ClusterReport]) -> Vec<f64> {
@@ -113,16 +119,16 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
         }
     }
     let reports = simulate(what, &runs, |(entry, scheme, rate, seed)| {
-        let mut cluster = Cluster::new(*scheme, WORKERS, *seed);
+        let mut cluster = Cluster::new(*scheme, grid.workers, *seed);
         cluster.damping = if entry.damped { Damping::Inverse } else { Damping::None };
-        cluster.compute = Distribution::Pareto { shape: 2.5, scale: 0.6 };
-        cluster.factors = factors(*seed);
-        let problem = Logistic::new(2000, 20, BATCH, 1e-4, DATA).in_order(*seed);
-        let problem = if grid.sorted { problem.sorted(WORKERS) } else { problem };
+        cluster.compute = grid.compute.parse()?;
+        cluster.factors = grid.factors(*seed);
+        let problem = grid.logistic.with_batches_of(grid.batch).in_order(*seed);
+        let problem = if grid.sorted { problem.sorted(grid.workers) } else { problem };
         cluster.problem = Some(Box::new(problem));
         cluster.learning_rate = *rate;
         cluster.until = Until::Loss { target: grid.target, within: grid.within };
-        cluster.evaluate_every = Some(0.5);
+        cluster.evaluate_every = Some(grid.evaluate_every);
         Ok(cluster)
     })?;
     let of_scheme = grid.step_sizes.len() * seeds.len();
@@ -200,17 +206,17 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
         }));
     }
     let of_k = [
-        ("abs", "k-of-updates", Some(grid.common), 0.0),
-        ("abs-interval", "k-over-time", Some(grid.common), INTERVAL),
-        ("abs-interval", "k-over-time-slow", grid.slow, INTERVAL),
+        ("abs", "k-of-updates", Some(grid.common)),
+        ("abs-interval", "k-over-time", Some(grid.common)),
+        ("abs-interval", "k-over-time-slow", grid.slow),
     ];
-    for (id, name, rate, from) in of_k {
-        let own = grid.schemes.iter().position(|entry| entry.id == id);
+    for (id, name, rate) in of_k {
+        let own = grid.index(id).and_then(|own| Some((own, rule(schemes[own])?)));
         // How the loss of a worker's own examples moves K says nothing where those of others are of another class.
-        let (Some(own), Some(rate), false) = (own, rate, grid.sorted) else { continue };
+        let (Some((own, (k, from))), Some(rate), false) = (own, rate, grid.sorted) else { continue };
         let runs = tuned[own].of(index_of(rate));
-        let furthest =
-            runs.iter().map(|run| furthest_k(run, from)).max_by(|a, b| a.abs().total_cmp(&b.abs()));
+        let all = runs.iter().map(|run| furthest_k(run, k, from));
+        let furthest = all.max_by(|a, b| a.abs().total_cmp(&b.abs()));
         findings.measure(name, "", Interval::exact(furthest.unwrap_or(f64::NAN)));
     }
     let ends = tuned.iter().map(Tuned::ends).sum();
@@ -218,11 +224,11 @@ fn run(trial: &Trial, what: &str) -> Result<Findings, Error> {
     Ok(findings)
 }
 
-/// How far K is from what its rule gives on the true loss, where it is furthest from `from` on.
-fn furthest_k(run: &ClusterReport, from: f64) -> f64 {
+/// How far K, `first_k` at first, is from what its rule gives on the true loss, where it is furthest from `from` on.
+fn furthest_k(run: &ClusterReport, first_k: u16, from: f64) -> f64 {
     let Some(first) = run.curve.first() else { return f64::NAN };
     let off = run.curve.iter().filter(|point| point.time > from).map(|point| {
-        let rule = (f64::from(K) * (first.loss / point.loss).sqrt()).ceil().min(WORKERS as f64);
+        let rule = (f64::from(first_k) * (first.loss / point.loss).sqrt()).ceil().min(run.workers as f64);
         let last = run.waited_for.iter().take_while(|change| change.time <= point.time).last();
         last.map_or(0.0, |change| change.gradients as f64 - rule)
     });

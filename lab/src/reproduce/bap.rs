@@ -6,7 +6,7 @@ use crate::problem::Digits;
 use serde::Deserialize;
 use serde_json::json;
 use slackline::scheme::SchemeConfig;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
+use slackline::sim::{Cluster, ClusterReport, Until};
 
 use super::tuned::{Tuned, computing, missed};
 use super::{Error, Findings, Recipe, Trial, simulate};
@@ -37,8 +37,14 @@ pub(super) const STRAGGLER: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct BapGrid {
+    compute: String,
     staleness: Vec<u64>,
     clocks: u64,
+    /// The number of workers that learn the digits.
+    learners: usize,
+    /// It has no hidden layers.
+    model: ModelKind,
+    batch: usize,
     learning_staleness: Vec<u64>,
     step_sizes: Vec<f32>,
     /// The step size that all share.
@@ -56,13 +62,10 @@ struct Expected {
     times: Vec<f64>,
 }
 
-/// The number of workers that learn.
-const LEARNERS: usize = 8;
-
-fn job(staleness: u64, workers: usize, seed: u64) -> Cluster {
+fn job(staleness: u64, workers: usize, compute: &str, seed: u64) -> Result<Cluster, Error> {
     let mut cluster = Cluster::new(SchemeConfig::Bap { staleness }, workers, seed);
-    cluster.compute = Distribution::Exponential { mean: 1.0 };
-    cluster
+    cluster.compute = compute.parse()?;
+    Ok(cluster)
 }
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
@@ -89,7 +92,7 @@ fn time_per_clock(grid: &BapGrid, seeds: &[u64], findings: &mut Findings) -> Res
         .flat_map(|(workers, staleness)| seeds.iter().map(move |seed| (workers, staleness, *seed)))
         .collect();
     let mut reports = simulate("bap: time per clock", &runs, |(workers, staleness, seed)| {
-        let mut cluster = job(*staleness, *workers, *seed);
+        let mut cluster = job(*staleness, *workers, &grid.compute, *seed)?;
         cluster.until = Until::Clocks(grid.clocks);
         Ok(cluster)
     })?;
@@ -156,8 +159,8 @@ fn learn(grid: &BapGrid, seeds: &[u64], findings: &mut Findings) -> Result<Panel
         }
     }
     let reports = simulate("bap: learning", &runs, |(staleness, step_size, seed)| {
-        let mut cluster = job(*staleness, LEARNERS, *seed);
-        cluster.problem = Some(Box::new(Digits::new(ModelKind::Softmax, 0, LEARNERS, 32, *seed)?));
+        let mut cluster = job(*staleness, grid.learners, &grid.compute, *seed)?;
+        cluster.problem = Some(Box::new(Digits::new(grid.model, 0, grid.learners, grid.batch, *seed)?));
         cluster.learning_rate = *step_size;
         cluster.until = Until::Loss { target: grid.target, within: grid.within };
         Ok(cluster)
@@ -215,6 +218,9 @@ fn learn(grid: &BapGrid, seeds: &[u64], findings: &mut Findings) -> Result<Panel
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SlowGrid {
+    workers: usize,
+    /// Distributions of time, each after its name.
+    times: Vec<(String, String)>,
     staleness: Vec<u64>,
     clocks: u64,
     factor: f64,
@@ -222,19 +228,15 @@ struct SlowGrid {
 
 fn straggler(trial: &Trial) -> Result<Findings, Error> {
     let settings = trial.settings::<SlowGrid>()?;
-    let (SlowGrid { staleness, clocks, factor }, seeds) = (&settings.grid, settings.seeds(trial));
-    let distributions = [
-        ("constant", Distribution::Constant { seconds: 1.0 }),
-        ("exponential", Distribution::Exponential { mean: 1.0 }),
-    ];
-    let runs: Vec<_> = distributions
+    let SlowGrid { workers, times, staleness, clocks, factor } = &settings.grid;
+    let seeds = settings.seeds(trial);
+    let runs: Vec<_> = times
         .iter()
-        .flat_map(|(_, distribution)| staleness.iter().map(move |staleness| (distribution, *staleness)))
-        .flat_map(|(distribution, staleness)| seeds.iter().map(move |seed| (distribution, staleness, *seed)))
+        .flat_map(|(_, compute)| staleness.iter().map(move |staleness| (compute, *staleness)))
+        .flat_map(|(compute, staleness)| seeds.iter().map(move |seed| (compute, staleness, *seed)))
         .collect();
-    let reports = simulate("bap-straggler", &runs, |(distribution, staleness, seed)| {
-        let mut cluster = job(*staleness, LEARNERS, *seed);
-        cluster.compute = (*distribution).clone();
+    let reports = simulate("bap-straggler", &runs, |(compute, staleness, seed)| {
+        let mut cluster = job(*staleness, *workers, compute, *seed)?;
         cluster.factors = vec![*factor];
         cluster.until = Until::Clocks(*clocks);
         Ok(cluster)
@@ -245,19 +247,19 @@ fn straggler(trial: &Trial) -> Result<Findings, Error> {
     let figure = Figure::new("One worker is three times slower");
     let mut findings = Findings::new(figure.subtitle("BAP, 8 workers, 4,000 clocks"));
     let mut means: Vec<(String, Interval)> = Vec::new();
-    for ((name, _), own) in distributions.iter().zip(reports.chunks(staleness.len() * seeds.len())) {
+    for ((name, _), own) in times.iter().zip(reports.chunks(staleness.len() * seeds.len())) {
         let times: Vec<Vec<f64>> = own.chunks(seeds.len()).map(times_per_clock).collect();
         for (staleness, times_here) in staleness.iter().zip(&times) {
             let (time, gain) = (Interval::of_mean(times_here), Interval::of_ratio(&times[0], times_here));
             findings
                 .rows
                 .push(json!({ "times": name, "staleness": staleness, "time_per_clock": times_here }));
-            table.row([name.to_string(), staleness.to_string(), thousandths(&time), thousandths(&gain)]);
+            table.row([name.clone(), staleness.to_string(), thousandths(&time), thousandths(&gain)]);
             means.push((format!("{name}, s = {staleness}"), time));
         }
         let middles = times.iter().map(|times| mean(times.iter().copied()));
-        panel.series.push(Series::bars(*name, (0..).map(f64::from).zip(middles)));
-        if *name == "constant" {
+        panel.series.push(Series::bars(name, (0..).map(f64::from).zip(middles)));
+        if name == "constant" {
             findings.measure("constant", "", Interval::of_ratio(&times[0], &times[times.len() - 1]));
         }
     }

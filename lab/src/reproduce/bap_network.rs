@@ -3,19 +3,14 @@
 use serde::Deserialize;
 use serde_json::json;
 use slackline::scheme::SchemeConfig;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Logistic, Until};
+use slackline::sim::{Cluster, ClusterReport, Until};
 
+use super::settings::LogisticSettings;
 use super::tuned::{Tuned, computing, missed};
 use super::{Error, Findings, Recipe, Trial, simulate};
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-const WORKERS: usize = 8;
-/// The seed from which the examples are drawn.
-const DATA: u64 = 1;
-/// Bytes of a gradient, and of the parameters.
-const BYTES: u64 = 100_000_000;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "bap-network",
@@ -31,25 +26,32 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct NetworkGrid {
+    workers: usize,
+    compute: String,
+    /// Bytes of a gradient, and of the parameters.
+    message_bytes: u64,
     /// Communication (a gradient up and a copy down) over computing.
     ratios: Vec<f64>,
     staleness: Vec<u64>,
     clocks: u64,
     learning_ratios: Vec<f64>,
+    logistic: LogisticSettings,
     batch: usize,
     step_sizes: Vec<f32>,
     target: f64,
     within: f64,
 }
 
-/// BSP at staleness 0, else BAP, on links that carry a message in half of `ratio` seconds.
-fn job(staleness: u64, ratio: f64, seed: u64) -> Cluster {
-    let scheme = if staleness == 0 { SchemeConfig::Bsp } else { SchemeConfig::Bap { staleness } };
-    let mut cluster = Cluster::new(scheme, WORKERS, seed);
-    cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
-    cluster.network.worker_bandwidth = Some(BYTES as f64 / (ratio / 2.0));
-    cluster.network.message_bytes = Some(BYTES);
-    cluster
+impl NetworkGrid {
+    /// BSP at staleness 0, else BAP, on links that carry a message in half of `ratio` seconds.
+    fn job(&self, staleness: u64, ratio: f64, seed: u64) -> Result<Cluster, Error> {
+        let scheme = if staleness == 0 { SchemeConfig::Bsp } else { SchemeConfig::Bap { staleness } };
+        let mut cluster = Cluster::new(scheme, self.workers, seed);
+        cluster.compute = self.compute.parse()?;
+        cluster.network.worker_bandwidth = Some(self.message_bytes as f64 / (ratio / 2.0));
+        cluster.network.message_bytes = Some(self.message_bytes);
+        Ok(cluster)
+    }
 }
 
 /// The mean, and the least and the largest of all: what arithmetic says holds for every seed.
@@ -86,7 +88,7 @@ fn time_per_clock(grid: &NetworkGrid, seeds: &[u64], findings: &mut Findings) ->
         .flat_map(|(ratio, staleness)| seeds.iter().map(move |seed| (ratio, staleness, *seed)))
         .collect();
     let reports = simulate("bap-network: time per clock", &cells, |(ratio, staleness, seed)| {
-        Ok(Cluster { until: Until::Clocks(grid.clocks), ..job(*staleness, *ratio, *seed) })
+        Ok(Cluster { until: Until::Clocks(grid.clocks), ..grid.job(*staleness, *ratio, *seed)? })
     })?;
     let mut table = Table::new([
         "communication",
@@ -150,8 +152,8 @@ fn learn(grid: &NetworkGrid, seeds: &[u64], findings: &mut Findings) -> Result<P
         }
     }
     let reports = simulate("bap-network: learning", &runs, |(ratio, staleness, step_size, seed)| {
-        let mut cluster = job(*staleness, *ratio, *seed);
-        cluster.problem = Some(Box::new(Logistic::new(2000, 20, grid.batch, 1e-4, DATA).in_order(*seed)));
+        let mut cluster = grid.job(*staleness, *ratio, *seed)?;
+        cluster.problem = Some(Box::new(grid.logistic.with_batches_of(grid.batch).in_order(*seed)));
         cluster.learning_rate = *step_size;
         cluster.until = Until::Loss { target: grid.target, within: grid.within };
         Ok(cluster)

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde_json::json;
 use slackline::sim::{Cluster, ClusterReport, Distribution, Factorisation, Shape, Until};
 
+use super::settings::FactorisationSettings;
 use super::tuned::{Tuned, computing};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::plot::{Axis, Figure, Panel, Series};
@@ -45,7 +46,11 @@ pub(super) const ESSP: Recipe = Recipe {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ContestGrid {
     workers: usize,
+    read_my_writes: bool,
+    #[serde(with = "FactorisationSettings")]
+    factorisation: Shape,
     seconds: f64,
+    evaluate_every: f64,
     step_sizes: Vec<f32>,
     schemes: Vec<Entrant>,
     cases: Vec<ContestCase>,
@@ -107,7 +112,7 @@ enum Quantity {
 
 impl ContestCase {
     fn cluster(&self, grid: &ContestGrid, text: &str, step_size: f32, seed: u64) -> Result<Cluster, Error> {
-        let usual = Shape::default();
+        let usual = grid.factorisation;
         let [rows, columns, rank, known] =
             self.shape.unwrap_or([usual.rows, usual.columns, usual.rank, usual.known]);
         let mut cluster = Cluster::new(scheme(text)?, grid.workers, seed);
@@ -117,12 +122,12 @@ impl ContestCase {
         cluster.network.latency = Distribution::Constant { seconds: self.latency };
         let bytes = 4 * rank * (rows + columns);
         cluster.network.server_bandwidth = self.messages.map(|messages| messages * bytes as f64);
-        cluster.read_my_writes = true;
+        cluster.read_my_writes = grid.read_my_writes;
         cluster.problem =
             Some(Box::new(Factorisation::new(Shape { rows, columns, rank, known, ..usual }, seed)));
         cluster.learning_rate = step_size;
         cluster.until = Until::Seconds(grid.seconds);
-        cluster.evaluate_every = Some(grid.seconds / 30.0);
+        cluster.evaluate_every = Some(grid.evaluate_every);
         Ok(cluster)
     }
 }

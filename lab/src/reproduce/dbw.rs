@@ -6,19 +6,11 @@ use serde_json::json;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{Change, Cluster, ClusterReport, Distribution, Logistic, Until};
 
+use super::settings::LogisticSettings;
 use super::tuned::times;
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-pub(super) const N: usize = 16;
-/// The seed from which the examples are drawn; the seeds of runs differ in times and in the order of the examples.
-const DATA: u64 = 1;
-pub(super) const PENALTY: f32 = 1e-4;
-/// Seconds between two looks at the loss.
-pub(super) const EVALUATE_EVERY: f64 = 0.5;
-/// The factor by which half the workers become slower.
-pub(super) const SLOW_BY: f64 = 5.0;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw",
@@ -34,8 +26,18 @@ pub(super) const RECIPE: Recipe = Recipe {
 };
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct DbwGrids {
+    pub(super) workers: usize,
+    /// The factor by which half the workers become slower.
+    pub(super) slow_by: f64,
+    pub(super) logistic: LogisticSettings,
+    /// Seconds between two looks at the loss.
+    pub(super) evaluate_every: f64,
+    /// DBW, and DBW that is blind to what gradients are worth.
+    pub(super) forms: [String; 2],
+    /// The most that a choice may be behind the best static k, as the paper has it.
+    pub(super) allowed: f64,
     pub(super) grids: Vec<DbwGrid>,
 }
 
@@ -66,6 +68,7 @@ pub(super) struct Times {
 
 /// Everything but how k is chosen.
 pub(super) struct Setting<'a> {
+    pub(super) all: &'a DbwGrids,
     pub(super) grid: &'a DbwGrid,
     pub(super) times: &'a Times,
     pub(super) compute: Distribution,
@@ -77,14 +80,15 @@ pub(super) struct Setting<'a> {
 
 impl Setting<'_> {
     pub(super) fn cluster(&self, scheme: SchemeConfig, seed: u64) -> Cluster {
-        let mut cluster = Cluster::new(scheme, N, seed);
+        let DbwGrids { workers, slow_by, evaluate_every, .. } = self.all;
+        let mut cluster = Cluster::new(scheme, *workers, seed);
         cluster.compute = self.compute.clone();
-        let slowed = self.times.slowed_at.map(|at| Change { at, workers: 0..N / 2, factor: SLOW_BY });
+        let slowed = self.times.slowed_at.map(|at| Change { at, workers: 0..workers / 2, factor: *slow_by });
         cluster.changes = slowed.into_iter().collect();
         cluster.problem = Some(Box::new(self.problem(seed)));
         cluster.learning_rate = self.rate;
         cluster.until = Until::Loss { target: self.grid.target, within: self.grid.within };
-        cluster.evaluate_every = Some(EVALUATE_EVERY);
+        cluster.evaluate_every = Some(*evaluate_every);
         cluster
     }
 
@@ -116,11 +120,11 @@ impl DbwResult<'_> {
     }
 
     fn best_k(&self) -> usize {
-        (1..=N).min_by(|a, b| self.by_time(*a, *b)).unwrap_or(1)
+        (1..=self.fixed.len()).min_by(|a, b| self.by_time(*a, *b)).unwrap_or(1)
     }
 
     fn worst_k(&self) -> usize {
-        (1..=N).max_by(|a, b| self.by_time(*a, *b)).unwrap_or(1)
+        (1..=self.fixed.len()).max_by(|a, b| self.by_time(*a, *b)).unwrap_or(1)
     }
 
     fn over(&self, k: usize) -> Interval {
@@ -131,13 +135,12 @@ impl DbwResult<'_> {
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let file = trial.settings::<DbwGrids>()?;
     let seeds = file.seeds(trial);
-    let settings = settings(&file.grid.grids)?;
+    let settings = settings(&file.grid)?;
+    let workers = file.grid.workers;
     // Every static k, then the dynamic choice, then the blind one.
-    let fixed = (1..=N).map(|k| format!("dbw(choice=static, k={k})"));
-    let schemes: Vec<SchemeConfig> = fixed
-        .chain(["dbw".to_owned(), "dbw(choice=blind)".to_owned()])
-        .map(|text| scheme(&text))
-        .collect::<Result<_, _>>()?;
+    let fixed = (1..=workers).map(|k| format!("dbw(choice=static, k={k})"));
+    let schemes: Vec<SchemeConfig> =
+        fixed.chain(file.grid.forms.clone()).map(|text| scheme(&text)).collect::<Result<_, _>>()?;
     let mut runs = Vec::new();
     for setting in &settings {
         for scheme in &schemes {
@@ -153,26 +156,26 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
                 own.chunks(seeds.len()).map(|own| times(own, setting.grid.within)).collect();
             let blind = all.pop().unwrap_or_default();
             let dynamic = all.pop().unwrap_or_default();
-            DbwResult { setting, fixed: all, dynamic, blind, report: &own[N * seeds.len()] }
+            DbwResult { setting, fixed: all, dynamic, blind, report: &own[workers * seeds.len()] }
         })
         .collect();
-    let mut findings = Findings::new(figure(&file.grid.grids, &results));
+    let mut findings = Findings::new(figure(&file.grid, &results));
     for grid in &file.grid.grids {
         tell(grid, &results, &mut findings);
     }
-    compare(&results, &mut findings);
+    compare(workers, &results, &mut findings);
     Ok(findings)
 }
 
-pub(super) fn settings(grids: &[DbwGrid]) -> Result<Vec<Setting<'_>>, Error> {
+pub(super) fn settings(dbw: &DbwGrids) -> Result<Vec<Setting<'_>>, Error> {
     let mut all = Vec::new();
-    for grid in grids {
+    for grid in &dbw.grids {
         for times in &grid.times {
             let compute: Distribution = times.compute.parse()?;
             let pairs = times.pairs.as_ref().unwrap_or(&grid.pairs);
             all.extend(pairs.iter().map(|&(rate, batch)| {
-                let problem = Logistic::new(2000, 20, batch, PENALTY, DATA).narrowed(grid.narrowed);
-                Setting { grid, times, compute: compute.clone(), rate, batch, problem }
+                let problem = dbw.logistic.with_batches_of(batch).narrowed(grid.narrowed);
+                Setting { all: dbw, grid, times, compute: compute.clone(), rate, batch, problem }
             }));
         }
     }
@@ -218,7 +221,8 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
         }));
     }
     let claim = format!("within-{}", grid.name);
-    let within = own.iter().filter(|result| result.over(result.best_k()).high <= 1.1).count();
+    let within =
+        own.iter().filter(|result| result.over(result.best_k()).high <= result.setting.all.allowed).count();
     let worst = own.iter().max_by(|a, b| a.over(a.best_k()).high.total_cmp(&b.over(b.best_k()).high));
     if let Some(worst) = worst {
         let label = format!("{within} of {} within; the worst ({})", own.len(), worst.setting.label());
@@ -239,7 +243,7 @@ fn tell(grid: &DbwGrid, results: &[DbwResult], findings: &mut Findings) {
 }
 
 /// The claims over all settings of all grids.
-fn compare(results: &[DbwResult], findings: &mut Findings) {
+fn compare(workers: usize, results: &[DbwResult], findings: &mut Findings) {
     let gain = |result: &DbwResult| Interval::of_ratio(&result.fixed[result.best_k() - 1], &result.dynamic);
     if let Some(most) = results.iter().max_by(|a, b| gain(a).middle.total_cmp(&gain(b).middle)) {
         findings.measure("three-times", most.setting.label(), gain(most));
@@ -252,7 +256,7 @@ fn compare(results: &[DbwResult], findings: &mut Findings) {
         let ratios = results.iter().map(|result| Interval::of_ratio(&result.fixed[k - 1], &result.dynamic));
         ratios.max_by(|a, b| a.middle.total_cmp(&b.middle)).unwrap_or(Interval::exact(f64::NAN))
     };
-    let safest = (1..=N).min_by(|a, b| loses(*a).middle.total_cmp(&loses(*b).middle)).unwrap_or(1);
+    let safest = (1..=workers).min_by(|a, b| loses(*a).middle.total_cmp(&loses(*b).middle)).unwrap_or(1);
     findings.measure("tuning", format!("k = {safest}"), loses(safest));
     // The same static k where it gains the most, and the one that is best in the mean.
     let behind = |a: &&DbwResult, b: &&DbwResult| a.over(safest).middle.total_cmp(&b.over(safest).middle);
@@ -266,7 +270,7 @@ fn compare(results: &[DbwResult], findings: &mut Findings) {
             &over_all(results, |own| &own.fixed[k - 1]),
         )
     };
-    let best = (1..=N).max_by(|a, b| in_mean(*a).middle.total_cmp(&in_mean(*b).middle)).unwrap_or(1);
+    let best = (1..=workers).max_by(|a, b| in_mean(*a).middle.total_cmp(&in_mean(*b).middle)).unwrap_or(1);
     findings.measure("tuning-mean", format!("k = {best}"), in_mean(best));
 }
 
@@ -277,11 +281,11 @@ fn over_all<'a>(results: &'a [DbwResult], times: impl Fn(&'a DbwResult) -> &'a V
 }
 
 /// Time against k, and DBW's time over that of the best k, in each grid; and the k it chose when half were slowed.
-fn figure(grids: &[DbwGrid], results: &[DbwResult]) -> Figure {
+fn figure(dbw: &DbwGrids, results: &[DbwResult]) -> Figure {
     let mut figure = Figure::new("DBW against every static number of workers")
         .columns(2)
         .subtitle("16 workers, logistic regression; time to the loss, mean of the seeds");
-    for grid in grids {
+    for grid in &dbw.grids {
         let x = Axis::linear("static k").between(0.0, 17.0);
         let mut by_k = Panel::new(x, Axis::log("time over the best k's"));
         let names = grid.pairs.iter().map(|(rate, batch)| format!("{rate}/{batch}"));
@@ -295,7 +299,8 @@ fn figure(grids: &[DbwGrid], results: &[DbwResult]) -> Figure {
             if let Some(last) = own.last() {
                 let time = |k: usize| mean(last.fixed[k - 1].iter().copied());
                 let best = time(last.best_k());
-                by_k.series.push(Series::line(&times.name, (1..=N).map(|k| (k as f64, time(k) / best))));
+                by_k.series
+                    .push(Series::line(&times.name, (1..=dbw.workers).map(|k| (k as f64, time(k) / best))));
             }
             let bars = own.iter().map(|own| {
                 let pair = (own.setting.rate, own.setting.batch);
@@ -304,8 +309,10 @@ fn figure(grids: &[DbwGrid], results: &[DbwResult]) -> Figure {
             });
             ratios.series.push(Series::bars(&times.name, bars));
         }
-        let end = grid.pairs.len() as f64 - 0.5;
-        ratios.series.push(Series::guide("1.1 times the best k", [(-0.5, 1.1), (end, 1.1)]));
+        let (end, allowed) = (grid.pairs.len() as f64 - 0.5, dbw.allowed);
+        ratios
+            .series
+            .push(Series::guide(format!("{allowed} times the best k"), [(-0.5, allowed), (end, allowed)]));
         figure = figure
             .panel(by_k.titled(format!("Grid {}, its last step size and batch", grid.name)))
             .panel(ratios.titled(format!("Grid {}", grid.name)));

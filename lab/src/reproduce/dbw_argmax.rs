@@ -9,8 +9,6 @@ use super::{Error, Findings, Recipe, Trial};
 use crate::statistics::Interval;
 use crate::table::Table;
 
-const N: usize = 16;
-
 pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw-argmax",
     title: "How many gradients are worth waiting for",
@@ -22,6 +20,7 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GainGrid {
+    workers: usize,
     ratios: Vec<f64>,
     best: Vec<BestOfRatios>,
     /// Random part of the time, and the k with the most gradients per second.
@@ -36,15 +35,15 @@ struct BestOfRatios {
     k: Vec<usize>,
 }
 
-/// Returns the mean time at which the k-th of 16 comes, for each k. A part `alpha` of the time is exponential and the
+/// Returns the mean time at which the k-th of `n` comes, for each k. A part `alpha` of the time is exponential and the
 /// rest constant.
-fn times(alpha: f64) -> [f64; N] {
+fn times(n: usize, alpha: f64) -> Vec<f64> {
     let harmonic = |n: usize| (1..=n).map(|index| 1.0 / index as f64).sum::<f64>();
-    std::array::from_fn(|index| 1.0 - alpha + alpha * (harmonic(N) - harmonic(N - index - 1)))
+    (1..=n).map(|k| 1.0 - alpha + alpha * (harmonic(n) - harmonic(n - k))).collect()
 }
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
-    let GainGrid { ratios, best, blind } = trial.settings()?.grid;
+    let GainGrid { workers, ratios, best, blind } = trial.settings()?.grid;
     let figure =
         Figure::new("How many of 16 gradients are worth waiting for").subtitle("circles: the exact table");
     let mut findings = Findings::new(figure.columns(2));
@@ -57,7 +56,8 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     for BestOfRatios { eta_l, k: expected } in &best {
         let gain =
             |ratio: f64| Gain { learning_rate: 1.0, smoothness: *eta_l, norm_squared: ratio, variance: 1.0 };
-        let ours: Vec<usize> = ratios.iter().map(|ratio| best_k(&gain(*ratio), &times(1.0))).collect();
+        let ours: Vec<usize> =
+            ratios.iter().map(|ratio| best_k(&gain(*ratio), &times(workers, 1.0))).collect();
         for ((ratio, k), expected) in ratios.iter().zip(&ours).zip(expected) {
             findings.rows.push(json!({ "eta_l": eta_l, "ratio": ratio, "k": k, "expected": expected }));
             differ += u32::from(k != expected);
@@ -76,7 +76,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     let mut by_part = Table::new(["random part of the time", "k", "expected"]);
     let (mut differ, mut bars) = (0u32, Vec::new());
     for (index, (part, expected)) in (0..).zip(&blind) {
-        let k = most_gradients_k(&times(*part));
+        let k = most_gradients_k(&times(workers, *part));
         differ += u32::from(k != *expected);
         by_part.row([part.to_string(), k.to_string(), expected.to_string()]);
         bars.push((f64::from(index), k as f64));

@@ -7,7 +7,7 @@ use serde_json::json;
 use slackline::sim::ClusterReport;
 
 use super::dbw::{DbwGrids, Setting, settings};
-use super::oracle::{Ending, OracleRule, arrival};
+use super::oracle::{Ending, Oracle, OracleRule, arrival};
 use super::settings::Settings;
 use super::tuned::times;
 use super::{Error, Findings, Recipe, Trial, dbw, scheme, simulate};
@@ -36,14 +36,12 @@ pub(super) const RECIPE: Recipe = Recipe {
     run,
 };
 
-/// The most that a choice may be behind the best static k, as the paper has it.
-const ALLOWED: f64 = 1.1;
-/// The runs of the best static k again have seeds so much further on, which no other run has.
-const APART: u64 = 500;
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OracleGrid {
+    /// The runs of the best static k again have seeds so much further on, which no other run has.
+    apart: u64,
+    oracle: Oracle,
     /// The best static k of each setting of the recipe `dbw`, by grid and times, in its order.
     best: BTreeMap<String, BTreeMap<String, Vec<usize>>>,
 }
@@ -71,17 +69,17 @@ impl OracleResult<'_> {
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let file = trial.settings::<OracleGrid>()?;
-    let seeds = file.seeds(trial);
-    let grids = Settings::<DbwGrids>::read(dbw::RECIPE.file)?.grid.grids;
-    let all = settings(&grids)?;
-    let best = grids.iter().flat_map(|grid| {
-        let own = &file.grid.best[&grid.name];
+    let (OracleGrid { apart, oracle, best }, seeds) = (&file.grid, file.seeds(trial));
+    let dbw = Settings::<DbwGrids>::read(dbw::RECIPE.file)?.grid;
+    let all = settings(&dbw)?;
+    let best = dbw.grids.iter().flat_map(|grid| {
+        let own = &best[&grid.name];
         grid.times.iter().flat_map(|times| own[&times.name].iter().copied())
     });
     let all: Vec<(Setting, usize)> = all.into_iter().zip(best).collect();
     let mut runs = Vec::new();
     for (setting, k) in &all {
-        for scheme in [scheme(&format!("dbw(choice=static, k={k})"))?, scheme("dbw")?] {
+        for scheme in [scheme(&format!("dbw(choice=static, k={k})"))?, scheme(&dbw.forms[0])?] {
             runs.extend(seeds.iter().map(|seed| (setting, scheme, *seed)));
         }
     }
@@ -89,12 +87,12 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         simulate("dbw-oracle", &runs, |(setting, scheme, seed)| Ok(setting.cluster(*scheme, *seed)))?;
     let mut asked = Vec::new();
     for (setting, k) in &all {
-        for (rule, apart) in [(OracleRule::Oracle, 0), (OracleRule::Static(*k), APART)] {
+        for (rule, apart) in [(OracleRule::Oracle, 0), (OracleRule::Static(*k), *apart)] {
             asked.extend(seeds.iter().map(|seed| (setting, rule, seed + apart)));
         }
     }
     let arrivals = parallel::map("dbw-oracle: oracle", &asked, |(setting, rule, seed)| {
-        Ok::<_, Error>(arrival(setting, *rule, *seed))
+        Ok::<_, Error>(arrival(oracle, setting, *rule, *seed))
     })?;
     let each = 2 * seeds.len();
     let results = all.iter().zip(reports.chunks(each).zip(arrivals.chunks(each)));
@@ -116,7 +114,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
             by_chance,
         }
     });
-    Ok(tell(&results.collect::<Vec<_>>()))
+    Ok(tell(&results.collect::<Vec<_>>(), dbw.allowed))
 }
 
 /// The k that was waited for, over the time.
@@ -127,7 +125,7 @@ fn mean_k(report: &ClusterReport) -> f64 {
     waited / report.end
 }
 
-fn tell(results: &[OracleResult]) -> Findings {
+fn tell(results: &[OracleResult], allowed: f64) -> Findings {
     let figure = Figure::new("What keeps DBW from the best static k")
         .columns(1)
         .subtitle("times to the loss over the best static k's, in the order of the recipe dbw");
@@ -135,8 +133,8 @@ fn tell(results: &[OracleResult]) -> Findings {
     let mut summary =
         Table::new(["grid", "choice", "settings", "within 1.1", "beyond 1.1", "not told", "geometric mean"]);
     let mut count = |grid: &str, choice: &str, over: &[Interval]| {
-        let within = over.iter().filter(|over| over.high <= ALLOWED).count();
-        let beyond = over.iter().filter(|over| over.low > ALLOWED).count();
+        let within = over.iter().filter(|over| over.high <= allowed).count();
+        let beyond = over.iter().filter(|over| over.low > allowed).count();
         let counts =
             [over.len(), within, beyond, over.len() - within - beyond].map(|count| count.to_string());
         let all = mean(over.iter().map(|over| over.middle.ln())).exp();
@@ -171,15 +169,15 @@ fn tell(results: &[OracleResult]) -> Findings {
             let points = (0..).zip(&over).map(|(at, over)| (f64::from(at), over.middle));
             panel.series.push(Series::marked(choice, points));
         }
-        let behind = own.iter().map(OracleResult::over).filter(|[dynamic, ..]| dynamic.low > ALLOWED);
+        let behind = own.iter().map(OracleResult::over).filter(|[dynamic, ..]| dynamic.low > allowed);
         count(grid, "oracle, where DBW is beyond", &behind.map(|over| over[1]).collect::<Vec<_>>());
-        panel.series.push(Series::guide("1.1", [(-1.0, ALLOWED), (own.len() as f64, ALLOWED)]));
+        panel.series.push(Series::guide(allowed.to_string(), [(-1.0, allowed), (own.len() as f64, allowed)]));
         findings.figure = findings.figure.panel(panel.titled(format!("Grid {grid}")));
     }
     for result in results {
         let OracleResult { setting, k, fixed, dynamic, oracle, again, mean_k, by_chance } = result;
         let over = result.over();
-        if over[0].high > ALLOWED {
+        if over[0].high > allowed {
             let told = [setting.label(), k.to_string(), number(mean(fixed.iter().copied()))];
             let over = over.map(|over| over.to_string());
             let by_chance = format!("{} of {}", by_chance.iter().sum::<u8>(), again.len());

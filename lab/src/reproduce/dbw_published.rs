@@ -1,9 +1,11 @@
 //! DBW as published, beside ours.
 
 use crate::plot::{Axis, Figure, Panel, Series};
+use serde::Deserialize;
 use serde_json::json;
 
-use super::dbw::{DbwGrids, settings};
+use super::dbw::{self, DbwGrids, settings};
+use super::settings::Settings;
 use super::tuned::{missed, times};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
@@ -21,13 +23,22 @@ pub(super) const RECIPE: Recipe = Recipe {
     run,
 };
 
-const FORMS: [&str; 2] = ["dbw(choice=published)", "dbw"];
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PublishedGrid {
+    /// The published form, and ours.
+    forms: [String; 2],
+    /// The names of grids of the recipe `dbw`.
+    grids: Vec<String>,
+}
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
-    let file = trial.settings::<DbwGrids>()?;
-    let seeds = file.seeds(trial);
-    let all = settings(&file.grid.grids)?;
-    let forms = [scheme(FORMS[0])?, scheme(FORMS[1])?];
+    let file = trial.settings::<PublishedGrid>()?;
+    let (PublishedGrid { forms: [published, ours], grids }, seeds) = (&file.grid, file.seeds(trial));
+    let mut dbw = Settings::<DbwGrids>::read(dbw::RECIPE.file)?.grid;
+    dbw.grids.retain(|grid| grids.contains(&grid.name));
+    let all = settings(&dbw)?;
+    let forms = [scheme(published)?, scheme(ours)?];
     let mut runs = Vec::new();
     for setting in &all {
         for form in forms {
@@ -39,7 +50,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     let figure = Figure::new("DBW as published, beside ours").columns(1);
     let mut findings =
         Findings::new(figure.subtitle("16 workers, logistic regression; time to the loss over ours"));
-    for grid in &file.grid.grids {
+    for grid in &dbw.grids {
         let heading = ["times", "step", "batch", "published, s", "ours, s", "published over ours"];
         let mut table = Table::new(heading);
         let (mut bars, mut ratios) = (Vec::new(), vec![Vec::new(); seeds.len()]);

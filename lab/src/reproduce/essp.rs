@@ -6,6 +6,7 @@ use serde_json::json;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{Cluster, ClusterReport, Distribution, Factorisation, Shape, Until};
 
+use super::settings::FactorisationSettings;
 use super::tuned::Tuned;
 use super::{Error, Findings, Recipe, Trial, simulate};
 use crate::statistics::{Interval, mean};
@@ -30,6 +31,11 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct EsspGrid {
     workers: usize,
+    compute: String,
+    latency: f64,
+    read_my_writes: bool,
+    #[serde(with = "FactorisationSettings")]
+    factorisation: Shape,
     staleness: Vec<u64>,
     clocks: u64,
     /// The clock, and the second, at which losses are compared: in the middle of the descent.
@@ -38,15 +44,15 @@ struct EsspGrid {
 }
 
 impl EsspGrid {
-    fn cluster(&self, scheme: SchemeConfig, step_size: f32, seed: u64) -> Cluster {
+    fn cluster(&self, scheme: SchemeConfig, step_size: f32, seed: u64) -> Result<Cluster, Error> {
         let mut cluster = Cluster::new(scheme, self.workers, seed);
-        cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
-        cluster.network.latency = Distribution::Constant { seconds: 0.02 };
-        cluster.read_my_writes = true;
-        cluster.problem = Some(Box::new(Factorisation::new(Shape::default(), seed)));
+        cluster.compute = self.compute.parse()?;
+        cluster.network.latency = Distribution::Constant { seconds: self.latency };
+        cluster.read_my_writes = self.read_my_writes;
+        cluster.problem = Some(Box::new(Factorisation::new(self.factorisation, seed)));
         cluster.learning_rate = step_size;
         cluster.until = Until::Clocks(self.clocks);
-        cluster
+        Ok(cluster)
     }
 
     fn at_clock(&self, report: &ClusterReport) -> f64 {
@@ -71,7 +77,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         }
     }
     let reports =
-        simulate("essp", &runs, |(scheme, step_size, seed)| Ok(grid.cluster(*scheme, *step_size, *seed)))?;
+        simulate("essp", &runs, |(scheme, step_size, seed)| grid.cluster(*scheme, *step_size, *seed))?;
     let of_scheme = grid.step_sizes.len() * seeds.len();
     let score = |report: &ClusterReport| grid.at_clock(report);
     let tuned = |own| Tuned::new(&grid.step_sizes, own, &score);

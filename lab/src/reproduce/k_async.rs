@@ -3,7 +3,7 @@
 use crate::plot::{Axis, Figure, Panel, Series};
 use serde::Deserialize;
 use serde_json::json;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
+use slackline::sim::{Cluster, ClusterReport, Until};
 
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::Interval;
@@ -25,6 +25,7 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[serde(deny_unknown_fields)]
 struct KAsyncGrid {
     workers: usize,
+    compute: String,
     versions: u64,
     bound: u64,
     k: Vec<usize>,
@@ -41,7 +42,8 @@ fn bounded_staleness(workers: usize, k: usize, bound: u64) -> (f64, f64) {
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let settings = trial.settings::<KAsyncGrid>()?;
-    let (KAsyncGrid { workers, versions, bound, k }, seeds) = (&settings.grid, settings.seeds(trial));
+    let KAsyncGrid { workers, compute, versions, bound, k } = &settings.grid;
+    let seeds = settings.seeds(trial);
     let items: Vec<(usize, bool)> = k.iter().flat_map(|k| [(*k, false), (*k, true)]).collect();
     let runs: Vec<(usize, bool, u64)> =
         items.iter().flat_map(|(k, is_bounded)| seeds.iter().map(|seed| (*k, *is_bounded, *seed))).collect();
@@ -51,7 +53,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
             true => format!("abs(rule=fixed, k={k}, staleness={bound}, shrink=fixed)"),
         })?;
         let mut cluster = Cluster::new(scheme, *workers, *seed);
-        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.compute = compute.parse()?;
         cluster.until = Until::Versions(*versions);
         Ok(cluster)
     })?;

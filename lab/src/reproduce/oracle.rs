@@ -1,18 +1,25 @@
 //! DBW with nothing to estimate: each version waits for the number of gradients that promises the most per second by
 //! the true gradient, the true noise, the true curvature and the true mean times.
 
-use slackline::sim::{Distribution, Logistic, Problem, Sampler};
+use serde::Deserialize;
+use slackline::sim::{Logistic, Problem, Sampler};
 
-use super::dbw::{EVALUATE_EVERY, N, PENALTY, SLOW_BY, Setting};
+use super::dbw::{DbwGrids, Setting};
 
 /// Purpose of the random streams of times, which are not those of the simulator.
 const TIMES: u64 = 0x6f72_6163;
-/// Draws from which mean times are taken.
-const DRAWS: usize = 4000;
-/// The moments are at most this part of the time so far old, or so many seconds.
-const STALE: f64 = 0.05;
-/// The curvature is that of one example of so many.
-const EVERY: usize = 4;
+
+/// How well the oracle knows the truth.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Oracle {
+    /// Draws from which mean times are taken.
+    draws: usize,
+    /// The moments are at most this part of the time so far old, or so many seconds.
+    stale: f64,
+    /// The curvature is that of one example of so many.
+    every: usize,
+}
 
 /// The rule by which the number of gradients is chosen.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +43,7 @@ struct TrueMoments {
 }
 
 impl TrueMoments {
-    fn at(parameters: &[f32], problem: &Logistic, batch: usize) -> TrueMoments {
+    fn at(parameters: &[f32], problem: &Logistic, batch: usize, penalty: f32, every: usize) -> TrueMoments {
         let (width, count) = (parameters.len(), problem.examples().len());
         let of_examples = |every: usize| {
             problem.examples().step_by(every).map(|(row, class)| {
@@ -46,14 +53,14 @@ impl TrueMoments {
                 (row, -f64::from(class) * wrong, wrong * (1.0 - wrong))
             })
         };
-        let penalty = f64::from(PENALTY);
+        let penalty = f64::from(penalty);
         let mut data = vec![0.0; width];
         for (row, slope, _) in of_examples(1) {
             data.iter_mut().zip(row).for_each(|(sum, x)| *sum += slope * f64::from(*x) / count as f64);
         }
-        let some = count.div_ceil(EVERY) as f64;
+        let some = count.div_ceil(every) as f64;
         let mut hessian = vec![0.0; width * width];
-        for (row, _, bend) in of_examples(EVERY) {
+        for (row, _, bend) in of_examples(every) {
             for (x, sums) in row.iter().zip(hessian.chunks_exact_mut(width)) {
                 let scaled = f64::from(*x) * bend / some;
                 sums.iter_mut().zip(row).for_each(|(sum, y)| *sum += scaled * f64::from(*y));
@@ -65,7 +72,7 @@ impl TrueMoments {
             rows.map(|(at, row)| v(at) * row.iter().enumerate().map(|(to, h)| h * v(to)).sum::<f64>()).sum()
         };
         let mean = |at: usize| data[at] + penalty * f64::from(parameters[at]);
-        let squares = of_examples(EVERY)
+        let squares = of_examples(every)
             .map(|(row, slope, _)| slope * slope * curvature(&|at| f64::from(row[at])) / some)
             .sum::<f64>();
         TrueMoments {
@@ -84,33 +91,35 @@ impl TrueMoments {
 
 /// The times of the workers, whose first half may be slower.
 struct DrawnTimes<'a> {
-    compute: &'a Distribution,
+    setting: &'a Setting<'a>,
     samplers: Vec<Sampler>,
 }
 
 impl DrawnTimes<'_> {
-    fn new(compute: &Distribution, seed: u64) -> DrawnTimes<'_> {
-        let sampler = |worker| Sampler::new(compute, seed, TIMES, worker, N);
-        DrawnTimes { compute, samplers: (0..N).map(sampler).collect() }
+    fn new<'a>(setting: &'a Setting, seed: u64) -> DrawnTimes<'a> {
+        let workers = setting.all.workers;
+        let sampler = |worker| Sampler::new(&setting.compute, seed, TIMES, worker, workers);
+        DrawnTimes { setting, samplers: (0..workers).map(sampler).collect() }
     }
 
     /// A time for each worker, the shortest first.
     fn draw(&mut self, half_is_slow: bool) -> Vec<(f64, usize)> {
-        let factor = |worker| if half_is_slow && worker < N / 2 { SLOW_BY } else { 1.0 };
+        let Setting { all, compute, .. } = self.setting;
+        let factor = |worker| if half_is_slow && worker < all.workers / 2 { all.slow_by } else { 1.0 };
         let drawn = self.samplers.iter_mut().enumerate();
         let mut times: Vec<(f64, usize)> =
-            drawn.map(|(worker, sampler)| (factor(worker) * sampler.draw(self.compute), worker)).collect();
+            drawn.map(|(worker, sampler)| (factor(worker) * sampler.draw(compute), worker)).collect();
         times.sort_by(|a, b| a.0.total_cmp(&b.0));
         times
     }
 
     /// The mean time of the first, of the second, and so on.
-    fn means(&mut self, half_is_slow: bool) -> Vec<f64> {
-        let mut sums = vec![0.0; N];
-        for _ in 0..DRAWS {
+    fn means(&mut self, half_is_slow: bool, draws: usize) -> Vec<f64> {
+        let mut sums = vec![0.0; self.samplers.len()];
+        for _ in 0..draws {
             sums.iter_mut().zip(self.draw(half_is_slow)).for_each(|(sum, (time, _))| *sum += time);
         }
-        sums.into_iter().map(|sum| sum / DRAWS as f64).collect()
+        sums.into_iter().map(|sum| sum / draws as f64).collect()
     }
 }
 
@@ -128,33 +137,39 @@ pub(super) struct Ending {
 
 /// A run that is pushed and interrupted as in the simulator, without a network, so that all workers begin each version
 /// together.
-pub(super) fn arrival(setting: &Setting, rule: OracleRule, seed: u64) -> Ending {
+pub(super) fn arrival(oracle: &Oracle, setting: &Setting, rule: OracleRule, seed: u64) -> Ending {
     let mut problem = setting.problem(seed);
-    let mut pace = DrawnTimes::new(&setting.compute, seed);
-    let means = [false, true]
-        .map(|half_is_slow| DrawnTimes::new(&setting.compute, seed ^ 1 << 32).means(half_is_slow));
+    let Oracle { draws, stale, every } = *oracle;
+    let DbwGrids { workers, evaluate_every, logistic, .. } = setting.all;
+    let moments = |parameters: &[f32], problem: &Logistic| {
+        TrueMoments::at(parameters, problem, setting.batch, logistic.penalty, every)
+    };
+    let mut pace = DrawnTimes::new(setting, seed);
+    let means =
+        [false, true].map(|half_is_slow| DrawnTimes::new(setting, seed ^ 1 << 32).means(half_is_slow, draws));
     let rate = f64::from(setting.rate);
     let mut parameters = problem.initial(seed);
     let (mut gradient, mut sum) = (vec![0.0; parameters.len()], vec![0.0; parameters.len()]);
-    let mut clocks = [0; N];
-    let (mut now, mut point, mut look, mut k, mut waited) = (0.0, 0.0, 0.0, N, 0.0);
+    let mut clocks = vec![0; *workers];
+    let (mut now, mut point, mut look, mut k, mut waited) = (0.0, 0.0, 0.0, *workers, 0.0);
     while now < setting.grid.within {
         if now >= point {
             if problem.evaluate(&parameters).loss <= setting.grid.target {
-                let is_by_chance = TrueMoments::at(&parameters, &problem, setting.batch).fall(rate, k) <= 0.0;
+                let is_by_chance = moments(&parameters, &problem).fall(rate, k) <= 0.0;
                 return Ending { time: now, mean_k: waited / now, is_by_chance };
             }
-            point = ((now / EVALUATE_EVERY).floor() + 1.0) * EVALUATE_EVERY;
+            point = ((now / evaluate_every).floor() + 1.0) * evaluate_every;
         }
         let half_is_slow = setting.times.slowed_at.is_some_and(|at| now >= at);
         match rule {
             OracleRule::Static(fixed) => k = fixed,
             OracleRule::Oracle if now >= look => {
-                let moments = TrueMoments::at(&parameters, &problem, setting.batch);
+                let moments = moments(&parameters, &problem);
                 let gain = |k: &usize| moments.fall(rate, *k) / means[usize::from(half_is_slow)][k - 1];
-                let best = (1..=N).max_by(|a, b| gain(a).total_cmp(&gain(b))).filter(|k| gain(k) > 0.0);
-                k = best.unwrap_or(N);
-                look = now + (STALE * now).max(STALE);
+                let best =
+                    (1..=*workers).max_by(|a, b| gain(a).total_cmp(&gain(b))).filter(|k| gain(k) > 0.0);
+                k = best.unwrap_or(*workers);
+                look = now + (stale * now).max(stale);
             }
             OracleRule::Oracle => {}
         }
@@ -179,9 +194,10 @@ mod tests {
     /// Ten thousand steps from the same parameters, each against the mean of four mini-batches of eight.
     #[test]
     fn moments_promise_what_many_steps_lower_the_loss_by() {
-        let mut problem = Logistic::new(2000, 5, 8, PENALTY, 1);
+        let penalty = 1e-4;
+        let mut problem = Logistic::new(2000, 5, 8, penalty, 1);
         let parameters = [0.5, -0.2, 0.1, 0.3, -0.4];
-        let moments = TrueMoments::at(&parameters, &problem, 8);
+        let moments = TrueMoments::at(&parameters, &problem, 8, penalty, 4);
         let before = problem.evaluate(&parameters).loss;
         let (step_size, k, steps) = (0.2_f32, 4, 10_000);
         let (mut fallen, mut gradient) = (0.0, [0.0; 5]);

@@ -39,8 +39,8 @@ cargo run --release -- sim --reproduce all --docs docs
 
 and one of its sections, with what the first tables tell of it, by the name of the result instead of `all`.
 
-Grids, step sizes, targets and claims of each result lie in `lab/src/reproduce/settings/`, and are written before the
-run; what is the same in all of its runs stands at the top of its file in `lab/src/reproduce/`. Where one was changed,
+The settings of each result (its problem, workers, grids, step sizes, targets and claims) lie in
+`lab/src/reproduce/settings/`, and are written before the run. Where one was changed,
 the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
 paper puts forward, with its figure where it has one), a direction (what else a paper says, without a figure), theory (a
 formula, a bound, arithmetic), or an expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds,

@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slackline::Schedule;
-use slackline::sim::{Cluster, Distribution, Evaluation, Problem, Random, Until};
+use slackline::sim::{Cluster, Evaluation, Problem, Random, Until};
 
 use super::{Error, Findings, Recipe, Trial, scheme};
 use crate::parallel;
@@ -30,10 +29,9 @@ pub(super) const RECIPE: Recipe = Recipe {
     run,
 };
 
-/// The Lipschitz constant of every loss, the largest element of a gradient, and the distance of the optimum.
+/// The Lipschitz constant of every loss, and the largest element of a gradient: features are of length 1.
 const L: f64 = 1.0;
 const G: f64 = 1.0;
-const F: f64 = 1.0;
 
 /// Purposes of random streams.
 const OPTIMUM: u64 = 1;
@@ -44,7 +42,11 @@ const TEST: u64 = 3;
 #[serde(deny_unknown_fields)]
 struct RegretGrid {
     workers: usize,
+    compute: String,
+    schedule: String,
     dimensions: usize,
+    /// The distance of the optimum.
+    distance: f64,
     noise: f64,
     updates: Vec<u64>,
     cases: Vec<RegretCase>,
@@ -67,26 +69,26 @@ impl RegretGrid {
 
     /// The theorem's step size: that of the first update.
     fn sigma(&self, case: &RegretCase) -> f64 {
-        F / (L * (2.0 * (case.staleness + 1) as f64 * self.workers as f64).sqrt())
+        self.distance / (L * (2.0 * (case.staleness + 1) as f64 * self.workers as f64).sqrt())
     }
 
     /// The bound on the regret after so many updates.
     fn bound(&self, case: &RegretCase, updates: u64) -> f64 {
-        let (workers, sigma) = (self.workers as f64, self.sigma(case));
+        let (workers, sigma, distance) = (self.workers as f64, self.sigma(case), self.distance);
         let root = (updates as f64).sqrt();
         let Some(v) = case.value_bound else {
-            return 4.0 * F * L * (2.0 * (case.staleness + 1) as f64 * workers).sqrt() * root;
+            return 4.0 * distance * L * (2.0 * (case.staleness + 1) as f64 * workers).sqrt() * root;
         };
         let stale = 2.0 * L * (self.dimensions as f64).sqrt() * sigma * (workers * workers.sqrt() * v + G);
-        (sigma * L * L + F * F / sigma + stale) * root
+        (sigma * L * L + distance * distance / sigma + stale) * root
     }
 
     fn try_once(&self, case: &RegretCase, seed: u64) -> Result<Tally, Error> {
         let mut cluster = Cluster::new(scheme(&case.scheme)?, self.workers, seed);
-        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.compute = self.compute.parse()?;
         // Each gradient has a weight of one part in the number of workers.
         cluster.learning_rate = (self.sigma(case) * self.workers as f64) as f32;
-        cluster.schedule = Schedule::InverseRoot { updates: 1 };
+        cluster.schedule = self.schedule.parse()?;
         cluster.until = Until::Versions(self.length());
         // Nothing is read off the curve.
         cluster.evaluate_every = Some(1e6);
@@ -120,7 +122,8 @@ struct Online {
 
 impl Online {
     fn new(grid: &RegretGrid, seed: u64, tally: Arc<Mutex<Tally>>) -> Online {
-        let optimum = direction(&mut Random::stream(seed, OPTIMUM, 0), grid.dimensions);
+        let towards = direction(&mut Random::stream(seed, OPTIMUM, 0), grid.dimensions);
+        let optimum = towards.into_iter().map(|element| grid.distance * element).collect();
         Online { seed, optimum, noise: grid.noise, points: grid.updates.clone(), tally }
     }
 
@@ -204,7 +207,7 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
         let bound = grid.bound(case, length);
         let part = largest(&mut at(last).into_iter()) / bound;
         let growth = Interval::of_ratio(&at(last), &at(quarter));
-        let farthest = largest(&mut own.iter().map(|tally| tally.farthest)) / (F * F);
+        let farthest = largest(&mut own.iter().map(|tally| tally.farthest)) / grid.distance.powi(2);
         let name = case.scheme.split('(').next().unwrap_or_default();
         let label = format!("s = {}", case.staleness);
         let label = if case.value_bound.is_some() { String::new() } else { label };

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use slackline::sim::{Logistic, Shape};
 
 use super::claims::Claim;
 
@@ -26,6 +27,36 @@ pub(super) struct Settings<Grid = IgnoredAny> {
     /// The runs on real processes.
     #[serde(default)]
     pub(super) real: Vec<super::twin::Twin>,
+}
+
+/// Logistic regression on synthetic examples, as the files of recipes have it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct LogisticSettings {
+    examples: usize,
+    features: usize,
+    pub(super) penalty: f32,
+    /// The seed from which the examples are drawn; the seeds of runs change their order.
+    data_seed: u64,
+}
+
+impl LogisticSettings {
+    pub(super) fn with_batches_of(&self, batch: usize) -> Logistic {
+        Logistic::new(self.examples, self.features, batch, self.penalty, self.data_seed)
+    }
+}
+
+/// Matrix factorisation, as the files of recipes have it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, remote = "Shape")]
+pub(super) struct FactorisationSettings {
+    rows: usize,
+    columns: usize,
+    rank: usize,
+    known: usize,
+    noise: f64,
+    batch: usize,
+    penalty: f32,
 }
 
 fn one() -> u64 {
