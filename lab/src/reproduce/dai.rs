@@ -22,8 +22,7 @@ pub(super) const RECIPE: Recipe = Recipe {
               the same for all readers. Softmax regression is convex. With one step size for all, depth decides, \
               as the paper has it: 0.1 is a small part of what a shallow network bears without delay, and all that \
               the deepest does. Where each case has its own best step size the shallow ones are slowed down no \
-              less. Momentum and Adam suffer more either way; without delay their best step size is an end of the \
-              grid, so that their slowdowns are told too small. A run that does not get there counts as one that \
+              less. Momentum and Adam suffer more either way. A run that does not get there counts as one that \
               does at the last round, so that large slowdowns are told too small.",
     run,
 };

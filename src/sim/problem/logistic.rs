@@ -1,7 +1,6 @@
 //! Two classes, told apart by a line.
 
 use std::mem;
-use std::ops::Range;
 
 use super::{DATA, Evaluation, Problem, batch};
 use crate::sim::Random;
@@ -16,8 +15,6 @@ pub struct Logistic {
     penalty: f32,
     train: Examples,
     test: Examples,
-    /// Each worker has one of so many parts of the examples.
-    parts: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -43,33 +40,13 @@ impl Logistic {
         let hidden: Vec<f64> = (0..features).map(|_| scale * random.normal()).collect();
         let train = Examples::draw(examples, &hidden, &mut random);
         let test = Examples::draw(examples.div_ceil(2), &hidden, &mut random);
-        Logistic { seed, features, batch, penalty, train, test, parts: 1 }
+        Logistic { seed, features, batch, penalty, train, test }
     }
 
     /// The same examples, drawn into mini-batches in the order of another seed.
     pub fn in_order(mut self, seed: u64) -> Logistic {
         self.seed = seed;
         self
-    }
-
-    /// The same examples, sorted by class and dealt out: worker `i` draws from part `i` of `workers` equal parts (at
-    /// least 1, at most as many as there are examples), so that most workers know one class alone.
-    pub fn sorted(mut self, workers: usize) -> Logistic {
-        let features = self.features;
-        let mut order: Vec<usize> = (0..self.train.classes.len()).collect();
-        order.sort_by(|one, other| self.train.classes[*one].total_cmp(&self.train.classes[*other]));
-        let row = |index: &usize| &self.train.features[index * features..][..features];
-        let rows = order.iter().flat_map(row).copied().collect();
-        let classes = order.iter().map(|index| self.train.classes[*index]).collect();
-        self.train = Examples::new(rows, classes);
-        self.parts = workers.clamp(1, self.train.classes.len());
-        self
-    }
-
-    /// The examples that a worker draws from.
-    fn part(&self, worker: usize) -> Range<usize> {
-        let (count, part) = (self.train.classes.len(), worker % self.parts);
-        count * part / self.parts..count * (part + 1) / self.parts
     }
 
     /// The same problem with feature `i`, counted from 1, made smaller by `i` to the power of `decay`: as
@@ -208,10 +185,10 @@ impl Problem for Logistic {
             *gradient = self.penalty * parameter;
             sum += f64::from(0.5 * self.penalty * parameter * parameter);
         }
-        let (share, own) = (1.0 / self.batch as f32, self.part(worker));
+        let (share, count) = (1.0 / self.batch as f32, self.train.classes.len() as u64);
         let mut losses = Losses::none();
         for _ in 0..self.batch {
-            let index = own.start + random.below(own.len() as u64) as usize;
+            let index = random.below(count) as usize;
             let (row, margin) = self.train.margin(index, parameters);
             losses.add(margin);
             let slope = -share * self.train.classes[index] / (1.0 + margin.exp());
@@ -241,24 +218,6 @@ impl Problem for Logistic {
 mod tests {
     use super::*;
 
-    /// Over all parts the mean gradient is that of all examples; within most parts all examples are of one class.
-    #[test]
-    fn sorted_examples_are_the_same_ones_dealt_out_by_class() {
-        let (workers, at) = (4, [0.3, -0.2]);
-        let whole = Logistic::new(40, 2, 1, 0.0, 5);
-        let dealt = whole.clone().sorted(workers);
-        let (mut one, mut other) = (whole.clone(), dealt.clone());
-        assert!((one.evaluate(&at).loss - other.evaluate(&at).loss).abs() < 1e-12, "the same examples");
-        let parts = (0..workers).map(|worker| dealt.part(worker)).collect::<Vec<_>>();
-        assert_eq!(parts, [0..10, 10..20, 20..30, 30..40]);
-        let mixed = parts.into_iter().filter(|part| {
-            let classes = &dealt.train.classes[part.clone()];
-            classes.iter().any(|class| *class != classes[0])
-        });
-        assert!(mixed.count() <= 1, "one border between two classes");
-        assert_eq!(whole.part(3), 0..40);
-    }
-
     #[test]
     fn losses_of_many_margins_are_the_sum_of_each() {
         let margins: Vec<f32> = (0..3 * AT_ONCE as i32).map(|index| 0.1 * (index - 700) as f32).collect();
@@ -271,7 +230,7 @@ mod tests {
 
     #[test]
     fn margins_of_many_examples_are_those_of_each_to_the_bit() {
-        let problem = Logistic::new(37, 5, 1, 0.0, 5).narrowed(0.5).sorted(2);
+        let problem = Logistic::new(37, 5, 1, 0.0, 5).narrowed(0.5);
         let (at, first) = ([0.3, -0.2, 1.5, -7.0, 0.01], 4);
         let mut many = [0.0; 30];
         problem.train.margins(first, &at, &mut many);
