@@ -115,6 +115,13 @@ impl Digits {
     }
 }
 
+impl Digits {
+    /// The number of examples to learn from, of all workers together.
+    pub fn examples(&self) -> usize {
+        self.split.train.rows()
+    }
+}
+
 impl Problem for Digits {
     fn parameters(&self) -> usize {
         self.spec.parameters()

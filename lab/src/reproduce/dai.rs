@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use slackline::{
     AdamParameters, Optimizer,
-    sim::{Cluster, ClusterReport, Distribution, Until},
+    sim::{Cluster, ClusterReport, Until},
 };
 
 use super::tuned::{Tuned, missed};
@@ -28,9 +28,13 @@ pub(super) const RECIPE: Recipe = Recipe {
 };
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct DaiGrid {
     workers: usize,
+    /// The time of a round.
+    compute: String,
+    batch: usize,
+    evaluate_every: f64,
     /// From 0 on.
     delays: Vec<u64>,
     width: usize,
@@ -83,13 +87,13 @@ fn run(trial: &Trial) -> Result<Findings, Error> {
     let reports = simulate("dai", &runs, |(kind, delay, step_size, seed)| {
         let name = format!("delay(staleness={delay}, seed={seed})");
         let mut cluster = Cluster::new(scheme(&name)?, grid.workers, *seed);
-        // A round is a second.
-        cluster.compute = Distribution::Constant { seconds: 1.0 };
-        cluster.problem = Some(Box::new(Digits::tower(kind.depth, grid.width, grid.workers, 32, *seed)?));
+        cluster.compute = grid.compute.parse()?;
+        let tower = Digits::tower(kind.depth, grid.width, grid.workers, grid.batch, *seed)?;
+        cluster.problem = Some(Box::new(tower));
         cluster.optimizer = kind.optimizer.optimizer();
         cluster.learning_rate = *step_size;
         cluster.until = Until::Loss { target: grid.target, within: grid.rounds };
-        cluster.evaluate_every = Some(4.0);
+        cluster.evaluate_every = Some(grid.evaluate_every);
         Ok(cluster)
     })?;
     let figure = Figure::new("What delay costs")

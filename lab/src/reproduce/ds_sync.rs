@@ -121,6 +121,11 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct DsSyncGrid {
+    /// Hidden units of the perceptron.
+    hidden: usize,
+    batch: usize,
+    momentum: f32,
+    evaluate_every: f64,
     step_sizes: Vec<f32>,
     epochs: u64,
     /// BSP and DS-Sync by turns.
@@ -129,6 +134,8 @@ struct DsSyncGrid {
     bandwidth: f64,
     latency: f64,
     counts: Vec<usize>,
+    /// Seconds of computing in a run that is timed.
+    computing: f64,
     /// Of each run that is timed.
     rounds: u64,
 }
@@ -139,9 +146,6 @@ struct Pairing {
     workers: usize,
     scheme: String,
 }
-
-const BATCH: usize = 16;
-const EXAMPLES: u64 = 1437;
 
 fn run(trial: &Trial) -> Result<Findings, Error> {
     let settings = trial.settings::<DsSyncGrid>()?;
@@ -164,11 +168,12 @@ fn learn(grid: &DsSyncGrid, seeds: &[u64], findings: &mut Findings) -> Result<Pa
     let reports = simulate("ds-sync: learning", &runs, |(kind, step_size, seed)| {
         let Pairing { workers, scheme: text } = kind;
         let mut cluster = Cluster::new(scheme(text)?, *workers, *seed);
-        cluster.problem = Some(Box::new(Digits::new(ModelKind::Mlp, 64, *workers, BATCH, *seed)?));
-        cluster.optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
+        let problem = Digits::new(ModelKind::Mlp, grid.hidden, *workers, grid.batch, *seed)?;
+        cluster.until = Until::Clocks(grid.epochs * (problem.examples() / (grid.batch * *workers)) as u64);
+        cluster.problem = Some(Box::new(problem));
+        cluster.optimizer = Optimizer::Momentum { momentum: grid.momentum, weight_decay: 0.0 };
         cluster.learning_rate = *step_size;
-        cluster.until = Until::Clocks(grid.epochs * (EXAMPLES / (BATCH * *workers) as u64));
-        cluster.evaluate_every = Some(8.0);
+        cluster.evaluate_every = Some(grid.evaluate_every);
         Ok(cluster)
     })?;
     let mut table = Table::new(["workers", "scheme", "step size", "accuracy", "loss"]);
@@ -216,7 +221,7 @@ fn talk(grid: &DsSyncGrid, seed: u64, findings: &mut Findings) -> Result<Panel, 
     }
     let timed = simulate("ds-sync: time", &cells, |(workers, name)| {
         let mut cluster = Cluster::new(scheme(name)?, *workers, seed);
-        cluster.compute = Distribution::Constant { seconds: 1.0 };
+        cluster.compute = Distribution::Constant { seconds: grid.computing };
         cluster.network.latency = Distribution::Constant { seconds: grid.latency };
         cluster.network.worker_bandwidth = Some(grid.bandwidth);
         cluster.network.server_bandwidth = Some(grid.bandwidth);
@@ -242,7 +247,7 @@ fn talk(grid: &DsSyncGrid, seed: u64, findings: &mut Findings) -> Result<Panel, 
     ];
     let mut table = Table::new(heading);
     // To the end of the last round, with all that it moves.
-    let talk = |report: &ClusterReport| report.end / grid.rounds as f64 - 1.0;
+    let talk = |report: &ClusterReport| report.end / grid.rounds as f64 - grid.computing;
     let mut panel = Panel::new(Axis::log("workers"), Axis::log("communication per clock, s"));
     let mut series: [Vec<(f64, f64)>; 3] = Default::default();
     let mut before: Option<f64> = None;

@@ -2,16 +2,14 @@
 
 use serde::Deserialize;
 use serde_json::json;
-use slackline::sim::{Cluster, ClusterReport, Collective, Distribution, Logistic, Racks, Until};
+use slackline::sim::{Cluster, ClusterReport, Collective, Distribution, Racks, Until};
 
+use super::settings::LogisticSettings;
 use super::tuned::{Tuned, missed};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::plot::{Axis, Figure, Panel, Series};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-/// The seed from which the examples are drawn.
-const DATA: u64 = 1;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "ds-sync-network",
@@ -43,7 +41,12 @@ struct RacksGrid {
     schemes: Vec<Rival>,
     /// Of each run that is timed.
     rounds: u64,
+    /// Seconds of computing in a run that is timed, and their distribution in one that learns.
+    computing: f64,
+    compute: String,
+    logistic: LogisticSettings,
     batch: usize,
+    evaluate_every: f64,
     step_sizes: Vec<f32>,
     target: f64,
     within: f64,
@@ -127,7 +130,7 @@ fn talk(grid: &RacksGrid, seed: u64, findings: &mut Findings) -> Result<Panel, E
     let cells: Vec<_> = cells(grid).collect();
     let reports = simulate("ds-sync-network: time", &cells, |(setting, rival)| {
         let mut cluster = grid.cluster(setting, rival, seed)?;
-        cluster.compute = Distribution::Constant { seconds: 0.1 };
+        cluster.compute = Distribution::Constant { seconds: grid.computing };
         cluster.until = Until::Clocks(grid.rounds + 1);
         Ok(cluster)
     })?;
@@ -138,8 +141,9 @@ fn talk(grid: &RacksGrid, seed: u64, findings: &mut Findings) -> Result<Panel, E
     let mut bars: Vec<Vec<(f64, f64)>> = vec![Vec::new(); grid.schemes.len()];
     for (index, (setting, own)) in grid.settings.iter().zip(reports.chunks(grid.schemes.len())).enumerate() {
         // Until the slowest has made its next step: computing takes a part in each of the steps and in no average.
-        let talk =
-            |report: &ClusterReport| (report.end - 0.1 * (grid.rounds + 1) as f64) / grid.rounds as f64;
+        let talk = |report: &ClusterReport| {
+            (report.end - grid.computing * (grid.rounds + 1) as f64) / grid.rounds as f64
+        };
         let times: Vec<f64> = own.iter().map(talk).collect();
         table.row(std::iter::once(setting.name.clone()).chain(times.iter().map(|time| format!("{time:.3}"))));
         for (rival, (time, bars)) in grid.schemes.iter().zip(times.iter().zip(&mut bars)) {
@@ -170,11 +174,11 @@ fn learn(grid: &RacksGrid, seeds: &[u64], findings: &mut Findings) -> Result<Pan
     }
     let reports = simulate("ds-sync-network: learning", &runs, |(setting, rival, step_size, seed)| {
         let mut cluster = grid.cluster(setting, rival, *seed)?;
-        cluster.compute = Distribution::Uniform { from: 0.098, to: 0.102 };
-        cluster.problem = Some(Box::new(Logistic::new(2000, 20, grid.batch, 1e-4, DATA).in_order(*seed)));
+        cluster.compute = grid.compute.parse()?;
+        cluster.problem = Some(Box::new(grid.logistic.with_batches_of(grid.batch).in_order(*seed)));
         cluster.learning_rate = *step_size;
         cluster.until = Until::Loss { target: grid.target, within: grid.within };
-        cluster.evaluate_every = Some(0.5);
+        cluster.evaluate_every = Some(grid.evaluate_every);
         Ok(cluster)
     })?;
     let score = |report: &ClusterReport| report.reached.unwrap_or(grid.within);

@@ -5,20 +5,13 @@ use crate::problem::Digits;
 use serde::Deserialize;
 use serde_json::json;
 use slackline::Optimizer;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Logistic, Problem, Quadratic, Until};
+use slackline::sim::{Cluster, ClusterReport, Distribution, Problem, Quadratic, Until};
 
+use super::settings::LogisticSettings;
 use super::tuned::{Tuned, missed};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
 use crate::statistics::{Interval, mean};
 use crate::table::{Table, number};
-
-const WORKERS: usize = 16;
-/// The seed from which the examples are drawn.
-const DATA: u64 = 1;
-const SLOW: f64 = 4.0;
-const BYTES: u64 = 1_000_000;
-/// Bytes per second of the narrow network.
-const NARROW: f64 = 10e6;
 
 pub(super) const RECIPE: Recipe = Recipe {
     name: "losing",
@@ -40,6 +33,16 @@ pub(super) const RECIPE: Recipe = Recipe {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct LosingGrid {
+    workers: usize,
+    compute: String,
+    /// The factor by which a slow worker is slower.
+    slow_by: f64,
+    message_bytes: u64,
+    /// Bytes per second of the narrow network.
+    narrow: f64,
+    logistic: LogisticSettings,
+    /// The number of parameters of a quadratic.
+    quadratic: usize,
     step_sizes: Vec<f32>,
     target: f64,
     within: f64,
@@ -92,16 +95,6 @@ enum Learns {
     SortedDigits,
 }
 
-impl Learns {
-    fn problem(self, batch: usize, seed: u64) -> Result<Box<dyn Problem>, Error> {
-        Ok(match self {
-            Learns::Logistic => Box::new(Logistic::new(2000, 20, batch, 1e-4, DATA).in_order(seed)),
-            Learns::Quadratic(condition) => Box::new(Quadratic::new(20, condition, 0.0, seed)),
-            Learns::SortedDigits => Box::new(Digits::sorted(WORKERS, batch, seed)?),
-        })
-    }
-}
-
 impl Case {
     fn step_sizes<'a>(&'a self, grid: &'a LosingGrid) -> &'a [f32] {
         self.step_sizes.as_ref().unwrap_or(&grid.step_sizes)
@@ -115,21 +108,29 @@ impl Case {
         self.within.unwrap_or(grid.within)
     }
 
+    fn problem(&self, grid: &LosingGrid, seed: u64) -> Result<Box<dyn Problem>, Error> {
+        Ok(match self.learns {
+            Learns::Logistic => Box::new(grid.logistic.with_batches_of(self.batch).in_order(seed)),
+            Learns::Quadratic(condition) => Box::new(Quadratic::new(grid.quadratic, condition, 0.0, seed)),
+            Learns::SortedDigits => Box::new(Digits::sorted(grid.workers, self.batch, seed)?),
+        })
+    }
+
     fn cluster(&self, grid: &LosingGrid, text: &str, step_size: f32, seed: u64) -> Result<Cluster, Error> {
-        let mut cluster = Cluster::new(scheme(text)?, WORKERS, seed);
-        cluster.compute = Distribution::Uniform { from: 0.98, to: 1.02 };
+        let mut cluster = Cluster::new(scheme(text)?, grid.workers, seed);
+        cluster.compute = grid.compute.parse()?;
         if self.slow {
-            cluster.factors = vec![SLOW];
+            cluster.factors = vec![grid.slow_by];
         }
         if self.narrow {
-            cluster.network.server_bandwidth = Some(NARROW);
-            cluster.network.message_bytes = Some(BYTES);
+            cluster.network.server_bandwidth = Some(grid.narrow);
+            cluster.network.message_bytes = Some(grid.message_bytes);
         }
         cluster.network.latency = Distribution::Constant { seconds: self.latency };
         if let Some(momentum) = self.momentum {
             cluster.optimizer = Optimizer::Momentum { momentum, weight_decay: 0.0 };
         }
-        cluster.problem = Some(self.learns.problem(self.batch, seed)?);
+        cluster.problem = Some(self.problem(grid, seed)?);
         cluster.learning_rate = step_size;
         cluster.until = Until::Loss { target: self.target(grid), within: self.within(grid) };
         Ok(cluster)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::json;
-use slackline::sim::{Cluster, ClusterReport, Distribution, Until};
+use slackline::sim::{Cluster, ClusterReport, Until};
 
 use super::tuned::Tuned;
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};
@@ -45,6 +45,7 @@ struct ShardsGrid {
     #[serde(default)]
     examples: Option<usize>,
     workers: usize,
+    compute: String,
     batch: usize,
     step_sizes: Vec<f32>,
     /// The first is what the others are compared with.
@@ -95,7 +96,7 @@ impl ShardsGrid {
         let spec = spec.map_err(DigitsError::from)?;
         let problem = Digits::of(Arc::clone(split), spec, shards, self.workers, self.batch, seed)?;
         cluster.problem = Some(Box::new(problem));
-        cluster.compute = Distribution::Exponential { mean: 1.0 };
+        cluster.compute = self.compute.parse()?;
         cluster.learning_rate = step_size;
         let rounds = kind.gradients / u64::from(scheme.local_steps());
         cluster.until =
