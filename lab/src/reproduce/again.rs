@@ -158,11 +158,9 @@ impl Again {
 
 impl Outcome {
     /// Takes note of how often its claims held again: one that held by chance is told as that. Runs of another form
-    /// of the result, whose claims or first verdicts were others, say nothing of this one.
+    /// of the result say nothing of this one.
     pub fn held(&mut self, again: Again) {
-        let tried = self.checks.iter().filter(|check| check.verdict != Verdict::Untried);
-        let first = tried.map(|check| (check.claim.name.as_str(), check.verdict));
-        if !first.eq(again.claims.iter().map(|claim| (claim.name.as_str(), claim.first))) {
+        if !again.is_of(self) {
             return;
         }
         for claim in again.claims.iter().filter(|claim| again.was_chance(claim)) {

@@ -16,10 +16,11 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "bap-network",
     title: "BAP hides communication",
     file: include_str!("settings/bap-network.toml"),
-    remarks: "Where workers are even and the network is no slower than they are, one clock of run-ahead hides all of \
-              it, and more hides nothing more: so the rule is s = communication over computing, rounded up. Perfect \
-              overlap of the two gives at most twice the clocks, which is the upper end of the paper's range. What is \
-              left of that at the loss depends on the step size, which stale gradients bear less of.",
+    remarks: "Where workers are even and the network is no slower than they are, one clock of run-ahead hides \
+              nearly all of it, and more hides next to nothing more: so the rule is s = communication over \
+              computing, rounded up. Perfect overlap of the two gives at most twice the clocks, which is the \
+              upper end of the paper's range. What is left of that at the loss depends on the step size, which \
+              stale gradients bear less of.",
     run,
 };
 

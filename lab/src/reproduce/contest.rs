@@ -16,13 +16,13 @@ pub(super) const VAP: Recipe = Recipe {
     title: "VAP is as costly as lock step",
     file: include_str!("settings/vap.toml"),
     remarks: "A tight bound lets one update of each worker through at a time: its workers wait as long as \
-              those of lock step, within two hundredths of the time. A wide one lets all through; the wait \
+              those of lock step, and longer where a round trip is long. A wide one lets all through; the wait \
               that is left is one round trip for each clock, because a worker here has one update on its way \
               at most. After 60 s only the tight bound is behind SSP(4), and neither is behind ESSP(4): that \
               VAP cannot be had in practice is a matter of what it takes to know the sums, which a simulator \
               knows for nothing, and not of the loss per second. It loses where a round trip is long. ESSP \
-              does not lose in the narrow network, whose 20 messages a second are room enough for the 16 \
-              that it pushes at each clock.",
+              does not lose in the narrow network, whose 20 messages a second are room enough for the 16 that \
+              it pushes at each clock.",
     run: |trial| run(trial, "vap", "VAP, SSP and ESSP"),
 };
 
@@ -31,14 +31,15 @@ pub(super) const ESSP: Recipe = Recipe {
     title: "ESSP on uneven workers, shared links and larger tables",
     file: include_str!("settings/essp-settings.toml"),
     remarks: "With a bound of 8 pushing is ahead in most settings, also where it fills the link, because \
-              copies of SSP are up to 8 clocks old there. With a bound of 2 it is not: SSP's copies are \
-              fresh at every second or third clock, bear the larger steps, and are ahead wherever the matrix \
-              is small. Where all workers are even none ever comes to its bound, and runs of ESSP with \
-              different bounds are one and the same; where times are uneven a large bound lets workers run \
-              ahead, and hurts ESSP, too. Where paces differ the slow workers decide, and the two are not \
-              told apart. A link for 4 messages a second does not make ESSP lose, since a copy is not pushed \
-              to a worker while the one before is on its way: pushes become fewer. The setting in which it \
-              does lose is among those where [each scheme must lose](#losing).",
+              copies of SSP are up to 8 clocks old there. With a bound of 2 it is not: SSP's copies are fresh \
+              at every second or third clock, and where the matrix is small it is ahead or not told apart. \
+              Where all workers are even none ever comes to its bound, and runs of ESSP with different bounds \
+              are one and the same; where times are uneven a large bound lets workers run ahead, and hurts \
+              ESSP, too. Where paces differ the slow workers decide, and the two are not told apart. A link \
+              for 4 messages a second does not make ESSP lose with a bound of 8, since a copy is not pushed to \
+              a worker while the one before is on its way: pushes become fewer. With a bound of 2, of which \
+              nothing was claimed, it is a little behind there. The setting in which it surely loses is among \
+              those where [each scheme must lose](#losing).",
     run: |trial| run(trial, "essp-settings", "SSP and ESSP in other settings"),
 };
 

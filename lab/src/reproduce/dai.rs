@@ -18,12 +18,13 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "dai",
     title: "Depth and momentum suffer from delay",
     file: include_str!("settings/dai.toml"),
-    remarks: "The paper draws a delay for every pair of an update and a reader; here one is drawn for each update, \
-              the same for all readers. Softmax regression is convex. With one step size for all, depth decides, \
-              as the paper has it: 0.1 is a small part of what a shallow network bears without delay, and all that \
-              the deepest does. Where each case has its own best step size the shallow ones are slowed down no \
-              less. Momentum and Adam suffer more either way. A run that does not get there counts as one that \
-              does at the last round, so that large slowdowns are told too small.",
+    remarks: "The paper draws a delay for every pair of an update and a reader; here one is drawn for each \
+              update, the same for all readers. Softmax regression is convex. With one step size for all, \
+              depth decides, as the paper has it: 0.1 is a small part of what a shallow network bears without \
+              delay, and the best step size of the deepest. Where each case has its own best step size the \
+              shallow ones are slowed down no less. Momentum and Adam suffer more either way. A run that does \
+              not get there counts as one that does at the last round, so that large slowdowns are told too \
+              small.",
     run,
 };
 

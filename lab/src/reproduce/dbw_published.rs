@@ -16,10 +16,10 @@ pub(super) const RECIPE: Recipe = Recipe {
     title: "DBW as published, beside ours",
     file: include_str!("settings/dbw-published.toml"),
     remarks: "Neither form is the better one. Where times are exponential and steps small, one gradient or a \
-              few are enough: there the published form is up to 37 times slower, and with the step size 0.1 \
-              it is hardly ever there in time. Where steps are large and batches small, and nearly all are \
-              worth waiting for, it is up to nine times faster, and ours often does not get there at all. The \
-              body of the paper was not at hand: whether its experiments behave like this is not known.",
+              few are enough: there the published form is many times slower, and with the smallest steps it is \
+              hardly ever there in time. Where steps are large and batches small, and nearly all are worth \
+              waiting for, it is several times faster, and ours often does not get there at all. The body of \
+              the paper was not at hand: whether its experiments behave like this is not known.",
     run,
 };
 

@@ -15,14 +15,13 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "ds-sync-network",
     title: "DS-Sync where the network is the bottleneck",
     file: include_str!("settings/ds-sync-network.toml"),
-    remarks: "Groups of one worker per rack load the links of racks with four rings where a ring of all \
-              loads them with one: by turns with groups within racks (digits) they are behind the better \
-              all-reduce wherever those links are the bottleneck, and so are random groups. Groups that \
-              cross racks in one round of 32 (near-31) are ahead of both, and in one of eight (near-7) where \
-              the bottleneck is narrow or shared; so is a mean of all after eight steps of each (period-8), \
-              which needs no groups. Against one slow link groups help little: its worker is in one in every \
-              round. Up to 81 % of the time are saved, and not 94 %; narrower links of racks would save \
-              more.",
+    remarks: "Groups of one worker per rack load the links of racks with four rings where a ring of all loads \
+              them with one: by turns with groups within racks (digits) they are behind the better all-reduce \
+              where those links are the bottleneck, though not surely so with other seeds, and so are random \
+              groups. Groups that cross racks in one round after 31 within them (near-31) are ahead of both, \
+              and in one after 7 (near-7) where the bottleneck is narrow or shared; so is a mean of all after \
+              eight steps of each (period-8), which needs no groups. Against one slow link groups help little: \
+              its worker is in one in every round. The most that is saved is less than the 94 % of the paper.",
     run,
 };
 

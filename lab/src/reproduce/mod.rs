@@ -293,6 +293,28 @@ mod tests {
         assert_eq!(text.lines().count(), 8, "{text}");
     }
 
+    /// The numbers of a text, without the marks that part thousands; a point at the end is that of the sentence.
+    fn numbers(text: &str) -> Vec<String> {
+        let text = text.replace(['_', ','], "");
+        let tokens =
+            text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|token| token.trim_matches('.'));
+        tokens.filter(|token| !token.is_empty()).map(str::to_owned).collect()
+    }
+
+    /// What was measured stands in tables, which are written with the record.
+    #[test]
+    fn remarks_have_numbers_of_settings_and_digits_only() {
+        let mut found = 0;
+        for recipe in RECIPES {
+            let settings = numbers(recipe.file);
+            for number in numbers(recipe.remarks) {
+                assert!(number.len() == 1 || settings.contains(&number), "{}: {number}", recipe.name);
+                found += 1;
+            }
+        }
+        assert!(found > 40, "{found}");
+    }
+
     #[test]
     fn every_file_of_settings_reads_and_names_its_checks_once() {
         for recipe in RECIPES {

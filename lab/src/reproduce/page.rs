@@ -1,13 +1,12 @@
 //! The page with all reproductions.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::claims::{Against, Check, Verdict, count, table};
-use super::settings::from_toml;
+use super::settings::{Settings, from_toml};
 use super::{Again, Error, Outcome, Recipe};
 use crate::table::Table;
 
@@ -30,7 +29,8 @@ const METHOD: &str = "\
 Every figure in the tables of this page was computed by the simulator: the scheme objects that `slackline train` runs,
 real gradients of small real problems, virtual time. [The simulator held to real processes](reproductions-real.md) says
 how far that can be trusted. Each section has its command; the same command gives the same figures to the last digit.
-The paragraphs behind a table, which explain it and tell of earlier forms, were written by hand, with their figures. The
+The paragraphs behind a table were written by hand. Those that explain it have the numbers of settings and none that was
+measured; those of earlier forms have figures of programs that are no more, which the history of the project holds. The
 whole page, with its plots and [records](records/), is written by
 
 ```sh
@@ -40,8 +40,8 @@ cargo run --release -- sim --reproduce all --docs docs
 and one of its sections, with what the first tables tell of it, by the name of the result instead of `all`.
 
 The settings of each result (its problem, workers, grids, step sizes, targets and claims) lie in
-`lab/src/reproduce/settings/`, and are written before the run. Where one was changed,
-the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
+`lab/src/reproduce/settings/`, and are written before the run, but for the statements on real processes (`race.toml`),
+which were written after theirs. Where one was changed, the section says what it was, what came of it, and why. A claim is *held against* a headline (a result that a
 paper puts forward, with its figure where it has one), a direction (what else a paper says, without a figure), theory (a
 formula, a bound, arithmetic), or an expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds,
 paired by seed where two schemes are compared); a claim holds if the whole interval lies in its range, so \"faster\"
@@ -66,8 +66,6 @@ as \"chance\" in all tables, and counts as one that differs. Beside a claim stan
 #[derive(Deserialize)]
 struct Advice {
     line: Vec<Line>,
-    /// Results that were not run with other seeds, with the minutes of one processor that ten such runs take.
-    too_long: BTreeMap<String, f64>,
 }
 
 #[derive(Deserialize)]
@@ -98,8 +96,13 @@ impl Part {
     pub fn kept(recipe: &'static Recipe, record: &Value, again: Option<Again>, page: &str) -> Option<Part> {
         let checks = record["checks"].as_array()?.iter().map(Check::read).collect::<Option<_>>()?;
         let (_, text) = page.split_once(&format!("\n## {}\n", recipe.name))?;
-        let text = text.split("\n## ").next()?.trim_end_matches('\n');
-        let section = format!("\n## {}\n{text}\n", recipe.name);
+        let text = text.split("\n## ").next()?;
+        // The tables stay as they are, and what explains them is that of today.
+        let last = text.rfind("\n|")? + 1;
+        let end = text[last..].find('\n').map_or(text.len(), |length| last + length);
+        let settings: Settings = Settings::read(recipe.file).ok()?;
+        let explained = explained(recipe, settings.earlier.as_deref());
+        let section = format!("\n## {}\n{}\n{explained}", recipe.name, &text[..end]);
         Some(Part { recipe, checks, section, again })
     }
 }
@@ -113,7 +116,7 @@ impl Part {
 pub fn page(parts: &[Part], real: &[String]) -> Result<String, Error> {
     let mut page = HEAD.to_owned() + &advice(parts, real)? + "\n" + METHOD;
     page += &overview(parts);
-    let _ = write!(page, "\n## With other seeds\n\n{OTHER_SEEDS}\n{}", repeated(parts)?);
+    let _ = write!(page, "\n## With other seeds\n\n{OTHER_SEEDS}\n{}", repeated(parts));
     let _ = write!(page, "\n## The headlines of the papers\n\n{}", headlines(parts));
     parts.iter().for_each(|part| page += &part.section);
     Ok(page)
@@ -162,30 +165,20 @@ fn overview(parts: &[Part]) -> String {
 }
 
 /// What came of runs with other seeds, and the results that were not run with any.
-fn repeated(parts: &[Part]) -> Result<String, Error> {
-    let Advice { too_long, .. } = from_toml(ADVICE)?;
+fn repeated(parts: &[Part]) -> String {
     let mut table =
         Table::new(["result", "runs", "\"yes\" that is kept", "chance", "differs at first, and holds in"]);
     let mut others = Vec::new();
     for Part { recipe, again, .. } in parts {
-        let name = recipe.name;
         match again {
-            Some(again) => table.row([format!("[{name}](#{name})")].into_iter().chain(again.cells())),
-            None => others.push(match too_long.get(name) {
-                Some(minutes) => format!("{name} ({minutes} min)"),
-                None => name.to_owned(),
-            }),
+            Some(again) => table.row([format!("[{0}](#{0})", recipe.name)].into_iter().chain(again.cells())),
+            None => others.push(recipe.name),
         }
     }
-    let text = match others.is_empty() {
-        true => String::new(),
-        false => {
-            let others = others.join(", ");
-            wrapped(&format!("Not tried, with the time that ten runs take on one processor: {others}."))
-                + "\n"
-        }
-    };
-    Ok(format!("{}\n{text}", table.markdown()))
+    match others.is_empty() {
+        true => table.markdown(),
+        false => format!("{}\nNot tried: {}.\n", table.markdown(), others.join(", ")),
+    }
 }
 
 fn headlines(parts: &[Part]) -> String {
@@ -213,12 +206,14 @@ fn section(outcome: &Outcome) -> String {
         let _ = write!(text, "\n{caption}:\n\n{}", table.markdown());
     }
     let _ = write!(text, "\n{}", table(checks).markdown());
-    for paragraph in [Some(recipe.remarks), settings.earlier.as_deref()].into_iter().flatten() {
-        if !paragraph.is_empty() {
-            let _ = write!(text, "\n{}\n", wrapped(paragraph));
-        }
-    }
-    text
+    text + &explained(recipe, settings.earlier.as_deref())
+}
+
+/// The paragraphs behind the tables of a section.
+fn explained(recipe: &Recipe, earlier: Option<&str>) -> String {
+    let paragraphs = [Some(recipe.remarks), earlier].into_iter().flatten();
+    let paragraphs = paragraphs.filter(|paragraph| !paragraph.is_empty());
+    paragraphs.map(|paragraph| format!("\n{}\n", wrapped(paragraph))).collect()
 }
 
 /// A paragraph in lines that fit.
@@ -237,4 +232,28 @@ fn wrapped(paragraph: &str) -> String {
         width += length;
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::RECIPES;
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_kept_keeps_its_tables_and_is_explained_as_today() {
+        let recipe = RECIPES.iter().find(|recipe| recipe.name == "dbw").expect("a recipe");
+        let before =
+            "# A page\n\n## dbw\n\nTitle.\n\nRows:\n\n| a |\n| --- |\n| 1 |\n\nOld remarks.\n\n## next\n";
+        let part = Part::kept(recipe, &json!({ "checks": [] }), None, before).expect("a section");
+        assert!(
+            part.section.starts_with("\n## dbw\n\nTitle.\n\nRows:\n\n| a |\n| --- |\n| 1 |\n\n"),
+            "{}",
+            part.section
+        );
+        assert!(part.section.ends_with('\n') && !part.section.contains("Old remarks"), "{}", part.section);
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert!(words(&part.section).contains(&words(recipe.remarks)));
+    }
 }

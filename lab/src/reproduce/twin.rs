@@ -1,7 +1,8 @@
 //! The same run on real processes and in the simulator.
 //!
 //! A twin is words for `slackline train`, whose steps sleep; the simulator then draws the same times from the same
-//! seed, and what is left between the two figures is what it does not know: computing, messages, the kernel.
+//! seed, and what is left between the two figures is what it does not know: computing, messages, the kernel. Where
+//! that is much of a step, it can be told by a second run, whose steps all sleep for the same time.
 
 use std::path::Path;
 
@@ -45,6 +46,10 @@ pub struct Twin {
     schedule: Option<String>,
     #[serde(default = "seed")]
     seed: u64,
+    /// Seconds that each step of a second run sleeps, which measures the rest that a version takes: the simulator is
+    /// told that as the latency of messages.
+    #[serde(default)]
+    calibrated_by: Option<f64>,
     /// One of the few that CI runs.
     #[serde(default)]
     ci: bool,
@@ -104,13 +109,22 @@ impl Twin {
 
     /// The words for `slackline train`.
     pub fn words(&self) -> Vec<String> {
-        let Twin { scheme, workers, jitter, epochs, seed, model, .. } = self;
+        self.words_with(self.jitter.clone())
+    }
+
+    /// The words of the run that measures what a version takes besides sleep, where the twin wants one.
+    pub fn words_of_calibration(&self) -> Option<Vec<String>> {
+        Some(self.words_with(format!("constant({})", self.calibrated_by?)))
+    }
+
+    fn words_with(&self, jitter: String) -> Vec<String> {
+        let Twin { scheme, workers, epochs, seed, model, .. } = self;
         let given = [
             ("--model", model.to_string()),
             ("--optimizer", "sgd".to_owned()),
             ("--scheme", scheme.clone()),
             ("--workers", workers.to_string()),
-            ("--jitter", jitter.clone()),
+            ("--jitter", jitter),
             ("--epochs", epochs.to_string()),
             ("--seed", seed.to_string()),
         ];
@@ -125,33 +139,52 @@ impl Twin {
         given.into_iter().chain(also).flat_map(|(option, value)| [option.to_owned(), value]).collect()
     }
 
-    /// Sets the JSON of the run on real processes beside a simulation of it.
+    /// Sets the JSON of the run on real processes beside a simulation of it, which is told what the run of
+    /// [`words_of_calibration`](Self::words_of_calibration) measured.
     ///
     /// # Errors
     ///
     /// If the simulator refuses the run.
-    pub fn compare(&self, recipe: &str, run: &Value) -> Result<Comparison, Error> {
-        let words = self.words().into_iter().map(|word| match word.contains('(') {
-            true => format!("'{word}'"),
-            false => word,
-        });
+    pub fn compare(
+        &self,
+        recipe: &str,
+        run: &Value,
+        calibration: Option<&Value>,
+    ) -> Result<Comparison, Error> {
         Ok(Comparison {
             recipe: recipe.to_owned(),
-            words: words.collect::<Vec<_>>().join(" "),
-            figure: self.figure.name().to_owned(),
+            words: self.typed(),
+            figure: self.named(),
             real: self.figure.of_run(run),
-            simulated: self.figure.of_report(&self.simulate(run)?, run),
+            simulated: self.figure.of_report(&self.simulate(run, calibration)?, run),
         })
     }
 
+    /// Its words as they are typed.
+    pub(super) fn typed(&self) -> String {
+        let quoted = |word: String| if word.contains('(') { format!("'{word}'") } else { word };
+        self.words().into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The name of what is compared.
+    pub(super) fn named(&self) -> String {
+        let told = if self.calibrated_by.is_some() { ", the rest told" } else { "" };
+        self.figure.name().to_owned() + told
+    }
+
     /// As many clocks, or versions, as the real run made.
-    fn simulate(&self, run: &Value) -> Result<ClusterReport, Error> {
+    fn simulate(&self, run: &Value, calibration: Option<&Value>) -> Result<ClusterReport, Error> {
         let scheme = scheme(&self.scheme)?;
         let mut cluster = Cluster::new(scheme, self.workers, self.seed);
         cluster.compute = self.jitter.parse::<Distribution>()?;
         cluster.factors = self.straggler.into_iter().collect();
         if self.figure == Measure::FreshPart {
             cluster.starts = lost(run);
+        }
+        if let (Some(slept), Some(calibration)) = (self.calibrated_by, calibration) {
+            let rest = (Measure::TimePerVersion.of_run(calibration) - slept).max(0.0);
+            // A gradient goes up, and the version that it makes comes down.
+            cluster.network.latency = Distribution::Constant { seconds: rest / 2.0 };
         }
         cluster.learning_rate = 0.5;
         cluster.schedule = self.schedule.as_deref().unwrap_or("constant").parse()?;
@@ -285,7 +318,7 @@ mod tests {
         .unwrap();
         // The first clock reads the first copy, of age 0; the other 199 wait for nothing and are one clock behind.
         let run = |counts: [u64; 3]| serde_json::json!({ "workers": [{ "staleness_histogram": counts }] });
-        let compared = |counts| twin.compare("essp", &run(counts)).unwrap();
+        let compared = |counts| twin.compare("essp", &run(counts), None).unwrap();
         let same = compared([1, 199, 0]);
         assert!(same.off().abs() < 0.01, "{same:?}");
         let older = compared([1, 179, 20]);
@@ -304,10 +337,27 @@ mod tests {
                 |seconds: f64| serde_json::json!({ "compute_s": seconds, "staleness_histogram": [0, 1] });
             let workers: Vec<Value> =
                 (0..8).map(|id| worker(if id == 3 { 20.0 + lost } else { 20.0 })).collect();
-            twin.compare("essp", &serde_json::json!({ "workers": workers })).unwrap().simulated
+            twin.compare("essp", &serde_json::json!({ "workers": workers }), None).unwrap().simulated
         };
         assert_eq!(run(0.0), 1.0);
         let fresh = run(0.15);
         assert!((fresh - 1.0 / 8.0).abs() < 0.02, "{fresh}");
+    }
+
+    /// A version of the second run takes 2 ms beside the 10 ms that its steps sleep: so does one of the simulated run.
+    #[test]
+    fn a_simulation_that_is_told_the_rest_of_a_version_adds_it_to_each() {
+        let twin: Twin = toml::from_str(
+            "scheme = 'dbw(choice=static, k=1)'\nworkers = 4\njitter = 'constant(0.03)'\nepochs = 1\n\
+             figure = 'time-per-version'\ncalibrated-by = 0.01",
+        )
+        .unwrap();
+        assert!(twin.words_of_calibration().unwrap().contains(&"constant(0.01)".to_owned()));
+        let workers = vec![serde_json::json!({ "compute_s": 1.2, "wait_s": 0.0 }); 4];
+        let run = serde_json::json!({ "workers": workers, "versions": 100 });
+        let compared = |calibration| twin.compare("dbw", &run, calibration).unwrap();
+        assert!((compared(None).simulated - 0.03).abs() < 1e-9);
+        let told = compared(Some(&run));
+        assert!((told.simulated - 0.032).abs() < 1e-4, "{told:?}");
     }
 }

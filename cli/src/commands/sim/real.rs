@@ -42,7 +42,9 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
             Some((of, run)) if of == words => run,
             _ => train(&words)?,
         };
-        comparisons.push(twin.compare(recipe, &run).map_err(|error| reproduce::failure(&error))?);
+        let calibration = twin.words_of_calibration().map(|words| train(&words)).transpose()?;
+        let comparison = twin.compare(recipe, &run, calibration.as_ref());
+        comparisons.push(comparison.map_err(|error| reproduce::failure(&error))?);
         last = Some((words, run));
         progress.show(comparisons.len());
     }
