@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use slackline::Diagnostic;
+use slackline::internals::job::Told;
 
 /// The reason that a command gives up.
 #[derive(Debug, PartialEq, Eq)]
@@ -63,12 +64,9 @@ impl Failure {
         Failure { message: one_line(message), help: None, code, signal: None }
     }
 
-    /// The text that it was made of, for another process to tell.
-    pub(crate) fn text(&self) -> String {
-        match &self.help {
-            Some(help) => format!("{}; {help}", self.message),
-            None => self.message.clone(),
-        }
+    /// The same for another process to tell.
+    pub(crate) fn told(&self) -> Told {
+        Told { remedy: self.help.clone(), ..Told::cause(&*self.message) }
     }
 
     /// Tells the user, and gives the exit code. A process that a signal asked to end does so by that signal, as its
@@ -88,11 +86,9 @@ pub(crate) fn one_line(text: impl fmt::Display) -> String {
     text.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The cause and the remedy of an error, whose text ends in the remedy.
+/// The cause and the remedy of an error.
 pub(crate) fn explained(error: &dyn Diagnostic) -> (String, Option<String>) {
-    let (text, remedy) = (error.to_string(), error.remedy());
-    let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy));
-    let cause = cause.map_or(&*text, |cause| cause.trim_end_matches([' ', ':', ';', '\n']));
+    let Told { cause, remedy, .. } = Told::of(error);
     (one_line(cause), remedy.map(one_line))
 }
 

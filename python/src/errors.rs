@@ -61,7 +61,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    fn of(class: Class, error: &impl Diagnostic) -> Failure {
+    pub(crate) fn of(class: Class, error: &impl Diagnostic) -> Failure {
         Failure {
             class,
             message: error.to_string(),

@@ -75,9 +75,7 @@ pub(crate) fn reading_secret(py: Python<'_>, secret: Option<SecretSource>) -> Py
 fn open(secret: Option<Secret>, address: &Address) -> Result<Mixed, Failure> {
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
     let Some(peer) = rdma(address) else { return Ok(mixed) };
-    let options = rdma_options().map_err(|error| {
-        Failure::new(Class::BadOption, "opening RDMA", error, "correct the variables SLACKLINE_RDMA_*")
-    })?;
+    let options = rdma_options().map_err(|error| Failure::of(Class::BadOption, &error))?;
     Ok(mixed.with_verbs(Verbs::open(VerbsOptions { secret, peer: Some(peer.ip()), ..options })?))
 }
 

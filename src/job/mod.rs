@@ -28,6 +28,7 @@ mod roster;
 mod scripted;
 mod server;
 mod server_loop;
+mod told;
 pub mod transports;
 mod worker;
 mod worker_loop;
@@ -41,6 +42,7 @@ pub use group::{Advance, GroupTrainer};
 pub use local::{LocalOptimizer, LocalSteps};
 pub use plan::{JobPlan, Resume, Role};
 pub use server::Served;
+pub use told::Told;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
 
 #[cfg(feature = "verbs")]
-pub use rdma::{Origins, rdma_options, rdma_settings};
+pub use rdma::{Origins, SettingError, rdma_options, rdma_settings};
 
 use super::JobError;
 use crate::channel::Secret;

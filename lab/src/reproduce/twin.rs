@@ -2,7 +2,7 @@
 //!
 //! A twin is words for `slackline train`, whose steps sleep; the simulator then draws the same times from the same
 //! seed, and what is left between the two figures is what it does not know: computing, messages, the kernel. Where
-//! that is much of a step, it can be told by a second run, whose steps all sleep for the same time.
+//! that is much of a step, it can be told by a second run, whose steps sleep for other times.
 
 use std::path::Path;
 
@@ -46,10 +46,10 @@ pub struct Twin {
     schedule: Option<String>,
     #[serde(default = "seed")]
     seed: u64,
-    /// Seconds that each step of a second run sleeps, which measures the rest that a version takes: the simulator is
-    /// told that as the latency of messages.
+    /// The distribution of the time that a step of a second run sleeps, which measures the rest that a version takes:
+    /// the simulator is told that as the latency of messages.
     #[serde(default)]
-    calibrated_by: Option<f64>,
+    calibrated_by: Option<String>,
     /// One of the few that CI runs.
     #[serde(default)]
     ci: bool,
@@ -109,22 +109,22 @@ impl Twin {
 
     /// The words for `slackline train`.
     pub fn words(&self) -> Vec<String> {
-        self.words_with(self.jitter.clone())
+        self.words_with(&self.jitter)
     }
 
     /// The words of the run that measures what a version takes besides sleep, where the twin wants one.
     pub fn words_of_calibration(&self) -> Option<Vec<String>> {
-        Some(self.words_with(format!("constant({})", self.calibrated_by?)))
+        Some(self.words_with(self.calibrated_by.as_deref()?))
     }
 
-    fn words_with(&self, jitter: String) -> Vec<String> {
+    fn words_with(&self, jitter: &str) -> Vec<String> {
         let Twin { scheme, workers, epochs, seed, model, .. } = self;
         let given = [
             ("--model", model.to_string()),
             ("--optimizer", "sgd".to_owned()),
             ("--scheme", scheme.clone()),
             ("--workers", workers.to_string()),
-            ("--jitter", jitter),
+            ("--jitter", jitter.to_owned()),
             ("--epochs", epochs.to_string()),
             ("--seed", seed.to_string()),
         ];
@@ -156,7 +156,9 @@ impl Twin {
             words: self.typed(),
             figure: self.named(),
             real: self.figure.of_run(run),
-            simulated: self.figure.of_report(&self.simulate(run, calibration)?, run),
+            simulated: self
+                .figure
+                .of_report(&self.simulate(&self.jitter, run, self.rest(calibration)?)?, run),
         })
     }
 
@@ -172,19 +174,24 @@ impl Twin {
         self.figure.name().to_owned() + told
     }
 
-    /// As many clocks, or versions, as the real run made.
-    fn simulate(&self, run: &Value, calibration: Option<&Value>) -> Result<ClusterReport, Error> {
+    /// The seconds of a version in the second run that the simulator knows nothing of.
+    fn rest(&self, calibration: Option<&Value>) -> Result<f64, Error> {
+        let Some((jitter, run)) = self.calibrated_by.as_deref().zip(calibration) else { return Ok(0.0) };
+        let simulated = self.simulate(jitter, run, 0.0)?;
+        let real = Measure::TimePerVersion.of_run(run);
+        Ok((real - Measure::TimePerVersion.of_report(&simulated, run)).max(0.0))
+    }
+
+    /// As many clocks, or versions, as the real run made, each of which takes the `rest` besides sleep.
+    fn simulate(&self, jitter: &str, run: &Value, rest: f64) -> Result<ClusterReport, Error> {
         let scheme = scheme(&self.scheme)?;
         let mut cluster = Cluster::new(scheme, self.workers, self.seed);
-        cluster.compute = self.jitter.parse::<Distribution>()?;
+        cluster.compute = jitter.parse::<Distribution>()?;
+        // A gradient goes up, and the version that it makes comes down.
+        cluster.network.latency = Distribution::Constant { seconds: rest / 2.0 };
         cluster.factors = self.straggler.into_iter().collect();
         if self.figure == Measure::FreshPart {
             cluster.starts = lost(run);
-        }
-        if let (Some(slept), Some(calibration)) = (self.calibrated_by, calibration) {
-            let rest = (Measure::TimePerVersion.of_run(calibration) - slept).max(0.0);
-            // A gradient goes up, and the version that it makes comes down.
-            cluster.network.latency = Distribution::Constant { seconds: rest / 2.0 };
         }
         cluster.learning_rate = 0.5;
         cluster.schedule = self.schedule.as_deref().unwrap_or("constant").parse()?;
@@ -349,7 +356,7 @@ mod tests {
     fn a_simulation_that_is_told_the_rest_of_a_version_adds_it_to_each() {
         let twin: Twin = toml::from_str(
             "scheme = 'dbw(choice=static, k=1)'\nworkers = 4\njitter = 'constant(0.03)'\nepochs = 1\n\
-             figure = 'time-per-version'\ncalibrated-by = 0.01",
+             figure = 'time-per-version'\ncalibrated-by = 'constant(0.01)'",
         )
         .unwrap();
         assert!(twin.words_of_calibration().unwrap().contains(&"constant(0.01)".to_owned()));

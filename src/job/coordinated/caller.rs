@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::super::plan::Role;
 use super::super::rendezvous;
+use super::super::told::Told;
 use super::super::transports::NoRdma;
 use super::entries::Members;
 use crate::diagnostic::{Diagnostic, remedy_of};
@@ -91,10 +92,10 @@ pub enum CoordinatorError {
     },
     /// Workers ended before they had joined.
     #[error("{0}")]
-    NeverJoined(String),
+    NeverJoined(Told),
     /// All workers are lost: the causes.
     #[error("all workers are lost: {0}")]
-    AllLost(String),
+    AllLost(Told),
     /// A server is lost for good.
     #[error("lost shard {shard} of {shards}: its server {how}; {}", remedy_of(self))]
     LostServer {
@@ -108,12 +109,12 @@ pub enum CoordinatorError {
         resumable: bool,
     },
     /// A server has failed, and told why.
-    #[error("{server} failed: {message}")]
+    #[error("{server} failed: {error}")]
     Server {
         /// The server.
         server: Role,
         /// Its error.
-        message: String,
+        error: Told,
     },
     /// Parameters are NaN or infinite.
     #[error("parameters are not finite after {version} versions; {}", remedy_of(self))]
@@ -144,6 +145,11 @@ impl Diagnostic for CoordinatorError {
             CoordinatorError::Rendezvous(error) => return error.remedy(),
             CoordinatorError::Table(error) => return error.remedy(),
             CoordinatorError::NoRdma(error) => return error.remedy(),
+            CoordinatorError::NeverJoined(told)
+            | CoordinatorError::AllLost(told)
+            | CoordinatorError::Server { error: told, .. } => {
+                return told.remedy.as_deref().map(Cow::Borrowed);
+            }
             CoordinatorError::Start { .. } => {
                 "look at the limits on processes and open files (ulimit -u, -n)"
             }

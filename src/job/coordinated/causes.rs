@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::super::told::Told;
+
 /// Most different causes in one message; the rest is counted.
 const CAUSES_MAX: usize = 3;
 
@@ -14,7 +16,7 @@ pub(super) enum Loss {
     /// The way in which its process or its connection ended, as a predicate: "was killed by signal 9".
     Ended(String),
     /// The error that it told.
-    Said(String),
+    Said(Told),
 }
 
 impl Loss {
@@ -22,16 +24,31 @@ impl Loss {
         Loss::Ended(how.into())
     }
 
-    pub(super) fn text(&self) -> &str {
+    /// The cause, and the remedy where there is one.
+    pub(super) fn text(&self) -> String {
         match self {
-            Loss::Ended(text) | Loss::Said(text) => text,
+            Loss::Ended(how) => how.clone(),
+            Loss::Said(told) => told.to_string(),
         }
     }
 
-    /// Two losses have the same cause if their texts differ in numbers alone: of processes, ports, clocks and times.
+    /// The cause, in one line, whatever a file name or a process may have put into it.
+    fn cause(&self) -> String {
+        let (Loss::Ended(cause) | Loss::Said(Told { cause, .. })) = self;
+        one_line(cause)
+    }
+
+    fn remedy(&self) -> Option<String> {
+        match self {
+            Loss::Ended(_) => None,
+            Loss::Said(told) => told.remedy.as_deref().map(one_line),
+        }
+    }
+
+    /// Two losses have the same cause if they differ in numbers alone: of processes, ports, clocks and times.
     fn key(&self) -> String {
         let mut key = String::new();
-        for c in self.text().chars() {
+        for c in self.cause().chars() {
             match c {
                 c if !c.is_ascii_digit() => key.push(c),
                 _ if key.ends_with('#') => {}
@@ -60,10 +77,9 @@ pub(super) fn causes<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> Vec
         match causes.iter_mut().find(|(known, _)| *known == key) {
             Some((_, cause)) => cause.workers.push(worker),
             None => {
-                let (message, remedy) = split(loss.text());
-                // A semicolon stands between a message and its remedy, and nowhere else.
-                let message = message.replace("; ", ", ");
-                let is_predicate = matches!(loss, Loss::Ended(_));
+                // A semicolon stands between a cause and its remedy, and nowhere else.
+                let message = loss.cause().replace("; ", ", ");
+                let (remedy, is_predicate) = (loss.remedy(), matches!(loss, Loss::Ended(_)));
                 causes.push((key, Cause { workers: vec![worker], message, remedy, is_predicate }));
             }
         }
@@ -98,27 +114,21 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The message of an error and its remedy, which follows the last semicolon. One line each, whatever a file name or a
-/// process may have put into it.
-pub(super) fn split(text: &str) -> (String, Option<String>) {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    match text.rsplit_once("; ") {
-        Some((message, remedy)) => (message.to_owned(), Some(remedy.to_owned())),
-        None => (text, None),
-    }
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// One sentence on all these losses, and what to do about the most frequent one.
-pub(super) fn sentence<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> String {
+pub(super) fn sentence<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> Told {
     tell(&causes(losses), Cause::to_string)
 }
 
 /// The same of workers that never joined.
-pub(super) fn could_not_join<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> String {
+pub(super) fn could_not_join<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> Told {
     tell(&causes(losses), |cause| format!("{} could not join: {}", cause.who(), cause.message))
 }
 
-fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> String {
+fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> Told {
     let most = if causes.len() == CAUSES_MAX + 1 { causes.len() } else { CAUSES_MAX };
     let mut parts: Vec<_> = causes.iter().take(most).map(one).collect();
     let more = causes.get(most..).unwrap_or_default();
@@ -126,11 +136,8 @@ fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> String {
         let workers: usize = more.iter().map(|cause| cause.workers.len()).sum();
         parts.push(format!("{workers} workers for {} other causes", more.len()));
     }
-    let text = parts.join(", ");
-    match causes.iter().find_map(|cause| cause.remedy.as_deref()) {
-        Some(remedy) => format!("{text}; {remedy}"),
-        None => text,
-    }
+    let remedy = causes.iter().find_map(|cause| cause.remedy.clone());
+    Told { remedy, ..Told::cause(parts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -140,15 +147,15 @@ mod tests {
     #[test]
     fn one_cause_is_told_once_and_counted_however_many_workers_it_took() {
         let said = |worker| {
-            let text = format!(
-                "publishing did not end within 60s: needed version {worker}, the server has 7; is it slow; use a \
-                 longer --timeout"
+            let cause = format!(
+                "publishing did not end within 60s: needed version {worker}, the server has 7; is it slow"
             );
-            (worker, Loss::Said(text))
+            let remedy = Some("use a longer\n--timeout".into());
+            (worker, Loss::Said(Told { remedy, ..Told::cause(cause) }))
         };
         let mut losses: Vec<_> = (0..98).map(said).collect();
         losses.push((98, Loss::ended("was killed by signal 9")));
-        let text = sentence(losses.iter().map(|(worker, loss)| (*worker, loss)));
+        let text = sentence(losses.iter().map(|(worker, loss)| (*worker, loss))).to_string();
         assert_eq!(
             text,
             "98 workers: publishing did not end within 60s: needed version 0, the server has 7, is it slow, \
@@ -158,14 +165,15 @@ mod tests {
 
     #[test]
     fn many_causes_are_cut_short_and_counted() {
-        let losses: Vec<_> = ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(text.into())).into();
-        let text = sentence(losses.iter().enumerate());
+        let losses: Vec<_> =
+            ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(Told::cause(text))).into();
+        let text = sentence(losses.iter().enumerate()).to_string();
         assert_eq!(text, "workers 0, 5 and 6: a, worker 1: b, worker 2: c, 2 workers for 2 other causes");
         let ended = [Loss::ended("was killed by signal 9"), Loss::ended("was killed by signal 9")];
-        assert_eq!(sentence(ended.iter().enumerate()), "workers 0 and 1 were killed by signal 9");
-        let never = could_not_join(losses[1..2].iter().enumerate());
+        assert_eq!(sentence(ended.iter().enumerate()).to_string(), "workers 0 and 1 were killed by signal 9");
+        let never = could_not_join(losses[1..2].iter().enumerate()).to_string();
         assert_eq!(never, "worker 0 could not join: b");
-        let four = sentence(losses[..4].iter().enumerate());
+        let four = sentence(losses[..4].iter().enumerate()).to_string();
         assert_eq!(four, "worker 0: a, worker 1: b, worker 2: c, worker 3: d");
     }
 }

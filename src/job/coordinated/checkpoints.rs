@@ -160,9 +160,9 @@ impl<C: Caller> Coordinator<C> {
                     self.hear_failure(shard, count, &error);
                 }
                 Ok(Body::Json(Message::Closed(newest))) => self.hear_close(shard, newest),
-                Ok(Body::Json(Message::Failed { message })) => {
+                Ok(Body::Json(Message::Failed(error))) => {
                     self.roster.forget(who, Instant::now());
-                    self.hear_failure(shard, 1, &message);
+                    self.hear_failure(shard, 1, &error.to_string());
                 }
                 _ => {}
             },

@@ -7,6 +7,7 @@ use super::super::choose::{PathError, TransportChoice, choose};
 use super::super::plan::{Resume, Role};
 use super::super::rendezvous::{Host, Hub, HubEvent, Member, MemberId};
 use super::super::roster::Roster;
+use super::super::told::Told;
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;
@@ -341,18 +342,18 @@ impl<C: Caller> Coordinator<C> {
                 self.strict_checkpoints()?;
             }
             (Role::Server(shard), Message::Closed(newest)) => self.hear_close(shard as usize, newest),
-            (Role::Server(_), Message::Failed { message }) => {
-                return Err(self.caller.explain(CoordinatorError::Server { server: who, message }));
+            (Role::Server(_), Message::Failed(error)) => {
+                return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Server(_), other) => {
-                let message = format!("it said what only workers say: {other:?}");
-                return Err(self.caller.explain(CoordinatorError::Server { server: who, message }));
+                let error = Told::cause(format!("it said what only workers say: {other:?}"));
+                return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Worker(worker), Message::Publishes(addresses)) => {
                 self.learn_copy(worker as usize, id, addresses);
             }
             (Role::Worker(worker), message) => {
-                if matches!(message, Message::Failed { .. }) {
+                if matches!(message, Message::Failed(_)) {
                     // It waits for this before it ends.
                     self.hub.dismiss(id);
                 }
@@ -391,7 +392,7 @@ impl<C: Caller> Coordinator<C> {
                 entry.report = WorkerReport { loss, ..report.after(&entry.earlier) };
                 entry.state = ProcessState::Finished;
             }
-            (_, Message::Failed { message }) => entry.lost = Some(Loss::Said(message)),
+            (_, Message::Failed(error)) => entry.lost = Some(Loss::Said(error)),
             // What an incarnation that is over had said before.
             (ProcessState::Lost { .. }, _) => {}
             // The reporting thread may speak once more after the end.

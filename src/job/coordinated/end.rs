@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::super::plan::Role;
 use super::super::rendezvous::MemberId;
 use super::caller::Caller;
-use super::causes::{sentence, split};
+use super::causes::sentence;
 use super::coordinator::{Coordinator, LAST_WORDS};
 use super::entries::ProcessState;
 use super::orders::{Order, json};
@@ -32,9 +32,8 @@ impl<C: Caller> Coordinator<C> {
         }
         let mut missing =
             if missing.is_empty() { String::new() } else { format!(": {}", missing.join(", ")) };
-        let lost = sentence(self.losses());
+        let lost = sentence(self.losses()).cause;
         if !lost.is_empty() {
-            let (lost, _) = split(&lost);
             missing += &format!("; of those that had joined were lost: {lost}");
         }
         match self.hub.turned_away() {

@@ -56,7 +56,7 @@ impl WorkerEntry {
     pub(super) fn outcome(&self) -> WorkerOutcome {
         WorkerOutcome {
             report: self.report.clone(),
-            lost: self.lost.as_ref().map(|lost| lost.text().to_owned()),
+            lost: self.lost.as_ref().map(Loss::text),
             paths: self.paths.clone(),
             returns: self.returns,
         }

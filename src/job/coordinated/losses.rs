@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::super::plan::Role;
 use super::super::rendezvous::HubEvent;
+use super::super::told::Told;
 use super::caller::{Caller, CoordinatorError};
-use super::causes::{Loss, causes, could_not_join, sentence, split};
+use super::causes::{Loss, causes, could_not_join, sentence};
 use super::child::Process;
 use super::coordinator::{Coordinator, LAST_WORDS};
 use super::entries::{ProcessState, WorkerEntry};
@@ -74,7 +75,7 @@ impl<C: Caller> Coordinator<C> {
         let entry = &mut self.workers[worker];
         entry.restarts += 1;
         let why = entry.lost.take().unwrap_or_else(|| Loss::ended("ended"));
-        let (why, _) = split(&sentence([(worker, &why)].into_iter()));
+        let why = sentence([(worker, &why)].into_iter()).cause;
         self.caller.warn(&format!("{why}; start {} of {} again", entry.restarts, self.plan.restarts));
         match self.start_process(Role::Worker(worker as u32)) {
             Ok(process) => {
@@ -82,7 +83,7 @@ impl<C: Caller> Coordinator<C> {
                 self.workers[worker].state = ProcessState::Starting;
                 self.workers[worker].heard += 1;
             }
-            Err(error) => self.workers[worker].lost = Some(Loss::Said(error.to_string())),
+            Err(error) => self.workers[worker].lost = Some(Loss::Said(Told::of(&error))),
         }
     }
 
@@ -204,13 +205,12 @@ impl<C: Caller> Coordinator<C> {
         };
         // A second server that is gone adds nothing.
         let _ = self.listen_on(LAST_WORDS, told);
-        let said = self.workers.iter().enumerate().find_map(|(worker, entry)| {
-            let said = entry.lost.as_ref()?.text();
-            Some((worker, Some(said).filter(|said| said.starts_with("lost shard"))?))
+        let mut said = self.workers.iter().enumerate().filter_map(|(worker, entry)| match &entry.lost {
+            Some(Loss::Said(told)) if told.is_loss => Some((worker, &told.cause)),
+            _ => None,
         });
-        if let Some((worker, said)) = said {
-            let said = said.rsplit_once("; ").map_or(said, |(said, _)| said);
-            how.push_str(&format!(" (worker {worker}: {said})"));
+        if let Some((worker, cause)) = said.next() {
+            how.push_str(&format!(" (worker {worker}: {cause})"));
         }
         let (shards, resumable) = (self.plan.servers(), self.can_resume());
         self.caller.explain(CoordinatorError::LostServer { shard, shards, how, resumable })

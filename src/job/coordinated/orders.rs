@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
+use super::super::told::Told;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::{Optimizer, Schedule};
 use crate::node::NonFinite;
@@ -189,11 +190,8 @@ pub(super) enum Message {
     Progress(WorkerReport),
     /// All gradients of a worker are folded in.
     Finished(WorkerReport),
-    /// A process gives up.
-    Failed {
-        /// The cause.
-        message: String,
-    },
+    /// A process gives up, and why.
+    Failed(Told),
 }
 
 /// Values in one message: a message less its letter, in whole values.

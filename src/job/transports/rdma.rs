@@ -1,15 +1,17 @@
 //! RDMA as one process of a job opens it.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use super::NoRdma;
 use crate::channel::Secret;
+use crate::diagnostic::Diagnostic;
 use crate::transport::verbs::{Verbs, VerbsOptions};
 
 /// Opens RDMA for process `index` of a job, with the settings of [`rdma_options`].
 pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -> Result<Verbs, NoRdma> {
     // A process does not know all others of its host: its rank in the job spreads them as well.
-    let options = rdma_options().map_err(|text| NoRdma { text, remedy: None })?;
+    let options = rdma_options().map_err(|error| NoRdma::of(&error))?;
     let options = VerbsOptions { peer, local_rank: index, secret, ..options };
     Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
@@ -19,17 +21,44 @@ pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -
 /// of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
-/// The text names a variable whose value is not usable.
-pub fn rdma_options() -> Result<VerbsOptions, String> {
+/// A variable has a value that is not usable.
+pub fn rdma_options() -> Result<VerbsOptions, SettingError> {
     rdma_settings().map(|(options, _)| options)
 }
 
 /// The same, and the variables from which numbers were taken.
 ///
 /// # Errors
-/// The text names a variable whose value is not usable.
-pub fn rdma_settings() -> Result<(VerbsOptions, Origins), String> {
+/// A variable has a value that is not usable.
+pub fn rdma_settings() -> Result<(VerbsOptions, Origins), SettingError> {
     settings_from(&|name| std::env::var(name).ok())
+}
+
+/// A variable with a setting of RDMA has a value that is not usable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is `{text}`{}; {remedy}", if *is_number { ", which is no such number" } else { "" })]
+pub struct SettingError {
+    name: &'static str,
+    text: String,
+    /// The setting is a number.
+    is_number: bool,
+    remedy: &'static str,
+}
+
+impl SettingError {
+    fn no_number(name: &'static str, text: String) -> SettingError {
+        SettingError { name, text, is_number: true, remedy: "correct or unset it" }
+    }
+}
+
+impl Diagnostic for SettingError {
+    fn operation(&self) -> &'static str {
+        "reading the settings of RDMA"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(self.remedy.into())
+    }
 }
 
 /// The variables that settings of RDMA were taken from; none for a setting that no variable says.
@@ -51,14 +80,15 @@ pub struct Origins {
     pub retries: Option<&'static str>,
 }
 
-fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOptions, Origins), String> {
+fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOptions, Origins), SettingError> {
     const ORDER: &str = "SLACKLINE_RDMA_ORDER";
     let in_order = match variable(ORDER).as_deref() {
         None | Some("" | "auto") => None,
         Some("in-order") => Some(true),
         Some("read") => Some(false),
         Some(text) => {
-            return Err(format!("{ORDER} is `{text}`; say auto, in-order or read, or unset it"));
+            let (text, remedy) = (text.to_owned(), "say auto, in-order or read, or unset it");
+            return Err(SettingError { name: ORDER, text, is_number: false, remedy });
         }
     };
     let mut from = Origins::default();
@@ -93,7 +123,7 @@ fn number<N: TryFrom<u32>>(
     variable: &dyn Fn(&str) -> Option<String>,
     names: &[&'static str],
     from: &mut Option<&'static str>,
-) -> Result<Option<N>, String> {
+) -> Result<Option<N>, SettingError> {
     let says_nothing = |name: &str, text: &str| {
         ["", "auto", "inf"].contains(&text) || name.starts_with("NCCL_") && text == "-1"
     };
@@ -107,8 +137,7 @@ fn number<N: TryFrom<u32>>(
         None => text.parse().ok(),
     };
     let number = number.and_then(|number| N::try_from(number).ok());
-    let number =
-        number.ok_or_else(|| format!("{name} is `{text}`, which is no such number; correct or unset it"))?;
+    let number = number.ok_or_else(|| SettingError::no_number(name, text.clone()))?;
     if names.first() != Some(&name) {
         tracing::info!(variable = name, value = text, "a setting of another library is taken for RDMA");
     }
@@ -125,7 +154,7 @@ fn device_list(text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn options_of(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOptions, String> {
+    fn options_of(variable: &dyn Fn(&str) -> Option<String>) -> Result<VerbsOptions, SettingError> {
         settings_from(variable).map(|(options, _)| options)
     }
 
@@ -155,7 +184,7 @@ mod tests {
         ]);
         assert_eq!(way(both.unwrap()), (0, 0, Some(0x8012), None, Some(3)));
         let error = settings(&[("NCCL_IB_TC", "300")]).unwrap_err();
-        assert_eq!(error, "NCCL_IB_TC is `300`, which is no such number; correct or unset it");
+        assert_eq!(error.to_string(), "NCCL_IB_TC is `300`, which is no such number; correct or unset it");
     }
 
     #[test]
@@ -164,7 +193,7 @@ mod tests {
             let (options, from) = settings_from(&|name| {
                 set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
             })?;
-            Ok::<_, String>((options.gid_index, from.gid_index))
+            Ok::<_, SettingError>((options.gid_index, from.gid_index))
         };
         let (ours, nccl, ucx) = ("SLACKLINE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX");
         assert_eq!(gid_index(&[("NCCL_IB_GID_INDEX", "3")]), Ok((Some(3), Some(nccl))));
@@ -178,7 +207,7 @@ mod tests {
         ]);
         assert_eq!(all, Ok((Some(1), Some(ours))));
         let error = gid_index(&[("SLACKLINE_RDMA_GID_INDEX", "-1")]).unwrap_err();
-        assert!(error.starts_with("SLACKLINE_RDMA_GID_INDEX is `-1`"), "{error}");
+        assert!(error.to_string().starts_with("SLACKLINE_RDMA_GID_INDEX is `-1`"), "{error}");
     }
 
     #[test]
@@ -220,8 +249,15 @@ mod tests {
         let asked = ["", "auto", "in-order", "read"].map(order);
         assert_eq!(asked, [Ok(None), Ok(None), Ok(Some(true)), Ok(Some(false))]);
         let error = order("strict").unwrap_err();
-        assert_eq!(error, "SLACKLINE_RDMA_ORDER is `strict`; say auto, in-order or read, or unset it");
+        assert_eq!(error.remedy().as_deref(), Some("say auto, in-order or read, or unset it"));
+        assert_eq!(
+            error.to_string(),
+            "SLACKLINE_RDMA_ORDER is `strict`; say auto, in-order or read, or unset it"
+        );
         let error = options_of(&|name| (name == "SLACKLINE_RDMA_MTU").then(|| "big".into())).unwrap_err();
-        assert_eq!(error, "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct or unset it");
+        assert_eq!(
+            error.to_string(),
+            "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct or unset it"
+        );
     }
 }

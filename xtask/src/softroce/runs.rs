@@ -115,11 +115,15 @@ pub(super) const RUNS: &[Run] = &[
     },
     Run {
         name: "job",
-        about: "a program of a user, through the job layer, by RDMA in one guest",
+        about: "a program of a user, through the job layer, and a scheme of a user, by RDMA in one guest",
         guests: Guests::One,
         devices: 1,
         parts_links: false,
-        job: Job::Tests { target: "job_rdma", release: false, filters: &["a_program_of_a_user"] },
+        job: Job::Tests {
+            target: "job_rdma",
+            release: false,
+            filters: &["a_program_of_a_user", "a_scheme_of_a_user"],
+        },
         timeout: Duration::from_secs(200),
     },
     Run {

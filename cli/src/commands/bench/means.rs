@@ -117,8 +117,7 @@ pub(super) struct Means {
 impl Means {
     /// The settings of RDMA: those of the environment, as far as no option says otherwise.
     pub(super) fn verbs(&self) -> Result<VerbsOptions, BenchError> {
-        let environment = rdma_options().map_err(BenchError::Setting)?;
-        Ok(self.over(environment))
+        Ok(self.over(rdma_options()?))
     }
 
     fn over(&self, environment: VerbsOptions) -> VerbsOptions {

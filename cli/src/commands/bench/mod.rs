@@ -57,8 +57,8 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Open(#[from] slackline::OpenError),
     /// A variable of RDMA that is not usable, and the remedy.
-    #[error("{0}")]
-    Setting(String),
+    #[error(transparent)]
+    Setting(#[from] slackline::internals::job::transports::SettingError),
     #[error("the atomics of this RDMA device do not work; there is nothing to measure")]
     NoAtomics,
     #[error("validation failed: {0}")]
@@ -103,7 +103,7 @@ impl Diagnostic for BenchError {
             BenchError::Secret(error) => error.remedy(),
             BenchError::Node(error) => error.remedy(),
             BenchError::Open(error) => error.remedy(),
-            BenchError::Setting(text) => text.rsplit_once("; ").map(|(_, remedy)| remedy.into()),
+            BenchError::Setting(error) => error.remedy(),
             BenchError::Register(error) => error.remedy(),
             BenchError::Connect(error) => error.remedy(),
             BenchError::Memory(error) => error.remedy(),

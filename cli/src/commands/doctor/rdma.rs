@@ -30,7 +30,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
     progress.go_on("verbs: opening devices");
     let (options, from) = match rdma_settings() {
         Ok((options, from)) => (named(options, wanted), from),
-        Err(text) => return misconfigured(wanted, &text),
+        Err(error) => return misconfigured(wanted, error.into()),
     };
     let best = Verbs::open(options.clone());
     let paths = match devices() {
@@ -69,9 +69,8 @@ fn named(options: VerbsOptions, device: Option<&str>) -> VerbsOptions {
 }
 
 /// What a variable says cannot be used: a process of a job would open no device.
-fn misconfigured(wanted: Option<&str>, text: &str) -> (Vec<PathReport>, Rdma) {
-    let (error, help) = text.rsplit_once("; ").unwrap_or((text, "correct or unset it"));
-    let (device, problem) = (wanted.map(str::to_owned), Problem::new(error, help));
+fn misconfigured(wanted: Option<&str>, problem: Problem) -> (Vec<PathReport>, Rdma) {
+    let device = wanted.map(str::to_owned);
     let path = PathReport::closed(NAME, device.clone(), problem.clone());
     (vec![path], Rdma { works: false, device, port: None, reason: None, problem: Some(problem) })
 }
@@ -175,8 +174,8 @@ mod tests {
 
     #[test]
     fn a_variable_that_cannot_be_used_is_the_reason_that_there_is_no_rdma() {
-        let (paths, rdma) =
-            misconfigured(None, "SLACKLINE_RDMA_MTU is `big`, which is no such number; correct it");
+        let is_big = Problem::new("SLACKLINE_RDMA_MTU is `big`, which is no such number", "correct it");
+        let (paths, rdma) = misconfigured(None, is_big);
         let problem = rdma.problem.unwrap();
         assert!(!rdma.works && !paths[0].works);
         assert_eq!(problem.error, "SLACKLINE_RDMA_MTU is `big`, which is no such number");

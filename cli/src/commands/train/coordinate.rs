@@ -81,7 +81,7 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
             Ok(outcome)
         }
         Err(failure) => {
-            job.abort(&failure.text());
+            job.abort(&failure.told().to_string());
             Err(failure)
         }
     }
@@ -204,7 +204,7 @@ impl Caller for Run<'_> {
             format!("cannot start {role}: {error}; look at the limits on open files (ulimit -n)")
         })?;
         let metrics = plan.metrics.address(Some(plan.job.metrics_offset(plan.servers, role)));
-        let metrics = metrics.map_err(|failure| failure.text())?;
+        let metrics = metrics.map_err(|failure| failure.told().to_string())?;
         let (name, rank) = match role {
             Role::Server(rank) => ("serve", rank),
             Role::Worker(rank) => ("work", rank),

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackline::internals::job::MemberRole as Role;
 use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
 use slackline::internals::job::member::{End, WaitError};
+use slackline::internals::job::{MemberRole as Role, Told};
 use slackline::{JobError, LocalSteps};
 use slackline_lab::program::Program;
 
@@ -184,15 +184,14 @@ impl Taken {
     fn give_up(&self, error: &Trouble) -> ExitCode {
         let own = words(error);
         self.be_the_end();
-        let end = self.member.give_up(own.text());
+        let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
+        let is_loss = error.downcast_ref().is_some_and(is_loss);
+        let end = self.member.give_up(Told { is_loss, ..own.told() });
         if self.quiet {
             return ExitCode::FAILURE;
         }
-        let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
         match end {
-            Some(End::Told(why) | End::Refused(why)) if error.downcast_ref().is_some_and(is_loss) => {
-                Failure::failed(why).report()
-            }
+            Some(End::Told(why) | End::Refused(why)) if is_loss => Failure::failed(why).report(),
             _ => own.report(),
         }
     }
@@ -243,7 +242,7 @@ mod tests {
     fn who_waits_too_long_for_the_others_is_told_of_an_option() {
         let late = JobError::Late { round: 3, waited: Duration::from_secs(2), workers: vec![1] };
         assert_eq!(
-            words(&late.into()).text(),
+            words(&late.into()).told().to_string(),
             "round 3 did not end within 2s: workers [1] are alive and late; use a longer --timeout"
         );
     }
