@@ -162,7 +162,10 @@ const SLOW: &[Slow] = &[
         "faults",
         "networks that delay, cut, stall and damage, and unauthenticated peers, harm only their victim",
     ),
-    Slow::new("reproduce", "a part of each reproduction is computed again and agrees with its record"),
+    Slow {
+        needs: &[Need::FashionMnist],
+        ..Slow::new("reproduce", "a part of each reproduction is computed again and agrees with its record")
+    },
     Slow::new("schemes", "every scheme trains the digits with real workers"),
     Slow::new(
         "seeds",
