@@ -4,7 +4,7 @@ use std::fmt;
 use std::process::ExitCode;
 
 use slackline::Diagnostic;
-use slackline::internals::job::Told;
+use slackline::internals::job::ErrorReport;
 
 /// The reason that a command gives up.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl Failure {
     }
 
     /// The same for another process to tell.
-    pub(crate) fn told(&self) -> Told {
-        Told { remedy: self.help.clone(), ..Told::cause(&*self.message) }
+    pub(crate) fn told(&self) -> ErrorReport {
+        ErrorReport { remedy: self.help.clone(), ..ErrorReport::cause(&*self.message) }
     }
 
     /// Tells the user, and gives the exit code. A process that a signal asked to end does so by that signal, as its
@@ -88,7 +88,7 @@ pub(crate) fn one_line(text: impl fmt::Display) -> String {
 
 /// The cause and the remedy of an error.
 pub(crate) fn explained(error: &dyn Diagnostic) -> (String, Option<String>) {
-    let Told { cause, remedy, .. } = Told::of(error);
+    let ErrorReport { cause, remedy, .. } = ErrorReport::of(error);
     (one_line(cause), remedy.map(one_line))
 }
 

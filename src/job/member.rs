@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::choose::{PathError, TransportChoice, choose};
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
-use super::told::Told;
+use super::error_report::ErrorReport;
 use super::transports::Transports;
 use crate::channel::Secret;
 use crate::transport::{Address, TransportKind};
@@ -26,7 +26,7 @@ pub enum End {
     /// The job is over.
     Dismissed,
     /// The job failed: the cause, as rank 0 told it.
-    Told(String),
+    ErrorReport(String),
     /// The job has no rank for this process, for a reason that rank 0 told.
     Refused(String),
     /// Rank 0 is gone and told no cause.
@@ -49,7 +49,7 @@ pub trait Conversation: Send + 'static {
     fn finished(&mut self) -> Option<Vec<u8>>;
 
     /// Gives the message that this member gives up, and why.
-    fn failed(&mut self, why: Told) -> Vec<u8>;
+    fn failed(&mut self, why: ErrorReport) -> Vec<u8>;
 
     /// Gives the message by which transports this worker is connected to all members of a role, in order of their
     /// ranks, if rank 0 asks for that.
@@ -190,7 +190,7 @@ impl<C: Conversation> JobMember<C> {
     }
 
     /// Tells rank 0 why this process gives up.
-    pub(super) fn fail(&self, why: Told) {
+    pub(super) fn fail(&self, why: ErrorReport) {
         self.tell(|conversation| Some(conversation.failed(why)));
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::member::{Conversation, End};
 use super::plan::JobPlan;
-use super::told::Told;
+use super::error_report::ErrorReport;
 
 /// A message of a member.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ impl Conversation for EndOnly {
         (!told).then(|| encode(&FromMember::Finished))
     }
 
-    fn failed(&mut self, why: Told) -> Vec<u8> {
+    fn failed(&mut self, why: ErrorReport) -> Vec<u8> {
         encode(&FromMember::Failed(why.to_string()))
     }
 }

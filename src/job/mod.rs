@@ -28,7 +28,7 @@ mod roster;
 mod scripted;
 mod server;
 mod server_loop;
-mod told;
+mod error_report;
 pub mod transports;
 mod worker;
 mod worker_loop;
@@ -42,7 +42,7 @@ pub use group::{Advance, GroupTrainer};
 pub use local::{LocalOptimizer, LocalSteps};
 pub use plan::{JobPlan, Resume, Role};
 pub use server::Served;
-pub use told::Told;
+pub use error_report::ErrorReport;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};

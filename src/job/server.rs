@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::member::End;
 use super::server_loop::resume_from;
-use super::told::Told;
+use super::error_report::ErrorReport;
 use super::transports::flatten;
 use super::{Job, JobError, MemberRole, Resume, Role};
 use crate::clock::Version;
@@ -104,7 +104,7 @@ impl Job {
 
     /// Tells rank 0 why this process gives up.
     pub(super) fn fail(&self, error: &JobError) {
-        self.member.fail(Told::of(error));
+        self.member.fail(ErrorReport::of(error));
         self.member.flush();
         self.wait_for_the_others();
     }

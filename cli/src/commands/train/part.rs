@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
 use slackline::internals::job::member::{End, WaitError};
-use slackline::internals::job::{MemberRole as Role, Told};
+use slackline::internals::job::{MemberRole as Role, ErrorReport};
 use slackline::{JobError, LocalSteps};
 use slackline_lab::program::Program;
 
@@ -186,7 +186,7 @@ impl Taken {
         self.be_the_end();
         let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
         let is_loss = error.downcast_ref().is_some_and(is_loss);
-        let end = self.member.give_up(Told { is_loss, ..own.told() });
+        let end = self.member.give_up(ErrorReport { is_loss, ..own.told() });
         if self.quiet {
             return ExitCode::FAILURE;
         }
