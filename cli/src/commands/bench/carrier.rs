@@ -4,8 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use slackline::{Address, Secret, Shm, Tcp, Transport, Verbs};
 
-use super::BenchError;
+use super::error::BenchError;
 use super::means::Means;
+use super::names::TransportName;
 use super::report::Measured;
 
 /// A transport that can be measured between two processes.
@@ -29,6 +30,11 @@ pub(super) trait Carrier: Transport + Clone {
     fn describe(&self, _means: &Means, measured: Measured) -> Measured {
         measured
     }
+}
+
+/// Opens what can be missing, only to see whether it is.
+pub(super) fn open(transport: TransportName, means: &Means) -> Result<(), BenchError> {
+    if transport == TransportName::Verbs { <Verbs as Carrier>::open(means).map(drop) } else { Ok(()) }
 }
 
 impl Carrier for Shm {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::arguments::TransportName;
+use super::names::TransportName;
 
 /// Counters of TCP that tell of lost or refused packets (`/proc/net/snmp`, `/proc/net/netstat`).
 const OF_TCP: [&str; 12] = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::measure::Latency;
+use super::timing::Latency;
 
 /// Buckets for each power of two: a percentile is off by less than 1 %.
 const PER_POWER: u64 = 64;

@@ -2,18 +2,21 @@
 //! it joins, how fast they join and work, and what is left of that if some are killed.
 
 use std::hash::{BuildHasher, RandomState};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::BenchError;
-use super::arguments::{Op, Settings};
 use super::carrier::Carrier;
+use super::error::BenchError;
 use super::histogram::TimeHistogram;
-use super::load_process::{Course, Half, LoadMessage, LoadTask};
-use super::measure::{Latency, Timing};
-use super::peer::{Peer, Task, TaskRole};
+use super::messages::{Course, Half, LoadMessage, LoadTask, Task, TaskRole};
+use super::names::Op;
+use super::peer::Peer;
+use super::remote::Remote;
 use super::report::{Measured, duration};
+use super::settings::{Load, Settings};
+use super::timing::{Latency, Timing};
 use super::usage::Served;
 
 /// Without a word about it, operations are timed for so long.
@@ -21,63 +24,19 @@ const DEFAULT_LENGTH: Duration = Duration::from_secs(5);
 /// Operations of each peer before the first that is timed: memory is touched by it.
 const DEFAULT_WARMUP: u64 = 1;
 
-/// Many peers.
-#[derive(clap::Args, Debug)]
-pub(super) struct LoadArgs {
-    /// So many at once, each with a connection of its own: workers of one server (round), readers of one publisher
-    /// (pull), or sides that post one request after the other to one target (write, read, fetch-add: incast).
-    #[arg(long, help_heading = "Many peers", value_name = "N",
-          value_parser = clap::value_parser!(u16).range(1..=32_768))]
-    peers: Option<u16>,
-    /// With --peers: the processes of this host among which they are shared out [default: 1].
-    #[arg(long, help_heading = "Many peers", value_name = "P", requires = "peers",
-          value_parser = clap::value_parser!(u16).range(1..=4096))]
-    processes: Option<u16>,
-    /// With --peers: kill so many of the processes in the middle, chosen at random; the others go on.
-    #[arg(long, help_heading = "Many peers", value_name = "K", requires = "peers")]
-    kill: Option<u16>,
+/// The number of peers of each process.
+fn shares(load: Load) -> impl Iterator<Item = u16> {
+    let (each, more) = (load.peers / load.processes, load.peers % load.processes);
+    (0..load.processes).map(move |process| each + u16::from(process < more))
 }
 
-/// The same, checked and with defaults in place.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
-    peers: u16,
-    processes: u16,
-    kill: u16,
-}
-
-impl LoadArgs {
-    pub(super) fn check(&self) -> Result<Option<Load>, BenchError> {
-        let Some(peers) = self.peers else { return Ok(None) };
-        let (processes, kill) = (self.processes.unwrap_or(1), self.kill.unwrap_or(0));
-        if processes > peers {
-            let what = format!("--processes {processes}: there are {peers} peers");
-            return Err(BenchError::usage(what, "give at most as many processes as --peers"));
-        }
-        if kill >= processes {
-            let what =
-                format!("--kill {kill}: there are {processes} processes, and one at least is to go on");
-            return Err(BenchError::usage(what, "give fewer, or more --processes"));
-        }
-        Ok(Some(Load { peers, processes, kill }))
-    }
-}
-
-impl Load {
-    /// The number of peers of each process.
-    fn shares(self) -> impl Iterator<Item = u16> {
-        let (each, more) = (self.peers / self.processes, self.peers % self.processes);
-        (0..self.processes).map(move |process| each + u16::from(process < more))
-    }
-
-    /// The processes that are killed, by chance.
-    fn victims(self) -> Vec<u16> {
-        let chance = RandomState::new();
-        let mut all: Vec<u16> = (0..self.processes).collect();
-        all.sort_by_key(|process| chance.hash_one(process));
-        all.truncate(self.kill.into());
-        all
-    }
+/// The processes that are killed, by chance.
+fn victims(load: Load) -> Vec<u16> {
+    let chance = RandomState::new();
+    let mut all: Vec<u16> = (0..load.processes).collect();
+    all.sort_by_key(|process| chance.hash_one(process));
+    all.truncate(load.kill.into());
+    all
 }
 
 /// One of the processes with peers.
@@ -105,6 +64,7 @@ struct Findings {
 pub(super) fn measure<C: Carrier>(
     settings: &Settings,
     load: &Load,
+    remote: Option<&Rc<Remote>>,
     bytes: u64,
 ) -> Result<Measured, BenchError> {
     let (chunk, threads) = (settings.chunk, settings.threads);
@@ -126,10 +86,10 @@ pub(super) fn measure<C: Carrier>(
             is_crowd: true,
         },
     };
-    let (address, mut server) = settings.task(bytes, None, role).start(settings.remote.as_ref())?.ready()?;
-    let victims = load.victims();
+    let (address, mut server) = Peer::start(&Task::of(settings, bytes, None, role), remote)?.ready()?;
+    let victims = victims(*load);
     let mut processes = Vec::new();
-    for (process, peers) in (0..).zip(load.shares()) {
+    for (process, peers) in (0..).zip(shares(*load)) {
         let task = LoadTask {
             peers,
             op: settings.op,
@@ -139,8 +99,9 @@ pub(super) fn measure<C: Carrier>(
             validate: settings.validate,
         };
         let task =
-            Task { address: Some(address.clone()), ..settings.task(bytes, None, TaskRole::Load(task)) };
-        let process = LoadProcess { side: task.start(None)?, peers, is_victim: victims.contains(&process) };
+            Task { address: Some(address.clone()), ..Task::of(settings, bytes, None, TaskRole::Load(task)) };
+        let process =
+            LoadProcess { side: Peer::start(&task, None)?, peers, is_victim: victims.contains(&process) };
         processes.push(process);
     }
     let findings = conduct(processes)?;
@@ -150,7 +111,7 @@ pub(super) fn measure<C: Carrier>(
     check(settings, load, &served, &findings)?;
     let carrier = C::open(&settings.means)?;
     let measured = report::<C>(settings, load, bytes, &served, &findings)?;
-    Ok(carrier.describe(&settings.means, settings.validated(measured)))
+    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
 }
 
 fn course(settings: &Settings) -> Course {
@@ -331,15 +292,15 @@ mod tests {
     fn every_peer_has_a_process_and_victims_are_drawn_among_them() {
         for (peers, processes, kill) in [(1000, 7, 3), (7, 7, 6), (5, 1, 0)] {
             let load = Load { peers, processes, kill };
-            let shares: Vec<u16> = load.shares().collect();
+            let shares: Vec<u16> = shares(load).collect();
             assert_eq!((shares.len(), shares.iter().sum()), (processes.into(), peers));
             assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1);
-            let victims = load.victims();
+            let victims = victims(load);
             assert_eq!(victims.len(), usize::from(kill));
             assert!(victims.iter().all(|victim| *victim < processes));
         }
         let drawn: std::collections::BTreeSet<_> =
-            (0..100).map(|_| Load { peers: 100, processes: 100, kill: 1 }.victims()).collect();
+            (0..100).map(|_| victims(Load { peers: 100, processes: 100, kill: 1 })).collect();
         assert!(drawn.len() > 10, "they are drawn by chance");
     }
 }

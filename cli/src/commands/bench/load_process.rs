@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::transport::AtomicDomain;
 use slackline::{
@@ -10,70 +9,18 @@ use slackline::{
     scheme::{Bound, SchemeConfig},
 };
 
-use super::arguments::Op;
 use super::carrier::Carrier;
+use super::client::Client;
+use super::error::BenchError;
 use super::histogram::TimeHistogram;
-use super::nodes::TIMEOUT;
-use super::peer::{Client, Task};
-use super::pong::Side;
-use super::requester::{Flow, Requester};
+use super::messages::{Flow, Half, LoadMessage, LoadTask, TIMEOUT, Task};
+use super::names::Op;
+use super::pattern;
+use super::requester::Requester;
+use super::side::Side;
 use super::usage::{cpu_time, raise_open_files};
-use super::{BenchError, pattern};
 
-/// The task of such a process.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct LoadTask {
-    pub(super) peers: u16,
-    /// The operation of each: workers do rounds, readers pull, others post single requests.
-    pub(super) op: Op,
-    /// Turns before the first that is timed.
-    pub(super) warmup: u64,
-    pub(super) course: Course,
-    /// Whether it goes on until it is killed.
-    pub(super) is_victim: bool,
-    /// Whether what was pulled last is compared with what was published.
-    pub(super) validate: bool,
-}
-
-/// The end of the turns that are timed.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Course {
-    Turns(u64),
-    Lasting(Duration),
-}
-
-impl Course {
-    /// The part of it that is over.
-    fn part(self, turns: u64, passed: Duration) -> f64 {
-        match self {
-            Course::Turns(all) => turns as f64 / all as f64,
-            Course::Lasting(length) => passed.as_secs_f64() / length.as_secs_f64(),
-        }
-    }
-}
-
-/// The messages of such a process, in this order. It waits for a sign to go on after the first and the second.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum LoadMessage {
-    /// It can connect.
-    Ready,
-    /// All its peers have joined; how long each took.
-    Joined(TimeHistogram),
-    /// Half of the course is over.
-    Half,
-    /// All of it is, and its peers have left.
-    Over { halves: [Half; 2], cpu_ns: u64 },
-}
-
-/// One half of the course.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Half {
-    pub(super) seconds: f64,
-    /// The time that each operation took.
-    pub(super) operations: TimeHistogram,
-}
-
-pub(super) fn run<C: Carrier>(task: &Task, load: LoadTask, client: &Client) -> Result<(), BenchError> {
+pub(super) fn serve<C: Carrier>(task: &Task, load: LoadTask, client: &Client) -> Result<(), BenchError> {
     raise_open_files()?;
     let (carrier, address) = (C::open(&client.means)?, task.address()?);
     let mut crowd = Crowd::new(&carrier, load.op, task.bytes)?;

@@ -7,11 +7,12 @@ use slackline::internals::kernel::{Fold, Gradient, Pass, triad as run_triad};
 use slackline::internals::mem::{Access, HostMemory, VolatileSlice, Way, streaming_threshold};
 use slackline::{Encoding, Optimizer, Shm, Transport};
 
-use super::BenchError;
-use super::arguments::Settings;
-use super::measure::{Timing, calls, time};
+use super::error::BenchError;
+use super::measure::{calls, time};
 use super::pin::{cores, pin_to};
 use super::report::{Measured, duration, rate};
+use super::settings::Settings;
+use super::timing::Timing;
 
 /// The best copy that this machine has between private and shared memory, as the transport allocates them.
 pub(super) fn memcpy(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use slackline::internals::job::transports::rdma_options;
 use slackline::{Secret, VerbsOptions};
 
-use super::BenchError;
-use super::arguments::TransportName;
+use super::error::BenchError;
+use super::names::TransportName;
 
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;

@@ -3,130 +3,64 @@
 //! Whatever crosses a process boundary in use crosses one here: the bench starts itself again as the other side
 //! ([`peer`]), which dies with it, or asks one that listens on another host ([`remote`]). Copies and kernels alone run
 //! in this process. Many peers ([`load`]) are spread over processes that are started so, too.
+//!
+//! The options ([`arguments`]) become settings ([`settings`]), by which this side measures. It sends tasks
+//! ([`messages`]), which the other side carries out ([`serve`]).
 
 mod arguments;
 mod carrier;
+mod check;
+mod client;
 mod counters;
+mod error;
 mod histogram;
+mod line;
+mod listen;
 mod load;
 mod load_process;
 mod local;
 mod means;
 mod measure;
+mod messages;
+mod names;
 mod nodes;
+mod owner;
 mod parse;
 mod pattern;
 mod peer;
 mod pin;
-mod pong;
 mod remote;
 mod report;
 mod requester;
 mod requests;
 mod round;
+mod serve;
+mod settings;
+mod side;
+mod target;
+mod timing;
 mod usage;
+mod worker;
 
-use slackline::Diagnostic;
-use std::borrow::Cow;
 use std::path::Path;
 use std::process::ExitCode;
 use std::rc::Rc;
 
 pub(crate) use arguments::BenchArgs;
-use arguments::{Op, Request, Settings, TransportName};
 use carrier::Carrier;
+use check::Request;
 use counters::Counters;
-pub(crate) use peer::PeerArgs;
+use error::BenchError;
+use names::{Op, TransportName};
 use remote::Remote;
 use report::Measured;
 pub(crate) use report::{duration, rate, size};
+pub(crate) use serve::PeerArgs;
+use settings::Settings;
 use slackline::internals::mem::set_copy_threads;
 use slackline::{Shm, Tcp, Verbs};
 
 use crate::failure::Failure;
-
-/// A measurement was called wrongly, or failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
-    #[error("{what}: {help}")]
-    Usage { what: String, help: &'static str },
-    #[error(transparent)]
-    Secret(#[from] slackline::SecretError),
-    #[error(transparent)]
-    Node(#[from] slackline::Error),
-    #[error(transparent)]
-    Open(#[from] slackline::OpenError),
-    /// A variable of RDMA that is not usable, and the remedy.
-    #[error(transparent)]
-    Setting(#[from] slackline::internals::job::transports::SettingError),
-    #[error("the atomics of this RDMA device do not work; there is nothing to measure")]
-    NoAtomics,
-    #[error("validation failed: {0}")]
-    Invalid(String),
-    #[error(transparent)]
-    Register(#[from] slackline::internals::transport::RegisterError),
-    #[error(transparent)]
-    Connect(#[from] slackline::ConnectError),
-    #[error(transparent)]
-    Post(#[from] slackline::internals::transport::PostError),
-    #[error("the target is gone: {0}; it says why itself")]
-    Disconnected(#[from] slackline::internals::transport::Disconnected),
-    #[error("a request failed: {0}")]
-    Completion(#[from] slackline::internals::transport::CompletionError),
-    #[error(transparent)]
-    Memory(#[from] slackline::internals::mem::MemoryError),
-    #[error(transparent)]
-    Range(#[from] slackline::internals::mem::OutOfBounds),
-    #[error(transparent)]
-    Table(#[from] slackline::TableError),
-    #[error(transparent)]
-    Fold(#[from] slackline::internals::kernel::FoldError),
-    #[error("cannot {operation}: {source}")]
-    System { operation: &'static str, source: std::io::Error },
-    #[error("the other process failed: {0}")]
-    Peer(String),
-    /// The same in the words of that process, on another host.
-    #[error("the other process failed: {0}")]
-    Remote(String),
-    #[error("{_0}; {}", self.remedy().unwrap_or_default())]
-    Unreachable(String),
-}
-
-impl Diagnostic for BenchError {
-    fn operation(&self) -> &'static str {
-        "measuring"
-    }
-
-    fn remedy(&self) -> Option<Cow<'_, str>> {
-        match self {
-            BenchError::Usage { help, .. } => Some((*help).into()),
-            BenchError::Secret(error) => error.remedy(),
-            BenchError::Node(error) => error.remedy(),
-            BenchError::Open(error) => error.remedy(),
-            BenchError::Setting(error) => error.remedy(),
-            BenchError::Register(error) => error.remedy(),
-            BenchError::Connect(error) => error.remedy(),
-            BenchError::Memory(error) => error.remedy(),
-            BenchError::Table(error) => error.remedy(),
-            BenchError::NoAtomics => Some("there is nothing to measure".into()),
-            BenchError::Unreachable(_) => {
-                Some("start `slackline bench --transport ... --listen` there first".into())
-            }
-            BenchError::Disconnected(_) => Some("it says why itself".into()),
-            _ => None,
-        }
-    }
-}
-
-impl BenchError {
-    fn usage(what: impl Into<String>, help: &'static str) -> BenchError {
-        BenchError::Usage { what: what.into(), help }
-    }
-
-    fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
-        move |source| BenchError::System { operation, source }
-    }
-}
 
 /// Runs the measurements that were asked for and reports them.
 pub(crate) fn run(args: BenchArgs) -> ExitCode {
@@ -135,7 +69,7 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
 
 /// Runs as the other side of a measurement.
 pub(crate) fn run_peer(args: PeerArgs) -> ExitCode {
-    finish(peer::serve(args))
+    finish(serve::serve(args))
 }
 
 fn finish(result: Result<(), BenchError>) -> ExitCode {
@@ -157,15 +91,16 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     let (mut settings, json) = match args.check()? {
         Request::Measure(settings, json) => (*settings, json),
         Request::Listen { address, transport, means, keep } => {
-            return remote::listen(address, transport, &means, keep);
+            return listen::listen(address, transport, &means, keep);
         }
     };
     // What cannot be had here is told here, and not by the other side.
-    settings.transport.open(&settings.means)?;
+    carrier::open(settings.transport, &settings.means)?;
+    let mut remote = None;
     if let Some(host) = &settings.peer {
-        let remote = Remote::connect(host, &settings.means)?;
-        settings.means.peer = Some(remote.address.ip());
-        settings.remote = Some(Rc::new(remote));
+        let connected = Remote::connect(host, &settings.means)?;
+        settings.means.peer = Some(connected.address.ip());
+        remote = Some(Rc::new(connected));
     }
     if let Some(threads) = settings.copy_threads {
         set_copy_threads(threads.into());
@@ -173,30 +108,34 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     let measure = |bytes: &u64| {
         let before = Counters::look(settings.transport, Path::new("/"));
         let measured = match settings.transport {
-            TransportName::Shm => measure_one::<Shm>(&settings, *bytes),
-            TransportName::Tcp => measure_one::<Tcp>(&settings, *bytes),
-            TransportName::Verbs => measure_one::<Verbs>(&settings, *bytes),
+            TransportName::Shm => measure_one::<Shm>(&settings, remote.as_ref(), *bytes),
+            TransportName::Tcp => measure_one::<Tcp>(&settings, remote.as_ref(), *bytes),
+            TransportName::Verbs => measure_one::<Verbs>(&settings, remote.as_ref(), *bytes),
         };
         let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
         Ok(measured?.counted(&moved))
     };
     let all: Result<Vec<Measured>, BenchError> = settings.sizes.iter().map(measure).collect();
-    let all = all.map_err(|error| match &settings.remote {
+    let all = all.map_err(|error| match &remote {
         Some(remote) => remote.explain(error),
         None => error,
     });
     report::write(&all?, json.as_deref())
 }
 
-fn measure_one<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+fn measure_one<C: Carrier>(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+) -> Result<Measured, BenchError> {
     if let Some(load) = &settings.load {
-        return load::measure::<C>(settings, load, bytes);
+        return load::measure::<C>(settings, load, remote, bytes);
     }
     match settings.op {
-        Op::Write | Op::Read | Op::FetchAdd => requests::measure::<C>(settings, bytes),
-        Op::Publish => nodes::publish::<C>(settings, bytes),
-        Op::Pull => nodes::pull::<C>(settings, bytes),
-        Op::PinnedRead => nodes::pinned_read::<C>(settings, bytes),
+        Op::Write | Op::Read | Op::FetchAdd => requests::measure::<C>(settings, remote, bytes),
+        Op::Publish => nodes::publish::<C>(settings, remote, bytes),
+        Op::Pull => nodes::pull::<C>(settings, remote, bytes),
+        Op::PinnedRead => nodes::pinned_read::<C>(settings, remote, bytes),
         Op::Round => round::measure::<C>(settings, bytes),
         Op::Memcpy => local::memcpy(settings, bytes),
         Op::Apply => local::apply(settings, bytes),

@@ -1,49 +1,51 @@
 //! Measurements of single operations of nodes: publish, pull, pinned read.
 
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use slackline::internals::mem::{Access, VolatileSlice};
+use slackline::internals::mem::Access;
 use slackline::{
-    Address, ElementType, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, Table, Worker,
-    WorkerOptions,
+    Address, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 
-use super::BenchError;
-use super::arguments::Settings;
 use super::carrier::Carrier;
+use super::error::BenchError;
 use super::measure::{calls, time};
+use super::messages::{INITIAL, RATE, TIMEOUT, Task, TaskRole};
 use super::pattern;
-use super::peer::{Client, Peer, Task, TaskRole};
+use super::peer::Peer;
 use super::pin::{pair, pin_to};
+use super::remote::Remote;
 use super::report::Measured;
-use super::usage::Watch;
+use super::settings::Settings;
 
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// The lease of an owner with a crowd of peers. At ten heartbeats in the default lease a thousand peers would say 3,300
-/// times a second that they live, which is more than an emulated device carries beside the measurement.
-pub(super) const LEASE_OF_CROWD: Duration = Duration::from_secs(30);
-
-/// The value that every parameter of the server begins with, and the learning rate that scales a gradient.
-pub(super) const INITIAL: f32 = 1.0;
-pub(super) const RATE: f32 = 1e-3;
 /// Gradients are the same again after so many elements, so that what they add up to is soon worked out.
 const PERIOD: usize = 64;
 /// Longest time that a server may take to show a gradient after it has taken it.
 const SHOW: Duration = Duration::from_secs(5);
 
 /// Starts the other side.
-fn start(settings: &Settings, bytes: u64, role: TaskRole) -> Result<(Address, Peer), BenchError> {
+fn start(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+    role: TaskRole,
+) -> Result<(Address, Peer), BenchError> {
     let (own_core, core) = pair(settings.pin);
     if let Some(core) = own_core {
         pin_to(core);
     }
-    settings.task(bytes, core, role).start(settings.remote.as_ref())?.ready()
+    Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()
 }
 
 /// A worker's gradient into its slot. The server folds it while it lands and goes on after; the next one begins only
 /// when it is done.
-pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn publish<C: Carrier>(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+) -> Result<Measured, BenchError> {
     let role = TaskRole::Server {
         asynchronous: true,
         workers: 1,
@@ -52,7 +54,7 @@ pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
         folds: 0,
         is_crowd: false,
     };
-    let (address, server) = start(settings, bytes, role)?;
+    let (address, server) = start(settings, remote, bytes, role)?;
     let carrier = C::open(&settings.means)?;
     // Read in place where that is possible: only the gradient is copied.
     let read = if carrier.capabilities().in_place { ReadMode::InPlace } else { ReadMode::Copy };
@@ -81,7 +83,7 @@ pub(super) fn publish<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     drop(worker);
     server.end()?;
     let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing);
-    Ok(carrier.describe(&settings.means, settings.validated(measured)))
+    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
 }
 
 fn gradient(index: usize) -> f32 {
@@ -114,9 +116,13 @@ fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) 
 }
 
 /// A copy of a version, validated.
-pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn pull<C: Carrier>(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+) -> Result<Measured, BenchError> {
     let (address, publisher) =
-        start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
+        start(settings, remote, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
     let carrier = C::open(&settings.means)?;
     let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
     let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
@@ -133,13 +139,17 @@ pub(super) fn pull<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measur
     drop(reader);
     publisher.end()?;
     let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing).with("retries", retries);
-    Ok(carrier.describe(&settings.means, settings.validated(measured)))
+    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
 }
 
 /// Pin, read one word, let go.
-pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn pinned_read<C: Carrier>(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+) -> Result<Measured, BenchError> {
     let (address, publisher) =
-        start(settings, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
+        start(settings, remote, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
     let mut reader = Reader::connect(C::open(&settings.means)?, &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);
@@ -157,35 +167,4 @@ pub(super) fn pinned_read<C: Carrier>(settings: &Settings, bytes: u64) -> Result
     Ok(measured
         .with("bytes_copied", width)
         .note(format!("{width} bytes of {bytes} are read, nothing is copied")))
-}
-
-/// A publisher with one version, and what its readers cost it if they are a crowd.
-pub(super) fn serve_publisher<C: Carrier>(
-    task: &Task,
-    chunk: u64,
-    crowd: Option<u16>,
-    client: &Client,
-) -> Result<(), BenchError> {
-    let table = Table::flat(task.bytes / 4, ElementType::F32)?;
-    let mut options = PublisherOptions::default();
-    options.memory.chunk_bytes = chunk;
-    options.memory.peers = options.memory.peers.max(crowd.unwrap_or(0));
-    options.memory.lease = crowd.map_or(options.memory.lease, |_| LEASE_OF_CROWD);
-    let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
-    let mut publisher = Publisher::new(carrier, &anywhere, table, options)?;
-    let mut payload = vec![0; task.bytes as usize];
-    pattern::fill(VolatileSlice::from_mut(&mut payload));
-    // Every page of the frame that is read is there.
-    publisher.publish(&payload, TIMEOUT)?;
-    let watch = crowd.map(|readers| Watch::begin(readers.into())).transpose()?;
-    client.say(&publisher.address())?;
-    let over = |publisher: &Publisher<C>| {
-        if let Some(watch) = &watch {
-            watch.look(publisher.joined());
-        }
-        client.is_done()
-    };
-    while !publisher.drive(over, TIMEOUT)? {}
-    let Some(watch) = watch else { return Ok(()) };
-    client.say(&watch.end(publisher.joined(), 0)?)
 }

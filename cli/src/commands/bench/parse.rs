@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use slackline::MeetingPoint;
 
-use super::remote::PORT;
-
+/// The port to listen at and to connect to, unless another one is given: perftest's port.
+const PORT: u16 = 18515;
 /// Longest time that one measurement may be asked to take.
 const LONGEST: Duration = Duration::from_secs(86_400);
 

@@ -2,7 +2,7 @@
 
 use slackline::internals::mem::VolatileSlice;
 
-use super::BenchError;
+use super::error::BenchError;
 
 /// Bytes that are made or compared at a time; whole words.
 const BLOCK: usize = 64 << 10;

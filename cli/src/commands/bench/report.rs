@@ -6,8 +6,9 @@ use std::io::Write;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::BenchError;
-use super::measure::{Latency, Timing};
+use super::error::BenchError;
+use super::pin;
+use super::timing::{Latency, Timing};
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -80,6 +81,15 @@ impl Measured {
         measured.note(format!("counters of this host, added meanwhile: {}", text.join(", ")))
     }
 
+    /// Says that it was validated, if it was.
+    pub(super) fn validated(self, is_validated: bool) -> Measured {
+        if is_validated {
+            self.with("validated", true).note("what arrived is what was sent".into())
+        } else {
+            self
+        }
+    }
+
     pub(super) fn note(mut self, note: String) -> Measured {
         self.notes.push(note);
         self
@@ -107,7 +117,7 @@ impl Machine {
         let cpu =
             model.and_then(|rest| rest.split_once(':')).map_or(std::env::consts::ARCH, |(_, name)| name);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Machine { cpu: cpu.trim().into(), cores: super::pin::cores().len(), kernel: kernel.trim().into() }
+        Machine { cpu: cpu.trim().into(), cores: pin::cores().len(), kernel: kernel.trim().into() }
     }
 }
 

@@ -3,27 +3,18 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use slackline::internals::mem::Streaming;
 use slackline::internals::transport::{Endpoint, Operation, PostError, WorkRequest};
 
-use super::BenchError;
-use super::arguments::Op;
 use super::carrier::Carrier;
+use super::error::BenchError;
 use super::measure::calls;
-use super::pong::Side;
+use super::messages::Flow;
+use super::names::Op;
+use super::side::Side;
 
 /// Looks for a completion before the core is offered to others, where many requests are under way.
 const PATIENT_POLLS: u32 = 64;
-
-/// The flow of requests where many are under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Flow {
-    /// Requests under way at once, of each connection.
-    pub(super) window: u64,
-    /// Requests of one post; the last of them is signalled.
-    pub(super) list: u64,
-}
 
 /// The side of one connection that posts.
 pub(super) struct Requester<C: Carrier> {

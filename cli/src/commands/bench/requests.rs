@@ -1,23 +1,33 @@
 //! Single requests: write, read, fetch-add.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use slackline::internals::transport::AtomicDomain;
 
-use super::arguments::{Op, Settings};
 use super::carrier::Carrier;
-use super::measure::{Timing, calls, time, time_batches, time_whole};
-use super::peer::{Peer, TaskRole};
+use super::error::BenchError;
+use super::measure::{calls, time, time_batches, time_whole};
+use super::messages::{Flow, Found, Streamed, Task, TaskRole};
+use super::names::Op;
+use super::pattern;
+use super::peer::Peer;
 use super::pin::{pair, pin_to};
-use super::pong::{Found, OVER, Side, Streamed};
+use super::remote::Remote;
 use super::report::{Measured, duration, rate};
-use super::requester::{Flow, Requester, stream};
-use super::{BenchError, pattern};
+use super::requester::{Requester, stream};
+use super::settings::Settings;
+use super::side::{OVER, Side};
+use super::timing::Timing;
 
 /// Bytes that may be under way at once over TCP, by default.
 const UNDER_WAY: u64 = 128 << 20;
 
-pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Measured, BenchError> {
+pub(super) fn measure<C: Carrier>(
+    settings: &Settings,
+    remote: Option<&Rc<Remote>>,
+    bytes: u64,
+) -> Result<Measured, BenchError> {
     let (own_core, core) = pair(settings.pin);
     if let Some(core) = own_core {
         pin_to(core);
@@ -28,7 +38,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let checked = settings.validate.then_some(op);
     let role =
         TaskRole::Memory { pongs, checked, connections: settings.connections, opposite, is_crowd: false };
-    let (address, mut target) = settings.task(bytes, core, role).start(settings.remote.as_ref())?.ready()?;
+    let (address, mut target) = Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()?;
     let carrier = C::open(&settings.means)?;
     if op == Op::FetchAdd && carrier.capabilities().atomics == AtomicDomain::None {
         return Err(BenchError::NoAtomics);
@@ -79,7 +89,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
         }
     }
     target.end()?;
-    Ok(carrier.describe(&settings.means, settings.validated(measured)))
+    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
 }
 
 /// Bandwidth: many requests under way at once, over all connections, and from the other side, too, if that is wanted.

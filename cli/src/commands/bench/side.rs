@@ -7,27 +7,18 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::internals::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, WorkRequest,
-};
+use slackline::internals::transport::{Connecting, Endpoint, Inline, Offer, Operation, WorkRequest};
 use slackline::{Address, now};
 
-use super::BenchError;
-use super::arguments::Op;
 use super::carrier::Carrier;
-use super::pattern;
-use super::peer::{Client, Task, TaskRole};
-use super::requester::{Flow, Requester, stream};
-use super::usage::Watch;
+use super::client::Client;
+use super::error::BenchError;
 
 /// Turns of the waiting loop between two checks that the other side still lives.
 const SPINS: u32 = 4096;
 /// A target to which nothing was sent for so long sleeps between looks.
 const IDLE: Duration = Duration::from_millis(50);
-/// Time between two looks of a target that has nothing to answer.
-const STILL: Duration = Duration::from_millis(2);
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// The turn after the last: from now on the data is no turn any more.
@@ -57,7 +48,7 @@ fn is_own_flag(bytes: u64) -> bool {
     bytes <= 64 && bytes.is_multiple_of(8)
 }
 
-fn region<C: Carrier>(carrier: &C, bytes: u64) -> Result<MemoryRegion, BenchError> {
+pub(super) fn region<C: Carrier>(carrier: &C, bytes: u64) -> Result<MemoryRegion, BenchError> {
     let region = carrier.allocate(bytes.next_multiple_of(4096) as usize + 4096, ALL)?;
     touch(&region.whole());
     Ok(region)
@@ -72,7 +63,7 @@ fn touch(slice: &LocalSlice) {
 }
 
 impl<C: Carrier> Side<C> {
-    fn new(
+    pub(super) fn new(
         carrier: &C,
         endpoint: C::Endpoint,
         mine: &MemoryRegion,
@@ -153,100 +144,9 @@ impl<C: Carrier> Side<C> {
         }
         false
     }
-}
 
-/// The content that a target found in its memory in the end.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Found {
-    /// The first byte that is not as it should be.
-    pub(super) wrong: Option<u64>,
-    /// The first word.
-    pub(super) word: u64,
-}
-
-/// The stream that went from the target to the client meanwhile.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Streamed {
-    pub(super) count: u64,
-    pub(super) nanos: f64,
-}
-
-/// Runs the target. It answers every turn of a ping-pong if there is one, streams to the client if it is to, and keeps
-/// still until the client is done or gone. Then it says what it streamed and found, and what its peers cost it, if that
-/// is wanted.
-pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
-    let TaskRole::Memory { pongs, checked, connections, opposite, is_crowd } = task.role else {
-        return Err(BenchError::Peer("not a task of memory".into()));
-    };
-    let (carrier, bytes) = (C::open(&client.means)?, task.bytes);
-    let mut listener = carrier.listen(&C::anywhere(client.host))?;
-    let mine = region(&carrier, bytes)?;
-    let data = mine.slice(0, bytes as usize)?;
-    if checked == Some(Op::Read) {
-        pattern::fill(data.as_volatile());
-    }
-    let watch = if is_crowd { Some(Watch::begin(connections.into())?) } else { None };
-    client.say(&listener.address())?;
-    let mut sides = Vec::new();
-    while sides.len() < usize::from(connections) {
-        let Some(incoming) = listener.poll(now()) else {
-            if client.is_done() {
-                return Ok(());
-            }
-            std::thread::yield_now();
-            continue;
-        };
-        let grants = incoming.received().grants.clone();
-        let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
-        sides.push(Side::<C>::new(&carrier, endpoint, &mine, &grants, bytes)?);
-    }
-    if let Some(watch) = &watch {
-        watch.look(connections.into());
-    }
-    if let (true, Some(first)) = (pongs, sides.first_mut()) {
-        first.answer(client)?;
-    }
-    if let Some((op, flow)) = opposite {
-        stream_back(sides, op, flow, client)?;
-    } else {
-        // Spinning here would only keep the thread that moves the bytes off the core.
-        while !client.is_done() && sides.iter_mut().filter_map(|side| side.endpoint.check().ok()).count() > 0
-        {
-            std::thread::sleep(STILL);
-        }
-    }
-    if checked.is_some() {
-        let wrong = if checked == Some(Op::Write) { pattern::first_wrong(data.as_volatile()) } else { None };
-        let word = if bytes >= 8 { data.as_volatile().load(0, Ordering::Acquire) } else { 0 };
-        client.say(&Found { wrong, word })?;
-    }
-    match watch {
-        Some(watch) => client.say(&watch.end(connections.into(), 0)?),
-        None => Ok(()),
-    }
-}
-
-/// Streams to the client from its sign until it wants no more.
-fn stream_back<C: Carrier>(
-    sides: Vec<Side<C>>,
-    op: Op,
-    flow: Flow,
-    client: &Client,
-) -> Result<(), BenchError> {
-    let mut all: Vec<_> = sides.into_iter().map(|side| Requester::new(side, op, flow)).collect();
-    client.wait_for_go()?;
-    let (mut count, begun) = (0, Instant::now());
-    while !client.is_done() {
-        let several = 4 * flow.window * all.len() as u64;
-        stream(&mut all, several)?;
-        count += several;
-    }
-    client.say(&Streamed { count, nanos: begun.elapsed().as_nanos() as f64 })
-}
-
-impl<C: Carrier> Side<C> {
     /// Answers every turn up to the last, or until the client is done or gone.
-    fn answer(&mut self, client: &Client) -> Result<(), BenchError> {
+    pub(super) fn answer(&mut self, client: &Client) -> Result<(), BenchError> {
         let mut turn = 1;
         let mut last = Instant::now();
         loop {

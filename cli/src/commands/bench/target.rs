@@ -1,0 +1,93 @@
+//! The target of requests: others write and read its memory, and it judges what arrived.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slackline::internals::transport::{Endpoint, Incoming, Listener, Offer};
+use slackline::now;
+
+use super::carrier::Carrier;
+use super::client::Client;
+use super::error::BenchError;
+use super::messages::{Flow, Found, Streamed, Task, TaskRole};
+use super::names::Op;
+use super::pattern;
+use super::requester::{Requester, stream};
+use super::side::{Side, region};
+use super::usage::Watch;
+
+/// Time between two looks of a target that has nothing to answer.
+const STILL: Duration = Duration::from_millis(2);
+
+/// Runs the target. It answers every turn of a ping-pong if there is one, streams to the client if it is to, and keeps
+/// still until the client is done or gone. Then it says what it streamed and found, and what its peers cost it, if that
+/// is wanted.
+pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
+    let TaskRole::Memory { pongs, checked, connections, opposite, is_crowd } = task.role else {
+        return Err(BenchError::Peer("not a task of memory".into()));
+    };
+    let (carrier, bytes) = (C::open(&client.means)?, task.bytes);
+    let mut listener = carrier.listen(&C::anywhere(client.host))?;
+    let mine = region(&carrier, bytes)?;
+    let data = mine.slice(0, bytes as usize)?;
+    if checked == Some(Op::Read) {
+        pattern::fill(data.as_volatile());
+    }
+    let watch = if is_crowd { Some(Watch::begin(connections.into())?) } else { None };
+    client.say(&listener.address())?;
+    let mut sides = Vec::new();
+    while sides.len() < usize::from(connections) {
+        let Some(incoming) = listener.poll(now()) else {
+            if client.is_done() {
+                return Ok(());
+            }
+            std::thread::yield_now();
+            continue;
+        };
+        let grants = incoming.received().grants.clone();
+        let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
+        sides.push(Side::<C>::new(&carrier, endpoint, &mine, &grants, bytes)?);
+    }
+    if let Some(watch) = &watch {
+        watch.look(connections.into());
+    }
+    if let (true, Some(first)) = (pongs, sides.first_mut()) {
+        first.answer(client)?;
+    }
+    if let Some((op, flow)) = opposite {
+        stream_back(sides, op, flow, client)?;
+    } else {
+        // Spinning here would only keep the thread that moves the bytes off the core.
+        while !client.is_done() && sides.iter_mut().filter_map(|side| side.endpoint.check().ok()).count() > 0
+        {
+            std::thread::sleep(STILL);
+        }
+    }
+    if checked.is_some() {
+        let wrong = if checked == Some(Op::Write) { pattern::first_wrong(data.as_volatile()) } else { None };
+        let word = if bytes >= 8 { data.as_volatile().load(0, Ordering::Acquire) } else { 0 };
+        client.say(&Found { wrong, word })?;
+    }
+    match watch {
+        Some(watch) => client.say(&watch.end(connections.into(), 0)?),
+        None => Ok(()),
+    }
+}
+
+/// Streams to the client from its sign until it wants no more.
+fn stream_back<C: Carrier>(
+    sides: Vec<Side<C>>,
+    op: Op,
+    flow: Flow,
+    client: &Client,
+) -> Result<(), BenchError> {
+    let mut all: Vec<_> = sides.into_iter().map(|side| Requester::new(side, op, flow)).collect();
+    client.wait_for_go()?;
+    let (mut count, begun) = (0, Instant::now());
+    while !client.is_done() {
+        let several = 4 * flow.window * all.len() as u64;
+        stream(&mut all, several)?;
+        count += several;
+    }
+    client.say(&Streamed { count, nanos: begun.elapsed().as_nanos() as f64 })
+}
