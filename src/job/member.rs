@@ -26,7 +26,7 @@ pub enum End {
     /// The job is over.
     Dismissed,
     /// The job failed: the cause, as rank 0 told it.
-    ErrorReport(String),
+    Told(String),
     /// The job has no rank for this process, for a reason that rank 0 told.
     Refused(String),
     /// Rank 0 is gone and told no cause.

@@ -41,11 +41,12 @@ and one of its sections, with what the first tables tell of it, by the name of t
 
 The settings of each result (its problem, workers, grids, step sizes, targets and claims) lie in
 `lab/src/reproduce/settings/`, and are written before the run, but for the statements on real processes (`race.toml`),
-which were written after theirs. Where one was changed, the section says what it was, what came of it, and why. A claim
-is *held against* a headline (a result that a paper puts forward, with its figure where it has one), a direction (what
-else a paper says, without a figure), theory (a formula, a bound, arithmetic), or an expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds,
-paired by seed where two schemes are compared); a claim holds if the whole interval lies in its range, so \"faster\"
-means that the interval excludes 1. \"Differs\" is not a failure of the program: the section says what came out instead.
+which were written after theirs. Where one was changed, the section says what it was, what came of it, and why. A
+claim is *held against* a headline (a result that a paper puts forward, with its figure where it has one), a direction
+(what else a paper says, without a figure), theory (a formula, a bound, arithmetic), or an expectation of ours.
+Brackets hold 95 % intervals (Student's t over the seeds, paired by seed where two schemes are compared); a claim
+holds if the whole interval lies in its range, so \"faster\" means that the interval excludes 1. \"Differs\" is not a
+failure of the program: the section says what came out instead.
 
 ";
 
