@@ -11,8 +11,7 @@ use slackline::internals::mem::{Streaming, VolatileSlice};
 
 use crate::errors::Failure;
 use crate::lease::Lease;
-use crate::reader;
-use crate::reading::{Reading, Request, newest_from};
+use crate::reading::{self, Reading, Request, newest_from};
 use crate::record::Asked;
 use crate::snapshot::Facts;
 use crate::source::Foreign;
@@ -68,7 +67,7 @@ pub(crate) fn pull(
 ) -> PyResult<(Facts, Asked)> {
     let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
     if !reading.copies_from_frames || !is_whole || request.exactly.is_some() {
-        let (facts, lease, asked) = reader::pull(py, reading, request, timeout)?;
+        let (facts, lease, asked) = reading::pull(py, reading, request, timeout)?;
         // SAFETY: the lease is of a copy of the whole table, which no code writes.
         py.detach(|| unsafe { targets.fill_from(lease.at(0)) });
         return Ok((facts, asked.ended()));
@@ -77,7 +76,7 @@ pub(crate) fn pull(
     let asked = reading.begin(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (facts, address, _bytes) = reader::hold(py, reading, request, left)?;
+        let (facts, address, _bytes) = reading::hold(py, reading, request, left)?;
         let newest = py.detach(|| {
             // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to
             // it.

@@ -7,16 +7,15 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use slackline::internals::param::PinError;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Address, Error, Reader, ReaderOptions, Version};
+use slackline::{Address, Error, Reader, ReaderOptions};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
-use crate::reading::{Pulled, Pulling, Reading, Request, Shared, newest_from};
+use crate::reading::{Pulled, Pulling, Reading, Request, Shared, hold, newest_from, pull};
 use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
@@ -150,17 +149,6 @@ impl PyReader {
 
 fn occupied() -> Failure {
     Failure::out_of_turn(PREFETCHING, "a version is staged already", "swap it in first")
-}
-
-pub(crate) fn pull(
-    py: Python<'_>,
-    reading: &mut Reading,
-    request: Request,
-    timeout: Duration,
-) -> PyResult<Pulled> {
-    let mut pulling = Pulling::new(request);
-    let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
-    pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
 }
 
 /// Pulls in a thread of its own, for `prefetch`.
@@ -502,32 +490,6 @@ fn connect(
 
 fn is_refused_for_now(error: &Error) -> bool {
     error.retry_after().is_some()
-}
-
-/// Pins a version, and returns where it lies.
-pub(crate) fn hold(
-    py: Python<'_>,
-    reading: &mut Reading,
-    request: Request,
-    timeout: Duration,
-) -> PyResult<(Facts, usize, usize)> {
-    let reader = &mut reading.reader;
-    let mut seen = 0;
-    let held = in_slices(py, timeout, |slice| {
-        let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
-        seen = newest;
-        match reader.hold(VersionBound::version(Version::new(request.oldest(newest))), slice) {
-            Ok(_pulled) => {
-                let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
-                let facts = Facts::of(&reader.held_fresh().ok_or_else(not_mapped)?);
-                let held = reader.held().ok_or_else(not_mapped)?;
-                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
-            }
-            Err(Error::Deadline { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    })?;
-    held.ok_or_else(|| request.late(timeout, seen).into())
 }
 
 impl Drop for PyReader {

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
+use pyo3::{PyResult, Python};
+
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
@@ -14,6 +16,7 @@ use crate::fabric::NamedFabric;
 use crate::lease::Lease;
 use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
+use crate::wait::in_slices;
 
 /// A reader with the newest version that it has copied.
 pub(crate) struct Reading {
@@ -163,6 +166,44 @@ pub(crate) fn newest_from(
     slice: Duration,
 ) -> Result<Option<u64>, Failure> {
     Ok(reader.newest_from(Version::new(at_least), slice)?.map(Version::get))
+}
+
+/// Pulls a version, and waits for it.
+pub(crate) fn pull(
+    py: Python<'_>,
+    reading: &mut Reading,
+    request: Request,
+    timeout: Duration,
+) -> PyResult<Pulled> {
+    let mut pulling = Pulling::new(request);
+    let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
+    pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
+}
+
+/// Pins a version, and returns where it lies.
+pub(crate) fn hold(
+    py: Python<'_>,
+    reading: &mut Reading,
+    request: Request,
+    timeout: Duration,
+) -> PyResult<(Facts, usize, usize)> {
+    let reader = &mut reading.reader;
+    let mut seen = 0;
+    let held = in_slices(py, timeout, |slice| {
+        let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
+        seen = newest;
+        match reader.hold(Bound::version(Version::new(request.oldest(newest))), slice) {
+            Ok(_pulled) => {
+                let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
+                let facts = Facts::of(&reader.held_fresh().ok_or_else(not_mapped)?);
+                let held = reader.held().ok_or_else(not_mapped)?;
+                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
+            }
+            Err(Error::Deadline { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    })?;
+    held.ok_or_else(|| request.late(timeout, seen).into())
 }
 
 impl Reading {

@@ -5,10 +5,10 @@
 //! every scheme averages them as it averages those: their gradient is their distance from the batch's. A step of plain
 //! SGD with step size r is then the running average that frameworks keep with momentum r.
 
-use super::TensorSpec;
-use super::compute::{Pieces, Stopped};
 use super::convolution::{Image, KERNEL};
 use super::kernels::Rows;
+use super::pieces::{Pieces, Stopped};
+use super::tensor::TensorSpec;
 
 /// Maps of the two blocks.
 pub(super) const CHANNELS: [usize; 2] = [8, 16];

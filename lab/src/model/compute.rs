@@ -2,10 +2,12 @@
 
 use std::convert::Infallible;
 
-use super::ModelSpec;
 use super::block::Room;
+use super::evaluation::Evaluation;
 use super::factors::Factors;
 use super::kernels::{Rows, linear, linear_gradient, linear_input_deltas, softmax};
+use super::pieces::{Pieces, Stopped};
+use super::spec::ModelSpec;
 use crate::data::{Dataset, Entries, Examples};
 
 /// Examples evaluated at a time, to bound the scratch space.
@@ -23,45 +25,10 @@ pub struct Scratch {
     deltas: Vec<Vec<f32>>,
 }
 
-/// The quality of a model on a data set.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evaluation {
-    /// Mean cross-entropy per example, in nats; of a factorisation the mean squared error per entry.
-    pub loss: f32,
-    /// Part of the examples whose class is given the highest probability, 0 to 1; where there are classes.
-    pub accuracy: Option<f32>,
-}
-
 /// The examples of one of the two tasks, with what a model has for it.
 enum Work<'a> {
     Classes(&'a Dataset),
     Values(&'a Factors, &'a Entries),
-}
-
-/// The question whether to stop, which is asked between two pieces of work.
-pub(super) struct Pieces<F> {
-    rows: usize,
-    stop: F,
-}
-
-/// The reason that a computation ended before its result.
-pub(super) enum Stopped<E> {
-    Asked,
-    Failed(E),
-}
-
-impl<E, F: FnMut() -> Result<bool, E>> Pieces<F> {
-    /// Asks if a piece begins with this example; not before the first.
-    pub(super) fn before(&mut self, example: usize) -> Result<(), Stopped<E>> {
-        if example == 0 || !example.is_multiple_of(self.rows) {
-            return Ok(());
-        }
-        match (self.stop)() {
-            Ok(false) => Ok(()),
-            Ok(true) => Err(Stopped::Asked),
-            Err(error) => Err(Stopped::Failed(error)),
-        }
-    }
 }
 
 impl ModelSpec {

@@ -4,9 +4,11 @@
 //! the entry's row and `r` that of its column (Koren et al., 2009; Dai et al., AAAI 2015). A row with many
 //! entries is so penalised as often.
 
-use super::compute::{Evaluation, Pieces, Stopped};
+use super::error::ModelSpecError;
+use super::evaluation::Evaluation;
 use super::kernels::dot;
-use super::{ModelSpecError, TensorSpec};
+use super::pieces::{Pieces, Stopped};
+use super::tensor::TensorSpec;
 use crate::data::Entries;
 use crate::data::random::Random;
 

@@ -14,11 +14,14 @@ mod block;
 mod compute;
 mod convolution;
 mod error;
+mod evaluation;
 mod factors;
 mod file;
 mod kernels;
+mod pieces;
 mod shards;
 mod spec;
+mod tensor;
 
 #[cfg(test)]
 mod tests;
@@ -31,13 +34,15 @@ use serde::{Deserialize, Serialize};
 use crate::data::TaskKind;
 
 pub use batches::{Batches, BatchesError};
-pub use compute::{Evaluation, Scratch};
+pub use compute::Scratch;
 pub use error::ModelSpecError;
+pub use evaluation::Evaluation;
 #[cfg(fuzzing)]
 pub(crate) use file::fuzz;
 pub use file::{ModelFileError, load, load_for, save};
 pub use shards::{Shards, ShardsError};
-pub use spec::{ModelSpec, TensorSpec};
+pub use spec::ModelSpec;
+pub use tensor::TensorSpec;
 
 /// Hidden width where none is asked for: on the digits, enough for 97.2 to 97.8 percent (five seeds, 30
 /// epochs, batches of 32, rate 0.1, momentum 0.9), where softmax regression has 95.6 to 96.1.

@@ -1,12 +1,12 @@
 //! The shape of a model.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use super::block::{Block, CHANNELS};
 use super::error::units;
 use super::factors::Factors;
 use super::kernels::Layer;
+use super::tensor::TensorSpec;
 use super::{ModelKind, ModelSpecError};
 use crate::data::random::{Purpose, Random};
 
@@ -29,26 +29,6 @@ pub struct ModelSpec {
     pub(super) layers: Vec<Layer>,
     /// The factors of a factorisation.
     pub(super) factors: Option<Factors>,
-}
-
-/// One named part of the parameters.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorSpec {
-    /// Its name in a model file, such as `linear.weight`.
-    pub name: Cow<'static, str>,
-    /// Its dimensions, the slowest first: outputs before inputs.
-    pub shape: Vec<usize>,
-}
-
-impl TensorSpec {
-    pub(super) fn new(name: impl Into<Cow<'static, str>>, shape: impl Into<Vec<usize>>) -> TensorSpec {
-        TensorSpec { name: name.into(), shape: shape.into() }
-    }
-
-    /// The number of parameters in it.
-    pub fn parameters(&self) -> usize {
-        self.shape.iter().product()
-    }
 }
 
 impl ModelSpec {

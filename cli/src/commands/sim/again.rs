@@ -6,8 +6,9 @@ use serde_json::Value;
 use slackline_lab::reproduce::{Again, Outcome, Recipe};
 
 use super::args::SimArgs;
-use super::give_text;
-use super::reproduce::{failure, read_again, write_again, write_docs};
+use super::errors;
+use super::give::give_text;
+use super::records::{read_again, write_again, write_docs};
 use crate::failure::Failure;
 
 /// Runs each result with the given seed, and then so many `times` with others. With --docs each run is recorded as soon
@@ -15,7 +16,7 @@ use crate::failure::Failure;
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe], times: u64) -> Result<ExitCode, Failure> {
     let mut all = Vec::new();
     for recipe in recipes {
-        let first: Outcome = recipe.run(args.seed, args.seeds).map_err(|error| failure(&error))?;
+        let first: Outcome = recipe.run(args.seed, args.seeds).map_err(|error| errors::of_recipe(&error))?;
         let docs = args.docs.as_deref();
         let recorded = docs.and_then(|docs| read_again(docs, recipe.name));
         let own = recorded.filter(|again| again.is_of(&first));
@@ -24,7 +25,7 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe], times: u64) -> Re
             eprintln!("{}: {} runs are on record, {times} are asked for", recipe.name, again.times());
         }
         while again.times() < times {
-            again.once_more(&first, args.seeds).map_err(|error| failure(&error))?;
+            again.once_more(&first, args.seeds).map_err(|error| errors::of_recipe(&error))?;
             docs.map_or(Ok(()), |docs| write_again(docs, &again))?;
         }
         docs.map_or(Ok(()), |docs| write_docs(docs, vec![first]).map(drop))?;

@@ -9,7 +9,7 @@ use slackline::sim::fabric::{self, FabricOptions};
 use slackline_lab::parallel::Progress;
 
 use super::args::SimArgs;
-use super::give_text;
+use super::give::give_text;
 use crate::failure::Failure;
 use crate::scheme_args;
 

@@ -2,29 +2,29 @@
 
 mod again;
 mod args;
+mod errors;
 mod fabric;
+mod give;
 mod parse;
 mod real;
+mod records;
 mod report;
 mod reproduce;
 mod setup;
 mod sweep;
 
-use std::io::{self, Write};
-use std::path::Path;
 use std::process::ExitCode;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use slackline::scheme::SchemeConfig;
-use slackline::sim::{Cluster, ClusterReport};
 use slackline_lab::parallel;
-use slackline_lab::plot::Figure;
 
 pub(crate) use args::SimArgs;
 
 use crate::failure::Failure;
-use crate::output;
 use crate::scheme_args;
+use give::{check_outputs, give};
+use setup::simulate;
 
 /// Runs `slackline sim`.
 pub(crate) fn run(args: &SimArgs) -> ExitCode {
@@ -105,61 +105,4 @@ fn example(schemes: &[String], setting: &str, value: &str) -> Option<String> {
         list.push(with(SchemeConfig::NAMES.into_iter().find(|name| takes(name))?));
     }
     Some(list.join(","))
-}
-
-fn simulate(cluster: Cluster) -> Result<ClusterReport, Failure> {
-    cluster.run().map_err(|error| setup::failure(&error))
-}
-
-/// Nothing is computed whose result could not be kept.
-fn check_outputs(args: &SimArgs) -> Result<(), Failure> {
-    let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
-    for (option, path) in [("--json", json), ("--plot", args.plot.as_deref())] {
-        path.map_or(Ok(()), |path| output::check(option, path))?;
-    }
-    match (json, &args.plot) {
-        (Some(json), Some(plot)) if output::same_file(json, plot) => {
-            Err(Failure::usage(format!("--plot {}: --json names the same file", plot.display()))
-                .help("choose another name"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Brings results where they are wanted.
-fn give(
-    args: &SimArgs,
-    text: &str,
-    json: impl FnOnce() -> Value,
-    figure: impl FnOnce() -> Figure,
-) -> Result<(), Failure> {
-    if let Some(path) = &args.plot {
-        keep("--plot", path, &figure().svg())?;
-    }
-    give_text(args, text, &json())
-}
-
-/// The same without a plot.
-fn give_text(args: &SimArgs, text: &str, json: &Value) -> Result<(), Failure> {
-    let Some(path) = &args.json else { return print(text) };
-    let json = format!("{json}\n");
-    if path == Path::new("-") {
-        eprint!("{text}");
-        return print(&json);
-    }
-    keep("--json", path, &json)?;
-    print(text)
-}
-
-fn keep(option: &str, path: &Path, text: &str) -> Result<(), Failure> {
-    output::replace(path, text.as_bytes()).map_err(|error| {
-        let remedy = "check the folder, its permissions and the space left";
-        Failure::failed(format!("{option} {}: cannot be written: {error}", path.display())).help(remedy)
-    })
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::failed(format!("cannot write to stdout: {error}")))
 }

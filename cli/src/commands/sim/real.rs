@@ -13,20 +13,19 @@ use slackline_lab::reproduce::{
 };
 
 use super::args::SimArgs;
-use super::{give_text, keep, reproduce};
+use super::errors;
+use super::give::{give_text, keep};
+use super::records::ALL_SCHEMES;
 use crate::failure::Failure;
 
 /// File name of the record of the comparisons.
 const RECORD: &str = "real.json";
 
-/// The name by which the table of all schemes is asked for, as a result is, and that of its record.
-pub(super) const ALL_SCHEMES: &str = "all-schemes";
-
 /// Runs the twins of these recipes, one after the other, for they share the machine.
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCode, Failure> {
     let mut twins: Vec<(&str, Twin)> = Vec::new();
     for recipe in recipes {
-        let own = recipe.twins().map_err(|error| reproduce::failure(&error))?;
+        let own = recipe.twins().map_err(|error| errors::of_recipe(&error))?;
         twins.extend(
             own.into_iter().filter(|twin| !args.quick || twin.is_quick()).map(|twin| (recipe.name, twin)),
         );
@@ -44,7 +43,7 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
         };
         let calibration = twin.words_of_calibration().map(|words| train(&words)).transpose()?;
         let comparison = twin.compare(recipe, &run, calibration.as_ref());
-        comparisons.push(comparison.map_err(|error| reproduce::failure(&error))?);
+        comparisons.push(comparison.map_err(|error| errors::of_recipe(&error))?);
         last = Some((words, run));
         progress.show(comparisons.len());
     }
@@ -56,7 +55,7 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
 
 /// Runs all schemes.
 pub(super) fn run_all_schemes(args: &SimArgs) -> Result<ExitCode, Failure> {
-    let race = Race::read().map_err(|error| reproduce::failure(&error))?;
+    let race = Race::read().map_err(|error| errors::of_recipe(&error))?;
     let (begun, runs) = (Instant::now(), race.runs());
     let progress = Progress::new("real runs of all schemes", runs.len());
     let mut ended = Vec::with_capacity(runs.len());

@@ -2,17 +2,16 @@
 
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{
-    self, Cluster, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
+    Cluster, ClusterReport, Factorisation, Faults, Logistic, Network, Problem, Quadratic, Shape, Until,
 };
 use slackline_lab::data;
 use slackline_lab::model::{BatchesError, HIDDEN_DEFAULT, ModelKind, ModelSpec, Shards};
 use slackline_lab::problem::{Digits, DigitsError};
 
 use super::args::{ProblemName, SimArgs};
-use super::parse;
+use super::{errors, parse};
 use crate::failure::Failure;
 use crate::optimizer_name::OptimizerName;
-use crate::scheme_args;
 
 const BATCH_DEFAULT: usize = 32;
 
@@ -50,7 +49,7 @@ pub(super) fn cluster(args: &SimArgs, scheme: SchemeConfig, until: Until) -> Res
     cluster.optimizer = args.optimizer.optimizer();
     cluster.learning_rate = args.learning_rate.unwrap_or(learning_rate(args.optimizer, args.problem));
     cluster.schedule = args.schedule;
-    cluster.check().map_err(|error| failure(&error))?;
+    cluster.check().map_err(|error| errors::of_simulation(&error))?;
     Ok(cluster)
 }
 
@@ -149,34 +148,7 @@ fn learning_rate(optimizer: OptimizerName, problem: ProblemName) -> f32 {
     }
 }
 
-/// Turns an error of the simulator into a failure that names the option.
-pub(super) fn failure(error: &sim::SimError) -> Failure {
-    match error {
-        sim::SimError::Broken { .. } | sim::SimError::Stuck { .. } | sim::SimError::Fold { .. } => {
-            Failure::of(error)
-        }
-        sim::SimError::Scheme(error) => scheme_args::refused(error),
-        sim::SimError::Setting { setting, value, remedy } => {
-            let option = match *setting {
-                "worker bandwidth" => "--bandwidth",
-                "server bandwidth" => "--server-bandwidth",
-                "a factor of a worker's times" => "--factor",
-                "the time of a change" | "the workers of a change" | "the factor of a change" => "--change",
-                "the worker of a crash" => {
-                    return Failure::usage(format!("--crash: there is no worker {value}")).help(remedy);
-                }
-                "the time of a crash" => "--crash",
-                "the time of a partition" | "the workers of a partition" => "--cut",
-                "until" => {
-                    return Failure::usage(format!("the end cannot be {value}")).help(remedy);
-                }
-                other => {
-                    return Failure::usage(format!("--{} cannot be {value}", other.replace('_', "-")))
-                        .help(remedy);
-                }
-            };
-            Failure::usage(format!("{option}: {setting} cannot be {value}")).help(remedy)
-        }
-        _ => Failure::refused(error),
-    }
+/// Runs the cluster to its end.
+pub(super) fn simulate(cluster: Cluster) -> Result<ClusterReport, Failure> {
+    cluster.run().map_err(|error| errors::of_simulation(&error))
 }

@@ -12,7 +12,9 @@ use slackline_lab::parallel;
 use slackline_lab::table::Table;
 
 use super::args::{ProblemName, SimArgs};
-use super::{give, parse, report, setup, simulate};
+use super::give::give;
+use super::setup::simulate;
+use super::{parse, report, setup};
 use crate::failure::Failure;
 
 /// Most runs of one sweep: no user waits for more.

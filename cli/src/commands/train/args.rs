@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-use slackline::{
-    NonFinite, Schedule,
-    scheme::{SchemeConfig, SchemeConfigError},
-};
+use slackline::Schedule;
+use slackline::scheme::SchemeConfig;
 
+use super::job_args::JobArgs;
+use super::values::{EncodingName, Idle, NonFiniteName, Transport, scheme, straggler};
 use crate::failure::Failure;
 use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
@@ -96,7 +95,7 @@ pub(crate) struct TrainArgs {
     pub(super) coordinate: bool,
 
     #[command(flatten)]
-    pub(super) job: super::job::JobArgs,
+    pub(super) job: JobArgs,
 
     #[command(flatten)]
     pub(super) metrics: crate::metrics::MetricsArgs,
@@ -226,69 +225,3 @@ Exit codes: 0 trained (a warning tells of workers that were lost on the way), 1 
 2 options or files that cannot be used.
 
 Environment: RUST_LOG=warn (or info, debug) shows the log of all processes.";
-
-/// Behaviour of processes while they wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Idle {
-    /// Look again and again: what comes is seen at once, and a processor is busy with that
-    Poll,
-    /// Sleep until another process wakes them
-    Sleep,
-}
-
-/// Treatment of gradients that hold a NaN or an infinity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NonFiniteName {
-    /// They are folded in, and end the run, as the parameters are not finite from then on
-    Allow,
-    /// They are left out
-    Drop,
-    /// They are left out, and the worker that sent one is evicted
-    Refuse,
-}
-
-impl From<NonFiniteName> for NonFinite {
-    fn from(name: NonFiniteName) -> NonFinite {
-        match name {
-            NonFiniteName::Allow => NonFinite::Allow,
-            NonFiniteName::Drop => NonFinite::Drop,
-            NonFiniteName::Refuse => NonFinite::Refuse,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Transport {
-    /// The best that a pair of processes has: shared memory on one host, RDMA between hosts that have it, TCP
-    /// otherwise
-    Auto,
-    /// Shared memory
-    Shm,
-    /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE (NAME or NAME:PORT, several with commas to stripe
-    /// over), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and SLACKLINE_RDMA_MTU overrule what is chosen
-    #[value(alias = "rdma")]
-    Verbs,
-    /// TCP
-    Tcp,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum EncodingName {
-    F32,
-    Bf16,
-    F16,
-}
-
-/// Kept as text: options may add to its settings.
-fn scheme(text: &str) -> Result<String, SchemeConfigError> {
-    text.parse::<SchemeConfig>().map(|_| text.to_owned())
-}
-
-fn straggler(text: &str) -> Result<(usize, f64), String> {
-    let form = || "write WORKER=FACTOR, such as 0=4 for a worker 0 that is four times slower".to_owned();
-    let (worker, factor) = text.split_once('=').ok_or_else(form)?;
-    match (worker.trim().parse(), factor.trim().parse()) {
-        (Ok(worker), Ok(factor)) => Ok((worker, factor)),
-        _ => Err(form()),
-    }
-}

@@ -14,11 +14,10 @@ use slackline::internals::job::coordinated::{
 use slackline_lab::model::Evaluation;
 
 use super::evaluate::{Evaluator, Event};
-use super::job::{checkpoint_requests, serve_metrics};
-use super::measure::Measure;
+use super::measure::{Measure, serve_metrics};
 use super::plan::Plan;
 use super::show::{Display, Glance};
-use super::stop::{self, Stop};
+use super::signals::{self, Stop, checkpoint_requests};
 use crate::failure::Failure;
 use crate::metrics::{self, NodeMetrics};
 
@@ -188,7 +187,7 @@ impl Caller for Run<'_> {
                     true => "start the run again with --resume to go on from there",
                     false => "start the run again without --resume",
                 };
-                let name = stop::name(signal);
+                let name = signals::name(signal);
                 Failure::stopped(signal, format!("stopped by {name}: {newest}")).help(remedy)
             }
             error => Failure::of(&error),

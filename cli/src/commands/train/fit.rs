@@ -5,7 +5,8 @@ use slackline::{
     scheme::{Damping, SchemeConfig},
 };
 
-use super::args::{Idle, TrainArgs};
+use super::args::TrainArgs;
+use super::values::Idle;
 use crate::failure::Failure;
 use crate::scheme_args;
 

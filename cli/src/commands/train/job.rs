@@ -1,148 +1,77 @@
-//! The common part of `slackline serve` and `slackline work`: both join a job, do what its coordinator says, and end
-//! with it.
+//! A job as its coordinator sees it: where it is met, and which processes it starts itself.
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use rustix::process::{Signal, set_parent_process_death_signal};
-use slackline::Placement;
-use slackline::internals::job::MemberRole as Role;
-use slackline::internals::job::env;
+use slackline::{Role, Secret, TransportKind};
 
-use super::part::Part;
+use super::args::TrainArgs;
 use crate::failure::Failure;
-use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
-use crate::rank_args::RankArgs;
-use crate::secret_args::SecretArgs;
 
-/// Options that every process of a job takes.
-#[derive(clap::Args, Clone, Debug)]
-pub(crate) struct JobArgs {
-    #[command(flatten)]
-    pub(super) rank: RankArgs,
-
-    #[command(flatten)]
-    pub(super) secret: SecretArgs,
+/// A job as its coordinator sees it.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// The address at which the others meet this process.
+    pub(super) listen: SocketAddr,
+    pub(super) secret: Option<Secret>,
+    pub(super) starts: Starts,
 }
 
-/// Serve a shard of a job's parameters.
-///
-/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
-/// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
-/// SIGUSR1 has it write one at once, and the job goes on.
-#[derive(clap::Args, Debug)]
-pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(super) member: MemberArgs,
+/// The processes that the coordinator starts itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Starts {
+    /// All of them.
+    All,
+    /// The first server, or the first worker where there is none; the others are started elsewhere.
+    First { workers: usize, local_world: Option<u32> },
+    /// None.
+    None,
 }
 
-/// Compute gradients for a job.
-///
-/// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
-/// meet needs to be told. A worker that was killed may be started again; it goes on where the others are.
-#[derive(clap::Args, Debug)]
-pub(crate) struct WorkArgs {
-    #[command(flatten)]
-    pub(super) member: MemberArgs,
-}
+impl Job {
+    /// True if all processes are this one's children.
+    pub(super) fn is_local(&self) -> bool {
+        self.starts == Starts::All
+    }
 
-#[derive(clap::Args, Clone, Debug)]
-pub(crate) struct MemberArgs {
-    #[command(flatten)]
-    pub(super) job: JobArgs,
-
-    /// Number of the shard or of the worker, from 0 [default: the first that is free]
-    #[arg(long, help_heading = "Job", value_name = "N")]
-    pub(super) role_rank: Option<u32>,
-
-    #[command(flatten)]
-    pub(super) metrics: metrics::MetricsArgs,
-
-    /// Give up waiting for the job to begin after this many seconds
-    #[arg(long, help_heading = "Job", value_name = "SECONDS", default_value_t = 60.0)]
-    pub(super) timeout: f64,
-
-    /// Started by `train`, which tells what goes wrong.
-    #[arg(long, hide = true)]
-    pub(super) child: bool,
-}
-
-/// Runs `slackline serve`.
-pub(crate) fn serve(args: ServeArgs) -> ExitCode {
-    run(&args.member, Role::Server)
-}
-
-/// Runs `slackline work`.
-pub(crate) fn work(args: WorkArgs) -> ExitCode {
-    run(&args.member, Role::Worker)
-}
-
-fn run(args: &MemberArgs, role: Role) -> ExitCode {
-    if args.child {
-        // The end of its connection says the same, but a process that is stuck does not see it.
-        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            eprintln!("warning: this process may outlive its coordinator if it hangs: {error}");
+    /// Returns the number of workers.
+    pub(super) fn workers(&self, args: &TrainArgs) -> Result<usize, Failure> {
+        match (self.starts, args.workers) {
+            (Starts::First { workers, .. }, Some(told)) if workers != told => Err(Failure::usage(format!(
+                "--workers {told} contradicts the launcher: {} servers leave {workers} of its processes",
+                args.servers()?
+            ))
+            .help("leave --workers out")),
+            (Starts::First { workers, .. }, _) => Ok(workers),
+            (Starts::All | Starts::None, told) => Ok(told.unwrap_or(2)),
         }
     }
-    let timeout = match super::plan::timeout(args.timeout) {
-        Ok(timeout) => timeout,
-        Err(failure) => return failure.report(),
-    };
-    let part = meeting_point(&args.job).and_then(|(address, placement)| {
-        let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
-        let metrics = args.metrics.address(local_rank)?;
-        let rank = placement.map(|placement| placement.rank);
-        Ok(Part { role, role_rank: args.role_rank, address, rank, metrics, timeout, quiet: args.child })
-    });
-    match part {
-        Ok(part) => part.take(&args.job),
-        Err(failure) => failure.report(),
-    }
-}
 
-/// Returns the meeting point, and the placement of this process if a launcher tells it.
-fn meeting_point(args: &JobArgs) -> Result<(String, Option<Placement>), Failure> {
-    let told =
-        args.rank.flags().meeting_point(env::environment()).map_err(|error| Failure::refused(&error))?;
-    // A process that is told where to meet needs no rank.
-    let placement = match env::placement(&args.rank.flags(), env::environment()) {
-        Err(_) if told.is_some() => None,
-        placement => placement.map_err(|error| Failure::refused(&error))?,
-    };
-    let placement = placement.filter(|placement| placement.world > 1);
-    if let Some(told) = told {
-        return Ok((told.to_string(), placement));
+    /// Whether the coordinator of so many servers starts this process itself.
+    pub(super) fn starts(&self, role: Role, servers: usize) -> bool {
+        match (self.starts, role) {
+            (Starts::All, _) => true,
+            (Starts::First { .. }, Role::Server(shard)) => shard == 0,
+            (Starts::First { .. }, Role::Worker(worker)) => servers == 0 && worker == 0,
+            (Starts::None, _) => false,
+        }
     }
-    if placement.as_ref().is_some_and(|placement| placement.rank == 0) {
-        return Err(Failure::usage("this is rank 0, which the others meet")
-            .help("run `slackline train --coordinate` as rank 0"));
+
+    /// Returns the distance from the coordinator's metrics port up to that of a process that it starts.
+    pub(super) fn metrics_offset(&self, servers: usize, role: Role) -> u32 {
+        match (self.starts, role) {
+            // The ranks of this host have taken those in between.
+            (Starts::First { local_world, .. }, _) => local_world.unwrap_or(1),
+            (_, Role::Server(shard)) => 1 + shard,
+            (_, Role::Worker(worker)) => 1 + servers as u32 + worker,
+        }
     }
-    let meeting_point = placement.as_ref().and_then(|placement| placement.meeting_point.clone());
-    let meeting_point = meeting_point.ok_or_else(|| {
-        Failure::usage("nothing says where to meet")
-            .help("use --rendezvous HOST:PORT of `slackline train`, or start all with one launcher")
-    })?;
-    Ok((meeting_point.to_string(), placement))
-}
 
-/// Returns a flag that is true once this process was sent SIGUSR1, which asks for a checkpoint. Batch systems send it
-/// before they take a host away.
-pub(super) fn checkpoint_requests() -> Result<Arc<AtomicBool>, Failure> {
-    let wanted = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::clone(&wanted))
-        .map_err(|error| Failure::failed(format!("cannot listen for SIGUSR1: {error}")))?;
-    Ok(wanted)
-}
-
-/// Serves what a node tells of itself, if that is wanted.
-pub(super) fn serve_metrics(
-    address: Option<SocketAddr>,
-    node: NodeMetrics,
-) -> Result<(Option<Registry>, Option<MetricsServer>), Failure> {
-    let Some(address) = address else { return Ok((None, None)) };
-    let registry = Registry::new(node);
-    let server = MetricsServer::start(address, registry.clone()).map_err(|error| Failure::of(&error))?;
-    Ok((Some(registry), Some(server)))
+    /// Returns the transports over which servers are to be reached.
+    pub(super) fn listen_over(&self, require: Option<TransportKind>) -> Vec<TransportKind> {
+        match require {
+            Some(path) => vec![path],
+            None if self.is_local() => vec![TransportKind::Shm],
+            None => vec![TransportKind::Shm, TransportKind::Verbs, TransportKind::Tcp],
+        }
+    }
 }

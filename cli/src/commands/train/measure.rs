@@ -1,14 +1,27 @@
-//! The metrics of the coordinator that scrapers can read.
+//! The metrics of the processes of a job that scrapers can read, and those that its coordinator has of its peers.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use slackline::Role;
 use slackline::internals::job::coordinated::{Members, Peer, Presence};
 
-use crate::metrics::{self, PeerMetrics, PeerState, Registry};
+use crate::failure::Failure;
+use crate::metrics::{self, MetricsServer, NodeMetrics, PeerMetrics, PeerState, Registry};
 
 /// Least time between two updates of the metrics of this process.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
+
+/// Serves what a node tells of itself, if that is wanted.
+pub(super) fn serve_metrics(
+    address: Option<SocketAddr>,
+    node: NodeMetrics,
+) -> Result<(Option<Registry>, Option<MetricsServer>), Failure> {
+    let Some(address) = address else { return Ok((None, None)) };
+    let registry = Registry::new(node);
+    let server = MetricsServer::start(address, registry.clone()).map_err(|error| Failure::of(&error))?;
+    Ok((Some(registry), Some(server)))
+}
 
 /// The coordinator's metrics.
 pub(super) struct Measure {

@@ -14,13 +14,16 @@ mod coordinate;
 mod evaluate;
 mod fit;
 mod job;
+mod job_args;
 mod launch;
 mod measure;
+mod member;
 mod part;
 mod plan;
 mod report;
 mod show;
-mod stop;
+mod signals;
+mod values;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -28,7 +31,7 @@ use std::process::ExitCode;
 use slackline_lab::model;
 
 pub(crate) use args::TrainArgs;
-pub(crate) use job::{ServeArgs, WorkArgs, serve, work};
+pub(crate) use member::{ServeArgs, WorkArgs, serve, work};
 
 use crate::failure::Failure;
 use crate::output;

@@ -12,8 +12,9 @@ use slackline::internals::job::{MemberRole as Role, ErrorReport};
 use slackline::{JobError, LocalSteps};
 use slackline_lab::program::Program;
 
-use super::job::{JobArgs, checkpoint_requests, serve_metrics};
-use super::stop::{self, Stop};
+use super::job_args::JobArgs;
+use super::measure::serve_metrics;
+use super::signals::{self, Stop, checkpoint_requests};
 use crate::failure::Failure;
 use crate::metrics::{self, MetricsServer, NodeMetrics, Registry};
 
@@ -109,7 +110,7 @@ impl Taken {
         let signal = asked().unwrap_or_default();
         // As a parent expects it of a process that a signal asked to end.
         signal_hook::low_level::emulate_default_handler(signal)?;
-        Err(format!("stopped by {}", stop::name(signal)).into())
+        Err(format!("stopped by {}", signals::name(signal)).into())
     }
 
     /// Trains as a worker.

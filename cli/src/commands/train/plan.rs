@@ -15,8 +15,10 @@ use slackline_lab::data::{Task, TaskKind};
 use slackline_lab::model::{Batches, ModelSpec, Shards};
 use slackline_lab::program::Program;
 
-use super::args::{EncodingName, Idle, NonFiniteName, TrainArgs, Transport};
-use super::launch::Job;
+use super::args::TrainArgs;
+use super::fit;
+use super::job::Job;
+use super::values::{self, EncodingName, Idle, NonFiniteName, Transport};
 use crate::failure::Failure;
 use crate::model_args;
 use crate::output;
@@ -113,8 +115,8 @@ impl Plan {
         between("--epochs", args.epochs as usize, u32::MAX as usize)?;
         between("--batch", args.batch, usize::MAX)?;
         let factors = factors(&args, workers)?;
-        let timeout = timeout(args.timeout)?;
-        let lease = lease(args.lease)?;
+        let timeout = values::timeout(args.timeout)?;
+        let lease = values::lease(args.lease)?;
         let (optimizer, optimizer_name) = (args.optimizer.optimizer(), args.optimizer.name());
         let (kind, loaded) = args.model.kind()?;
         let default_rate = model_args::learning_rate(args.optimizer, kind);
@@ -128,7 +130,7 @@ impl Plan {
             EncodingName::Bf16 => Encoding::Bf16,
             EncodingName::F16 => Encoding::F16,
         };
-        super::fit::check(&args, scheme, optimizer, encoding)?;
+        fit::check(&args, scheme, optimizer, encoding)?;
         // What one gradient of its own does: each counts whole, or for one of all.
         let share = if args.settings.additive { 1.0 } else { 1.0 / workers as f32 };
         let own_step = args.read_my_writes.then_some(learning_rate * share);
@@ -148,7 +150,7 @@ impl Plan {
         let steps = u64::from(args.epochs) * batches.steps_per_epoch() as u64;
         let jitter = args.jitter.as_deref().map(str::parse::<Distribution>).transpose();
         let jitter = jitter.map_err(|error| Failure::refused(&error).at("--jitter"))?;
-        let target = target(args.target_accuracy)?;
+        let target = values::target(args.target_accuracy)?;
         // Under these schemes no worker has a fixed part to do: one that ended after its own steps would keep the
         // others waiting.
         let together = scheme.counts_versions() || matches!(scheme, scheme::SchemeConfig::Abs { .. });
@@ -414,33 +416,6 @@ fn found(folder: &Path) -> Vec<String> {
         names.filter(|name| name.starts_with("shard-") && name.contains(".safetensors")).collect();
     names.sort();
     names
-}
-
-/// A time that a person may have to wait.
-pub(super) fn timeout(seconds: f64) -> Result<Duration, Failure> {
-    let usable = Some(seconds).filter(|seconds| (0.001..=1e6).contains(seconds)).map(Duration::from_secs_f64);
-    usable.ok_or_else(|| {
-        Failure::usage(format!("--timeout cannot be {seconds}")).help("use 0.001 to 1000000 seconds")
-    })
-}
-
-/// Returns the longest time for which a process may be silent. A few heartbeats must fit into it.
-fn lease(seconds: f64) -> Result<Duration, Failure> {
-    let usable =
-        Some(seconds).filter(|seconds| (0.1..=86_400.0).contains(seconds)).map(Duration::from_secs_f64);
-    usable.ok_or_else(|| {
-        Failure::usage(format!("--lease cannot be {seconds}")).help("use 0.1 to 86400 seconds")
-    })
-}
-
-fn target(accuracy: Option<f32>) -> Result<Option<f32>, Failure> {
-    match accuracy {
-        Some(accuracy) if !(accuracy > 0.0 && accuracy <= 1.0) => {
-            Err(Failure::usage(format!("--target-accuracy cannot be {accuracy}"))
-                .help("use a part of the test examples above 0 and up to 1, such as 0.95"))
-        }
-        accuracy => Ok(accuracy),
-    }
 }
 
 fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {

@@ -1,14 +1,23 @@
-//! SIGINT and SIGTERM in processes that write a last checkpoint before they end.
+//! Signals to the processes of a job: SIGUSR1 asks for a checkpoint, SIGINT and SIGTERM for a last one before the end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::{flag, low_level};
 
 use crate::failure::Failure;
 
-/// Remembers the first such signal; the second ends the process at once.
+/// Returns a flag that is true once this process was sent SIGUSR1, which asks for a checkpoint. Batch systems send it
+/// before they take a host away.
+pub(super) fn checkpoint_requests() -> Result<Arc<AtomicBool>, Failure> {
+    let wanted = Arc::new(AtomicBool::new(false));
+    flag::register(SIGUSR1, Arc::clone(&wanted))
+        .map_err(|error| Failure::failed(format!("cannot listen for SIGUSR1: {error}")))?;
+    Ok(wanted)
+}
+
+/// Remembers the first SIGINT or SIGTERM; the second ends the process at once.
 pub(super) struct Stop(Arc<AtomicUsize>);
 
 impl Stop {
