@@ -50,6 +50,9 @@ mod tests {
         let told = ErrorReport::of(&error);
         assert_eq!(told.cause, "`a; b` is no address");
         assert_eq!(told.remedy.as_deref(), error.remedy().as_deref());
-        assert_eq!(ErrorReport::cause("x; y"), ErrorReport { cause: "x; y".into(), remedy: None, is_loss: false });
+        assert_eq!(
+            ErrorReport::cause("x; y"),
+            ErrorReport { cause: "x; y".into(), remedy: None, is_loss: false }
+        );
     }
 }

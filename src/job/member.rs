@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 
 use super::choose::{PathError, TransportChoice, choose};
-use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::error_report::ErrorReport;
+use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::transports::Transports;
 use crate::channel::Secret;
 use crate::transport::{Address, TransportKind};

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::error_report::ErrorReport;
 use super::member::{Conversation, End};
 use super::plan::JobPlan;
-use super::error_report::ErrorReport;
 
 /// A message of a member.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -16,6 +16,7 @@ pub mod coordinated;
 mod coordinator;
 pub mod env;
 mod error;
+mod error_report;
 mod group;
 mod local;
 pub mod member;
@@ -28,7 +29,6 @@ mod roster;
 mod scripted;
 mod server;
 mod server_loop;
-mod error_report;
 pub mod transports;
 mod worker;
 mod worker_loop;
@@ -38,11 +38,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 pub use error::JobError;
+pub use error_report::ErrorReport;
 pub use group::{Advance, GroupTrainer};
 pub use local::{LocalOptimizer, LocalSteps};
 pub use plan::{JobPlan, Resume, Role};
 pub use server::Served;
-pub use error_report::ErrorReport;
 pub use worker::{JobStep, JobWorker, Published};
 
 pub use crate::channel::{Secret, SecretError};

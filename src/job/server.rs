@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::error_report::ErrorReport;
 use super::member::End;
 use super::server_loop::resume_from;
-use super::error_report::ErrorReport;
 use super::transports::flatten;
 use super::{Job, JobError, MemberRole, Resume, Role};
 use crate::clock::Version;

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
+use super::super::error_report::ErrorReport;
 use super::super::plan::Role;
 use super::super::rendezvous;
-use super::super::error_report::ErrorReport;
 use super::super::transports::NoRdma;
 use super::entries::Members;
 use crate::diagnostic::{Diagnostic, remedy_of};

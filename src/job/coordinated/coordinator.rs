@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::choose::{PathError, TransportChoice, choose};
+use super::super::error_report::ErrorReport;
 use super::super::plan::{Resume, Role};
 use super::super::rendezvous::{Host, Hub, HubEvent, Member, MemberId};
 use super::super::roster::Roster;
-use super::super::error_report::ErrorReport;
 use super::super::transports::Transports;
 use super::caller::{Caller, CoordinatorError, Wish};
 use super::causes::Loss;

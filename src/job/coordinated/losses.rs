@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::error_report::ErrorReport;
 use super::super::plan::Role;
 use super::super::rendezvous::HubEvent;
-use super::super::error_report::ErrorReport;
 use super::caller::{Caller, CoordinatorError};
 use super::causes::{Loss, causes, could_not_join, sentence};
 use super::child::Process;

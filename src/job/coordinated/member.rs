@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use super::super::JobError;
 use super::super::choose::TransportChoice;
+use super::super::error_report::ErrorReport;
 use super::super::member::{Conversation, End, JobMember, LAST_WORDS};
 use super::super::rendezvous::{self, Host, Introduction, MemberRole};
-use super::super::error_report::ErrorReport;
 use super::orders::{Body, Message, Order, json, read};
 use super::reports::{PathTaken, WorkerReport};
 use super::{LEASES, ServerOrder, WorkerOrder};

@@ -9,9 +9,9 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::super::error_report::ErrorReport;
 use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
-use super::super::error_report::ErrorReport;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::{Optimizer, Schedule};
 use crate::node::NonFinite;

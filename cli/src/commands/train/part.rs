@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
 use slackline::internals::job::member::{End, WaitError};
-use slackline::internals::job::{MemberRole as Role, ErrorReport};
+use slackline::internals::job::{ErrorReport, MemberRole as Role};
 use slackline::{JobError, LocalSteps};
 use slackline_lab::program::Program;
 
