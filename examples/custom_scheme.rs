@@ -104,7 +104,7 @@ pub(crate) fn train<T: Transport>(new: fn() -> T, at: Address) -> Result<Vec<f32
     };
     std::thread::scope(|scope| {
         let workers = [scope.spawn(work), scope.spawn(work)];
-        server.drive(|server| server.status().left == 2, TIMEOUT)?;
+        server.serve(2, TIMEOUT)?;
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))?;
         server.parameters()
     })

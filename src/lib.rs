@@ -45,12 +45,13 @@
 //! # Guarantees and limits
 //!
 //! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
-//! by its deadline. A gradient counts at most once, and no call waits without a deadline. A peer reaches only the
-//! memory that it was granted.
+//! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or has that of the
+//! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`]). A peer
+//! reaches only the memory that it was granted.
 //!
 //! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
-//! gradients are not. A process that runs as the same user is trusted. Updates that were applied after the last
-//! checkpoint are lost with a server.
+//! gradients are not, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same user is
+//! trusted. Updates that were applied after the last checkpoint are lost with a server.
 //!
 //! # Terms
 //!
@@ -61,8 +62,8 @@
 //!
 //! # Waiting
 //!
-//! Servers, workers, publishers and group members have a `poll` that never waits, for trainers and simulators with a
-//! loop of their own. Every call that blocks takes a timeout.
+//! Servers, workers, publishers, readers and group members have a `poll` that never waits, for trainers and simulators
+//! with a loop of their own.
 //!
 //! # Environment
 //!
@@ -71,6 +72,7 @@
 //! | `SLACKLINE_RANK`, `_WORLD_SIZE`, `_LOCAL_RANK` | rank, world size and local rank, where no launcher sets them |
 //! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
 //! | `SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET` | the secret of the job; needed beyond one host |
+//! | `SLACKLINE_TCP_ENCRYPT` | `1`: parameters and gradients are encrypted over TCP, too |
 //! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU`, `_ORDER` | the RDMA device and its settings |
 //!
 //! [`Job::from_env`] also reads the variables of torchrun, Slurm, Open MPI, MPICH and indexed Jobs of Kubernetes.

@@ -22,8 +22,8 @@
  * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
  * processes of the same user and needs no secret.
  *
- * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader, slackline_group)
- * are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one
+ * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader, slackline_group,
+ * slackline_relay and the like) are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one
  * thread at a time; it may wander from thread to thread. Different objects are independent. An object that a forked
  * child inherits is of no use there: fork first, then create. Functions that take no object may be called by several
  * threads at once.
@@ -66,14 +66,14 @@
 #define SLACKLINE_VERSION_NUMBER (((SLACKLINE_VERSION_MAJOR * 1000000) + (SLACKLINE_VERSION_MINOR * 1000)) + SLACKLINE_VERSION_PATCH)
 
 /**
- * A staleness that is not given: schemes that take one use their default, the others take none.
- */
-#define SLACKLINE_NO_STALENESS 18446744073709551615ull
-
-/**
  * A version that there is not.
  */
 #define SLACKLINE_NO_VERSION 18446744073709551615ull
+
+/**
+ * A staleness that is not given: schemes that take one use their default, the others take none.
+ */
+#define SLACKLINE_NO_STALENESS 18446744073709551615ull
 
 /**
  * Bytes of a reader's secret, with the zero at its end.

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn slackline_server_serve(
         let timeout = Duration::from_millis(timeout_ms);
         let serve = |serving: &mut Serving| {
             let server = &mut serving.server;
-            if server.drive(|server| server.status().left >= until_workers_left, timeout)? {
+            if server.serve(until_workers_left, timeout)? {
                 return Ok(());
             }
             let ServerStatus { joined, left, .. } = server.status();

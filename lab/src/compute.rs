@@ -37,11 +37,6 @@ impl Computer {
         Computer { spec, train, batches, pace, scratch: Scratch::default() }
     }
 
-    /// The number of parameters.
-    pub fn parameters(&self) -> usize {
-        self.spec.parameters()
-    }
-
     /// Computes the gradient of a batch on `parameters`, and returns the loss.
     pub fn gradient(&mut self, batch: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
         let begun = computed();

@@ -1,4 +1,4 @@
-//! An error as one process tells it to another.
+//! The report of an error, which one process makes to another.
 
 use std::fmt;
 

@@ -2,8 +2,11 @@
 
 use core::fmt;
 use core::str::FromStr;
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
+
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The step size of each update, as a part of the first one's. It depends on the number of updates before, which is the
 /// newest version: a job that goes on from a checkpoint goes on in its schedule.
@@ -110,7 +113,7 @@ impl FromStr for Schedule {
 
 /// A schedule that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no schedule of step sizes is written {text:?}: {REMEDY}")]
+#[error("no schedule of step sizes is written {text:?}: {}", remedy_of(self))]
 pub struct ScheduleError {
     text: String,
 }
@@ -122,6 +125,16 @@ impl ScheduleError {
     /// What may be written instead.
     pub(crate) const fn reason(&self) -> &'static str {
         REMEDY
+    }
+}
+
+impl Diagnostic for ScheduleError {
+    fn operation(&self) -> &'static str {
+        "reading a schedule of step sizes"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(REMEDY.into())
     }
 }
 
@@ -173,6 +186,13 @@ mod tests {
             let error = text.parse::<Schedule>().unwrap_err().to_string();
             assert!(error.contains(&format!("{text:?}")) && error.contains("inverse-root"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_text_of_a_refused_schedule_ends_in_the_remedy() {
+        let error = "linear".parse::<Schedule>().unwrap_err();
+        assert_eq!(error.remedy().as_deref(), Some(REMEDY));
+        assert!(error.to_string().ends_with(REMEDY), "{error}");
     }
 
     proptest::proptest! {

@@ -73,8 +73,9 @@ mod on_gpu {
     use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
     use crate::kernel::encode;
     use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion};
-    use crate::node::wait::Backoff;
-    use crate::node::{Error, now};
+    use crate::node::Error;
+    use crate::node::runtime::{Runtime, complete};
+    use crate::node::wait::{WaitTurn, wait};
     use crate::table::Encoding;
     use crate::time::Duration;
     use crate::transport::PayloadMemory;
@@ -91,20 +92,17 @@ mod on_gpu {
         let memory = GpuMemory::allocate(gpu, bytes)?;
         let mut clearing = Tickets::default();
         gpu.clear(memory.whole(), &mut clearing)?;
-        wait(&mut clearing)?;
+        finish(&mut clearing)?;
         Ok(PayloadMemory::Gpu(memory))
     }
 
-    fn wait(copies: &mut Tickets) -> Result<(), GpuError> {
-        let deadline = now() + PATIENCE;
-        let mut backoff = Backoff::new();
-        while !copies.are_done()? {
-            if now() >= deadline {
-                return Err(GpuError::NotCopied { waited: PATIENCE });
-            }
-            backoff.wait();
-        }
-        Ok(())
+    /// Waits for the end of the copies.
+    fn finish(copies: &mut Tickets) -> Result<(), Error> {
+        let runtime = Runtime::default();
+        let copied = wait(&runtime, runtime.now() + PATIENCE, |_| {
+            Ok(if copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::Idle })
+        });
+        complete(copied)?.ok_or_else(|| GpuError::NotCopied { waited: PATIENCE }.into())
     }
 
     fn blocks(bytes: usize) -> Result<Vec<LocalSlice>, GpuError> {
@@ -122,7 +120,7 @@ mod on_gpu {
         ends.enumerate().map(|(index, (begin, end))| (index % BLOCKS, begin, end))
     }
 
-    pub(super) fn read(gpu: &Gpu, from: &GpuSlice, into: &mut [u8]) -> Result<(), GpuError> {
+    pub(super) fn read(gpu: &Gpu, from: &GpuSlice, into: &mut [u8]) -> Result<(), Error> {
         let blocks = blocks(into.len())?;
         let mut tickets: [Tickets; BLOCKS] = Default::default();
         let begin_copy = |(block, begin, end): (usize, usize, usize), tickets: &mut [Tickets; BLOCKS]| {
@@ -135,7 +133,7 @@ mod on_gpu {
             begin_copy(part, &mut tickets)?;
         }
         for (block, begin, end) in parts(into.len()) {
-            wait(&mut tickets[block])?;
+            finish(&mut tickets[block])?;
             blocks[block].as_volatile().subslice(0, end - begin).read(&mut into[begin..end]);
             if let Some(next) = ahead.next() {
                 begin_copy(next, &mut tickets)?;
@@ -144,18 +142,18 @@ mod on_gpu {
         Ok(())
     }
 
-    pub(super) fn write(gpu: &Gpu, into: &GpuSlice, from: &[f32]) -> Result<(), GpuError> {
+    pub(super) fn write(gpu: &Gpu, into: &GpuSlice, from: &[f32]) -> Result<(), Error> {
         let bytes = size_of_val(from);
         let blocks = blocks(bytes)?;
         let mut tickets: [Tickets; BLOCKS] = Default::default();
         for (block, begin, end) in parts(bytes) {
-            wait(&mut tickets[block])?;
+            finish(&mut tickets[block])?;
             let filled = blocks[block].slice(0, end - begin).map_err(beyond)?;
             encode(&from[begin / 4..end / 4], filled.as_volatile(), Encoding::F32);
             let into = into.slice(begin, end - begin).map_err(beyond)?;
             gpu.copy(GpuCopy::FromHost { from: filled, into }, &mut tickets[block])?;
         }
-        tickets.iter_mut().try_for_each(wait)
+        tickets.iter_mut().try_for_each(finish)
     }
 
     fn beyond(error: crate::mem::OutOfBounds) -> GpuError {

@@ -14,8 +14,8 @@ use super::{Backoff, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Simulator, Transport};
 
-/// The clock and the waiting of one node.
-#[derive(Clone)]
+/// The clock and the waiting of one node. The default is that of this process.
+#[derive(Clone, Default)]
 pub(crate) struct Runtime(Option<Arc<dyn Simulator>>);
 
 impl Runtime {

@@ -110,7 +110,7 @@ struct BegunFold {
 
 /// Holds one shard of the parameters and folds workers' gradients into it.
 ///
-/// Driven by [`poll`](Self::poll), which never waits; [`drive`](Self::drive) wraps it.
+/// Driven by [`poll`](Self::poll), which never waits; [`serve`](Self::serve) wraps it.
 ///
 /// ```
 /// use slackline::{Address, ElementType, Server, ServerOptions, Shm, Table, Worker, WorkerOptions, scheme};
@@ -121,7 +121,7 @@ struct BegunFold {
 /// let scheme = scheme::SchemeConfig::Bsp;
 /// let mut server = Server::new(Shm::new(), &address, table, &[1.0; 4], ServerOptions::new(scheme, 1, 0.5))?;
 /// let serving = std::thread::spawn(move || {
-///     server.drive(|server| server.status().left == 1, Duration::from_secs(10))?;
+///     server.serve(1, Duration::from_secs(10))?; // until its one worker has left
 ///     server.parameters()
 /// });
 ///

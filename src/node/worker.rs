@@ -6,99 +6,31 @@ mod decide;
 mod gpu;
 mod host;
 mod join;
+mod options;
 mod own;
+mod publish;
 mod reconnect;
 mod step;
 
+pub use options::{ReadMode, WorkerOptions};
 use own::OwnGradients;
-use smallvec::SmallVec;
+use publish::Sources;
 pub use step::Step;
 
 use super::copies::Copies;
-use super::idle::{self, Idle};
+use super::idle;
 use super::link::Link;
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::wait::{WaitTurn, wait};
 use super::{Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
-use crate::kernel::largest_magnitude;
 use crate::mem::{Access, Buffer, CallerMemory};
-use crate::param::{Epoch, GradientMetadata, GradientSource, PinnedFrame};
-use crate::scheme::{AnyScheme, Bound, Needs, Registry, WorkerEvent, WorkerScheme};
-use crate::table::{Encoding, Table};
+use crate::param::{Epoch, PinnedFrame};
+use crate::scheme::{AnyScheme, Bound, Needs, WorkerEvent, WorkerScheme};
+use crate::table::Table;
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Endpoint, RegisterError, Transport};
-
-/// Ways for a worker to read parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReadMode {
-    /// Into memory of its own.
-    #[default]
-    Copy,
-    /// In place, with a pin while it computes; only where the transport shares memory.
-    InPlace,
-}
-
-/// Settings of a worker.
-#[derive(Clone, Debug, PartialEq)]
-pub struct WorkerOptions {
-    /// The scheme, which must be the servers'; `None` takes theirs.
-    pub scheme: Option<AnyScheme>,
-    /// The schemes that it can take from servers.
-    pub schemes: Registry,
-    /// Encoding of its gradients.
-    pub encoding: Encoding,
-    /// Its rank in the job. A worker that is started again with the same rank is the same worker to the servers: no
-    /// gradient of one clock of it is applied twice. At any time one worker of a rank can be connected. `None` draws
-    /// a random name that no other worker has, and a worker that is started again is another one.
-    pub identity: Option<u32>,
-    /// The way in which it reads parameters.
-    pub read: ReadMode,
-    /// Whether its gradients carry checksums, and those of parameters are checked: one more pass over each.
-    pub checksums: bool,
-    /// True if [`Worker::connect`] waits, until its timeout, for servers that do not listen yet. Otherwise an address
-    /// where no process listens is an error at once.
-    pub waits_for_server: bool,
-    /// Read-my-writes: `parameters -= own_step * gradient` is what one of its own gradients does to the parameters.
-    /// With it the worker's view holds all that it has published, at once: what its copy does not hold of that is
-    /// taken off it in order. For plain SGD that is the learning rate over the number of workers.
-    ///
-    /// For optimisers that add up, without decay. A worker does not know which optimiser the servers have, so the
-    /// program that sets this must know it. Schemes must consume each worker's gradients in order. A gradient that
-    /// the servers drop is in the view until a copy says that it was dropped. Not with [`ReadMode::InPlace`]. It
-    /// costs memory for as many gradients as the scheme's staleness or its slots, whichever is more, and one more;
-    /// a pass over a gradient when it is published, and one over each that a copy lacks.
-    pub own_step: Option<f32>,
-    /// The behaviour of the worker while it waits for servers.
-    pub idle: Idle,
-}
-
-impl Default for WorkerOptions {
-    /// The servers' scheme, gradients in f32, a random identity, parameters copied, no checksums, no waiting for
-    /// servers, no read-my-writes, polling.
-    fn default() -> WorkerOptions {
-        WorkerOptions {
-            scheme: None,
-            schemes: Registry::new(),
-            encoding: Encoding::F32,
-            identity: None,
-            read: ReadMode::Copy,
-            checksums: false,
-            waits_for_server: false,
-            own_step: None,
-            idle: Idle::Poll,
-        }
-    }
-}
-
-impl WorkerOptions {
-    /// The defaults, for a worker that insists on this scheme.
-    pub fn new(scheme: impl Into<AnyScheme>) -> WorkerOptions {
-        WorkerOptions { scheme: Some(scheme.into()), ..WorkerOptions::default() }
-    }
-}
 
 /// The parameters that a worker computes on next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,9 +70,6 @@ enum WorkerPhase {
 }
 
 const APART: &str = "the last `reconnect` failed: call it again";
-
-/// The memory that is published, one source per shard.
-type Sources = SmallVec<[GradientSource; 4]>;
 
 struct Part<T: Transport> {
     link: Link<T::Endpoint>,
@@ -449,95 +378,11 @@ impl<T: Transport> Worker<T> {
         Ok(())
     }
 
-    /// Bytes of one gradient.
-    fn gradient_bytes(&self) -> u64 {
-        self.table.bytes() / 4 * self.options.encoding.bytes() as u64
-    }
-
-    fn gradient_buffer(&mut self) -> Result<&mut Buffer, Error> {
-        // Workers that compute in borrowed slots never need it.
-        if self.gradient.is_none() {
-            self.gradient = Some(private(&self.transport, self.gradient_bytes())?);
-        }
-        self.gradient.as_mut().ok_or(Error::InFlight { what: "gradient" })
-    }
-
     fn expect_connected(&self, operation: &'static str) -> Result<(), Error> {
         match self.phase {
             WorkerPhase::Apart => Err(Error::OutOfTurn { operation, reason: APART }),
             _ => Ok(()),
         }
-    }
-
-    /// Begins to publish, from one source per shard.
-    fn start_sources(&mut self, sources: Sources, loss: Option<f32>) -> Result<(), Error> {
-        if let Some(since) = self.computing_since.take() {
-            self.statistics.compute += self.runtime.now() - since;
-        }
-        self.magnitude = None;
-        for (part, source) in self.parts.iter_mut().zip(&sources) {
-            if self.measures_magnitude || self.own.is_some() {
-                let payload = match source {
-                    GradientSource::Memory(memory) => Some(memory.clone()),
-                    GradientSource::Slot => part.link.borrowed_slot(),
-                    #[cfg(feature = "cuda")]
-                    GradientSource::Gpu(_) => return Err(gpu::NEEDS_BYTES.into()),
-                    #[cfg(not(feature = "cuda"))]
-                    GradientSource::Gpu(slice) => match *slice {},
-                };
-                if let (Some(own), Some(payload)) = (&mut self.own, &payload) {
-                    own.keep(self.clock, part.begin / 4, payload.as_volatile());
-                }
-                let encoding = self.options.encoding;
-                let payload = payload.filter(|_| self.measures_magnitude);
-                let magnitude = payload.map(|payload| largest_magnitude(payload.as_volatile(), encoding));
-                if let Some(magnitude) = magnitude {
-                    self.magnitude = Some(self.magnitude.map_or(magnitude, |most| most.max(magnitude)));
-                }
-            }
-        }
-        // That of the whole gradient, for a server may decide on all of it.
-        let metadata = GradientMetadata { loss, magnitude: self.magnitude, others: self.others };
-        // The copy is as old as its oldest part, where one server decides for all.
-        let base = self.is_decided().then(|| self.view_of_parts().version);
-        for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {
-            let shard = part.link.welcome.shard;
-            if let Some(publish) = &mut part.link.publish {
-                publish.hold(base.is_some() && index == 0 && !mutant!("decider_last"));
-                publish
-                    .start(source, base.unwrap_or(part.version), metadata)
-                    .map_err(|source| Error::Publish { shard, source })?;
-            }
-            part.published = false;
-        }
-        self.phase = WorkerPhase::Publishing;
-        Ok(())
-    }
-
-    /// Waits until no GPU copies any more. Without GPU memory, none does.
-    async fn finish_copies(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.copies.are_done()? {
-            return Ok(());
-        }
-        let runtime = self.runtime.clone();
-        let done = wait(&runtime, runtime.now() + timeout, |now| {
-            let progress = self.poll(now)?;
-            Ok(if self.copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::of(progress) })
-        });
-        #[cfg(feature = "cuda")]
-        return done.await?.ok_or(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
-        #[cfg(not(feature = "cuda"))]
-        done.await.map(|_| ())
-    }
-
-    async fn finish_publish(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.wait(timeout, "publishing a gradient", |worker| worker.phase != WorkerPhase::Publishing).await
-    }
-
-    /// True while a gradient is being written.
-    #[doc(hidden)]
-    pub fn is_publishing(&self) -> bool {
-        self.phase == WorkerPhase::Publishing || self.outgoing
     }
 
     /// Waits, at most `timeout`, until every server has folded in (or dropped) all that this worker has published.

@@ -7,6 +7,7 @@
 mod choose;
 mod copy;
 mod follow;
+mod included;
 mod resume;
 mod source;
 
@@ -17,6 +18,7 @@ use smallvec::SmallVec;
 
 pub(super) use self::copy::MAX_READ_BYTES;
 use self::copy::{BatchInFlight, READ_AHEAD};
+use self::included::Included;
 pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
@@ -64,16 +66,6 @@ struct Follow {
     chunks: usize,
     /// The attempt was seen to have ended whole.
     ended: bool,
-}
-
-/// The way in which a pull learns which of this peer's own gradients a frame holds.
-#[derive(Debug)]
-enum Included {
-    NotAsked,
-    /// From the header, of a frame that was pushed to this peer.
-    InHeader,
-    /// From this peer's word of the frame: the looks at it, made once.
-    InWords(Vec<WorkRequest>),
 }
 
 /// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
@@ -224,29 +216,6 @@ impl Pull {
     /// Makes a control page that an owner will push into say that nothing was pushed yet.
     pub fn clear(control: &MemoryRegion) {
         control.as_volatile().store_u64(ControlLayout::LATEST, Latest::NONE.to_word());
-    }
-
-    /// Has each pull from now on say which gradients of `peer` its frame holds ([`Pulled::included`]): one word
-    /// more to read. `None` where the frames were pushed to the peer that asks, whose headers say it.
-    pub fn ask_included(&mut self, peer: Option<u16>) -> Result<(), OutOfBounds> {
-        let Some(peer) = peer else {
-            self.included = Included::InHeader;
-            return Ok(());
-        };
-        let looks = (0..self.source.geometry.frames).map(|frame| {
-            let local = self.scratch.slice(INCLUDED_LINE, 8)?;
-            let remote = self.source.included(frame, peer)?;
-            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
-            Ok(WorkRequest::signalled(PULL_TAG, operation))
-        });
-        let looks = looks.collect::<Result<_, OutOfBounds>>()?;
-        self.included = Included::InWords(looks);
-        Ok(())
-    }
-
-    /// Returns whether pulls say which gradients their frame holds.
-    pub(crate) fn asks_included(&self) -> bool {
-        !matches!(self.included, Included::NotAsked)
     }
 
     /// Returns the source that it reads.
@@ -548,14 +517,6 @@ impl Pull {
         self.accept(before)
     }
 
-    /// The looks at each frame that come between those at its header, if there are any.
-    fn looks_between(&self) -> Option<&[WorkRequest]> {
-        match &self.included {
-            Included::InWords(looks) => Some(looks),
-            _ => self.options.label.then_some(&self.labels[..]),
-        }
-    }
-
     fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
         // Bytes of a frame may satisfy the bound no longer being the latest; its own header decides.
         let whole = self.options.consistency == Consistency::Whole;
@@ -583,11 +544,7 @@ impl Pull {
             version: header.version,
             epoch: header.epoch,
             smallest_clock: header.smallest_clock,
-            included: match self.included {
-                Included::NotAsked => None,
-                Included::InHeader => Some(header.included),
-                Included::InWords(_) => Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
-            },
+            included: self.included_under(&header),
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };

@@ -67,14 +67,38 @@ impl fmt::Display for TransportKind {
 
 /// The text is the name of no transport.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no transport; use shm, verbs or tcp")]
-pub struct UnknownTransport(String);
+#[error("`{text}` is no transport; {}", remedy_of(self))]
+pub struct UnknownTransport {
+    text: String,
+}
+
+impl Diagnostic for UnknownTransport {
+    fn operation(&self) -> &'static str {
+        "reading the name of a transport"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some("use shm, verbs or tcp".into())
+    }
+}
 
 impl FromStr for TransportKind {
     type Err = UnknownTransport;
 
     fn from_str(text: &str) -> Result<TransportKind, UnknownTransport> {
         let named = |kind: &TransportKind| kind.to_string() == text;
-        TransportKind::ALL.into_iter().find(named).ok_or_else(|| UnknownTransport(text.into()))
+        TransportKind::ALL.into_iter().find(named).ok_or_else(|| UnknownTransport { text: text.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_an_unknown_transport_ends_in_the_remedy() {
+        let error = "pigeon".parse::<TransportKind>().unwrap_err();
+        assert_eq!(error.to_string(), "`pigeon` is no transport; use shm, verbs or tcp");
+        assert!(error.to_string().ends_with(&*error.remedy().unwrap()), "{error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ptr::null;
 
-use crate::options::SLACKLINE_NO_STALENESS;
+use super::needs::SLACKLINE_NO_STALENESS;
 
 /// The actions that a scheme may ask for, for the field called `kind` in `slackline_scheme_action`. Each is followed by
 /// the fields that it reads.

@@ -23,7 +23,6 @@ pub use needs::*;
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{call, text};
-use crate::options::SLACKLINE_NO_STALENESS;
 use crate::sized::sized;
 use half::{Callbacks, Half, read};
 use server::ServerHalf;

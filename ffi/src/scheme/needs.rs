@@ -3,7 +3,8 @@
 use slackline::scheme::{Needs, Start};
 use slackline::{Clock, Version};
 
-use crate::options::SLACKLINE_NO_STALENESS;
+/// A staleness that is not given: schemes that take one use their default, the others take none.
+pub const SLACKLINE_NO_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
 
 /// The state with which a server's half begins; all 0 for that of a worker.
 #[repr(C)]

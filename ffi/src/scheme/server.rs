@@ -3,11 +3,12 @@
 use slackline::scheme::{ServerAction, ServerEvent, ServerScheme, Share, Start};
 use slackline::{Clock, Instant};
 
+use super::action::{slackline_action, slackline_scheme_action, slackline_share};
+use super::event::slackline_scheme_event;
 use super::half::Half;
 use super::ledger::Ledger;
-use super::{slackline_action, slackline_scheme_action, slackline_scheme_event, slackline_share};
+use super::needs::SLACKLINE_NO_STALENESS;
 use crate::handle::slice;
-use crate::options::SLACKLINE_NO_STALENESS;
 
 /// A half whose answers are checked, and whose clocks are counted, by the [`Ledger`].
 pub(super) struct ServerHalf {

@@ -99,6 +99,8 @@ pub struct Comparison {
     pub real: f64,
     /// In the simulator.
     pub simulated: f64,
+    /// The day of the run, and the machine.
+    pub made: String,
 }
 
 impl Twin {
@@ -150,9 +152,11 @@ impl Twin {
         recipe: &str,
         run: &Value,
         calibration: Option<&Value>,
+        made: &str,
     ) -> Result<Comparison, Error> {
         Ok(Comparison {
             recipe: recipe.to_owned(),
+            made: made.to_owned(),
             words: self.typed(),
             figure: self.named(),
             real: self.figure.of_run(run),
@@ -325,7 +329,7 @@ mod tests {
         .unwrap();
         // The first clock reads the first copy, of age 0; the other 199 wait for nothing and are one clock behind.
         let run = |counts: [u64; 3]| serde_json::json!({ "workers": [{ "staleness_histogram": counts }] });
-        let compared = |counts| twin.compare("essp", &run(counts), None).unwrap();
+        let compared = |counts| twin.compare("essp", &run(counts), None, "today").unwrap();
         let same = compared([1, 199, 0]);
         assert!(same.off().abs() < 0.01, "{same:?}");
         let older = compared([1, 179, 20]);
@@ -344,7 +348,7 @@ mod tests {
                 |seconds: f64| serde_json::json!({ "compute_s": seconds, "staleness_histogram": [0, 1] });
             let workers: Vec<Value> =
                 (0..8).map(|id| worker(if id == 3 { 20.0 + lost } else { 20.0 })).collect();
-            twin.compare("essp", &serde_json::json!({ "workers": workers }), None).unwrap().simulated
+            twin.compare("essp", &serde_json::json!({ "workers": workers }), None, "today").unwrap().simulated
         };
         assert_eq!(run(0.0), 1.0);
         let fresh = run(0.15);
@@ -362,7 +366,7 @@ mod tests {
         assert!(twin.words_of_calibration().unwrap().contains(&"constant(0.01)".to_owned()));
         let workers = vec![serde_json::json!({ "compute_s": 1.2, "wait_s": 0.0 }); 4];
         let run = serde_json::json!({ "workers": workers, "versions": 100 });
-        let compared = |calibration| twin.compare("dbw", &run, calibration).unwrap();
+        let compared = |calibration| twin.compare("dbw", &run, calibration, "today").unwrap();
         assert!((compared(None).simulated - 0.03).abs() < 1e-9);
         let told = compared(Some(&run));
         assert!((told.simulated - 0.032).abs() < 1e-4, "{told:?}");

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::JobError;
 use super::super::member::End;
 use super::super::worker_loop::WorkerLoop;
+use super::super::{JobError, LocalSteps};
 use super::WorkerOrder;
 use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
 use crate::node::{Error, Idle, Step, Worker, WorkerOptions};
+use crate::scheme::SchemeConfig;
 use crate::transport::mixed::Mixed;
 
 /// The time between two updates of a worker's report.
@@ -19,11 +20,15 @@ pub(super) const REPORT_EVERY: Duration = Duration::from_millis(50);
 pub struct ServerWork {
     member: CoordinatedMember,
     work: WorkerLoop<Talk>,
+    gradients: Gradients,
 }
 
-/// The computation of one clock: it encodes or borrows the gradient of the step and returns the loss, or `None` to
-/// abandon the clock because [`Step::should_stop`] says so.
-type Compute<'a> = &'a mut dyn FnMut(&mut Step<'_, Mixed>) -> Result<Option<f32>, Error>;
+/// The question whether to stop, because a server wants the step abandoned. Asking moves on what is on its way.
+type Stop<'a> = &'a mut dyn FnMut() -> Result<bool, Error>;
+
+/// The computation of one gradient: it is given the number of a batch, the parameters and the memory for the gradient,
+/// and returns the loss. A step that is not plain has a question for it, too; it returns `None` once the answer is yes.
+type Compute<'a> = &'a mut dyn FnMut(u64, &[f32], &mut [f32], Option<Stop<'_>>) -> Result<Option<f32>, Error>;
 
 /// The reader of a worker's counters, with the mean loss since the last call if there was a gradient.
 type Observe<'a> = &'a mut dyn FnMut(&Worker<Mixed>, Option<f64>);
@@ -44,8 +49,50 @@ impl CoordinatedMember {
             ..WorkerOptions::new(order.scheme)
         };
         let worker = self.member.connect(&order.plan, options)?;
+        let elements = (worker.table().bytes() / 4) as usize;
+        let gradients = Gradients::new(order.scheme, order.learning_rate, elements);
         let work = WorkerLoop::new(Arc::clone(&self.member), order.plan, worker);
-        Ok(ServerWork { member: self.clone(), work })
+        Ok(ServerWork { member: self.clone(), work, gradients })
+    }
+}
+
+/// The gradients of a worker, with the memory that it keeps from one step to the next.
+struct Gradients {
+    /// Each step is one computation that is never stopped: it reads the parameters where they were pulled to.
+    is_plain: bool,
+    /// Batches of one step.
+    batches: u64,
+    local: LocalSteps,
+    /// A copy of the parameters, for steps that ask in between whether to stop.
+    base: Vec<f32>,
+    gradient: Vec<f32>,
+}
+
+impl Gradients {
+    fn new(scheme: SchemeConfig, learning_rate: f32, elements: usize) -> Gradients {
+        let batches = u64::from(scheme.local_steps());
+        let is_plain = !(scheme.interrupts() || scheme.publishes_in_background()) && batches == 1;
+        let local = LocalSteps::new(batches, learning_rate);
+        Gradients { is_plain, batches, local, base: Vec::new(), gradient: vec![0.0; elements] }
+    }
+
+    /// Computes and encodes the gradient of a step. Returns the loss, or `None` if the step is to be abandoned.
+    fn compute(&mut self, step: &mut Step<'_, Mixed>, compute: Compute<'_>) -> Result<Option<f32>, Error> {
+        let clock = step.view().clock.get();
+        let loss = if self.is_plain {
+            compute(clock, step.parameters()?, &mut self.gradient, None)?
+        } else {
+            self.base.clear();
+            self.base.extend_from_slice(step.parameters()?);
+            let first = clock * self.batches;
+            self.local.gradient(&self.base, &mut self.gradient, |number, parameters, gradient| {
+                compute(first + number, parameters, gradient, Some(&mut || step.should_stop()))
+            })?
+        };
+        if loss.is_some() {
+            step.encode(&self.gradient)?;
+        }
+        Ok(loss)
     }
 }
 
@@ -54,9 +101,11 @@ impl ServerWork {
     /// gradients keep their weight. If the order says so, it connects again to servers that were lost and come back,
     /// and goes on at the clock at which they are.
     ///
-    /// `compute` encodes or borrows the gradient of a step and returns the loss, or `None` to abandon the clock, as
-    /// [`Step::should_stop`] asks for. `observe` is called about twenty times a second, between two steps, with the
-    /// mean loss since its last call if there was a gradient.
+    /// `compute` is given the number of a batch, the parameters and the memory for the gradient, and returns the loss;
+    /// it is called once for each local step. Under a scheme that interrupts, makes several local steps or publishes in
+    /// the background it is also given a question whether to stop, which it asks now and then; it returns `None` once
+    /// the answer is yes. `observe` is called about twenty times a second, between two steps, with the mean loss since
+    /// its last call if there was a gradient.
     ///
     /// # Errors
     /// A wait was longer than the timeout of the order, or a server is lost that is not waited for.
@@ -81,7 +130,7 @@ impl ServerWork {
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
         while self.work.begin()? {
             let mut step = self.work.step()?;
-            match compute(&mut step.step) {
+            match self.gradients.compute(&mut step.step, compute) {
                 Ok(Some(loss)) => {
                     if step.publish(Some(loss))? {
                         (sum, count) = (sum + f64::from(loss), count + 1);
@@ -106,5 +155,59 @@ impl ServerWork {
 
     fn report(&self) -> WorkerReport {
         WorkerReport::of(self.work.worker.clock(), self.work.worker.statistics())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{Server, ServerOptions};
+    use crate::table::{ElementType, Table};
+    use crate::transport::Address;
+
+    /// The parameter of a server, 4 at first, after one clock of one worker at a step size of 0.5, and whether the
+    /// worker copied it. The loss is half its square: each step halves it. `asked` is given the number of the batch and
+    /// whether the step could be stopped.
+    fn after_one_clock(scheme: &str, mut asked: impl FnMut(u64, bool) + Send) -> (f32, bool) {
+        let scheme: SchemeConfig = scheme.parse().unwrap();
+        let (address, timeout) = (Address::random(), Duration::from_secs(30));
+        let table = Table::flat(1, ElementType::F32).unwrap();
+        let options = ServerOptions::new(scheme, 1, 0.5);
+        let mut server = Server::new(Mixed::default(), &address, table, &[4.0], options).unwrap();
+        let copied = std::thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                let options = WorkerOptions::new(scheme);
+                let mut worker = Worker::connect(Mixed::default(), &[address], options, timeout).unwrap();
+                let mut gradients = Gradients::new(scheme, 0.5, 1);
+                let mut step = worker.step(timeout).unwrap();
+                let halve: Compute<'_> = &mut |batch, parameters, gradient, stop| {
+                    asked(batch, stop.is_some());
+                    assert!(!stop.map_or(Ok(false), |stop| stop())?);
+                    gradient.copy_from_slice(parameters);
+                    Ok(Some(parameters[0] * parameters[0] / 2.0))
+                };
+                let loss = gradients.compute(&mut step, halve).unwrap();
+                step.publish(loss, timeout).unwrap();
+                !gradients.base.is_empty()
+            });
+            server.drive(|server| server.status().left == 1, timeout).unwrap();
+            working.join().unwrap()
+        });
+        (server.parameters().unwrap()[0], copied)
+    }
+
+    #[test]
+    fn a_plain_step_reads_its_parameters_in_place() {
+        let mut calls = Vec::new();
+        let after = after_one_clock("bsp", |batch, may_stop| calls.push((batch, may_stop)));
+        assert_eq!((after, calls), ((2.0, false), vec![(0, false)]));
+    }
+
+    #[test]
+    fn a_gradient_of_local_steps_moves_the_server_as_far_as_the_worker() {
+        let mut calls = Vec::new();
+        let scheme = "abs(k=1, local-steps=2)";
+        let after = after_one_clock(scheme, |batch, may_stop| calls.push((batch, may_stop)));
+        assert_eq!((after, calls), ((1.0, true), vec![(0, true), (1, true)]));
     }
 }

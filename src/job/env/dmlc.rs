@@ -4,7 +4,7 @@
 //! rank 0, and keeps the meeting point at the scheduler's address.
 
 use super::claims::{Claim, number};
-use super::{LaunchError, MeetingPoint, Source};
+use super::{LaunchError, MeetingPoint, MeetingPointError, Source};
 
 const HOST: &str = "DMLC_PS_ROOT_URI";
 const PORT: &str = "DMLC_PS_ROOT_PORT";
@@ -69,5 +69,6 @@ pub(super) fn meeting_point(env: &impl Fn(&str) -> Option<String>) -> Result<Mee
         });
     };
     let value = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    value.parse().map_err(|reason| LaunchError::MeetingPoint { name: HOST, value, reason })
+    let parsed = value.parse();
+    parsed.map_err(|MeetingPointError { reason }| LaunchError::MeetingPoint { name: HOST, value, reason })
 }

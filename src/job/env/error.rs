@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::Source;
+use super::{Source, meeting};
 use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The flags and the environment contradict each other, or do not say enough. The cause is always a mistake in how
@@ -130,9 +130,7 @@ impl Diagnostic for LaunchError {
                 "take the variables of one of them away (env -u NAME), or start the job with one launcher".into()
             }
             LaunchError::NoSize { .. } => "set --world-size or SLACKLINE_WORLD_SIZE".into(),
-            LaunchError::MeetingPoint { .. } => {
-                "give a name or address and a port, such as node1:29400 or [fd00::1]:29400".into()
-            }
+            LaunchError::MeetingPoint { .. } => meeting::REMEDY.into(),
             LaunchError::HostList { .. } => {
                 "set --rendezvous or SLACKLINE_RENDEZVOUS to HOST:PORT of rank 0".into()
             }

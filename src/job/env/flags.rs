@@ -1,6 +1,6 @@
 //! The settings that a person gives by hand.
 
-use super::{LaunchError, MeetingPoint};
+use super::{LaunchError, MeetingPoint, MeetingPointError};
 
 /// A process's position in its job, given by hand. Only the values that no launcher gives are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,8 @@ impl LaunchFlags {
         env: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<MeetingPoint>, LaunchError> {
         let parse = |name: &'static str, value: String| {
-            value.parse().map_err(|reason| LaunchError::MeetingPoint { name, value, reason })
+            let parsed = value.parse();
+            parsed.map_err(|MeetingPointError { reason }| LaunchError::MeetingPoint { name, value, reason })
         };
         if let Some(value) = self.rendezvous.clone() {
             return parse("--rendezvous", value).map(Some);

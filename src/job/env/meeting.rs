@@ -7,6 +7,7 @@
 //! same and two jobs seldom do. It is never `MASTER_PORT` itself, where torchrun's agent listens already, nor one more
 //! or less, which is where the next job's agent tends to listen.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
@@ -16,6 +17,7 @@ use std::str::FromStr;
 use super::claims::{Claim, number};
 use super::slurm::first_host;
 use super::{LaunchError, Source};
+use crate::diagnostic::{Diagnostic, remedy_of};
 
 /// The ports that a meeting point is derived in: below those that Linux hands out to clients (from 32768), away from
 /// Slurm's own (6817 and 6818, srun's 60001 on) and from torchrun's usual 29400 and 29500.
@@ -30,24 +32,47 @@ pub struct MeetingPoint {
     pub port: u16,
 }
 
+/// A text that is no meeting point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}; {}", remedy_of(self))]
+#[non_exhaustive]
+pub struct MeetingPointError {
+    /// The fault of the text.
+    pub reason: &'static str,
+}
+
+/// How a meeting point is written.
+pub(super) const REMEDY: &str = "give a name or address and a port, such as node1:29400 or [fd00::1]:29400";
+
+impl Diagnostic for MeetingPointError {
+    fn operation(&self) -> &'static str {
+        "reading a meeting point"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(REMEDY.into())
+    }
+}
+
 impl FromStr for MeetingPoint {
-    type Err = &'static str;
+    type Err = MeetingPointError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (host, port) = text.trim().rsplit_once(':').ok_or("there is no port")?;
+        let fault = |reason| MeetingPointError { reason };
+        let (host, port) = text.trim().rsplit_once(':').ok_or(fault("there is no port"))?;
         let port = match port.parse() {
-            Ok(0) => return Err("no process can be met at port 0"),
+            Ok(0) => return Err(fault("no process can be met at port 0")),
             Ok(port) => port,
-            Err(_) => return Err("the port is no number up to 65535"),
+            Err(_) => return Err(fault("the port is no number up to 65535")),
         };
         let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         match inner {
             Some(inner) if inner.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok()) => {}
-            Some(_) => return Err("there is no IPv6 address between the brackets"),
-            None if host.is_empty() => return Err("there is no host"),
-            None if host.contains(':') => return Err("an IPv6 address needs brackets"),
-            None if !host.chars().all(is_name) => return Err("that is no name of a host"),
+            Some(_) => return Err(fault("there is no IPv6 address between the brackets")),
+            None if host.is_empty() => return Err(fault("there is no host")),
+            None if host.contains(':') => return Err(fault("an IPv6 address needs brackets")),
+            None if !host.chars().all(is_name) => return Err(fault("that is no name of a host")),
             None => {}
         }
         Ok(MeetingPoint { host: inner.unwrap_or(host).to_owned(), port })

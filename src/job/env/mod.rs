@@ -35,7 +35,7 @@ use std::fmt;
 pub use environment::environment;
 pub use error::LaunchError;
 pub use flags::LaunchFlags;
-pub use meeting::{MeetingPoint, PORTS};
+pub use meeting::{MeetingPoint, MeetingPointError, PORTS};
 
 use claims::Claim;
 
@@ -51,7 +51,7 @@ use claims::Claim;
 /// let meeting_point = Some(meeting_point);
 /// let placement = Placement { rank: 2, world: 3, meeting_point, ..Placement::default() };
 /// assert_eq!(placement.servers, None);
-/// # Ok::<_, &str>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::diagnostic::Diagnostic;
 
 /// Finds the placement of a process whose environment holds `variables`: `NAME=value`, separated by blanks.
 fn with(flags: &LaunchFlags, variables: &str) -> Result<Option<Placement>, LaunchError> {
@@ -312,6 +313,14 @@ fn what_is_no_meeting_point_is_refused() {
         let error = refused(&format!("SLACKLINE_RENDEZVOUS={point}"));
         assert!(error.contains(reason) && error.contains("SLACKLINE_RENDEZVOUS"), "{point}: {error}");
     }
+}
+
+#[test]
+fn the_text_of_a_refused_meeting_point_ends_in_the_remedy() {
+    let error = "node1".parse::<MeetingPoint>().unwrap_err();
+    let remedy = error.remedy().expect("there is one");
+    assert_eq!(error.to_string(), format!("there is no port; {remedy}"));
+    assert!(refused("SLACKLINE_RENDEZVOUS=node1").ends_with(&*remedy), "a launch says the same");
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::thread::{JoinHandle, Thread};
 use super::super::copies::Copies;
 use super::super::payloads::on_host;
 use super::super::record::digests;
-use super::super::wait::Backoff;
+use super::super::runtime::{Runtime, complete};
+use super::super::wait::{Backoff, WaitTurn, wait};
 use super::super::{Error, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
@@ -192,10 +193,10 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// # Errors
     /// It has to wait for longer; another draft is open; there are no more versions.
     pub fn draft(&self, timeout: Duration) -> Result<Draft<T>, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            let is_copying = self.shared.is_copying();
+        let runtime = Runtime::default();
+        let mut is_copying = false;
+        let begun = wait(&runtime, runtime.now() + timeout, |_| {
+            is_copying = self.shared.is_copying();
             let mut publisher = self.shared.publisher();
             if publisher.draft_memory().is_some() && !is_copying {
                 let reason = "another draft is open: commit or drop it first";
@@ -206,18 +207,18 @@ impl<T: Transport> BackgroundPublisher<T> {
                 && let Some(memory) = publisher.draft_memory()
             {
                 let (shared, copies) = (self.shared.clone(), Copies::default());
-                return Ok(Draft { shared, memory, copies, is_open: true });
+                return Ok(WaitTurn::Done(Draft { shared, memory, copies, is_open: true }));
             }
-            if now() >= deadline {
-                #[cfg(feature = "cuda")]
-                if is_copying {
-                    return Err(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
-                }
-                return Err(Error::Pinned { version: publisher.version().next(), waited: timeout });
-            }
-            drop(publisher);
-            backoff.wait();
+            Ok(WaitTurn::Idle)
+        });
+        if let Some(draft) = complete(begun)? {
+            return Ok(draft);
         }
+        #[cfg(feature = "cuda")]
+        if is_copying {
+            return Err(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
+        }
+        Err(Error::Pinned { version: self.version().next(), waited: timeout })
     }
 
     /// Waits until at least so many readers hold `version` or a newer one, as a copy or in place, and returns the
@@ -231,24 +232,24 @@ impl<T: Transport> BackgroundPublisher<T> {
         readers: usize,
         timeout: Duration,
     ) -> Result<Vec<ReaderStatus>, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
+        let runtime = Runtime::default();
+        let mut last = None;
+        let held = wait(&runtime, runtime.now() + timeout, |_| {
             let statuses = self.readers();
             let mut held: Vec<Version> =
                 statuses.iter().map(|reader| reader.holds.max(reader.pins).unwrap_or_default()).collect();
             held.sort_by(|one, other| other.cmp(one));
-            let last = readers.checked_sub(1).map(|index| held.get(index).copied());
-            if last.is_none_or(|last| last.is_some_and(|last| last >= version)) {
-                return Ok(statuses);
-            }
-            if now() >= deadline {
-                let seen = Bound::version(last.flatten().unwrap_or_default());
-                let (operation, needed) = ("waiting for readers to hold a version", Bound::version(version));
-                return Err(Error::Deadline { operation, waited: timeout, needed, seen });
-            }
-            backoff.wait();
-        }
+            last = readers.checked_sub(1).map(|index| held.get(index).copied());
+            Ok(match last.is_none_or(|last| last.is_some_and(|last| last >= version)) {
+                true => WaitTurn::Done(statuses),
+                false => WaitTurn::Idle,
+            })
+        });
+        complete(held)?.ok_or_else(|| {
+            let seen = Bound::version(last.flatten().unwrap_or_default());
+            let (operation, needed) = ("waiting for readers to hold a version", Bound::version(version));
+            Error::Deadline { operation, waited: timeout, needed, seen }
+        })
     }
 }
 

@@ -6,9 +6,10 @@ mod scripted;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::super::Error;
 use super::super::copies::Copies;
-use super::super::wait::Backoff;
-use super::super::{Error, now};
+use super::super::runtime::{Runtime, complete};
+use super::super::wait::{WaitTurn, wait};
 use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuSlice, GpuStream};
@@ -159,16 +160,10 @@ impl Publishing {
     /// The GPU did not copy it, and it is given up; the publisher was dropped; or it is not copied by the timeout
     /// ([`GpuError::NotCopied`]), and may be waited for again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Version, Error> {
-        let deadline = now() + timeout;
-        let mut backoff = Backoff::new();
-        loop {
-            if let Some(version) = self.poll()? {
-                return Ok(version);
-            }
-            if now() >= deadline {
-                return Err(GpuError::NotCopied { waited: timeout }.into());
-            }
-            backoff.wait();
-        }
+        let runtime = Runtime::default();
+        let told = wait(&runtime, runtime.now() + timeout, |_| {
+            Ok(self.poll()?.map_or(WaitTurn::Idle, WaitTurn::Done))
+        });
+        complete(told)?.ok_or_else(|| GpuError::NotCopied { waited: timeout }.into())
     }
 }

@@ -218,7 +218,8 @@ impl<T: Transport> Passing<T> {
         self.publisher.address()
     }
 
-    /// Passes versions on until it `is_over`, or an error makes that impossible. `tell` is told of what it serves.
+    /// Passes versions on until it `is_over`, or an error makes that impossible. `tell` is told of what it serves. It
+    /// has no deadline, since a relay serves until its owner drops it, through any loss of an owner upstream.
     pub(crate) async fn run(
         &mut self,
         is_over: impl Fn() -> bool,

@@ -8,8 +8,20 @@ use crate::time::Duration;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
+    /// Serves until `left` workers in all have left since this server was created
+    /// ([`ServerStatus::left`](crate::node::ServerStatus::left)), or `timeout` has passed. Returns true once they have,
+    /// and false if it was the timeout: serving can go on with another call. What it does between polls,
+    /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says. [`Server`] has an example.
+    ///
+    /// # Errors
+    /// Those of [`poll`](Self::poll), at which it ends.
+    pub fn serve(&mut self, left: u64, timeout: Duration) -> Result<bool, Error> {
+        self.drive(|server| server.status().left >= left, timeout)
+    }
+
     /// Polls until `until` says so or `timeout` has passed; false if it was the timeout. What it does between polls,
     /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says.
+    #[doc(hidden)]
     pub fn drive(&mut self, until: impl Fn(&Self) -> bool, timeout: Duration) -> Result<bool, Error> {
         complete(self.drive_async(until, timeout))
     }

@@ -23,13 +23,13 @@ impl<T: Transport> Server<T> {
     /// which they joined. The workers' gradients may be in any encoding. The whole table is one shard here, whatever
     /// the number of servers.
     ///
-    /// `timeout` is for the first parameters. Then [`drive`](Self::drive) it until all workers have left, and drop it:
+    /// `timeout` is for the first parameters. Then [`serve`](Self::serve) it until all workers have left, and drop it:
     /// as long as it is there and has no worker, the servers wait for its next gradient. Workers whose server this is
     /// lose it if it ends, and the servers evict one worker.
     ///
     /// # Errors
     /// A scheme other than BSP ([`Error::Scheme`]), gradients of `upstream` that are not f32, parameters that it reads
-    /// where they lie, read-my-writes, or a `transport` with a GPU ([`Error::Option`]). Later, `drive` fails when a
+    /// where they lie, read-my-writes, or a `transport` with a GPU ([`Error::Option`]). Later, `serve` fails when a
     /// server of the job is lost or has evicted this host.
     ///
     /// ```
@@ -45,14 +45,14 @@ impl<T: Transport> Server<T> {
     /// let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5); // one host
     /// let mut server = Server::new(Shm::new(), &top, table, &[1.0; 4], options)?;
     /// let serving = std::thread::spawn(move || {
-    ///     server.drive(|server| server.status().left == 1, timeout)?;
+    ///     server.serve(1, timeout)?;
     ///     server.parameters()
     /// });
     ///
     /// let upstream = Worker::connect(Shm::new(), &[top], WorkerOptions::default(), timeout)?;
     /// let memory = ShardOptions::default();
     /// let mut proxy = Server::for_host(upstream, Shm::new(), &host, 1, memory, timeout)?;
-    /// let proxying = std::thread::spawn(move || proxy.drive(|proxy| proxy.status().left == 1, timeout));
+    /// let proxying = std::thread::spawn(move || proxy.serve(1, timeout));
     ///
     /// let mut worker = Worker::connect(Shm::new(), &[host], WorkerOptions::default(), timeout)?;
     /// let mut step = worker.step(timeout)?;

@@ -93,7 +93,7 @@ impl<'a, T: Transport> Step<'a, T> {
     ///     step.gradient()?.fill(f32::from_ne_bytes(second));
     ///     step.publish(None, timeout)
     /// });
-    /// server.drive(|server| server.status().left == 1, timeout)?;
+    /// server.serve(1, timeout)?;
     /// working.join().unwrap()?;
     /// assert_eq!(server.parameters()?, [0.0, 1.0]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

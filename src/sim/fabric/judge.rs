@@ -2,26 +2,27 @@
 //! promised.
 #![forbid(unsafe_code)]
 
-use std::collections::{BTreeMap, BTreeSet};
+mod seen;
+mod server;
 
-use super::bounds::{behind_most, value_bound};
+pub(super) use self::seen::{Base, Seen};
+use self::seen::{Computed, JudgedServer};
+
+use super::bounds::value_bound;
 use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
 use super::relays::JudgedRelays;
-use super::values::{BITS, GRADIENTS_MAX, INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
-use crate::clock::{Clock, Version, WorkerId};
+use super::values::{BITS, GRADIENTS_MAX, bytes_of};
+use crate::clock::{Clock, Version};
 use crate::mem::VolatileSlice;
-use crate::node::{Error, ServerStatus, View};
-use crate::scheme::{AnyScheme, GradientId, Needs, SchemeConfig, Share, Strength};
+use crate::node::{Error, View};
+use crate::scheme::{AnyScheme, Needs, SchemeConfig, Share};
 use crate::time::{Duration, Instant};
 use crate::trace::{TraceChecker, TraceRecord, Violation};
 
 /// The time by which a call may return later than asked: a node that stands back does not look at its watch.
 const SLACK: Duration = Duration::from_millis(10);
-
-/// The time beyond its lease for which a dead worker may still be among a server's.
-const EVICTION_SLACK: Duration = Duration::from_millis(80);
 
 /// A version that a server has just made.
 pub(super) struct PublishedVersion<'a> {
@@ -31,108 +32,6 @@ pub(super) struct PublishedVersion<'a> {
     /// The gradients that were folded into it, with their weights.
     pub(super) shares: &'a [Share],
     pub(super) payload: VolatileSlice<'a>,
-}
-
-/// One incarnation of a server.
-struct JudgedServer {
-    epoch: u64,
-    shard: usize,
-    /// The bytes of each version, from the first that it had.
-    versions: Vec<Vec<u8>>,
-    first: u64,
-    /// The gradients that came in with each version after the first: worker and number.
-    made: Vec<BTreeSet<(usize, usize)>>,
-    /// The incarnation whose decisions it follows.
-    decider: Option<u64>,
-    /// The last of them is being written: a peer may see it already.
-    is_writing: bool,
-    /// The smallest clock of its newest version.
-    smallest_clock: u64,
-    /// It was said that all gradients of earlier clocks are in.
-    claimed: u64,
-    /// The gradients that are in it, by worker and number.
-    applied: BTreeMap<(usize, usize), u64>,
-    /// The same by name, worker and clock: a worker's clock is in it once, whatever became of the worker.
-    names: BTreeMap<(usize, u64), u64>,
-    /// Gradients that were consumed without being folded, by peer and clock.
-    dropped: BTreeSet<(WorkerId, u64)>,
-    /// Of each version after the first: how much it moved a value, and the clock of the last gradient in it.
-    moved: Vec<(f64, u64)>,
-    /// Its server is gone: what it had is lost, and no process is behind it any more.
-    is_over: bool,
-}
-
-/// A gradient that a worker computed.
-pub(super) struct Computed {
-    clock: u64,
-    bases: Vec<Base>,
-}
-
-/// The version from which a gradient was computed, in one incarnation of a server.
-#[derive(Clone, Copy)]
-pub(super) struct Base {
-    /// The incarnation.
-    pub(super) epoch: u64,
-    pub(super) version: u64,
-    /// Its worker's index there.
-    pub(super) peer: u16,
-}
-
-impl JudgedServer {
-    /// The number of its newest version.
-    fn newest(&self) -> u64 {
-        self.first + self.versions.len() as u64 - 1
-    }
-
-    fn bytes(&self, version: u64) -> Option<&Vec<u8>> {
-        self.versions.get(usize::try_from(version.checked_sub(self.first)?).ok()?)
-    }
-
-    /// The gradients that came in with a version.
-    fn made(&self, version: u64) -> Option<&BTreeSet<(usize, usize)>> {
-        self.made.get(usize::try_from(version.checked_sub(self.first + 1)?).ok()?)
-    }
-}
-
-impl Computed {
-    fn base(&self, epoch: u64) -> Option<Base> {
-        self.bases.iter().find(|base| base.epoch == epoch).copied()
-    }
-
-    /// Whether this incarnation calls it what the share says.
-    pub(super) fn is_named(&self, epoch: u64, share: &Share) -> bool {
-        let GradientId { worker, clock } = share.gradient;
-        self.clock == clock.get() && self.base(epoch).is_some_and(|base| worker == base.peer.into())
-    }
-
-    fn of_incarnation(&self, epoch: u64) -> bool {
-        self.base(epoch).is_some()
-    }
-}
-
-/// A worker as it is seen from outside.
-#[derive(Default)]
-pub(super) struct Seen {
-    pub(super) gradients: Vec<Computed>,
-    /// The numbers of the gradients of its session that it was told are out.
-    announced: Vec<usize>,
-    /// The versions that its session holds, by epoch.
-    held: BTreeMap<u64, u64>,
-    /// It computes on what it holds.
-    is_computing: bool,
-    /// Its session abandoned what it computed on the version it holds.
-    has_abandoned: bool,
-    has_reached: bool,
-    is_expected: bool,
-    /// All indices that it ever had as a peer, each with the epoch of its owner.
-    indices: BTreeSet<(u64, u16)>,
-}
-
-impl Seen {
-    /// True if a share may be this worker's.
-    pub(super) fn has_had(&self, epoch: u64, share: &Share) -> bool {
-        share.gradient.worker.peer().is_some_and(|peer| self.indices.contains(&(epoch, peer)))
-    }
 }
 
 pub(super) struct FabricJudge {
@@ -292,278 +191,6 @@ impl FabricJudge {
         (seen.has_reached, seen.is_expected, seen.is_computing) = (false, is_expected, false);
     }
 
-    // ------------------------------------------------------------------ servers
-
-    /// The values of version 0 of a server's next incarnation.
-    pub(super) fn initial(&self, shard: usize, elements: usize) -> Vec<f32> {
-        let number = 1 + self.incarnations.iter().filter(|one| one.shard == shard).count();
-        (0..elements).map(|at| if at % LANES == INCARNATION_LANE { number as f32 } else { 0.0 }).collect()
-    }
-
-    pub(super) fn born(&mut self, shard: usize, epoch: u64, initial: &[f32]) {
-        let versions = vec![initial.iter().flat_map(|value| value.to_le_bytes()).collect()];
-        self.trace.note(self.incarnations.len() as u64);
-        self.incarnations.push(JudgedServer {
-            epoch,
-            shard,
-            versions,
-            first: 0,
-            made: Vec::new(),
-            decider: None,
-            is_writing: false,
-            smallest_clock: 0,
-            claimed: 0,
-            applied: BTreeMap::new(),
-            names: BTreeMap::new(),
-            dropped: BTreeSet::new(),
-            moved: Vec::new(),
-            is_over: false,
-        });
-    }
-
-    /// The server of an incarnation follows the one of another, from this version on if it has none of its own yet.
-    pub(super) fn follows(&mut self, epoch: u64, decider: Option<u64>, version: u64) {
-        if let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == epoch)
-            && incarnation.decider.is_none()
-        {
-            (incarnation.decider, incarnation.first) = (decider, version);
-        }
-    }
-
-    /// The versions of all shards are made of the same gradients where one decides: a follower's of no others, and of
-    /// all that were published to its incarnation.
-    fn check_decided(&self, epoch: u64, version: u64) -> Result<(), String> {
-        let Some(incarnation) = self.incarnations.iter().find(|one| one.epoch == epoch) else {
-            return Ok(());
-        };
-        let decider = incarnation.decider.unwrap_or(epoch);
-        let Some(decided) =
-            self.incarnations.iter().find(|one| one.epoch == decider).and_then(|it| it.made(version))
-        else {
-            return Ok(());
-        };
-        for follower in self.incarnations.iter().filter(|one| one.decider == Some(decider)) {
-            let Some(made) = follower.made(version) else { continue };
-            if let Some(other) = made.difference(decided).next() {
-                let shard = follower.shard;
-                return Err(format!("shard {shard} has {other:?} in it, and shard 0 has not"));
-            }
-            let lacks = |(worker, number): &&(usize, usize)| {
-                self.workers[*worker].gradients[*number].of_incarnation(follower.epoch)
-            };
-            if let Some(missing) = decided.difference(made).find(lacks) {
-                let shard = follower.shard;
-                return Err(format!("shard {shard} lacks {missing:?}, which shard 0 has in it"));
-            }
-        }
-        Ok(())
-    }
-
-    /// A publisher is about to publish `bytes` as its next version.
-    pub(super) fn publishes(&mut self, epoch: u64, bytes: Vec<u8>, is_last: bool) {
-        self.published += 1;
-        let Some(incarnation) = self.incarnations.iter_mut().find(|one| one.epoch == epoch) else { return };
-        incarnation.versions.push(bytes);
-        incarnation.is_writing = true;
-        if is_last {
-            self.last = Some((epoch, incarnation.newest()));
-        }
-    }
-
-    /// Notes that all peers can read what the publisher was about to publish.
-    pub(super) fn has_published(&mut self, epoch: u64) {
-        for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
-            incarnation.is_writing = false;
-        }
-    }
-
-    /// A server that follows begins again, since another incarnation decides: its peers lose their connections.
-    pub(super) fn begins_again(&mut self, shard: usize, decider: Option<u64>, now: Instant) {
-        if self.incarnations.iter().any(|one| Some(one.epoch) == decider && !one.is_over) {
-            self.fail(format!("server {shard} begins again though the one that decides for it is there"));
-        }
-        self.causes.all_lost(now);
-        self.ended(shard);
-    }
-
-    /// The server or publisher of a shard is gone.
-    pub(super) fn ended(&mut self, shard: usize) {
-        if self.last.take().is_some() {
-            self.readers.fill(false);
-        }
-        for incarnation in self.incarnations.iter_mut().filter(|one| one.shard == shard) {
-            incarnation.is_over = true;
-        }
-    }
-
-    /// The server of an incarnation has consumed a gradient that it does not fold.
-    pub(super) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
-        for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
-            incarnation.dropped.insert((gradient.worker, gradient.clock.get()));
-        }
-    }
-
-    pub(super) fn published(&mut self, published: &PublishedVersion<'_>) {
-        let checked = self.check_published(published);
-        let checked = checked.and_then(|()| self.check_decided(published.epoch, published.version.get()));
-        let checked = checked.and_then(|()| {
-            let on_it = |seen: &Seen| seen.held.get(&published.epoch).copied().filter(|_| seen.is_computing);
-            let honest = self.workers.iter().enumerate().filter(|(worker, _)| !self.is_liar(*worker));
-            let held: Vec<_> = honest.filter_map(|(_, seen)| on_it(seen)).collect();
-            held.into_iter().try_for_each(|version| self.check_unseen(published.epoch, version))
-        });
-        if let Err(what) = checked {
-            let version = published.version.get();
-            self.fail(format!("version {version} of a server: {what}"));
-        }
-    }
-
-    fn check_published(&mut self, published: &PublishedVersion<'_>) -> Result<(), String> {
-        self.published += 1;
-        let bytes = bytes_of(published.payload);
-        for word in bytes.chunks(8) {
-            let mut padded = [0; 8];
-            padded[..word.len()].copy_from_slice(word);
-            self.trace.note(u64::from_le_bytes(padded));
-        }
-        let liar = self.liar;
-        let incarnation = self.incarnations.iter_mut().find(|one| one.epoch == published.epoch);
-        let incarnation = incarnation.ok_or("of an unknown incarnation")?;
-        if published.version.get() != incarnation.newest() + 1 {
-            return Err(format!("it follows version {}", incarnation.newest()));
-        }
-        let before = incarnation.versions.last().map_or(&[][..], Vec::as_slice);
-        let (after, before) = (lanes(&bytes, liar)?, lanes(before, liar)?);
-        let found = gradients_between(&before, &after, published, &self.workers, liar)?;
-        let of_liar =
-            |share: &&Share| liar.is_some_and(|liar| self.workers[liar].has_had(published.epoch, share));
-        let lies = published.shares.iter().filter(of_liar).count();
-        if !(published.shares.len() - lies..=published.shares.len()).contains(&found.len()) {
-            let folded = published.shares.len() - lies;
-            return Err(format!(
-                "{folded} gradients were folded, its values tell of {}: {found:?}",
-                found.len()
-            ));
-        }
-        let mut names: Vec<_> = published.shares.iter().map(|share| share.gradient).collect();
-        if let Some(name) = names.iter().find(|name| name.clock.get() < incarnation.claimed) {
-            let (clock, claimed) = (name.clock.get(), incarnation.claimed);
-            return Err(format!(
-                "a gradient of clock {clock} is new in it, and all before {claimed} were said to be in"
-            ));
-        }
-        incarnation.made.push(found.iter().copied().collect());
-        for (worker, number) in found {
-            let named = format!("gradient {number} of worker {worker}");
-            let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
-            let computed = computed.ok_or_else(|| format!("it holds {named}, which no worker computed"))?;
-            let base = computed.base(published.epoch);
-            let base =
-                base.ok_or_else(|| format!("it holds {named}, which was computed for another incarnation"))?;
-            let behind = (published.version.get() - 1).checked_sub(base.version);
-            let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
-            if behind_most(&self.scheme).is_some_and(|most| behind > most) {
-                let scheme = &self.scheme;
-                return Err(format!(
-                    "{named} was computed on version {}, too old under {scheme}",
-                    base.version
-                ));
-            }
-            // Where no worker waits for another, shards may count a worker's gradients differently.
-            let clock = computed.clock;
-            let is_it = |name: &GradientId| {
-                name.worker == base.peer.into() && (name.clock.get() == clock || !self.names_agree)
-            };
-            let index = names.iter().position(is_it);
-            let index =
-                index.ok_or_else(|| format!("{named} of clock {clock} was folded as of {names:?}"))?;
-            let name = names.swap_remove(index);
-            if let Some(earlier) = incarnation.applied.insert((worker, number), published.version.get()) {
-                return Err(format!("{named} is in it and in version {earlier}, too"));
-            }
-            let clock = name.clock.get();
-            let later = incarnation.names.range((worker, clock + 1)..=(worker, u64::MAX)).next();
-            if let (true, Some(((_, later), _))) = (self.needs.folds_all_in_order, later) {
-                return Err(format!("{named} of clock {clock} comes after that of clock {later}"));
-            }
-            if let Some(earlier) = incarnation.names.insert((worker, clock), published.version.get()) {
-                return Err(format!(
-                    "{named} is in it as clock {clock} of its worker, which is in version {earlier}, too"
-                ));
-            }
-        }
-        if published.smallest_clock.get() < incarnation.smallest_clock {
-            return Err(format!("its smallest clock went back from {}", incarnation.smallest_clock));
-        }
-        incarnation.smallest_clock = published.smallest_clock.get();
-        incarnation.claimed = incarnation.claimed.max(published.smallest_clock.get());
-        incarnation.versions.push(bytes);
-        let moves = (0..INCARNATION_LANE).map(|lane| f64::from(after[lane]) - f64::from(before[lane]));
-        let clock = published.shares.iter().map(|share| share.gradient.clock.get()).max().unwrap_or_default();
-        incarnation.moved.push((moves.fold(0.0, f64::max), clock));
-        Ok(())
-    }
-
-    /// Under strong VAP: what a worker that holds `version` has not seen is at most one update or within the bound.
-    fn check_unseen(&self, epoch: u64, version: u64) -> Result<(), String> {
-        let Some(SchemeConfig::Vap { bound, strength: Strength::Strong }) = self.scheme.built_in() else {
-            return Ok(());
-        };
-        let Some(incarnation) = self.incarnations.iter().find(|one| one.epoch == epoch) else {
-            return Ok(());
-        };
-        let seen = version.saturating_sub(incarnation.first) as usize;
-        let unseen = incarnation.moved.get(seen..).unwrap_or_default();
-        let ([_, .., (_, clock)], sum) = (unseen, unseen.iter().map(|(moved, _)| moved).sum::<f64>()) else {
-            return Ok(());
-        };
-        // A worker that was taken for dead is not waited for, and learns of it late.
-        if sum > value_bound(bound, *clock) && self.harm.is_none() {
-            let count = unseen.len();
-            return Err(format!("{sum} in {count} updates is new to a worker that computes on {version}"));
-        }
-        Ok(())
-    }
-
-    /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
-    fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
-        let Some(SchemeConfig::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
-        let seen = &self.workers[worker];
-        let size = |number: usize| (1u64 << (number % BITS)) as f64;
-        let is_missing = |number: &&usize| {
-            let lacks = |one: &JudgedServer| !one.is_over && !one.applied.contains_key(&(worker, **number));
-            let computed = &seen.gradients[**number];
-            self.incarnations.iter().any(|one| computed.of_incarnation(one.epoch) && lacks(one))
-        };
-        let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
-        let next = seen.announced.last().map_or(0.0, |number| size(*number));
-        // Its worker counts with what it was told last, which may be late.
-        let weight = 1.0 / self.members_most as f64;
-        if transit > 0.0 && (transit + next) * weight > value_bound(bound, clock) {
-            return Err(format!("it computes while {transit} is in transit under {}", self.scheme));
-        }
-        Ok(())
-    }
-
-    /// Notes that so many workers are in at a server.
-    pub(super) fn members(&mut self, workers: usize) {
-        self.members_most = self.members_most.max(workers);
-    }
-
-    /// Checks the status that a server reports.
-    pub(super) fn status(&mut self, status: &ServerStatus, now: Instant, alive: usize) {
-        if status.misbehaved > 0 && self.liar.is_none() {
-            self.fail("a server accused an honest worker of breaking the protocol".into());
-        }
-        if now - self.unrest > self.lease + EVICTION_SLACK && status.workers > alive {
-            let since = now - self.unrest;
-            let workers = status.workers;
-            self.fail(format!(
-                "a server has {workers} workers, {alive} live, and nothing changed for {since:?}"
-            ));
-        }
-    }
-
     // ------------------------------------------------------------------ workers and readers
 
     /// A call returned: by its deadline?
@@ -640,6 +267,26 @@ impl FabricJudge {
         let seen = &mut self.workers[worker];
         (seen.is_computing, seen.has_abandoned) = (true, false);
         seen.has_reached |= is_there;
+    }
+
+    /// Under VAP: what a worker has in transit when it begins a clock leaves room for one more of its last size.
+    fn check_transit(&self, worker: usize, clock: u64) -> Result<(), String> {
+        let Some(SchemeConfig::Vap { bound, .. }) = self.scheme.built_in() else { return Ok(()) };
+        let seen = &self.workers[worker];
+        let size = |number: usize| (1u64 << (number % BITS)) as f64;
+        let is_missing = |number: &&usize| {
+            let lacks = |one: &JudgedServer| !one.is_over && !one.applied.contains_key(&(worker, **number));
+            let computed = &seen.gradients[**number];
+            self.incarnations.iter().any(|one| computed.of_incarnation(one.epoch) && lacks(one))
+        };
+        let transit: f64 = seen.announced.iter().filter(is_missing).map(|number| size(*number)).sum();
+        let next = seen.announced.last().map_or(0.0, |number| size(*number));
+        // Its worker counts with what it was told last, which may be late.
+        let weight = 1.0 / self.members_most as f64;
+        if transit > 0.0 && (transit + next) * weight > value_bound(bound, clock) {
+            return Err(format!("it computes while {transit} is in transit under {}", self.scheme));
+        }
+        Ok(())
     }
 
     /// A copy is exactly one version of the incarnation that it was read of.

@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use slackline::TransportKind;
+
 use super::means::DeviceArgs;
-use super::names::{Op, TransportName};
-use super::parse::{Sizes, at_least_one, chunk, listening, meeting, seconds, sizes};
+use super::names::Op;
+use super::parse::{Sizes, at_least_one, chunk, listening, meeting, seconds, sizes, transport};
 use crate::optimizer_name::OptimizerName;
 
 /// Measure what operations cost on this machine.
@@ -38,8 +40,8 @@ use crate::optimizer_name::OptimizerName;
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Transport that carries the bytes.
-    #[arg(long, value_enum, default_value = "shm")]
-    pub(super) transport: TransportName,
+    #[arg(long, value_parser = transport(), default_value = "shm")]
+    pub(super) transport: TransportKind,
     /// Operation to measure.
     #[arg(long, value_enum, required_unless_present = "listen")]
     pub(super) op: Option<Op>,

@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use slackline::{Address, Secret, Shm, Tcp, Transport, Verbs};
+use slackline::{Address, Secret, Shm, Tcp, Transport, TransportKind, Verbs};
 
 use super::error::BenchError;
 use super::means::Means;
-use super::names::TransportName;
 use super::report::Measured;
 
 /// A transport that can be measured between two processes.
@@ -33,8 +32,13 @@ pub(super) trait Carrier: Transport + Clone {
 }
 
 /// Opens what can be missing, only to see whether it is.
-pub(super) fn open(transport: TransportName, means: &Means) -> Result<(), BenchError> {
-    if transport == TransportName::Verbs { <Verbs as Carrier>::open(means).map(drop) } else { Ok(()) }
+pub(super) fn open(transport: TransportKind, means: &Means) -> Result<(), BenchError> {
+    if transport == TransportKind::Verbs { <Verbs as Carrier>::open(means).map(drop) } else { Ok(()) }
+}
+
+/// The error of a transport that is none of these.
+pub(super) fn not_measured(transport: TransportKind) -> BenchError {
+    BenchError::usage(format!("--transport {transport} cannot be measured"), "use shm, tcp or verbs")
 }
 
 impl Carrier for Shm {

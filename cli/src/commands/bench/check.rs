@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use slackline::Secret;
+use slackline::{Secret, TransportKind};
 
 use super::arguments::{BenchArgs, LoadArgs};
 use super::error::BenchError;
 use super::means::Means;
-use super::names::{Op, TransportName};
+use super::names::Op;
 use super::parse::Sizes;
 use super::settings::{Load, Settings};
 use crate::optimizer_name::OptimizerName;
@@ -27,7 +27,7 @@ pub(super) enum Request {
     /// A request to measure, with the file for its JSON (or `-`) if any is wanted.
     Measure(Box<Settings>, Option<String>),
     /// A request to be the other side for another host.
-    Listen { address: SocketAddr, transport: TransportName, means: Means, keep: bool },
+    Listen { address: SocketAddr, transport: TransportKind, means: Means, keep: bool },
 }
 
 impl BenchArgs {
@@ -69,14 +69,14 @@ impl BenchArgs {
     pub(super) fn check(self) -> Result<Request, BenchError> {
         self.device.check(self.transport)?;
         for (option, given) in [("--listen", self.listen.is_some()), ("--peer", self.peer.is_some())] {
-            if given && self.transport == TransportName::Shm {
+            if given && self.transport == TransportKind::Shm {
                 let what = format!("{option}: shared memory does not leave its host");
                 return Err(BenchError::usage(what, "use --transport verbs or tcp"));
             }
         }
-        if self.encrypt && self.transport != TransportName::Tcp {
+        if self.encrypt && self.transport != TransportKind::Tcp {
             let (what, help) = match self.transport {
-                TransportName::Shm => (
+                TransportKind::Shm => (
                     "--encrypt: shared memory does not leave its host",
                     "leave it out, or use --transport tcp",
                 ),
@@ -97,7 +97,7 @@ impl BenchArgs {
             return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });
         }
         let op = self.op.ok_or_else(|| BenchError::usage("--op is missing", "say what to measure"))?;
-        if self.transport != TransportName::Shm && (op == Op::PinnedRead || self.borrow) {
+        if self.transport != TransportKind::Shm && (op == Op::PinnedRead || self.borrow) {
             let help = "leave --borrow out, or use --transport shm";
             return Err(BenchError::usage("only shared memory is read in place", help));
         }
@@ -107,7 +107,7 @@ impl BenchArgs {
             ("--qp", self.qp.is_some()),
             ("--bidirectional", self.bidirectional),
         ];
-        if let (TransportName::Shm, Some((option, _))) =
+        if let (TransportKind::Shm, Some((option, _))) =
             (self.transport, streams.iter().find(|(_, given)| *given))
         {
             let what = format!("{option} means nothing over shm, where a request is done when it is posted");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::names::TransportName;
+use slackline::TransportKind;
 
 /// Counters of TCP that tell of lost or refused packets (`/proc/net/snmp`, `/proc/net/netstat`).
 const OF_TCP: [&str; 12] = [
@@ -28,10 +28,9 @@ pub(super) struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
     /// Those that the transport moves, below `root`, which is `/` on a real host. A file that cannot be read has none.
-    pub(super) fn look(transport: TransportName, root: &Path) -> Counters {
+    pub(super) fn look(transport: TransportKind, root: &Path) -> Counters {
         match transport {
-            TransportName::Shm => Counters::default(),
-            TransportName::Tcp => {
+            TransportKind::Tcp => {
                 let files =
                     ["proc/net/snmp", "proc/net/netstat"].map(|file| fs::read_to_string(root.join(file)));
                 let mut all: BTreeMap<_, _> =
@@ -39,7 +38,7 @@ impl Counters {
                 all.retain(|name, _| OF_TCP.contains(&name.as_str()));
                 Counters(all)
             }
-            TransportName::Verbs => {
+            TransportKind::Verbs => {
                 let mut all = BTreeMap::new();
                 let class = root.join("sys/class/infiniband");
                 for device in names(&class) {
@@ -58,6 +57,7 @@ impl Counters {
                 }
                 Counters(all)
             }
+            _ => Counters::default(),
         }
     }
 
@@ -109,19 +109,19 @@ mod tests {
         write(&format!("{port}/hw_counters/out_of_sequence"), "7\n");
         write(&format!("{port}/hw_counters/lifespan"), "not a number\n");
         write(&format!("{port}/counters/link_downed"), "1\n");
-        let before = [TransportName::Tcp, TransportName::Verbs, TransportName::Shm].map(look);
+        let before = [TransportKind::Tcp, TransportKind::Verbs, TransportKind::Shm].map(look);
         write("proc/net/snmp", "Tcp: MaxConn RetransSegs InSegs\nTcp: -1 8 90\n");
         write(&format!("{port}/hw_counters/out_of_sequence"), "9\n");
         let moved =
             |transport, before: &Counters| look(transport).since(before).into_iter().collect::<Vec<_>>();
-        assert_eq!(moved(TransportName::Tcp, &before[0]), [("Tcp.RetransSegs".to_owned(), 3)]);
-        assert_eq!(moved(TransportName::Verbs, &before[1]), [("mlx5_0:1.out_of_sequence".to_owned(), 2)]);
-        assert!(moved(TransportName::Shm, &before[2]).is_empty());
+        assert_eq!(moved(TransportKind::Tcp, &before[0]), [("Tcp.RetransSegs".to_owned(), 3)]);
+        assert_eq!(moved(TransportKind::Verbs, &before[1]), [("mlx5_0:1.out_of_sequence".to_owned(), 2)]);
+        assert!(moved(TransportKind::Shm, &before[2]).is_empty());
     }
 
     #[test]
     fn this_host_counts_what_tcp_sends_again() {
-        let Counters(all) = Counters::look(TransportName::Tcp, Path::new("/"));
+        let Counters(all) = Counters::look(TransportKind::Tcp, Path::new("/"));
         assert!(all.contains_key("Tcp.RetransSegs") && all.contains_key("TcpExt.TCPTimeouts"), "{all:?}");
     }
 }

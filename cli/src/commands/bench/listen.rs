@@ -7,6 +7,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use slackline::TransportKind;
 use slackline::internals::channel::{Channel, ChannelError, listen as listen_at};
 
 use super::carrier;
@@ -17,13 +18,12 @@ use super::line::{
 };
 use super::means::Means;
 use super::messages::{Task, TaskRole};
-use super::names::TransportName;
 use super::serve::carry_out;
 
 /// Serves one measurement after the other, each from another host; ends after one client unless it is to `keep` on.
 pub(super) fn listen(
     address: SocketAddr,
-    transport: TransportName,
+    transport: TransportKind,
     means: &Means,
     keep: bool,
 ) -> Result<(), BenchError> {
@@ -34,7 +34,7 @@ pub(super) fn listen(
     // It has nothing else to do than to wait for clients.
     socket.set_nonblocking(false).map_err(BenchError::system("listen there"))?;
     let address = socket.local_addr().map_err(BenchError::system("ask where this listens"))?;
-    tell(&format!("listening at {address} for `bench --transport {} --peer HOST:PORT`", transport.name()))?;
+    tell(&format!("listening at {address} for `bench --transport {transport} --peer HOST:PORT`"))?;
     loop {
         let accepted = Channel::accept(&socket, &terms(means.secret.as_ref()));
         let accepted = accepted.map_err(BenchError::system("let a client in"))?;
@@ -88,7 +88,7 @@ fn greet(mut channel: Channel) -> Result<(Channel, Option<Vec<u8>>), BenchError>
 fn attend(
     link: Channel,
     mut first: Option<Vec<u8>>,
-    transport: TransportName,
+    transport: TransportKind,
     means: &Means,
 ) -> Result<u64, BenchError> {
     let addresses = link.peer_address().and_then(|peer| Ok((peer, link.local_address()?)));
@@ -160,12 +160,11 @@ fn watch(line: &ClientLine, sign: &Sender<()>, is_done: &AtomicBool) -> Result<(
     heard
 }
 
-fn check(task: &Task, transport: TransportName) -> Result<(), BenchError> {
+fn check(task: &Task, transport: TransportKind) -> Result<(), BenchError> {
     if task.transport != transport {
         return Err(BenchError::Peer(format!(
-            "this side listens for --transport {}, the other one asks for {}: use one on both sides",
-            transport.name(),
-            task.transport.name()
+            "this side listens for --transport {transport}, the other one asks for {}: use one on both sides",
+            task.transport
         )));
     }
     match task.role {

@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slackline::internals::job::transports::rdma_options;
-use slackline::{Secret, VerbsOptions};
+use slackline::{Secret, TransportKind, VerbsOptions};
 
 use super::error::BenchError;
-use super::names::TransportName;
 
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;
@@ -79,7 +78,7 @@ fn partition_key(text: &str) -> Result<u16, std::num::ParseIntError> {
 
 impl DeviceArgs {
     /// Refuses what means nothing over `transport`.
-    pub(super) fn check(&self, transport: TransportName) -> Result<(), BenchError> {
+    pub(super) fn check(&self, transport: TransportKind) -> Result<(), BenchError> {
         let given = [
             ("--device", !self.device.is_empty()),
             ("--port", self.port.is_some()),
@@ -94,7 +93,7 @@ impl DeviceArgs {
             ("--order", self.order.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
-            Some((option, _)) if transport != TransportName::Verbs => Err(BenchError::usage(
+            Some((option, _)) if transport != TransportKind::Verbs => Err(BenchError::usage(
                 format!("{option} means something over RDMA alone"),
                 "leave it out, or use --transport verbs",
             )),

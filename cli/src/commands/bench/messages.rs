@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slackline::{Address, Secret};
+use slackline::{Address, Secret, TransportKind};
 
 use super::error::BenchError;
 use super::histogram::TimeHistogram;
 use super::means::DeviceArgs;
-use super::names::{Op, TransportName};
+use super::names::Op;
 use super::settings::Settings;
 use super::timing::Latency;
 
@@ -24,7 +24,7 @@ pub(super) const RATE: f32 = 1e-3;
 /// The task of the other side: its role, and the settings for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Task {
-    pub(super) transport: TransportName,
+    pub(super) transport: TransportKind,
     /// The address to connect to, for roles that connect.
     pub(super) address: Option<Address>,
     pub(super) core: Option<usize>,

@@ -51,14 +51,14 @@ use carrier::Carrier;
 use check::Request;
 use counters::Counters;
 use error::BenchError;
-use names::{Op, TransportName};
+use names::Op;
 use remote::Remote;
 use report::Measured;
 pub(crate) use report::{duration, rate, size};
 pub(crate) use serve::PeerArgs;
 use settings::Settings;
 use slackline::internals::mem::set_copy_threads;
-use slackline::{Shm, Tcp, Verbs};
+use slackline::{Shm, Tcp, TransportKind, Verbs};
 
 use crate::failure::Failure;
 
@@ -108,9 +108,10 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     let measure = |bytes: &u64| {
         let before = Counters::look(settings.transport, Path::new("/"));
         let measured = match settings.transport {
-            TransportName::Shm => measure_one::<Shm>(&settings, remote.as_ref(), *bytes),
-            TransportName::Tcp => measure_one::<Tcp>(&settings, remote.as_ref(), *bytes),
-            TransportName::Verbs => measure_one::<Verbs>(&settings, remote.as_ref(), *bytes),
+            TransportKind::Shm => measure_one::<Shm>(&settings, remote.as_ref(), *bytes),
+            TransportKind::Tcp => measure_one::<Tcp>(&settings, remote.as_ref(), *bytes),
+            TransportKind::Verbs => measure_one::<Verbs>(&settings, remote.as_ref(), *bytes),
+            other => Err(carrier::not_measured(other)),
         };
         let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
         Ok(measured?.counted(&moved))

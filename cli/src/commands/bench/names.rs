@@ -1,28 +1,7 @@
-//! The names of the transports and of the operations, as the command line spells them.
+//! The names of the operations, as the command line spells them.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-
-/// The transport that carries the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(super) enum TransportName {
-    /// Shared memory.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA.
-    Verbs,
-}
-
-impl TransportName {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            TransportName::Shm => "shm",
-            TransportName::Tcp => "tcp",
-            TransportName::Verbs => "verbs",
-        }
-    }
-}
 
 /// The operation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -3,7 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use slackline::MeetingPoint;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use slackline::{MeetingPoint, TransportKind};
 
 /// The port to listen at and to connect to, unless another one is given: perftest's port.
 const PORT: u16 = 18515;
@@ -24,6 +25,12 @@ impl Sizes {
             Sizes::All => (3..=26).map(|power| 1 << power).collect(),
         }
     }
+}
+
+pub(super) fn transport() -> impl TypedValueParser<Value = TransportKind> {
+    let values = [("shm", "Shared memory"), ("tcp", "TCP"), ("verbs", "RDMA")];
+    let values = values.map(|(name, help)| PossibleValue::new(name).help(help));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<TransportKind>())
 }
 
 pub(super) fn sizes(text: &str) -> Result<Sizes, String> {
@@ -60,7 +67,9 @@ pub(super) fn meeting(text: &str) -> Result<String, String> {
     };
     match with_port.parse::<MeetingPoint>() {
         Ok(point) => Ok(point.to_string()),
-        Err(reason) => Err(format!("{reason}: write a name or address, and a port, as in node1:18515")),
+        Err(error) => {
+            Err(format!("{}: write a name or address, and a port, as in node1:18515", error.reason))
+        }
     }
 }
 

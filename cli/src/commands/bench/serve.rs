@@ -1,13 +1,12 @@
 //! The other side of a measurement: it carries out the task that it is given, in a process that was started for that
 //! (`slackline bench-peer`) or for a client of the listening side.
 
-use slackline::{Secret, Shm, Tcp, Verbs};
+use slackline::{Secret, Shm, Tcp, TransportKind, Verbs};
 
-use super::carrier::Carrier;
+use super::carrier::{Carrier, not_measured};
 use super::client::Client;
 use super::error::BenchError;
 use super::messages::{Task, TaskRole};
-use super::names::TransportName;
 use super::pin::pin_to;
 use super::{load_process, owner, target, worker};
 
@@ -39,9 +38,10 @@ pub(super) fn serve(args: PeerArgs) -> Result<(), BenchError> {
 /// Carries a task out.
 pub(super) fn carry_out(task: &Task, client: &Client) -> Result<(), BenchError> {
     match task.transport {
-        TransportName::Shm => serve_over::<Shm>(task, client),
-        TransportName::Tcp => serve_over::<Tcp>(task, client),
-        TransportName::Verbs => serve_over::<Verbs>(task, client),
+        TransportKind::Shm => serve_over::<Shm>(task, client),
+        TransportKind::Tcp => serve_over::<Tcp>(task, client),
+        TransportKind::Verbs => serve_over::<Verbs>(task, client),
+        other => Err(not_measured(other)),
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use slackline::TransportKind;
+
 use super::means::Means;
-use super::names::{Op, TransportName};
+use super::names::Op;
 use crate::optimizer_name::OptimizerName;
 
 /// Settings of the measurements, checked and with defaults in place.
 pub(super) struct Settings {
-    pub(super) transport: TransportName,
+    pub(super) transport: TransportKind,
     pub(super) op: Op,
     pub(super) means: Means,
     /// The host of the other side, with its port, unless it is this one.

@@ -15,7 +15,7 @@ use slackline_lab::reproduce::{
 use super::args::SimArgs;
 use super::errors;
 use super::give::{give_text, keep};
-use super::records::ALL_SCHEMES;
+use super::records::{ALL_SCHEMES, read};
 use crate::failure::Failure;
 
 /// File name of the record of the comparisons.
@@ -30,7 +30,7 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
             own.into_iter().filter(|twin| !args.quick || twin.is_quick()).map(|twin| (recipe.name, twin)),
         );
     }
-    let begun = Instant::now();
+    let made = format!("{}, {}", date(), machine());
     let progress = Progress::new("real runs", twins.len());
     let mut comparisons: Vec<Comparison> = Vec::new();
     // Several figures of one run stand one after the other.
@@ -42,15 +42,26 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
             _ => train(&words)?,
         };
         let calibration = twin.words_of_calibration().map(|words| train(&words)).transpose()?;
-        let comparison = twin.compare(recipe, &run, calibration.as_ref());
+        let comparison = twin.compare(recipe, &run, calibration.as_ref(), &made);
         comparisons.push(comparison.map_err(|error| errors::of_recipe(&error))?);
         last = Some((words, run));
         progress.show(comparisons.len());
     }
     drop(progress);
-    let occasion = occasion(begun);
-    let record = json!({ "occasion": occasion, "comparisons": comparisons });
-    tell(args, RECORD, &compared(&comparisons, &occasion), &record)
+    let comparisons = beside_the_kept(args, recipes, comparisons);
+    let record = json!({ "comparisons": comparisons });
+    tell(args, RECORD, &compared(&comparisons), &record)
+}
+
+/// With --docs, the comparisons of all recipes, in their order: the record keeps those that were not made now.
+fn beside_the_kept(args: &SimArgs, made: &[&Recipe], comparisons: Vec<Comparison>) -> Vec<Comparison> {
+    let record = args.docs.as_deref().and_then(|docs| read(&docs.join(RECORDS).join(RECORD)));
+    let kept = record.and_then(|record| serde_json::from_value(record["comparisons"].clone()).ok());
+    let mut all: Vec<Comparison> = kept.unwrap_or_default();
+    all.retain(|kept| made.iter().all(|recipe| recipe.name != kept.recipe));
+    all.extend(comparisons);
+    all.sort_by_key(|own| lab::RECIPES.iter().position(|recipe| recipe.name == own.recipe));
+    all
 }
 
 /// Runs all schemes.

@@ -29,7 +29,7 @@ pub(super) fn check_docs(docs: &Path) -> Result<(), Failure> {
 }
 
 /// A record.
-fn read(file: &Path) -> Option<Value> {
+pub(super) fn read(file: &Path) -> Option<Value> {
     serde_json::from_str(&fs::read_to_string(file).ok()?).ok()
 }
 

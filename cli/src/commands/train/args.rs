@@ -6,7 +6,7 @@ use slackline::Schedule;
 use slackline::scheme::SchemeConfig;
 
 use super::job_args::JobArgs;
-use super::values::{EncodingName, Idle, NonFiniteName, Transport, scheme, straggler};
+use super::values::{EncodingName, Idle, NonFiniteName, RequiredTransport, scheme, straggler, transport};
 use crate::failure::Failure;
 use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
@@ -51,8 +51,14 @@ pub(crate) struct TrainArgs {
     pub(super) threads: usize,
 
     /// Transport; auto takes the best for each pair of processes, and any other fails if it is unavailable
-    #[arg(long, visible_alias = "require", help_heading = "Processes", value_enum, default_value_t = Transport::Auto)]
-    pub(super) transport: Transport,
+    #[arg(
+        long,
+        visible_alias = "require",
+        help_heading = "Processes",
+        value_parser = transport(),
+        default_value = "auto"
+    )]
+    pub(super) transport: RequiredTransport,
 
     /// Behaviour of servers and workers while they wait for each other
     #[arg(long, help_heading = "Processes", value_enum, default_value_t = Idle::Poll)]

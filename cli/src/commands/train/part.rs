@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd, WorkerOrder};
+use slackline::JobError;
+use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd};
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
-use slackline::{JobError, LocalSteps};
 use slackline_lab::program::Program;
 
 use super::job_args::JobArgs;
@@ -129,31 +129,12 @@ impl Taken {
                 }
             })?);
         }
-        let WorkerOrder { scheme, learning_rate, .. } = order;
-        let steps = u64::from(scheme.local_steps());
-        let is_plain = !(scheme.interrupts() || scheme.publishes_in_background()) && steps == 1;
-        let mut local = LocalSteps::new(steps, learning_rate);
-        let (mut base, mut gradient) = (Vec::new(), vec![0.0; computer.parameters()]);
         let mut work = self.member.connect(order)?;
         self.end_with_the_job()?;
         Ok(work.run(
-            &mut |step| {
-                let clock = step.view().clock.get();
-                let loss = if is_plain {
-                    Some(computer.gradient(clock, step.parameters()?, &mut gradient))
-                } else {
-                    base.clear();
-                    base.extend_from_slice(step.parameters()?);
-                    let compute = |number, parameters: &[f32], gradient: &mut [f32]| {
-                        let batch = clock * steps + number;
-                        computer.gradient_unless(batch, parameters, gradient, &mut || step.should_stop())
-                    };
-                    local.gradient(&base, &mut gradient, compute)?
-                };
-                if loss.is_some() {
-                    step.encode(&gradient)?;
-                }
-                Ok(loss)
+            &mut |batch, parameters, gradient, stop| match stop {
+                Some(stop) => computer.gradient_unless(batch, parameters, gradient, stop),
+                None => Ok(Some(computer.gradient(batch, parameters, gradient))),
             },
             &mut |worker, loss| {
                 if let Some(registry) = &self.registry {

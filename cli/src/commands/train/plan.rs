@@ -18,7 +18,7 @@ use slackline_lab::program::Program;
 use super::args::TrainArgs;
 use super::fit;
 use super::job::Job;
-use super::values::{self, EncodingName, Idle, NonFiniteName, Transport};
+use super::values::{self, EncodingName, Idle, NonFiniteName};
 use crate::failure::Failure;
 use crate::model_args;
 use crate::output;
@@ -96,12 +96,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(args: TrainArgs, job: Job) -> Result<Plan, Failure> {
         let workers = job.workers(&args)?;
-        let require = match args.transport {
-            Transport::Auto => None,
-            Transport::Shm => Some(TransportKind::Shm),
-            Transport::Tcp => Some(TransportKind::Tcp),
-            Transport::Verbs => Some(TransportKind::Verbs),
-        };
+        let require = args.transport;
         let may_use_tcp = require == Some(TransportKind::Tcp) || (require.is_none() && !job.is_local());
         let checksums = args.checksums.unwrap_or(may_use_tcp);
         let scheme = args.scheme()?;

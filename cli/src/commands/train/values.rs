@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use slackline::NonFinite;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
+use slackline::{NonFinite, TransportKind};
 
 use crate::failure::Failure;
 
@@ -39,25 +40,39 @@ impl From<NonFiniteName> for NonFinite {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Transport {
-    /// The best that a pair of processes has: shared memory on one host, RDMA between hosts that have it, TCP
-    /// otherwise
-    Auto,
-    /// Shared memory
-    Shm,
-    /// RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE (NAME or NAME:PORT, several with commas to stripe
-    /// over), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and SLACKLINE_RDMA_MTU overrule what is chosen
-    #[value(alias = "rdma")]
-    Verbs,
-    /// TCP
-    Tcp,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum EncodingName {
     F32,
     Bf16,
     F16,
+}
+
+/// The only transport that processes may use; none if each pair takes its best. It has a name of its own because clap
+/// takes what is called an `Option` for an argument that may be left out.
+pub(super) type RequiredTransport = Option<TransportKind>;
+
+pub(super) fn transport() -> impl TypedValueParser<Value = RequiredTransport> {
+    let value = |name: &'static str, help: &'static str| PossibleValue::new(name).help(help);
+    let values = [
+        value(
+            "auto",
+            "The best that a pair of processes has: shared memory on one host, RDMA between hosts that have it, TCP \
+             otherwise",
+        ),
+        value("shm", "Shared memory"),
+        value(
+            "verbs",
+            "RDMA (InfiniBand, RoCE); on each host SLACKLINE_RDMA_DEVICE (NAME or NAME:PORT, several with commas to \
+             stripe over), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX and SLACKLINE_RDMA_MTU overrule what is \
+             chosen",
+        )
+        .alias("rdma"),
+        value("tcp", "TCP"),
+    ];
+    PossibleValuesParser::new(values).try_map(|name| match name.as_str() {
+        "auto" => Ok(None),
+        "rdma" => Ok(Some(TransportKind::Verbs)),
+        name => name.parse().map(Some),
+    })
 }
 
 /// Kept as text: options may add to its settings.

@@ -1,0 +1,120 @@
+//! The settings of a publisher.
+
+use std::ffi::c_char;
+use std::ptr::null;
+use std::time::Duration;
+
+use slackline::{DeltaOptions, PublisherOptions, ShardOptions, Version};
+
+use super::values::{idle, milliseconds, slackline_idle};
+use crate::error::Failure;
+use crate::sized::Measured;
+
+/// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_publisher_options {
+    /// `sizeof(struct slackline_publisher_options)`.
+    pub size: usize,
+    /// Most readers at a time; by default 64.
+    pub peers: u16,
+    /// Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
+    pub frames: u8,
+    /// Not 0: each version carries a checksum. By default 0.
+    pub checksums: u8,
+    /// Bytes that are copied and announced at a time, a multiple of 64; by default 1 MiB.
+    pub chunk_bytes: u64,
+    /// The time in milliseconds after which a silent reader is taken for dead; by default 3000.
+    pub lease_ms: u64,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
+    /// One of `enum slackline_idle`; by default it polls.
+    pub idle: u64,
+    /// Not 0: a thread of the library looks after the readers, so that no call has to. By default 0.
+    pub background: u64,
+    /// The version at which it begins, all zeros; by default 0. The successor of a publisher that is lost begins at
+    /// that one's last version.
+    pub begin_at: u64,
+    /// Differences between successive versions that are kept for readers which hold an older version: those of the
+    /// newest so many, at most 255; by default 0. Readers use them by themselves.
+    pub deltas: u64,
+    /// Most bytes of one difference: a version that differs by more is read whole. By default 0, which stands for a
+    /// sixteenth of the table.
+    pub delta_bytes: u64,
+    /// The name of the table, UTF-8 and a zero, by which readers ask for it; of a relay also by which it asks for it.
+    /// By default NULL: it has none. For several tables at one address see `slackline_tables_listen`.
+    pub table: *const c_char,
+    /// Relays that read from it, at least 1, where a publisher arranges a tree; by default 2. See
+    /// `slackline_relay_join`.
+    pub branches: u64,
+}
+
+impl Measured for slackline_publisher_options {
+    const FIRST: usize = 32;
+}
+
+impl Default for slackline_publisher_options {
+    fn default() -> Self {
+        let ShardOptions { peers, frames, chunk_bytes, lease, checksums, .. } = ShardOptions::default();
+        slackline_publisher_options {
+            size: size_of::<Self>(),
+            peers,
+            frames,
+            checksums: checksums.into(),
+            chunk_bytes,
+            lease_ms: milliseconds(lease),
+            secret: null(),
+            secret_file: null(),
+            idle: slackline_idle::Poll as u64,
+            background: 0,
+            begin_at: 0,
+            deltas: 0,
+            delta_bytes: 0,
+            table: null(),
+            branches: 2,
+        }
+    }
+}
+
+impl slackline_publisher_options {
+    pub(crate) fn translate(&self) -> Result<PublisherOptions, Failure> {
+        let memory = ShardOptions {
+            peers: self.peers,
+            frames: self.frames,
+            chunk_bytes: self.chunk_bytes,
+            lease: Duration::from_millis(self.lease_ms),
+            checksums: self.checksums != 0,
+            idle: idle(self.idle)?,
+        };
+        let too_many = || Failure::bad_argument(format!("deltas is {}: keep at most 255", self.deltas));
+        let history = u8::try_from(self.deltas).map_err(|_| too_many())?;
+        let most_bytes = (self.delta_bytes > 0).then_some(self.delta_bytes);
+        let deltas = (history > 0).then_some(DeltaOptions { history, most_bytes });
+        let branches = u16::try_from(self.branches).map_err(|_| {
+            Failure::bad_argument(format!("branches is {}: use at most 65,535", self.branches))
+        })?;
+        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas, branches })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_library_s_own() {
+        assert_eq!(slackline_publisher_options::default().translate().unwrap(), PublisherOptions::default());
+        let keeping = slackline_publisher_options { deltas: 4, delta_bytes: 100, ..Default::default() };
+        let deltas = Some(DeltaOptions { history: 4, most_bytes: Some(100) });
+        assert_eq!(keeping.translate().unwrap(), PublisherOptions { deltas, ..PublisherOptions::default() });
+    }
+
+    #[test]
+    fn more_than_255_deltas_are_a_bad_argument() {
+        assert!(slackline_publisher_options { deltas: 256, ..Default::default() }.translate().is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! The settings of a reader.
+
+use std::ffi::c_char;
+use std::ptr::null;
+
+use slackline::ReaderOptions;
+
+use crate::sized::Measured;
+
+/// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct slackline_reader_options {
+    /// `sizeof(struct slackline_reader_options)`.
+    pub size: usize,
+    /// Not 0: check the owner's checksums, where there are any. By default 0.
+    pub checksums: u32,
+    /// The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed over TCP and RDMA
+    /// beyond this host. By default NULL: see `secret_file`.
+    pub secret: *const c_char,
+    /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+    /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+    pub secret_file: *const c_char,
+    /// The name of the table to read, UTF-8 and a zero, where its owner has one for it. By default NULL: it has none.
+    pub table: *const c_char,
+    /// Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
+    /// time that it connects. By default 0.
+    pub in_tree: u64,
+}
+
+impl Measured for slackline_reader_options {
+    const FIRST: usize = 16;
+}
+
+impl Default for slackline_reader_options {
+    fn default() -> Self {
+        slackline_reader_options {
+            size: size_of::<Self>(),
+            checksums: 0,
+            secret: null(),
+            secret_file: null(),
+            table: null(),
+            in_tree: 0,
+        }
+    }
+}
+
+impl slackline_reader_options {
+    pub(crate) fn translate(&self) -> ReaderOptions {
+        ReaderOptions {
+            checksums: self.checksums != 0,
+            waits_for_server: true,
+            in_tree: self.in_tree != 0,
+            ..ReaderOptions::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_the_library_s_own() {
+        let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+        assert_eq!(slackline_reader_options::default().translate(), reader);
+    }
+}
