@@ -22,11 +22,11 @@
  * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
  * processes of the same user and needs no secret.
  *
- * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader, slackline_group,
- * slackline_relay and the like) are known by pointer only. Each has a function that makes it and one that destroys it. An object is used by one
- * thread at a time; it may wander from thread to thread. Different objects are independent. An object that a forked
- * child inherits is of no use there: fork first, then create. Functions that take no object may be called by several
- * threads at once.
+ * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
+ * slackline_group, slackline_relay, slackline_snapshot, slackline_tables and the rest) are known by pointer only.
+ * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
+ * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
+ * use there: fork first, then create. Functions that take no object may be called by several threads at once.
  *
  * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
  * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
