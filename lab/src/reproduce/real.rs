@@ -146,13 +146,12 @@ mean staleness, which is M/K - 1 = 1 (Dutta et al.) wherever no gradient is lost
 gradients that are computed on the newest version. Their first run, on a machine with four times the work that it could
 do, had 0.996 and 0.498; the simulator has 0.996 and 0.495.
 
-DBW with k = 1 makes a version in some 7 ms, of which about 1 ms is not sleep: a worker that sleeps looks for an
+DBW with k = 1 makes a version in some 7 ms, of which nearly 1 ms is not sleep: a worker that sleeps looks for an
 interrupt once in a millisecond, and sixteen workers begin to compute at the same moment. The row *the rest told* has
-the same run beside a simulator that knows of this time: a second run, whose steps sleep for half as long, measures
-it, and the simulator takes it as the latency of a gradient and of the version that it makes. At first all steps of
-the second run slept for 10 ms, so that the sixteen workers also ended them at the same moment; told the rest of that
-run, the simulator said 0.00834 where real processes had 0.00729 (+14.4 %). Then they slept for twice as long, when
-chance moves the mean of 960 versions by more than half of the rest, and it said 0.00836 to 0.00745 (+12.3 %).
+the same scheme beside a simulator that knows of this time: a second run, whose steps sleep for half as long, measures
+it, and the simulator takes it as the latency of the four messages between two versions (a gradient, an interrupt, a
+request and the copy). At first it took it for that of two, and so added it twice: it was off by +14.4, +12.3 and +7.9
+% in three records.
 
 Two runs with one seed differ where K is chosen by losses that depend on which gradient comes first: the seconds per
 version of AdaSync were off by -3.4, -2.2 and -7.9 % in three records, and those of ABS on sorted digits by +5.3, -0.5

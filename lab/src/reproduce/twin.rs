@@ -191,8 +191,8 @@ impl Twin {
         let scheme = scheme(&self.scheme)?;
         let mut cluster = Cluster::new(scheme, self.workers, self.seed);
         cluster.compute = jitter.parse::<Distribution>()?;
-        // A gradient goes up, and the version that it makes comes down.
-        cluster.network.latency = Distribution::Constant { seconds: rest / 2.0 };
+        // A gradient goes up, an interrupt comes down, a request goes up, and the copy comes down.
+        cluster.network.latency = Distribution::Constant { seconds: rest / 4.0 };
         cluster.factors = self.straggler.into_iter().collect();
         if self.figure == Measure::FreshPart {
             cluster.starts = lost(run);
@@ -355,11 +355,12 @@ mod tests {
         assert!((fresh - 1.0 / 8.0).abs() < 0.02, "{fresh}");
     }
 
-    /// A version of the second run takes 2 ms beside the 10 ms that its steps sleep: so does one of the simulated run.
+    /// A version of the second run takes 2 ms beside the 10 ms that its steps sleep. So does one of the simulated run,
+    /// unless the worker that made the last version is the first again: it waits for no interrupt and asks for no copy.
     #[test]
     fn a_simulation_that_is_told_the_rest_of_a_version_adds_it_to_each() {
         let twin: Twin = toml::from_str(
-            "scheme = 'dbw(choice=static, k=1)'\nworkers = 4\njitter = 'constant(0.03)'\nepochs = 1\n\
+            "scheme = 'dbw(choice=static, k=1)'\nworkers = 4\njitter = 'exp(0.4)'\nepochs = 1\n\
              figure = 'time-per-version'\ncalibrated-by = 'constant(0.01)'",
         )
         .unwrap();
@@ -367,8 +368,7 @@ mod tests {
         let workers = vec![serde_json::json!({ "compute_s": 1.2, "wait_s": 0.0 }); 4];
         let run = serde_json::json!({ "workers": workers, "versions": 100 });
         let compared = |calibration| twin.compare("dbw", &run, calibration, "today").unwrap();
-        assert!((compared(None).simulated - 0.03).abs() < 1e-9);
-        let told = compared(Some(&run));
-        assert!((told.simulated - 0.032).abs() < 1e-4, "{told:?}");
+        let added = compared(Some(&run)).simulated - compared(None).simulated;
+        assert!((0.001..=0.0021).contains(&added), "{added}");
     }
 }

@@ -36,9 +36,9 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("--reproduce knows no {name:?}"))
             .help(format!("use one of {names}, or all; with --real also {also}")));
     }
-    if args.real && args.docs.is_some() && name != "all" {
-        let what = "--docs writes one page of the runs of all results on real processes";
-        return Err(Failure::usage(what).help("use it with --reproduce all, or all-schemes"));
+    if args.quick && args.docs.is_some() {
+        let what = "--docs writes all runs of a result on real processes";
+        return Err(Failure::usage(what).help("leave --quick out"));
     }
     args.docs.as_deref().map_or(Ok(()), check_docs)?;
     if args.plot.is_some() && recipes.len() > 1 {
