@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::TableError;
 
-/// Type of the elements of a tensor: all types of DLPack 1.1, as bytes that the library carries and does not look into.
+/// Type of the elements of a tensor: the types of DLPack 1.1 except vectors and complex numbers of two float16, as
+/// bytes that the library carries and does not look into.
 ///
 /// A server computes with its parameters, which are [`F32`](Self::F32). A publisher takes tensors of every type.
 /// Numbers are little-endian. The names that `Display` writes and `FromStr` reads are those of numpy, `ml_dtypes` and
