@@ -23,6 +23,7 @@ const RECORD: &str = "real.json";
 
 /// Runs the twins of these recipes, one after the other, for they share the machine.
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCode, Failure> {
+    let others = of_others(args, recipes)?;
     let mut twins: Vec<(&str, Twin)> = Vec::new();
     for recipe in recipes {
         let own = recipe.twins().map_err(|error| errors::of_recipe(&error))?;
@@ -48,20 +49,29 @@ pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe]) -> Result<ExitCod
         progress.show(comparisons.len());
     }
     drop(progress);
-    let comparisons = beside_the_kept(args, recipes, comparisons);
+    comparisons.extend(others);
+    comparisons.sort_by_key(|own| lab::RECIPES.iter().position(|recipe| recipe.name == own.recipe));
     let record = json!({ "comparisons": comparisons });
     tell(args, RECORD, &compared(&comparisons), &record)
 }
 
-/// With --docs, the comparisons of all recipes, in their order: the record keeps those that were not made now.
-fn beside_the_kept(args: &SimArgs, made: &[&Recipe], comparisons: Vec<Comparison>) -> Vec<Comparison> {
-    let record = args.docs.as_deref().and_then(|docs| read(&docs.join(RECORDS).join(RECORD)));
-    let kept = record.and_then(|record| serde_json::from_value(record["comparisons"].clone()).ok());
-    let mut all: Vec<Comparison> = kept.unwrap_or_default();
-    all.retain(|kept| made.iter().all(|recipe| recipe.name != kept.recipe));
-    all.extend(comparisons);
-    all.sort_by_key(|own| lab::RECIPES.iter().position(|recipe| recipe.name == own.recipe));
-    all
+/// The comparisons of other recipes that the record beside the page has; it keeps them.
+///
+/// # Errors
+///
+/// The record cannot be read.
+fn of_others(args: &SimArgs, recipes: &[&Recipe]) -> Result<Vec<Comparison>, Failure> {
+    let file = args.docs.as_deref().map(|docs| docs.join(RECORDS).join(RECORD));
+    let Some(file) = file.filter(|file| recipes.len() < lab::RECIPES.len() && file.exists()) else {
+        return Ok(Vec::new());
+    };
+    let kept = read(&file).and_then(|record| serde_json::from_value(record["comparisons"].clone()).ok());
+    let mut kept: Vec<Comparison> = kept.ok_or_else(|| {
+        Failure::usage(format!("--docs: {} cannot be read", file.display()))
+            .help("use --reproduce all, which writes it again")
+    })?;
+    kept.retain(|kept| recipes.iter().all(|recipe| recipe.name != kept.recipe));
+    Ok(kept)
 }
 
 /// Runs all schemes.
