@@ -46,8 +46,9 @@
 //!
 //! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
 //! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or has that of the
-//! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`]). A peer
-//! reaches only the memory that it was granted.
+//! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`], and the last
+//! [`JobWorker::next_step`]) and those that wait for a copy from a GPU, which is 30 s at most. A peer reaches only the
+//! memory that it was granted.
 //!
 //! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
 //! gradients are not, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same user is

@@ -66,7 +66,7 @@ impl Failure {
 
     /// The same for another process to tell.
     pub(crate) fn told(&self) -> ErrorReport {
-        ErrorReport { remedy: self.help.clone(), ..ErrorReport::cause(&*self.message) }
+        ErrorReport { remedy: self.help.clone(), ..ErrorReport::of_cause(&*self.message) }
     }
 
     /// Tells the user, and gives the exit code. A process that a signal asked to end does so by that signal, as its

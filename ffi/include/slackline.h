@@ -23,7 +23,7 @@
  * processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
- * slackline_group, slackline_relay, slackline_snapshot, slackline_tables and the rest) are known by pointer only.
+ * slackline_group, slackline_relay, slackline_snapshot, slackline_tables) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
  * use there: fork first, then create. Functions that take no object may be called by several threads at once.
@@ -269,8 +269,8 @@ typedef uint64_t slackline_damping;
 #endif // __cplusplus
 
 /**
- * Types of elements, for the field called `element`: those of DLPack 1.1. A server's table is f32. Of the field called
- * `encoding` the first three are values.
+ * Types of elements, for the field called `element`: those of DLPack 1.1 except vectors and complex numbers of two
+ * float16. A server's table is f32. Of the field called `encoding` the first three are values.
  */
 enum slackline_element
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L

@@ -39,7 +39,7 @@ pub(crate) fn fabric(secret: Source<'_>, addresses: &[Address]) -> Result<Fabric
     let secret = secret.read()?;
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
     let Some(peer) = addresses.iter().find_map(rdma) else { return Ok(mixed) };
-    let options = rdma_options().map_err(|error| Failure::bad_argument(error.to_string()))?;
+    let options = rdma_options().map_err(|error| Failure::of(Status::BadArgument, &error))?;
     let options = VerbsOptions { secret, peer: Some(peer.ip()), ..options };
     Ok(mixed.with_verbs(Verbs::open(options)?))
 }

@@ -50,10 +50,9 @@ pub use job::*;
 pub use log::*;
 pub use memory::slackline_release;
 pub use options::{
-    SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle,
-    slackline_non_finite, slackline_optimizer, slackline_publisher_options, slackline_read,
-    slackline_reader_options, slackline_resume, slackline_server_options, slackline_tensor,
-    slackline_worker_options,
+    SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle, slackline_non_finite,
+    slackline_optimizer, slackline_publisher_options, slackline_read, slackline_reader_options,
+    slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
 };
 pub use publisher::*;
 pub use reader::*;

@@ -8,9 +8,8 @@ use slackline::{Server, ServerStatus, Version, now};
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
-use crate::options::{
-    self, SLACKLINE_NO_STALENESS, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor,
-};
+use crate::options::{self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor};
+use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::{SizedOut, set_default, sized};
 use crate::status::slackline_server_status;
 

@@ -7,7 +7,8 @@ use slackline::sim::{Cluster, ClusterReport, Distribution, Network, Problem, Qua
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::{call, text};
-use crate::options::{self, DAMPINGS, SLACKLINE_NO_STALENESS, named, slackline_damping};
+use crate::options::{self, DAMPINGS, named, slackline_damping};
+use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::{Measured, SizedOut, set_default, sized};
 
 /// Most parameters of a problem: each worker has a gradient of its own in memory.

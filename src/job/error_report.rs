@@ -14,22 +14,22 @@ pub struct ErrorReport {
     pub cause: String,
     /// The remedy, where there is one.
     pub remedy: Option<String>,
-    /// The error is the loss of a peer, which others may know more of.
-    pub is_loss: bool,
+    /// The error is the loss of a server, as this process saw it.
+    pub lost_server: bool,
 }
 
 impl ErrorReport {
     /// A cause without a remedy.
-    pub fn cause(cause: impl Into<String>) -> ErrorReport {
+    pub fn of_cause(cause: impl Into<String>) -> ErrorReport {
         ErrorReport { cause: cause.into(), ..ErrorReport::default() }
     }
 
     /// The two parts of an error, whose text ends in its remedy.
     pub fn of(error: &dyn Diagnostic) -> ErrorReport {
         let (text, remedy) = (error.to_string(), error.remedy());
-        let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy));
-        let cause = cause.map_or(&*text, |cause| cause.trim_end_matches([' ', ':', ';', '\n']));
-        ErrorReport { cause: cause.to_owned(), remedy: remedy.map(Into::into), is_loss: false }
+        let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy)).map(str::trim_end);
+        let cause = cause.map_or(&*text, |cause| cause.strip_suffix([':', ';']).unwrap_or(cause));
+        ErrorReport { cause: cause.to_owned(), remedy: remedy.map(Into::into), lost_server: false }
     }
 }
 
@@ -46,13 +46,26 @@ mod tests {
 
     #[test]
     fn an_error_is_told_in_two_parts_whatever_its_text_holds() {
-        let error = "a; b".parse::<crate::Address>().unwrap_err();
-        let told = ErrorReport::of(&error);
-        assert_eq!(told.cause, "`a; b` is no address");
-        assert_eq!(told.remedy.as_deref(), error.remedy().as_deref());
-        assert_eq!(
-            ErrorReport::cause("x; y"),
-            ErrorReport { cause: "x; y".into(), remedy: None, is_loss: false }
-        );
+        let report = ErrorReport::of(&"a; b".parse::<crate::Address>().unwrap_err());
+        assert_eq!(report.cause, "`a; b` is no address");
+        let told = report.to_string();
+        assert!(told.starts_with("`a; b` is no address; write @NAME"), "{told}");
+    }
+
+    #[test]
+    fn an_error_without_a_remedy_is_a_cause_alone() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("no way to fd00::")]
+        struct Bare;
+        impl Diagnostic for Bare {
+            fn operation(&self) -> &'static str {
+                "reaching"
+            }
+            fn remedy(&self) -> Option<std::borrow::Cow<'_, str>> {
+                None
+            }
+        }
+        assert_eq!(ErrorReport::of(&Bare), ErrorReport::of_cause("no way to fd00::"));
+        assert_eq!(ErrorReport::of(&Bare).to_string(), "no way to fd00::");
     }
 }

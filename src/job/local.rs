@@ -14,8 +14,8 @@ use crate::transport::RegisterError;
 /// The gradient is what the steps moved the parameters by, over the size of a step: the server's own step then does to
 /// its parameters what the steps did to the copy.
 ///
-/// A [`JobWorker`](crate::JobWorker) leaves them to its caller: give [`gradient`](Self::gradient) the parameters and
-/// the memory that [`Step::borrow`](crate::Step::borrow) lends, and publish the step with the mean loss. To ask
+/// A [`JobWorker`](crate::JobWorker) leaves local steps to its caller: give [`gradient`](Self::gradient) the parameters
+/// and the memory that [`Step::borrow`](crate::Step::borrow) lends, and publish the step with the mean loss. To ask
 /// [`JobStep::should_stop`](crate::JobStep::should_stop) in between, compute on a copy of the parameters into memory of
 /// your own, and hand that to [`Step::encode`](crate::Step::encode).
 ///

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 pub use rdma::{Origins, SettingError, rdma_options, rdma_settings};
 
 use super::JobError;
+use super::error_report::ErrorReport;
 use crate::channel::Secret;
 #[cfg(feature = "cuda")]
 use crate::cuda::Gpu;
@@ -40,16 +41,12 @@ pub struct Transports {
 
 /// The reason why this process has no RDMA.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{text}")]
-pub struct NoRdma {
-    /// It ends in the remedy, if there is one.
-    text: String,
-    remedy: Option<String>,
-}
+#[error("{0}")]
+pub struct NoRdma(ErrorReport);
 
 impl NoRdma {
     fn of(error: &dyn Diagnostic) -> NoRdma {
-        NoRdma { text: error.to_string(), remedy: error.remedy().map(Cow::into_owned) }
+        NoRdma(ErrorReport::of(error))
     }
 }
 
@@ -59,7 +56,7 @@ impl Diagnostic for NoRdma {
     }
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
-        self.remedy.as_deref().map(Cow::from)
+        self.0.remedy.as_deref().map(Cow::from)
     }
 }
 
@@ -93,8 +90,9 @@ impl Transports {
     pub fn rdma(&self) -> Result<(), NoRdma> {
         #[cfg(feature = "cuda")]
         if self.gpu.get().is_some() {
-            let text = "its payloads are on a GPU, which RDMA does not reach yet".into();
-            return Err(NoRdma { text, remedy: Some("use shared memory or TCP".into()) });
+            let remedy = Some("use shared memory or TCP".into());
+            let reason = ErrorReport::of_cause("its payloads are on a GPU, which RDMA does not reach yet");
+            return Err(NoRdma(ErrorReport { remedy, ..reason }));
         }
         #[cfg(feature = "verbs")]
         let open = || rdma::open(self.secret.clone(), self.ip, self.index);

@@ -291,7 +291,9 @@ impl Error {
             Error::Deadline { seen, .. } if *seen != Bound::NONE => {
                 "a worker or the server may be slow or gone, or the timeout too short"
             }
-            Error::Deadline { .. } => "see that its owner calls progress or drive, or use a longer timeout",
+            Error::Deadline { .. } => {
+                "see that its owner calls serve, drive or poll (progress in C), or use a longer timeout"
+            }
             Error::Shards { .. } => "give each shard's server once, in any order",
             Error::ServerLost { .. } => "connect again once it is back",
             Error::Evicted { .. } => "connect again",
@@ -417,7 +419,7 @@ mod tests {
         assert_eq!(
             text(Bound::NONE, Bound::NONE),
             "connecting did not end within 4s: the server accepted the connection but does not answer; see that its \
-             owner calls progress or drive, or use a longer timeout"
+             owner calls serve, drive or poll (progress in C), or use a longer timeout"
         );
         let seen = Bound { version: Version::new(28), smallest_clock: Clock::new(2) };
         let stuck = text(Bound::NONE, seen);

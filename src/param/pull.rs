@@ -544,7 +544,7 @@ impl Pull {
             version: header.version,
             epoch: header.epoch,
             smallest_clock: header.smallest_clock,
-            included: self.included_under(&header),
+            included: self.included_by(&header),
             behind: header.version.behind(latest.version),
             retries: self.retries,
         };

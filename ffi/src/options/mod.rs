@@ -20,5 +20,3 @@ pub use values::{
     slackline_optimizer, slackline_read, slackline_resume,
 };
 pub use worker::slackline_worker_options;
-
-pub use crate::scheme::SLACKLINE_NO_STALENESS;

@@ -9,8 +9,8 @@ use crate::error::Failure;
 /// A version that there is not.
 pub const SLACKLINE_NO_VERSION: u64 = 0xffff_ffff_ffff_ffff;
 
-/// Types of elements, for the field called `element`: those of DLPack 1.1. A server's table is f32. Of the field called
-/// `encoding` the first three are values.
+/// Types of elements, for the field called `element`: those of DLPack 1.1 except vectors and complex numbers of two
+/// float16. A server's table is f32. Of the field called `encoding` the first three are values.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_element {

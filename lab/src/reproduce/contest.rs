@@ -15,14 +15,14 @@ pub(super) const VAP: Recipe = Recipe {
     name: "vap",
     title: "VAP is as costly as lock step",
     file: include_str!("settings/vap.toml"),
-    remarks: "A tight bound lets one update of each worker through at a time: its workers wait as long as \
-              those of lock step, and longer where a round trip is long. A wide one lets all through; the wait \
-              that is left is one round trip for each clock, because a worker here has one update on its way \
-              at most. After 60 s only the tight bound is behind SSP(4), and neither is behind ESSP(4): that \
-              VAP cannot be had in practice is a matter of what it takes to know the sums, which a simulator \
-              knows for nothing, and not of the loss per second. It loses where a round trip is long. ESSP \
-              does not lose in the narrow network, whose 20 messages a second are room enough for the 16 that \
-              it pushes at each clock.",
+    remarks: "A tight bound lets one update of each worker through at a time: its workers wait nearly as long as \
+              those of lock step, a little less where they are uneven, and longer where a round trip is long. A \
+              wide one lets all through; the wait that is left is one round trip for each clock, because a \
+              worker here has one update on its way at most. After 60 s only the tight bound is behind SSP(4), \
+              and neither is behind ESSP(4): that VAP cannot be had in practice is a matter of what it takes to \
+              know the sums, which a simulator knows for nothing, and not of the loss per second. It loses where \
+              a round trip is long. ESSP does not lose in the narrow network, whose 20 messages a second are \
+              room enough for the 16 that it pushes at each clock.",
     run: |trial| run(trial, "vap", "VAP, SSP and ESSP"),
 };
 

@@ -20,20 +20,20 @@ pub(super) const RECIPE: Recipe = Recipe {
     name: "dbw-oracle",
     title: "What keeps DBW from the best static k",
     file: include_str!("settings/dbw-oracle.toml"),
-    remarks: "Each of the three is to blame, in different settings. *The estimates*: with large steps and \
-              small batches (the third grid) DBW waits for a few where the oracle waits for nearly all, and \
-              takes several times as long as the best static k, the oracle little longer. *The rule*: the \
-              oracle itself is beyond 1.1 in many settings, in some of which DBW is within. In all of these at \
-              least half of the runs of the best static k meet the target by chance: the target is below the \
-              loss about which that k goes up and down, and one of many quick and noisy steps is enough to be \
-              there. The rule asks for the most fall of the loss per second in expectation, so it waits for \
-              more, goes down surely and slowly, and is there later; DBW, whose estimates see the noise late, \
-              is sooner there than the oracle in most of these. *Chance*: the best static k, run again with \
-              other seeds, is told to be within 1.1 of itself in no more than some two thirds of the settings. \
-              So no better estimate brings this rule within 1.1 in every setting of these grids, and ten seeds \
-              could not show it if one did. The loop of the oracle is hardly slower than the simulator, but \
-              the interval ends beyond the 5 % that were allowed for it: the best k was the best of the first \
-              seeds.",
+    remarks: "Each of the three is to blame, in different settings. *The estimates*: with large steps and small \
+              batches (the third grid) DBW waits for a few where the oracle waits for nearly all, and takes \
+              several times as long as the best static k, the oracle little longer. *The rule*: the oracle \
+              itself is beyond 1.1 in many settings, in some of which DBW is within. In all in which the oracle \
+              is beyond at least half of the runs of the best static k meet the target by chance: the target is \
+              below the loss about which that k goes up and down, and one of many quick and noisy steps is \
+              enough to be there. The rule asks for the most fall of the loss per second in expectation, so it \
+              waits for more, goes down surely and slowly, and is there later; DBW, whose estimates see the \
+              noise late, is sooner there than the oracle in most of these. *Chance*: the best static k, run \
+              again with other seeds, is told to be within 1.1 of itself in no more than some two thirds of the \
+              settings. So no better estimate brings this rule within 1.1 in every setting of these grids, and \
+              ten seeds could not show it if one did. The loop of the oracle is hardly slower than the \
+              simulator, but the interval ends beyond the 5 % that were allowed for it: the best k was the best \
+              of the first seeds.",
     run,
 };
 

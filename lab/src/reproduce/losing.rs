@@ -21,11 +21,11 @@ pub(super) const RECIPE: Recipe = Recipe {
               waits for few at first, is ahead of it even there. The groups of DS-Sync lose nothing on data that \
               all workers share. DBW, which drops the gradients of the slow worker, is behind the schemes that \
               wait for it: with batches of 8 its estimates cost more than the waiting; that it is behind where \
-              all are even is chance. The settings in which it surely loses are those of dbw, against the best \
-              static k. The seven rows below them follow from theory, and each is behind with these seeds: BAP, \
-              SSP and ASP because late gradients bear smaller steps where nothing but the curvature limits them, \
-              VAP and DS-Sync (far) because they wait for more messages one after the other, ABS because it \
-              throws away gradients that cost no waiting, DS-Sync (sorted) because its workers drift apart \
+              all are even is chance. The settings in which it surely loses are among those of dbw, against the \
+              best static k. The seven rows below them follow from theory, and each is behind with these seeds: \
+              BAP, SSP and ASP because late gradients bear smaller steps where nothing but the curvature limits \
+              them, VAP and DS-Sync (far) because they wait for more messages one after the other, ABS because \
+              it throws away gradients that cost no waiting, DS-Sync (sorted) because its workers drift apart \
               between two means of all. DS-Sync (far) has the least to lose, and is chance. A step of 2/17 was \
               expected as the limit of SSP(16), and its best one is a little beyond: not all of its workers read \
               the same copy.",

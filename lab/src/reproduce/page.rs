@@ -26,12 +26,13 @@ const HEAD: &str = "\
 ";
 
 const METHOD: &str = "\
-Every figure in the tables of this page was computed by the simulator: the scheme objects that `slackline train` runs,
-real gradients of small real problems, virtual time. [The simulator held to real processes](reproductions-real.md) says
-how far that can be trusted. Each section has its command; the same command gives the same figures to the last digit.
-The paragraphs behind a table were written by hand. Those that explain it have the numbers of settings and none that was
-measured; those of earlier forms have figures of programs that are no more, which the history of the project holds. The
-whole page, with its plots and [records](records/), is written by
+Every figure in the tables of this page was computed by the simulator: the scheme objects that `slackline train` runs
+(but for VAP as published, the oracle of dbw-oracle, which has a loop of its own, and the arithmetic of dbw-argmax and
+ds-sync-mean), real gradients of small real problems, virtual time. [The simulator held to real
+processes](reproductions-real.md) says how far that can be trusted. Each section has its command; the same command
+gives the same figures. The paragraphs behind a table were written by hand. Those that explain it have the numbers of
+settings and none that was measured; those of earlier forms have figures of programs that are no more, which the
+history of the project holds. The whole page, with its plots and [records](records/), is written by
 
 ```sh
 cargo run --release -- sim --reproduce all --docs docs
@@ -41,12 +42,12 @@ and one of its sections, with what the first tables tell of it, by the name of t
 
 The settings of each result (its problem, workers, grids, step sizes, targets and claims) lie in
 `lab/src/reproduce/settings/`, and are written before the run, but for the statements on real processes (`race.toml`),
-which were written after theirs. Where one was changed, the section says what it was, what came of it, and why. A
-claim is *held against* a headline (a result that a paper puts forward, with its figure where it has one), a direction
-(what else a paper says, without a figure), theory (a formula, a bound, arithmetic), or an expectation of ours.
-Brackets hold 95 % intervals (Student's t over the seeds, paired by seed where two schemes are compared); a claim
-holds if the whole interval lies in its range, so \"faster\" means that the interval excludes 1. \"Differs\" is not a
-failure of the program: the section says what came out instead.
+and for claims of which a section says that they were added. Where one was changed, the section says what it was, what
+came of it, and why. A claim is *held against* a headline (a result that a paper puts forward, with its figure where
+it has one), a direction (what else a paper says, without a figure), theory (a formula, a bound, arithmetic), or an
+expectation of ours. Brackets hold 95 % intervals (Student's t over the seeds, paired by seed where two schemes are
+compared); a claim holds if the whole interval lies in its range, so \"faster\" means that the interval excludes 1.
+\"Differs\" is not a failure of the program: the section says what came out instead.
 
 ";
 

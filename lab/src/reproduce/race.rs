@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::Error;
 use super::settings::from_toml;
 use crate::statistics::{Interval, mean};
-use crate::table::{Table, number};
+use crate::table::Table;
 
 const FILE: &str = include_str!("settings/race.toml");
 
@@ -179,7 +179,8 @@ impl Race {
         let end = if [0, step_sizes.len() - 1].contains(&best) { ", an end" } else { "" };
         let step = format!(" at {}{end}{missed}", step_sizes[best]);
         if self.schemes[scheme].name == self.base {
-            return format!("{} s{step}", number(mean(own.iter().map(|arrival| arrival.seconds))));
+            let seconds: Vec<f64> = own.iter().map(|arrival| arrival.seconds).collect();
+            return format!("{} s{step}", Interval::of_mean(&seconds));
         }
         self.over_base(ended, condition, scheme).to_string() + &step
     }

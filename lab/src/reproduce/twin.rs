@@ -47,7 +47,8 @@ pub struct Twin {
     #[serde(default = "seed")]
     seed: u64,
     /// The distribution of the time that a step of a second run sleeps, which measures the rest that a version takes:
-    /// the simulator is told that as the latency of messages.
+    /// the simulator is told that as the latency of messages. For schemes that interrupt: four messages lie between two
+    /// of their versions.
     #[serde(default)]
     calibrated_by: Option<String>,
     /// One of the few that CI runs.
@@ -355,20 +356,21 @@ mod tests {
         assert!((fresh - 1.0 / 8.0).abs() < 0.02, "{fresh}");
     }
 
-    /// A version of the second run takes 2 ms beside the 10 ms that its steps sleep. So does one of the simulated run,
-    /// unless the worker that made the last version is the first again: it waits for no interrupt and asks for no copy.
+    /// A version of the second run takes 2 ms beside the 10 ms that its steps sleep, and so does one of the simulated
+    /// run, unless the worker that made the last version is the first again: it waits for no interrupt and asks for no
+    /// copy. Of sixteen workers that is one version in sixteen.
     #[test]
-    fn a_simulation_that_is_told_the_rest_of_a_version_adds_it_to_each() {
+    fn a_simulation_is_told_the_rest_of_a_version_as_four_messages() {
         let twin: Twin = toml::from_str(
-            "scheme = 'dbw(choice=static, k=1)'\nworkers = 4\njitter = 'exp(0.4)'\nepochs = 1\n\
+            "scheme = 'dbw(choice=static, k=1)'\nworkers = 16\njitter = 'exp(40)'\nepochs = 1\n\
              figure = 'time-per-version'\ncalibrated-by = 'constant(0.01)'",
         )
         .unwrap();
         assert!(twin.words_of_calibration().unwrap().contains(&"constant(0.01)".to_owned()));
-        let workers = vec![serde_json::json!({ "compute_s": 1.2, "wait_s": 0.0 }); 4];
+        let workers = vec![serde_json::json!({ "compute_s": 1.2, "wait_s": 0.0 }); 16];
         let run = serde_json::json!({ "workers": workers, "versions": 100 });
         let compared = |calibration| twin.compare("dbw", &run, calibration, "today").unwrap();
         let added = compared(Some(&run)).simulated - compared(None).simulated;
-        assert!((0.001..=0.0021).contains(&added), "{added}");
+        assert!((0.0018..=0.00201).contains(&added), "{added}");
     }
 }

@@ -27,8 +27,8 @@ pub trait Caller {
     /// `None` if another program starts it.
     ///
     /// # Errors
-    /// The cause and the remedy, for people: there can be no such command.
-    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, String>;
+    /// There can be no such command.
+    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, ErrorReport>;
 
     /// Tells people something, in one line.
     fn tell(&mut self, line: &str);
@@ -71,7 +71,7 @@ pub enum CoordinatorError {
     NoRdma(#[from] NoRdma),
     /// The caller has no command for a process that it should have one for: the cause, as it told.
     #[error("{0}")]
-    Command(String),
+    Command(ErrorReport),
     /// A process cannot be started.
     #[error("cannot start {role}: {source}; {}", remedy_of(self))]
     Start {
@@ -145,7 +145,8 @@ impl Diagnostic for CoordinatorError {
             CoordinatorError::Rendezvous(error) => return error.remedy(),
             CoordinatorError::Table(error) => return error.remedy(),
             CoordinatorError::NoRdma(error) => return error.remedy(),
-            CoordinatorError::NeverJoined(told)
+            CoordinatorError::Command(told)
+            | CoordinatorError::NeverJoined(told)
             | CoordinatorError::AllLost(told)
             | CoordinatorError::Server { error: told, .. } => {
                 return told.remedy.as_deref().map(Cow::Borrowed);

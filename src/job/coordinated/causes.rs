@@ -137,7 +137,7 @@ fn tell(causes: &[Cause], one: impl Fn(&Cause) -> String) -> ErrorReport {
         parts.push(format!("{workers} workers for {} other causes", more.len()));
     }
     let remedy = causes.iter().find_map(|cause| cause.remedy.clone());
-    ErrorReport { remedy, ..ErrorReport::cause(parts.join(", ")) }
+    ErrorReport { remedy, ..ErrorReport::of_cause(parts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
                 "publishing did not end within 60s: needed version {worker}, the server has 7; is it slow"
             );
             let remedy = Some("use a longer\n--timeout".into());
-            (worker, Loss::Said(ErrorReport { remedy, ..ErrorReport::cause(cause) }))
+            (worker, Loss::Said(ErrorReport { remedy, ..ErrorReport::of_cause(cause) }))
         };
         let mut losses: Vec<_> = (0..98).map(said).collect();
         losses.push((98, Loss::ended("was killed by signal 9")));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn many_causes_are_cut_short_and_counted() {
         let losses: Vec<_> =
-            ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(ErrorReport::cause(text))).into();
+            ["a", "b", "c", "d", "e", "a", "a"].map(|text| Loss::Said(ErrorReport::of_cause(text))).into();
         let text = sentence(losses.iter().enumerate()).to_string();
         assert_eq!(text, "workers 0, 5 and 6: a, worker 1: b, worker 2: c, 2 workers for 2 other causes");
         let ended = [Loss::ended("was killed by signal 9"), Loss::ended("was killed by signal 9")];

@@ -346,7 +346,7 @@ impl<C: Caller> Coordinator<C> {
                 return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Server(_), other) => {
-                let error = ErrorReport::cause(format!("it said what only workers say: {other:?}"));
+                let error = ErrorReport::of_cause(format!("it said what only workers say: {other:?}"));
                 return Err(self.caller.explain(CoordinatorError::Server { server: who, error }));
             }
             (Role::Worker(worker), Message::Publishes(addresses)) => {

@@ -206,7 +206,7 @@ impl<C: Caller> Coordinator<C> {
         // A second server that is gone adds nothing.
         let _ = self.listen_on(LAST_WORDS, told);
         let mut said = self.workers.iter().enumerate().filter_map(|(worker, entry)| match &entry.lost {
-            Some(Loss::Said(told)) if told.is_loss => Some((worker, &told.cause)),
+            Some(Loss::Said(told)) if told.lost_server => Some((worker, &told.cause)),
             _ => None,
         });
         if let Some((worker, cause)) = said.next() {

@@ -11,6 +11,7 @@ use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
 use crate::node::{Error, Idle, Step, Worker, WorkerOptions};
 use crate::scheme::SchemeConfig;
+use crate::table::Encoding;
 use crate::transport::mixed::Mixed;
 
 /// The time between two updates of a worker's report.
@@ -23,11 +24,13 @@ pub struct ServerWork {
     gradients: Gradients,
 }
 
-/// The question whether to stop, because a server wants the step abandoned. Asking moves on what is on its way.
+/// The question whether to stop, because a server wants the step abandoned. Asking also moves on a gradient that is on
+/// its way.
 type Stop<'a> = &'a mut dyn FnMut() -> Result<bool, Error>;
 
 /// The computation of one gradient: it is given the number of a batch, the parameters and the memory for the gradient,
-/// and returns the loss. A step that is not plain has a question for it, too; it returns `None` once the answer is yes.
+/// and returns the loss. Where it may be stopped it is also given the question, and returns `None` once the answer is
+/// yes.
 type Compute<'a> = &'a mut dyn FnMut(u64, &[f32], &mut [f32], Option<Stop<'_>>) -> Result<Option<f32>, Error>;
 
 /// The reader of a worker's counters, with the mean loss since the last call if there was a gradient.
@@ -50,7 +53,7 @@ impl CoordinatedMember {
         };
         let worker = self.member.connect(&order.plan, options)?;
         let elements = (worker.table().bytes() / 4) as usize;
-        let gradients = Gradients::new(order.scheme, order.learning_rate, elements);
+        let gradients = Gradients::new(order.scheme, order.learning_rate, order.encoding, elements);
         let work = WorkerLoop::new(Arc::clone(&self.member), order.plan, worker);
         Ok(ServerWork { member: self.clone(), work, gradients })
     }
@@ -60,25 +63,35 @@ impl CoordinatedMember {
 struct Gradients {
     /// Each step is one computation that is never stopped: it reads the parameters where they were pulled to.
     is_plain: bool,
+    /// Gradients are published as they are computed.
+    is_f32: bool,
     /// Batches of one step.
     batches: u64,
     local: LocalSteps,
     /// A copy of the parameters, for steps that ask in between whether to stop.
     base: Vec<f32>,
+    /// A gradient that is encoded, or may be given up; none where it is computed where it is published from.
     gradient: Vec<f32>,
 }
 
 impl Gradients {
-    fn new(scheme: SchemeConfig, learning_rate: f32, elements: usize) -> Gradients {
+    fn new(scheme: SchemeConfig, learning_rate: f32, encoding: Encoding, elements: usize) -> Gradients {
         let batches = u64::from(scheme.local_steps());
         let is_plain = !(scheme.interrupts() || scheme.publishes_in_background()) && batches == 1;
         let local = LocalSteps::new(batches, learning_rate);
-        Gradients { is_plain, batches, local, base: Vec::new(), gradient: vec![0.0; elements] }
+        let is_f32 = encoding == Encoding::F32;
+        let elements = if is_plain && is_f32 { 0 } else { elements };
+        Gradients { is_plain, is_f32, batches, local, base: Vec::new(), gradient: vec![0.0; elements] }
     }
 
-    /// Computes and encodes the gradient of a step. Returns the loss, or `None` if the step is to be abandoned.
+    /// Computes the gradient of a step where it is published from. Returns the loss, or `None` if the step is to be
+    /// abandoned.
     fn compute(&mut self, step: &mut Step<'_, Mixed>, compute: Compute<'_>) -> Result<Option<f32>, Error> {
         let clock = step.view().clock.get();
+        if self.is_plain && self.is_f32 {
+            let (parameters, gradient) = step.borrow()?;
+            return compute(clock, parameters, gradient, None);
+        }
         let loss = if self.is_plain {
             compute(clock, step.parameters()?, &mut self.gradient, None)?
         } else {
@@ -178,7 +191,7 @@ mod tests {
             let working = scope.spawn(|| {
                 let options = WorkerOptions::new(scheme);
                 let mut worker = Worker::connect(Mixed::default(), &[address], options, timeout).unwrap();
-                let mut gradients = Gradients::new(scheme, 0.5, 1);
+                let mut gradients = Gradients::new(scheme, 0.5, Encoding::F32, 1);
                 let mut step = worker.step(timeout).unwrap();
                 let halve: Compute<'_> = &mut |batch, parameters, gradient, stop| {
                     asked(batch, stop.is_some());
@@ -190,7 +203,7 @@ mod tests {
                 step.publish(loss, timeout).unwrap();
                 !gradients.base.is_empty()
             });
-            server.drive(|server| server.status().left == 1, timeout).unwrap();
+            assert!(server.serve(1, timeout).unwrap());
             working.join().unwrap()
         });
         (server.parameters().unwrap()[0], copied)

@@ -8,7 +8,7 @@ use crate::time::Duration;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
-    /// Serves until `left` workers in all have left since this server was created
+    /// Serves until workers have left or were evicted `left` times in all since this server was created
     /// ([`ServerStatus::left`](crate::node::ServerStatus::left)), or `timeout` has passed. Returns true once they have,
     /// and false if it was the timeout: serving can go on with another call. What it does between polls,
     /// [`ShardOptions::idle`](crate::node::ShardOptions::idle) says. [`Server`] has an example.

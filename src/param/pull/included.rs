@@ -50,7 +50,7 @@ impl Pull {
     }
 
     /// The clock before which the frame with this header holds this peer's gradients, if that was asked.
-    pub(super) fn included_under(&self, header: &FrameHeader) -> Option<Clock> {
+    pub(super) fn included_by(&self, header: &FrameHeader) -> Option<Clock> {
         match self.included {
             Included::NotAsked => None,
             Included::InHeader => Some(header.included),

@@ -67,7 +67,7 @@ fn of_others(args: &SimArgs, recipes: &[&Recipe]) -> Result<Vec<Comparison>, Fai
     };
     let kept = read(&file).and_then(|record| serde_json::from_value(record["comparisons"].clone()).ok());
     let mut kept: Vec<Comparison> = kept.ok_or_else(|| {
-        Failure::usage(format!("--docs: {} cannot be read", file.display()))
+        Failure::usage(format!("--docs {}: cannot be read", file.display()))
             .help("use --reproduce all, which writes it again")
     })?;
     kept.retain(|kept| recipes.iter().all(|recipe| recipe.name != kept.recipe));

@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
 use slackline::Role;
+use slackline::internals::job::ErrorReport;
 use slackline::internals::job::coordinated::{
     self, Caller, Coordinator, CoordinatorError, Gather, Gathered, Members, Parts, Wish, WorkerReport,
 };
@@ -168,7 +169,7 @@ impl Caller for Run<'_> {
 
     fn explain(&mut self, error: CoordinatorError) -> Failure {
         match error {
-            CoordinatorError::Command(cause) => Failure::usage(cause),
+            CoordinatorError::Command(_) => Failure::refused(&error),
             CoordinatorError::Diverged { version } => self.plan.diverged(version),
             CoordinatorError::Waited { waited, what, missing } => {
                 Failure::failed(format!("waited {waited:?} for {what}{missing}"))
@@ -194,16 +195,17 @@ impl Caller for Run<'_> {
         }
     }
 
-    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, String> {
+    fn command(&mut self, role: Role, meeting_point: SocketAddr) -> Result<Option<Command>, ErrorReport> {
         let plan = self.plan;
         if !plan.job.starts(role, plan.servers) {
             return Ok(None);
         }
         let own = std::env::current_exe().map_err(|error| {
-            format!("cannot start {role}: {error}; look at the limits on open files (ulimit -n)")
+            let remedy = Some("look at the limits on open files (ulimit -n)".to_owned());
+            ErrorReport { remedy, ..ErrorReport::of_cause(format!("cannot start {role}: {error}")) }
         })?;
         let metrics = plan.metrics.address(Some(plan.job.metrics_offset(plan.servers, role)));
-        let metrics = metrics.map_err(|failure| failure.told().to_string())?;
+        let metrics = metrics.map_err(|failure| failure.told())?;
         let (name, rank) = match role {
             Role::Server(rank) => ("serve", rank),
             Role::Worker(rank) => ("work", rank),

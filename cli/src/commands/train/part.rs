@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackline::JobError;
 use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd};
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
+use slackline::{Error, JobError};
 use slackline_lab::program::Program;
 
 use super::job_args::JobArgs;
@@ -168,7 +168,8 @@ impl Taken {
         self.be_the_end();
         let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
         let is_loss = error.downcast_ref().is_some_and(is_loss);
-        let end = self.member.give_up(ErrorReport { is_loss, ..own.told() });
+        let lost_server = matches!(error.downcast_ref(), Some(JobError::Node(Error::ServerLost { .. })));
+        let end = self.member.give_up(ErrorReport { lost_server, ..own.told() });
         if self.quiet {
             return ExitCode::FAILURE;
         }
