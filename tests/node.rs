@@ -13,6 +13,8 @@ mod node {
 mod custom_scheme;
 #[path = "../examples/groups.rs"]
 mod groups;
+#[path = "node/host_job.rs"]
+mod host_job;
 #[path = "node/only_worker.rs"]
 mod only_worker;
 #[path = "../examples/publish_weights.rs"]

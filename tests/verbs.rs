@@ -34,6 +34,8 @@ mod rdma {
     pub(crate) mod sides;
     mod target;
 }
+#[path = "node/host_job.rs"]
+mod host_job;
 #[path = "rdma/links.rs"]
 mod links;
 #[path = "node/memory.rs"]

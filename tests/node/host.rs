@@ -1,107 +1,12 @@
 //! Aggregating proxies: a server on each host sums its workers' gradients, over shared memory below and TCP above.
 
-use slackline::{NonFinite, ReadMode, ServerStatus, ShardOptions};
+use slackline::{NonFinite, ReadMode};
 
 use super::super::*;
-
-/// Computes a gradient from parameters, worker and clock.
-type Compute = fn(&[f32], usize, u64, &mut [f32]);
-
-/// A job of one server, some hosts and their workers.
-struct HostsJob<'a> {
-    /// The number of workers of each host.
-    hosts: &'a [usize],
-    options: ServerOptions,
-    elements: usize,
-    clocks: u64,
-    compute: Compute,
-}
-
-/// Small enough for several in each vector.
-fn memory() -> ShardOptions {
-    ShardOptions { chunk_bytes: 256, ..ShardOptions::default() }
-}
-
-/// Trains for so many clocks; each view is the one that BSP promises.
-fn train(mut worker: Worker<Shm>, index: usize, clocks: u64, compute: Compute) {
-    for clock in 0..clocks {
-        let mut step = worker.step(TIMEOUT).unwrap();
-        let view = step.view();
-        assert_eq!((view.clock.get(), view.version.get(), view.staleness()), (clock, clock, 0));
-        let (parameters, gradient) = step.borrow().unwrap();
-        compute(parameters, index, clock, gradient);
-        step.publish(Some(index as f32), TIMEOUT).unwrap();
-    }
-    worker.flush(TIMEOUT).unwrap();
-}
-
-/// Connects one after the other, so that their order is known.
-fn connect(address: &Address) -> Worker<Shm> {
-    let options = WorkerOptions { checksums: true, ..WorkerOptions::new(SchemeConfig::Bsp) };
-    Worker::connect(Shm::new(), std::slice::from_ref(address), options, TIMEOUT).unwrap()
-}
-
-impl HostsJob<'_> {
-    fn top<T: Transport>(&self, transport: T, address: &str, peers: usize) -> Server<T> {
-        let table = Table::flat(self.elements as u64, ElementType::F32).unwrap();
-        let mut options = ServerOptions { workers: peers, ..self.options.clone() };
-        options.memory.chunk_bytes = 512;
-        Server::new(transport, &address.parse().unwrap(), table, &vec![0.5; self.elements], options).unwrap()
-    }
-
-    /// Trains over one proxy for each host, and returns the parameters and the last status.
-    fn over_proxies(&self) -> (Vec<f32>, ServerStatus) {
-        let hosts = self.hosts.len();
-        let mut top = self.top(Tcp::new(), "127.0.0.1:0", hosts);
-        let address = top.address();
-        std::thread::scope(|scope| {
-            let serving = scope.spawn(move || {
-                assert!(top.drive(|top| top.status().left == hosts as u64, TIMEOUT).unwrap());
-                assert_eq!((top.status().misbehaved, top.status().joined), (0, hosts as u64));
-                (top.parameters().unwrap(), top.status())
-            });
-            let mut first = 0;
-            for size in self.hosts {
-                let options = WorkerOptions { checksums: true, ..WorkerOptions::default() };
-                let upstream = Worker::connect(Tcp::new(), std::slice::from_ref(&address), options, TIMEOUT);
-                let (below, at) = (Shm::new(), Address::random());
-                let proxy = Server::for_host(upstream.unwrap(), below, &at, *size, memory(), TIMEOUT);
-                let (mut proxy, left) = (proxy.unwrap(), *size as u64);
-                scope.spawn(move || {
-                    assert!(proxy.drive(|proxy| proxy.status().left == left, TIMEOUT).unwrap())
-                });
-                for worker in first..first + size {
-                    let connected = connect(&at);
-                    scope.spawn(move || train(connected, worker, self.clocks, self.compute));
-                }
-                first += size;
-            }
-            serving.join().unwrap()
-        })
-    }
-
-    /// Trains with each worker at the server itself.
-    fn flat(&self) -> Vec<f32> {
-        let workers = self.hosts.iter().sum();
-        let mut top = self.top(Shm::new(), &Address::random().to_string(), workers);
-        let address = top.address();
-        std::thread::scope(|scope| {
-            let serving = scope.spawn(move || {
-                assert!(top.drive(|top| top.status().left == workers as u64, TIMEOUT).unwrap());
-                top.parameters().unwrap()
-            });
-            for worker in 0..workers {
-                let connected = connect(&address);
-                scope.spawn(move || train(connected, worker, self.clocks, self.compute));
-            }
-            serving.join().unwrap()
-        })
-    }
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
-}
+use crate::host_job::{
+    Compute, HostsJob, TIMEOUT, bits, connect, memory, sums_of_integers_are_those_of_the_job_without_proxies,
+    train,
+};
 
 /// Plain loops: first over the workers of each host, then over hosts, each addition rounded to f32.
 #[test]
@@ -110,7 +15,7 @@ fn sums_are_made_host_by_host_in_the_order_of_joining_to_the_bit() {
     let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.1) };
     let (hosts, elements, clocks): (&[usize], _, _) = (&[2, 3, 1], 1003, 6);
     let job = HostsJob { hosts, options, elements, clocks, compute: gradient_of };
-    let (got, status) = job.over_proxies();
+    let (got, status) = job.over_proxies(Tcp::new(), "127.0.0.1:0");
 
     let (mut parameters, mut momenta) = (vec![0.5f32; elements], vec![0f32; elements]);
     for clock in 0..clocks {
@@ -132,26 +37,16 @@ fn sums_are_made_host_by_host_in_the_order_of_joining_to_the_bit() {
     assert_eq!((status.loss, status.gradients, status.folded), (Some(2.5), 6, 6 * clocks));
 }
 
-/// Where no addition rounds, the order of additions is none of the result.
 #[test]
-fn sums_of_integers_are_those_of_the_job_without_proxies() {
-    let compute: Compute = |_, worker, clock, gradient| {
-        for (index, value) in gradient.iter_mut().enumerate() {
-            *value = ((index * 13 + worker * 101 + clock as usize * 7) % 257) as f32 - 128.0;
-        }
-    };
-    for hosts in [&[2, 2][..], &[1, 3], &[4]] {
-        let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
-        let job = HostsJob { hosts, options, elements: 300, clocks: 5, compute };
-        assert_eq!(bits(&job.over_proxies().0), bits(&job.flat()), "{hosts:?}");
-    }
+fn sums_of_integers_over_tcp_are_those_of_the_job_without_proxies() {
+    sums_of_integers_are_those_of_the_job_without_proxies(Tcp::new(), "127.0.0.1:0");
 }
 
 #[test]
 fn a_job_over_proxies_trains_to_the_parameters_of_one_without_them() {
     let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.1);
     let job = HostsJob { hosts: &[2, 2], options, elements: 1000, clocks: 20, compute: gradient_of };
-    let (over_proxies, flat) = (job.over_proxies().0, job.flat());
+    let (over_proxies, flat) = (job.over_proxies(Tcp::new(), "127.0.0.1:0").0, job.flat());
     // Each of 20 steps may round a few times more or less, at values of about 1.
     let worst = over_proxies.iter().zip(&flat).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
     assert!(worst <= 20.0 * 4.0 * f32::EPSILON, "{worst}");
@@ -162,7 +57,7 @@ fn sums_that_add_up_count_whole() {
     let options = ServerOptions { additive: true, ..ServerOptions::new(SchemeConfig::Bsp, 1, 1.0) };
     let compute: Compute = |_, worker, _, gradient| gradient.fill((1 << worker) as f32);
     let job = HostsJob { hosts: &[2, 1], options, elements: 10, clocks: 3, compute };
-    assert_eq!(job.over_proxies().0, [0.5 - 3.0 * 7.0; 10]);
+    assert_eq!(job.over_proxies(Tcp::new(), "127.0.0.1:0").0, [0.5 - 3.0 * 7.0; 10]);
 }
 
 /// The workers' encoding ends at the proxy: what it hands on is f32.
@@ -208,7 +103,7 @@ fn a_gradient_that_is_not_finite_is_left_out_with_all_of_its_host() {
     };
     let job = HostsJob { hosts: &[2, 2], options, elements: 10, clocks: 3, compute };
     // Clocks 0 and 2: 4. Clock 1: the two gradients that are left, at the weight of one in four.
-    assert_eq!(job.over_proxies().0, [0.5 - 4.0 - 2.0 - 4.0; 10]);
+    assert_eq!(job.over_proxies(Tcp::new(), "127.0.0.1:0").0, [0.5 - 4.0 - 2.0 - 4.0; 10]);
 }
 
 /// A worker that leaves a host takes its part out of the mean, and no more than that.

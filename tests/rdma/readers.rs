@@ -9,6 +9,7 @@ use slackline::{Transport, Verbs};
 
 use super::ends::{Pair, connect};
 use crate::VerbsFixture;
+use crate::host_job::sums_of_integers_are_those_of_the_job_without_proxies;
 use crate::memory::a_worker_computes_in_memory_of_the_caller;
 use crate::traces::a_run_is_accepted_and_each_read_verified;
 use crate::transport::fixture::{
@@ -103,6 +104,12 @@ fn joining_registers_what_one_peer_writes_and_not_what_all_read() {
 #[test]
 fn a_worker_computes_in_memory_of_the_caller_by_rdma() {
     a_worker_computes_in_memory_of_the_caller(VerbsFixture::transport(), &VerbsFixture::address());
+}
+
+#[test]
+fn proxies_of_hosts_sum_for_a_server_by_rdma() {
+    let at = VerbsFixture::address().to_string();
+    sums_of_integers_are_those_of_the_job_without_proxies(VerbsFixture::transport(), &at);
 }
 
 #[test]

@@ -5,25 +5,19 @@ use std::time::{Duration, Instant};
 use slackline::sim::Random;
 use tempfile::TempDir;
 
+use super::judging::LEASE;
 use super::node::Node;
-use crate::namespaces::Hosts;
+use super::wire::Wire;
 
 /// The time for which a process is stopped, or its host cut off: longer than the lease.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Readers that take a host, and the fewest hosts beside the publisher's.
-const READERS_PER_HOST: usize = 25;
-const HOSTS_MIN: usize = 5;
-
-/// Relays of each of these hosts.
-const RELAYS_PER_HOST: usize = 2;
-
 /// All readers together make about one read in so long: each is put on record, and two processors do all of it.
 const READ_EVERY: Duration = Duration::from_micros(2500);
 
-/// The processes and their hosts: the publisher on the first, relays and readers on the others.
+/// The processes and their hosts.
 pub(crate) struct Tree {
-    spaces: Hosts,
+    wire: Wire,
     /// For each host, the time until which it is cut off.
     cut_until: Vec<Option<Instant>>,
     /// The publisher, the relays and the readers.
@@ -38,36 +32,35 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Starts a tree with so many readers.
-    pub(crate) fn grow(readers: usize) -> Tree {
-        let others = readers.div_ceil(READERS_PER_HOST).max(HOSTS_MIN);
-        let spaces = Hosts::new((others + 1).try_into().expect("fewer hosts"));
-        // The hosts first: they may replace this process.
+    pub(crate) fn grow(test: &'static str, readers: usize, wire: Wire) -> Tree {
         let folder = tempfile::tempdir().expect("a folder for the traces");
         let start = |name: String, host: usize, task: String| {
-            let mut node = Node::new(name, host, task, folder.path());
-            node.start(&spaces[host]);
+            let mut node = Node::new(test, name, host, task, folder.path());
+            node.start(&wire);
             node
         };
-        let mut publisher = start("publisher".into(), 0, format!("publish {}:0 0", spaces[0].address()));
+        let mut publisher = start("publisher".into(), 0, format!("publish {} 0", wire.address(0)));
         let root = publisher.address();
         publisher.task = format!("publish {root}");
         let mut nodes = vec![publisher];
         // The publisher says from whom each reads: two relays from it, two from each of them.
-        let relays = others * RELAYS_PER_HOST;
+        let relays = wire.relays();
         for relay in 0..relays {
-            let host = 1 + relay % others;
+            let host = wire.host_of(relay);
             let mut node =
-                start(format!("relay {relay}"), host, format!("relay {}:0 {root}", spaces[host].address()));
+                start(format!("relay {relay}"), host, format!("relay {} {root}", wire.address(host)));
             node.task = format!("relay {} {root}", node.address());
             nodes.push(node);
         }
+        // Three times a lease each says for how many readers it has room.
+        std::thread::sleep(LEASE);
         let every = READ_EVERY * readers as u32;
         for reader in 0..readers {
             let task = format!("read {root} {}", every.as_micros());
-            nodes.push(start(format!("reader {reader}"), 1 + reader % others, task));
+            nodes.push(start(format!("reader {reader}"), wire.host_of(reader), task));
         }
-        let cut_until = vec![None; others + 1];
-        Tree { spaces, cut_until, nodes, relays, folder, begin_at: 0, faults: [0; 3] }
+        let cut_until = vec![None; wire.hosts()];
+        Tree { wire, cut_until, nodes, relays, folder, begin_at: 0, faults: [0; 3] }
     }
 
     /// Ends all processes; the folder of their traces.
@@ -100,7 +93,7 @@ impl Tree {
     pub(crate) fn recover(&mut self, now: Instant) {
         let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         for (host, until) in self.cut_until.iter_mut().enumerate().filter(|(_, until)| is_over(**until)) {
-            self.spaces.plug(host);
+            self.wire.network().expect("it was cut").plug(host);
             *until = None;
         }
         for node in &mut self.nodes {
@@ -113,7 +106,7 @@ impl Tree {
                     self.begin_at += 1_000_000; // past all that the last one may have published
                     node.task = format!("{task} {}", self.begin_at);
                 }
-                node.start(&self.spaces[node.host]);
+                node.start(&self.wire);
                 node.task = task;
             }
         }
@@ -124,7 +117,9 @@ impl Tree {
         // One that is not there already is passed over; some reader or other nearly always is.
         let choice = (0..1000).map(|_| self.choose(random)).find(|node| self.is_there(&self.nodes[*node]));
         let Some(victim) = choice else { return "no process is there".into() };
-        let (kind, back) = (random.below(3), Duration::from_millis(200 + random.below(1500)));
+        let network = self.wire.network();
+        let kinds = if network.is_some() { 3 } else { 2 };
+        let (kind, back) = (random.below(kinds), Duration::from_millis(200 + random.below(1500)));
         self.faults[kind as usize] += 1;
         let node = &mut self.nodes[victim];
         match kind {
@@ -138,7 +133,7 @@ impl Tree {
                 format!("{} is stopped", node.name)
             }
             _ => {
-                self.spaces.unplug(node.host);
+                network.expect("the third kind").unplug(node.host);
                 self.cut_until[node.host] = Some(now + AWAY);
                 format!("host {} of {} is cut off", node.host, node.name)
             }

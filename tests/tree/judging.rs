@@ -7,7 +7,12 @@ use std::time::{Duration, Instant};
 use slackline::internals::trace::{TraceChecker, TraceRecord, Verdict};
 
 use super::faults::Tree;
-use crate::{LEASE, NEVER};
+
+/// The lease of all owners: the library's default.
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
+
+/// A reader that has read nothing for so long never will.
+pub(crate) const NEVER: Duration = Duration::from_secs(60);
 
 /// The times for which readers have waited, of one kind.
 ///

@@ -6,9 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use super::judging::NEVER;
 use super::process::{CHILD, TRACE};
-use crate::namespaces::Host;
-use crate::{NEVER, TEST};
+use super::wire::Wire;
 
 /// What a process has told.
 #[derive(Debug, Default)]
@@ -19,6 +19,8 @@ pub(crate) struct Told {
     /// The number of reads, and of those that were not of the version before.
     pub(crate) reads: u64,
     pub(crate) news: u64,
+    /// The number of reads from a relay.
+    pub(crate) relayed: u64,
     /// Its last word about an owner that it has lost.
     pub(crate) lost: String,
     pub(crate) broken: Option<String>,
@@ -26,6 +28,8 @@ pub(crate) struct Told {
 
 /// A process of the tree.
 pub(crate) struct Node {
+    /// The test that such a process runs.
+    test: &'static str,
     pub(crate) name: String,
     /// The host that it runs on.
     pub(crate) host: usize,
@@ -41,18 +45,29 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(name: String, host: usize, task: String, folder: &Path) -> Node {
+    pub(crate) fn new(test: &'static str, name: String, host: usize, task: String, folder: &Path) -> Node {
         let (trace, told) = (folder.join(name.replace(' ', "-")), Arc::default());
-        Node { name, host, task, trace, starts: 0, told, child: None, paused_until: None, back_at: None }
+        Node {
+            test,
+            name,
+            host,
+            task,
+            trace,
+            starts: 0,
+            told,
+            child: None,
+            paused_until: None,
+            back_at: None,
+        }
     }
 
-    pub(crate) fn start(&mut self, host: &Host) {
+    pub(crate) fn start(&mut self, wire: &Wire) {
         self.starts += 1;
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
-        command.args(["--exact", TEST, "--nocapture"]).env(CHILD, &self.task);
+        command.args(["--exact", self.test, "--nocapture"]).env(CHILD, &self.task);
         command.env(TRACE, self.trace.with_extension(format!("{}.jsonl", self.starts)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = host.within(|| command.spawn()).expect("this program");
+        let mut child = wire.within(self.host, || command.spawn()).expect("this program");
         let lines = BufReader::new(child.stdout.take().expect("its pipe")).lines();
         let told = self.told.clone();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| hear(&told, &line)));
@@ -120,9 +135,10 @@ fn hear(told: &Mutex<Told>, line: &str) {
     let words: Vec<&str> = line.split(' ').collect();
     match words[..] {
         ["at", address] => told.address = Some(address.into()),
-        ["published" | "read", origin, version] => {
+        ["published", origin, version] | ["read", origin, version, "from", _] => {
             let version = (origin.to_owned(), version.parse().expect("a version"));
             told.reads += 1;
+            told.relayed += u64::from(words.last() == Some(&"relay"));
             told.news += u64::from(version != told.version);
             told.version = version;
         }

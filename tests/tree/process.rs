@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use slackline::{
-    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret,
-    ShardOptions, Snapshot, Table, Tcp, Version, VersionTag, Wanted,
+    Address, ElementType, Error, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret,
+    ShardOptions, Shm, Snapshot, Table, Tcp, Verbs, VerbsOptions, Version, VersionTag, Wanted,
 };
 
 /// The variable that tells a second process what it is.
@@ -54,8 +54,13 @@ fn put(trace: &mut File, record: impl std::fmt::Display) {
     trace.write_all(format!("{record}\n").as_bytes()).expect("the trace");
 }
 
-fn transport() -> Tcp {
-    Tcp::with_secret(Secret::from_text("all of the tree know this", "this test").expect("a secret"))
+/// Shared memory or TCP, or RDMA if that is the way to this address.
+fn transport(root: &Address) -> Mixed {
+    let secret = Secret::from_text("all of the tree know this", "this test").expect("a secret");
+    let near = Mixed::new(Shm::new(), Tcp::with_secret(secret.clone()));
+    let Address::Verbs(_) = root else { return near };
+    let options = VerbsOptions { secret: Some(secret), ..VerbsOptions::default() };
+    near.with_verbs(Verbs::open(options).unwrap_or_else(|error| panic!("this test needs RDMA: {error}")))
 }
 
 /// The word of a version at an index: another one for each, so that a mixture shows.
@@ -79,7 +84,7 @@ fn tell(line: std::fmt::Arguments<'_>) {
 fn publish(at: &Address, begin_at: u64, mut trace: File) -> ! {
     let table = Table::flat(WORDS, ElementType::U64).expect("a table");
     let options = PublisherOptions { begin_at: Version::new(begin_at), ..options() };
-    let publisher = Publisher::new(transport(), at, table, options).expect("a publisher");
+    let publisher = Publisher::new(transport(at), at, table, options).expect("a publisher");
     let publisher = publisher.into_background().expect("a thread");
     tell(format_args!("at {}", publisher.address()));
     loop {
@@ -96,8 +101,9 @@ fn publish(at: &Address, begin_at: u64, mut trace: File) -> ! {
 }
 
 fn relay(at: &Address, root: &Address) -> ! {
+    let transport = transport(root);
     loop {
-        let Ok(relay) = Relay::join(transport(), root, at, options(), PATIENCE) else { continue };
+        let Ok(relay) = Relay::join(transport.clone(), root, at, options(), PATIENCE) else { continue };
         tell(format_args!("at {}", relay.address()));
         while relay.failure().is_none() {
             std::thread::sleep(Duration::from_millis(20));
@@ -107,7 +113,8 @@ fn relay(at: &Address, root: &Address) -> ! {
 
 fn read(root: &Address, every: Duration, mut trace: File) -> ! {
     let in_tree = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
-    let mut reader = persist(|| Reader::connect(transport(), root, in_tree, PATIENCE));
+    let transport = transport(root);
+    let mut reader = persist(|| Reader::connect(transport.clone(), root, in_tree, PATIENCE));
     loop {
         let mut last = (0, 0);
         let lost = loop {
@@ -120,7 +127,8 @@ fn read(root: &Address, every: Duration, mut trace: File) -> ! {
                         std::process::exit(3);
                     }
                     put(&mut trace, snapshot.certificate());
-                    tell(format_args!("read {:x} {}", last.0, last.1));
+                    let from = if snapshot.fresh().epoch == last.0 { "publisher" } else { "relay" };
+                    tell(format_args!("read {:x} {} from {from}", last.0, last.1));
                 }
                 Err(error) => break error,
             }

@@ -10,7 +10,7 @@ use slackline::{
     WorkerOptions,
 };
 
-use crate::{SOON, TIMEOUT, bytes, publisher};
+use super::plane::{SOON, TIMEOUT, bytes, publisher};
 
 pub(crate) fn a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again<T: Transport + Clone>(
     transport: T,

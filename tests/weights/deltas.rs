@@ -8,8 +8,8 @@ use slackline::{
     ReaderOptions, Relay, ShardOptions, Table, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
-use crate::TIMEOUT;
-use crate::counting::Counting;
+use super::counting::Counting;
+use super::plane::{TIMEOUT, beside};
 
 /// bf16 values of the table.
 const VALUES: usize = 200_000;
@@ -152,16 +152,7 @@ pub(crate) fn no_mixture_is_read_while_differences_are_overwritten<T: Transport 
     at: &Address,
 ) {
     let publisher = publisher(transport.clone(), at, keeping(2));
-    let relay = Relay::start(
-        transport.clone(),
-        &[publisher.address()],
-        &match at {
-            Address::Tcp(_) => at.clone(),
-            _ => Address::random(),
-        },
-        keeping(2),
-        TIMEOUT,
-    );
+    let relay = Relay::start(transport.clone(), &[publisher.address()], &beside(at), keeping(2), TIMEOUT);
     let relay = relay.unwrap();
     let (mut near, mut far) = (reader(&transport, &publisher.address()), reader(&transport, relay.address()));
     let is_over = AtomicBool::new(false);

@@ -7,18 +7,10 @@ use slackline::{
     Address, Error, PublisherOptions, Reader, ReaderOptions, Relay, Transport, VersionTag, Wanted,
 };
 
-use crate::{TIMEOUT, bytes, publisher};
-
-/// Addresses for the nodes of a chain: new ones where names are free, a port of the system's choice over TCP.
-fn another(at: &Address) -> Address {
-    match at {
-        Address::Tcp(_) => at.clone(),
-        _ => Address::random(),
-    }
-}
+use super::plane::{TIMEOUT, beside, bytes, publisher};
 
 fn relay<T: Transport + Clone>(transport: &T, upstream: &[Address], at: &Address) -> Relay {
-    Relay::start(transport.clone(), upstream, &another(at), PublisherOptions::default(), TIMEOUT).unwrap()
+    Relay::start(transport.clone(), upstream, &beside(at), PublisherOptions::default(), TIMEOUT).unwrap()
 }
 
 fn reader<T: Transport + Clone>(transport: &T, at: &Address) -> Reader<T> {

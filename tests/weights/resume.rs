@@ -7,8 +7,8 @@ use slackline::{
     Table, Tcp, Transport, Version, VersionTag, Wanted,
 };
 
-use crate::TIMEOUT;
-use crate::counting::Counting;
+use super::counting::Counting;
+use super::plane::TIMEOUT;
 
 /// More than a reader reads between two looks, and much more than a relay does.
 const BYTES: u64 = 200 << 20;

@@ -7,7 +7,7 @@ use slackline::{
     Tables, Transport, Version, VersionTag, Wanted,
 };
 
-use crate::{SOON, TIMEOUT};
+use super::plane::{SOON, TIMEOUT, beside};
 
 fn connect<T: Transport + Clone>(
     transport: &T,
@@ -78,13 +78,8 @@ pub(crate) fn each_of_many_tables_has_versions_and_readers_of_its_own<T: Transpo
 }
 
 pub(crate) fn a_relay_passes_one_of_many_tables_on<T: Transport + Clone>(transport: T, at: &Address) {
-    let (tables, relayed) = (
-        Tables::listen(transport.clone(), at).unwrap(),
-        match at {
-            Address::Tcp(_) => Tables::listen(transport.clone(), at).unwrap(),
-            _ => Tables::listen(transport.clone(), &Address::random()).unwrap(),
-        },
-    );
+    let tables = Tables::listen(transport.clone(), at).unwrap();
+    let relayed = Tables::listen(transport.clone(), &beside(at)).unwrap();
     let table = Table::flat(100, ElementType::U8).unwrap();
     let serve = |name: &str| {
         let publisher = Publisher::new(tables.named(name), at, table.clone(), PublisherOptions::default());

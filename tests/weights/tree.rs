@@ -5,8 +5,8 @@ use slackline::{
     Tcp, Transport, VersionTag, Wanted,
 };
 
+use super::plane::{TIMEOUT, beside, bytes, publisher};
 use super::relay::until;
-use crate::{TIMEOUT, bytes, publisher};
 
 /// The memory of an owner with this many peers, of which so many are relays.
 fn options(peers: u16, branches: u16) -> PublisherOptions {
@@ -16,12 +16,7 @@ fn options(peers: u16, branches: u16) -> PublisherOptions {
 }
 
 fn join<T: Transport + Clone>(transport: &T, root: &Address, options: PublisherOptions) -> Relay {
-    // A port or a name of its own.
-    let at = match root {
-        Address::Tcp(_) => "127.0.0.1:0".parse().unwrap(),
-        _ => Address::random(),
-    };
-    Relay::join(transport.clone(), root, &at, options, TIMEOUT).unwrap()
+    Relay::join(transport.clone(), root, &beside(root), options, TIMEOUT).unwrap()
 }
 
 fn reader<T: Transport + Clone>(transport: &T, root: &Address) -> Reader<T> {

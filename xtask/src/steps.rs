@@ -72,7 +72,8 @@ struct Slow {
     about: &'static str,
     needs: &'static [Need],
     feature: Option<Feature>,
-    /// Its tests that run at a time, where they are more than there are processors: those that sleep most of the time.
+    /// Its tests that run at a time, where they are not as many as there are processors: more of those that sleep most
+    /// of the time.
     at_once: Option<&'static str>,
 }
 
@@ -144,6 +145,7 @@ const SLOW: &[Slow] = &[
     },
     Slow {
         needs: &[Need::Iproute2],
+        at_once: Some("1"), // one of them may replace the process by one with other name spaces
         ..Slow::new("tree", "readers behind relays read whole versions though anybody dies or is cut off")
     },
     Slow {
