@@ -66,9 +66,10 @@ pub(crate) fn run(test: &'static str, (readers, seconds): (usize, u64), wire: Wi
     writeln!(
         std::io::stdout(),
         "\nMEASURED {readers} readers, relays: {relays}, hosts: {hosts}, {seconds} s, {kills} kills, {pauses} \
-         pauses and {cuts} cuts of 5 s: {} reads, {relayed} of them from relays, {} verified, {} unverified, {} violations; each survivor served \
-         within twice the lease ({} s): {}, longest time {longest:.1} s, {} times beyond; longest time without a newer \
-         version {longest_newer:.1} s, {} times beyond; {:.1} s went into faults; {} MiB of traces",
+         pauses and {cuts} cuts of 5 s: {} reads, {relayed} of them from relays, {} verified, {} unverified, {} \
+         violations; each survivor served within twice the lease ({} s): {}, longest time {longest:.1} s, {} times \
+         beyond; longest time without a newer version {longest_newer:.1} s, {} times beyond; {:.1} s went into \
+         faults; {} MiB of traces",
         verdict.reads,
         verdict.verified,
         verdict.unverified,
@@ -84,8 +85,8 @@ pub(crate) fn run(test: &'static str, (readers, seconds): (usize, u64), wire: Wi
     let record = serde_json::json!({
         "readers": readers, "relays": relays, "hosts": hosts, "seconds": seconds, "seed": seed,
         "kills": kills, "pauses": pauses, "cuts": cuts,
-        "publications": verdict.publications, "reads": verdict.reads, "reads_from_relays": relayed, "verified": verdict.verified,
-        "unverified": verdict.unverified, "violations": verdict.violations.len(),
+        "publications": verdict.publications, "reads": verdict.reads, "reads_from_relays": relayed,
+        "verified": verdict.verified, "unverified": verdict.unverified, "violations": verdict.violations.len(),
         "trace_bytes": judged.bytes, "unfinished_lines": judged.unfinished, "lease_s": LEASE.as_secs(),
         "longest_without_a_read_s": longest, "times_beyond_twice_the_lease": served.late,
         "seconds_of_faults": unseen.as_secs_f64(),
