@@ -142,7 +142,8 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
         "{reason}"
     );
     assert!(chosen["path_mtu"].as_u64().unwrap() >= 256 && chosen["atomics"] == "device", "{chosen}");
-    assert!(chosen["in_order"].is_boolean(), "{chosen}");
+    let says = chosen["in_order_says"].as_str().unwrap();
+    assert!(chosen["in_order"].is_boolean() && !says.is_empty(), "{chosen}");
     let settings = chosen["settings"].as_array().unwrap();
     assert!(settings.len() == 7 && settings.iter().all(|setting| setting["value"].is_u64()), "{chosen}");
     assert!(!path["keys"].as_str().unwrap().is_empty(), "{path}");

@@ -1,7 +1,11 @@
 //! Two sides that were opened with unequal settings.
 
+use std::time::{Duration, Instant};
+
 use slackline::internals::mem::{Access, MemoryRegion};
-use slackline::internals::transport::{AtomicDomain, Endpoint, Inline, Offer, Operation, WorkRequest};
+use slackline::internals::transport::{
+    AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, WorkRequest,
+};
 use slackline::{Transport, Verbs, VerbsOptions};
 
 use super::ends::{Pair, connect};
@@ -59,10 +63,10 @@ fn moves_data_both_ways(pair: &mut Pair<VerbsFixture>, connector: &Side, accepto
     }
 }
 
-/// Returns the number of packets that the device has sent, if it is one in software: others count otherwise.
-fn packets(verbs: &Verbs) -> Option<u64> {
-    let counter = format!("/sys/class/infiniband/{}/ports/1/hw_counters/sent_pkts", verbs.device());
-    let count = || std::fs::read_to_string(counter).unwrap().trim().parse().unwrap();
+/// Returns what the device has counted under this name, if it is one in software: others count otherwise.
+fn counter(verbs: &Verbs, name: &str) -> Option<u64> {
+    let file = format!("/sys/class/infiniband/{}/ports/1/hw_counters/{name}", verbs.device());
+    let count = || std::fs::read_to_string(file).unwrap().trim().parse().unwrap();
     verbs.info().is_soft_roce.then(count)
 }
 
@@ -73,11 +77,11 @@ fn packets_are_of_the_size_that_the_lesser_side_takes() {
     for (connector, acceptor) in [(own(), small()), (small(), own())] {
         assert!(connector.verbs.mtu().max(acceptor.verbs.mtu()) > SMALL_MTU, "there is a choice");
         let mut pair = pair(&connector, &acceptor);
-        let before = packets(&connector.verbs);
+        let before = counter(&connector.verbs, "sent_pkts");
         moves_data_both_ways(&mut pair, &connector, &acceptor);
         // Twelve transfers, and what asks for them or acknowledges them.
         let least = 12 * BYTES as u64 / u64::from(SMALL_MTU);
-        if let (Some(before), Some(after)) = (before, packets(&connector.verbs)) {
+        if let (Some(before), Some(after)) = (before, counter(&connector.verbs, "sent_pkts")) {
             let sent = after - before;
             assert!((least..2 * least).contains(&sent), "{sent} packets where {least} are of that size");
         }
@@ -157,5 +161,35 @@ fn sides_of_unequal_read_depths_carry_out_many_reads_and_atomics_at_once() {
             }
             assert_eq!(other.region.as_volatile().load_u64(BYTES - 8), READS as u64);
         }
+    }
+}
+
+/// Posts a word to a side that has destroyed its queue pairs: what comes for them is dropped without an answer. Returns
+/// the time until the word's completion, and how often it was sent again, if the device counts that as soft-RoCE does.
+fn word_without_an_answer(options: VerbsOptions) -> (Duration, Option<u64>) {
+    let (connector, acceptor) = (Side::new(options), Side::new(VerbsOptions::default()));
+    let mut pair = pair(&connector, &acceptor);
+    moves_data_both_ways(&mut pair, &connector, &acceptor);
+    drop(pair.server);
+    let resent = || counter(&connector.verbs, "completer_retry_err");
+    let (before, begin) = (resent(), Instant::now());
+    let remote = pair.at_client.grants[0].slice(0, 8).unwrap();
+    let error = run(&mut pair.client, Operation::WriteInline { data: Inline::word(1), remote }).unwrap_err();
+    assert_eq!(error, CompletionError::Unreachable);
+    (begin.elapsed(), resent().zip(before).map(|(after, before)| after - before))
+}
+
+#[test]
+fn a_word_without_an_answer_is_sent_again_as_late_and_as_often_as_asked() {
+    let ask = |timeout, retries| {
+        let (timeout, retries) = (Some(timeout), Some(retries));
+        word_without_an_answer(VerbsOptions { timeout, retries, ..VerbsOptions::default() })
+    };
+    let ((slow, of_two), (fast, of_five)) = (ask(17, 2), ask(8, 5));
+    // 4.096 us times 2 to the power of 17, for each time that it is sent again.
+    assert!(slow >= 2 * Duration::from_nanos(4096 << 17), "{slow:?}");
+    if let (Some(of_two), Some(of_five)) = (of_two, of_five) {
+        assert_eq!((of_two, of_five), (2, 5));
+        assert!(fast < slow, "5 times 1 ms take {fast:?}, 2 times 537 ms {slow:?}");
     }
 }

@@ -91,6 +91,7 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
             return Err(SettingError { name: ORDER, text, is_number: false, remedy });
         }
     };
+    let relaxed_ordering = number::<u8>(variable, &RELAXED_ORDERING, &mut None)?;
     let mut from = Origins::default();
     let options = VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
@@ -98,6 +99,7 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
         gid_index: number(variable, &GID_INDEX, &mut from.gid_index)?,
         mtu: number(variable, &["SLACKLINE_RDMA_MTU"], &mut from.mtu)?,
         in_order,
+        relaxed_ordering: relaxed_ordering != Some(0),
         service_level: number(variable, &SERVICE_LEVEL, &mut from.service_level)?.unwrap_or(0),
         traffic_class: number(variable, &TRAFFIC_CLASS, &mut from.traffic_class)?.unwrap_or(0),
         partition_key: number(variable, &PARTITION_KEY, &mut from.partition_key)?,
@@ -115,6 +117,7 @@ const SERVICE_LEVEL: [&str; 3] = ["SLACKLINE_RDMA_SL", "NCCL_IB_SL", "UCX_IB_SL"
 const TRAFFIC_CLASS: [&str; 3] = ["SLACKLINE_RDMA_TRAFFIC_CLASS", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS"];
 const PARTITION_KEY: [&str; 2] = ["SLACKLINE_RDMA_PKEY", "UCX_IB_PKEY"];
 const TIMEOUT: [&str; 2] = ["SLACKLINE_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"];
+const RELAXED_ORDERING: [&str; 2] = ["SLACKLINE_RDMA_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING"];
 const RETRIES: [&str; 3] = ["SLACKLINE_RDMA_RETRIES", "NCCL_IB_RETRY_CNT", "UCX_RC_RETRY_COUNT"];
 
 /// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal, and the name of that
@@ -248,6 +251,12 @@ mod tests {
         };
         let asked = ["", "auto", "in-order", "read"].map(order);
         assert_eq!(asked, [Ok(None), Ok(None), Ok(Some(true)), Ok(Some(false))]);
+        let relaxed = |name: &'static str, text: &'static str| {
+            options_of(&|asked| (asked == name).then(|| text.into())).map(|options| options.relaxed_ordering)
+        };
+        assert_eq!(relaxed("SLACKLINE_RDMA_RELAXED_ORDERING", "0"), Ok(false));
+        let of_nccl = ["", "0", "1", "2"].map(|text| relaxed("NCCL_IB_PCI_RELAXED_ORDERING", text));
+        assert_eq!(of_nccl, [Ok(true), Ok(false), Ok(true), Ok(true)]);
         let error = order("strict").unwrap_err();
         assert_eq!(error.remedy().as_deref(), Some("say auto, in-order or read, or unset it"));
         assert_eq!(

@@ -51,6 +51,7 @@
 //! ```
 #![allow(unsafe_code)]
 
+mod arrival_order;
 mod connecting;
 mod device;
 mod dma_buf;
@@ -89,6 +90,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use arrival_order::{ArrivalOrder, ArrivalOrderSource};
 pub use connecting::VerbsConnecting;
 pub use device::{DeviceInfo, ForkSafety, Limits, Port, fork_safety};
 pub use endpoint::VerbsEndpoint;
@@ -175,6 +177,10 @@ pub struct VerbsOptions {
     /// READ prove what it wrote before each word that announces it: one round trip more. A device that is wrongly
     /// taken to keep the order corrupts data without a sign.
     pub in_order: Option<bool>,
+    /// Whether devices are asked to write payloads, and the answers to READs, in relaxed order: true unless it is set.
+    /// Words that announce are never written so. A device or host that gains nothing by it loses nothing, either: this
+    /// is for measurements, and for hosts on which it is known to fail.
+    pub relaxed_ordering: bool,
     /// The number of the first packet of each connection, modulo 2^24; random if none is given. For tests: numbers
     /// wrap around.
     #[doc(hidden)]
@@ -201,6 +207,7 @@ impl Default for VerbsOptions {
             timeout: None,
             retries: None,
             in_order: None,
+            relaxed_ordering: true,
             first_packet: None,
             secret: None,
         }
@@ -340,8 +347,8 @@ impl Verbs {
     /// Whether the device applies what peers write in order: as the options say, as is known of it, or as it says of
     /// a connection of this process with itself. The error says why there is no such connection.
     #[doc(hidden)]
-    pub fn is_in_order(&self) -> Result<bool, String> {
-        probe::is_in_order(&self.shared)
+    pub fn arrival_order(&self) -> Result<ArrivalOrder, String> {
+        probe::arrival_order(&self.shared)
     }
 
     /// Returns the reason why atomics are not used although the device says that it has them: the fault that was

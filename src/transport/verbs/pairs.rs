@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::VerbsShared;
+use super::arrival_order::ArrivalOrder;
 use super::device::QueuePairError;
 use super::hello::{Further, FurtherRequester, FurtherResponder, Pair, Pairs, PortAddress, Ports, name};
 use super::initiator::Initiator;
@@ -213,8 +214,8 @@ pub(super) struct Responder {
     /// The sentinel of the first rail, if its device may apply writes in any order.
     sentinel: Option<Sentinel>,
     domain: Arc<ProtectionDomain>,
-    /// The order in which the first rail's device applies writes, where it need not be asked.
-    is_in_order: Option<bool>,
+    /// The order in which the first rail's device applies writes; none until this serves, where it must be asked.
+    arrival_order: Option<ArrivalOrder>,
 }
 
 /// A word that a peer reads to learn that what it wrote before has arrived: a queue pair carries a READ out after all
@@ -256,7 +257,7 @@ fn to_serve_reads(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io:
 
 impl ResponderFurther {
     fn new(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
-        let domain = ProtectionDomain::new(&shared.rails[rail].device)?;
+        let domain = shared.rails[rail].peer_domain()?;
         let data = QueuePair::to_serve(&domain, None)?;
         let reads = to_serve_reads(shared, rail, granted)?;
         let key = |granted: &Granted| GrantKey::new(shared, rail, &domain, &granted.slice, granted.access);
@@ -297,7 +298,7 @@ impl Responder {
         if slices.is_empty() {
             return Ok(None);
         }
-        let domain = ProtectionDomain::new(&shared.first().device)?;
+        let domain = shared.first().peer_domain()?;
         let limits = &shared.first().info.limits;
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
         let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
@@ -314,9 +315,19 @@ impl Responder {
         if let Some(waker) = waker {
             waker.add(&data);
         }
-        let (waker, is_in_order) = (waker.cloned(), shared.first().is_in_order());
+        let (waker, arrival_order) = (waker.cloned(), shared.first().known_arrival_order());
         let sentinel = None;
-        Ok(Some(Responder { waker, data, heartbeat, reads, further, granted, sentinel, domain, is_in_order }))
+        Ok(Some(Responder {
+            waker,
+            data,
+            heartbeat,
+            reads,
+            further,
+            granted,
+            sentinel,
+            domain,
+            arrival_order,
+        }))
     }
 
     /// Receives that the peer may use up before it is told of more.
@@ -360,14 +371,20 @@ impl Responder {
         self.heartbeat.serve(path, &requester.heartbeat, all.intersection(Access::REMOTE_WRITE))?;
         serve_reads(self.reads.as_ref(), path, requester.reads)?;
         self.data.make_ready_to_send(path)?;
-        let in_order = self.is_in_order.unwrap_or_else(|| self.data.applies_in_order());
+        let order = *self.arrival_order.get_or_insert_with(|| self.data.ask_arrival_order());
         tracing::info!(
             device = self.domain.device.name,
-            in_order,
+            in_order = order.in_order,
+            says = order.source.text(),
             "order in which a peer's writes are applied"
         );
-        self.sentinel = (!in_order).then(|| Sentinel::new(&self.domain)).transpose()?;
+        self.sentinel = (!order.in_order).then(|| Sentinel::new(&self.domain)).transpose()?;
         Ok(())
+    }
+
+    /// The order in which the first rail's device applies what the peer writes, once this serves.
+    pub(super) fn arrival_order(&self) -> Option<ArrivalOrder> {
+        self.arrival_order
     }
 
     /// The key of the sentinel, once this serves, if the device may apply the peer's writes in any order.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::VerbsShared;
+use super::arrival_order::ArrivalOrder;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
 use super::pairs::{Requester, Responder, connect};
@@ -69,9 +70,10 @@ impl Loopback {
     }
 }
 
-/// Whether the first device says, or is known, to apply a peer's writes in order.
-pub(super) fn is_in_order(shared: &Arc<VerbsShared>) -> Result<bool, String> {
-    Ok(Loopback::new(shared, Access::REMOTE_WRITE)?.responder.sentinel().is_none())
+/// Whether the first device applies a peer's writes in order, and who says so.
+pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, String> {
+    let order = Loopback::new(shared, Access::REMOTE_WRITE)?.responder.arrival_order();
+    order.ok_or_else(|| "nothing is served".into())
 }
 
 /// An atomic of the probe's word.

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 
+use super::arrival_order::{ArrivalOrder, ArrivalOrderSource};
 use super::device::{self, Device, QueuePairError};
 use super::hello::{Pair, PortAddress};
 use super::path::PathSettings;
@@ -308,11 +309,14 @@ impl QueuePair {
     }
 
     /// Whether the device says that what the peer writes through this pair gets into memory in order. Devices answer of
-    /// a pair that is ready to send, and a library that cannot ask them is taken for one that says no.
-    pub(super) fn applies_in_order(&self) -> bool {
-        let Some(ask) = self.domain.device.library.query_qp_data_in_order else { return false };
+    /// a pair that is ready to send.
+    pub(super) fn ask_arrival_order(&self) -> ArrivalOrder {
+        let Some(ask) = self.domain.device.library.query_qp_data_in_order else {
+            return ArrivalOrder { in_order: false, source: ArrivalOrderSource::OldLibrary };
+        };
         // SAFETY: the queue pair lives. Without flags the answer is 1 or 0.
-        unsafe { ask(self.raw.as_ptr(), sys::IBV_WR_RDMA_WRITE, 0) == 1 }
+        let in_order = unsafe { ask(self.raw.as_ptr(), sys::IBV_WR_RDMA_WRITE, 0) == 1 };
+        ArrivalOrder { in_order, source: ArrivalOrderSource::Driver }
     }
 
     /// Ends it: what is under way is flushed, and comes back as completions in error.

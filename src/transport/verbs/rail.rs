@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::arrival_order::{ArrivalOrder, ArrivalOrderSource};
 use super::device::{Device, DeviceInfo, Port};
 use super::gid::{self, Gid, GidChoice, GidKind};
 use super::hello::PortAddress;
@@ -43,6 +44,8 @@ pub(super) struct Rail {
     pub(super) settings: PathSettings,
     /// The order in which it is to be taken to apply writes, whatever it says.
     pub(super) in_order: Option<bool>,
+    /// Whether it is asked to write what announces nothing in relaxed order.
+    relaxed_ordering: bool,
 }
 
 /// The addresses and tables of a port when it was last asked for them.
@@ -59,7 +62,7 @@ impl Rail {
     pub(super) fn new(opened: OpenedDevice, options: &VerbsOptions) -> Result<Rail, OpenError> {
         let OpenedDevice { device, info, port, reason } = opened;
         let domain = || {
-            ProtectionDomain::new(&device).map_err(|source| OpenError::System {
+            ProtectionDomain::new(&device, options.relaxed_ordering).map_err(|source| OpenError::System {
                 operation: "make a protection domain",
                 device: info.name.clone(),
                 source,
@@ -83,11 +86,17 @@ impl Rail {
             read_depth: options.read_depth.unwrap_or(READ_DEPTH),
             settings,
             in_order: options.in_order,
+            relaxed_ordering: options.relaxed_ordering,
             device,
             info,
             port,
             reason,
         })
+    }
+
+    /// A domain for what one peer may reach.
+    pub(super) fn peer_domain(&self) -> io::Result<Arc<ProtectionDomain>> {
+        ProtectionDomain::new(&self.device, self.relaxed_ordering)
     }
 
     /// Longest single request that the device is given, in bytes.
@@ -96,10 +105,11 @@ impl Rail {
     }
 
     /// Whether the device applies a peer's writes in order, where that is known without asking it.
-    pub(super) fn is_in_order(&self) -> Option<bool> {
-        // Soft-RoCE copies each packet into memory as it comes, in the order of their numbers, and drops those that
-        // come too early. Its provider has no function to say so, and the library answers no for it.
-        self.in_order.or(self.info.is_soft_roce.then_some(true))
+    pub(super) fn known_arrival_order(&self) -> Option<ArrivalOrder> {
+        let of_options =
+            self.in_order.map(|in_order| ArrivalOrder { in_order, source: ArrivalOrderSource::Options });
+        let known = ArrivalOrder { in_order: true, source: ArrivalOrderSource::SoftRoce };
+        of_options.or(self.info.is_soft_roce.then_some(known))
     }
 
     /// The port's addresses and tables as they are now: asked for again if the device has told of a change. A

@@ -14,6 +14,8 @@ use crate::mem::{Access, Registration, VolatileSlice};
 pub(super) struct ProtectionDomain {
     pub(super) device: Arc<Device>,
     raw: NonNull<sys::ibv_pd>,
+    /// Whether memory in it that announces nothing may be written in relaxed order.
+    relaxed_ordering: bool,
     /// Tells it from all others of this process.
     pub(super) serial: u32,
 }
@@ -24,13 +26,13 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    pub(super) fn new(device: &Arc<Device>) -> io::Result<Arc<ProtectionDomain>> {
+    pub(super) fn new(device: &Arc<Device>, relaxed_ordering: bool) -> io::Result<Arc<ProtectionDomain>> {
         static SERIALS: AtomicU32 = AtomicU32::new(1);
         // SAFETY: the context is open.
         let raw = unsafe { (device.library.alloc_pd)(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(ProtectionDomain { device: Arc::clone(device), raw, serial }))
+        Ok(Arc::new(ProtectionDomain { device: Arc::clone(device), raw, relaxed_ordering, serial }))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_pd {
@@ -76,6 +78,7 @@ impl Registered {
         access: Access,
     ) -> io::Result<Registered> {
         let register = domain.device.library.reg_mr_iova2;
+        let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
         let flags = flags(access, memory.is_writable());
         // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
         // undone: that is the caller's promise, which it keeps by holding region and registration together.

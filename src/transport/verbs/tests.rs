@@ -48,6 +48,15 @@ fn only_what_this_process_asked_for_is_written_in_relaxed_order() {
     assert_eq!(relaxed(Access::REMOTE_READ), [true, false]);
     // What one peer may write is registered again, once there is that peer.
     assert_eq!(relaxed(Access::REMOTE_WRITE), [true]);
+
+    let options = VerbsOptions { relaxed_ordering: false, ..VerbsOptions::default() };
+    let rail = rail_of(info("scripted0", true, vec![gid()]), options);
+    let memory = HostMemory::anonymous(64).unwrap();
+    scripted::take_flags();
+    for domain in [rail.domain.clone(), rail.peer_domain().unwrap()] {
+        drop(Registered::new(&domain, memory.as_volatile(), 0, Access::RELAXED).unwrap());
+    }
+    assert!(scripted::take_flags().iter().all(|flags| flags & sys::IBV_ACCESS_RELAXED_ORDERING == 0));
 }
 
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
@@ -327,7 +336,7 @@ fn a_pair_whose_state_cannot_be_asked_for_ends_its_connection() {
 
 /// Pairs of the device that serve, and one that posts.
 fn pairs(device: &Arc<Device>) -> [QueuePair; 3] {
-    let domain = ProtectionDomain::new(device).unwrap();
+    let domain = ProtectionDomain::new(device, true).unwrap();
     let responder = || QueuePair::to_serve(&domain, None).unwrap();
     [responder(), responder(), QueuePair::to_post(&domain, 4, 0, None).unwrap()]
 }

@@ -45,6 +45,9 @@ pub(super) struct DeviceArgs {
     /// verbs: the order in which this device is taken to apply what the other side writes [default: auto].
     #[arg(long, help_heading = "RDMA", value_enum)]
     pub(super) order: Option<WriteOrder>,
+    /// verbs: whether this device is asked to write payloads and answers in relaxed order [default: true].
+    #[arg(long, help_heading = "RDMA", value_name = "BOOL")]
+    pub(super) relaxed_ordering: Option<bool>,
     /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
@@ -91,6 +94,7 @@ impl DeviceArgs {
             ("--qp-timeout", self.qp_timeout.is_some()),
             ("--retries", self.retries.is_some()),
             ("--order", self.order.is_some()),
+            ("--relaxed-ordering", self.relaxed_ordering.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((option, _)) if transport != TransportKind::Verbs => Err(BenchError::usage(
@@ -120,8 +124,20 @@ impl Means {
     }
 
     fn over(&self, environment: VerbsOptions) -> VerbsOptions {
-        let DeviceArgs { device, port, gid_index, mtu, inline, sl, tclass, pkey, qp_timeout, retries, order } =
-            self.device.clone();
+        let DeviceArgs {
+            device,
+            port,
+            gid_index,
+            mtu,
+            inline,
+            sl,
+            tclass,
+            pkey,
+            qp_timeout,
+            retries,
+            order,
+            relaxed_ordering,
+        } = self.device.clone();
         VerbsOptions {
             devices: if device.is_empty() { environment.devices } else { device },
             port: port.or(environment.port),
@@ -132,6 +148,7 @@ impl Means {
             partition_key: pkey.or(environment.partition_key),
             timeout: qp_timeout.or(environment.timeout),
             retries: retries.or(environment.retries),
+            relaxed_ordering: relaxed_ordering.unwrap_or(environment.relaxed_ordering),
             in_order: order.map_or(environment.in_order, WriteOrder::in_order),
             queue_depth: self.queue_depth.map(|depth| depth.max(LEAST_DEPTH).into()),
             inline_bytes: inline.unwrap_or(environment.inline_bytes),

@@ -15,6 +15,8 @@ use super::{encryption, priorities};
 /// Queue pairs and regions that an owner has for each peer: for data, heartbeats and READs; for its page and its slots.
 const PAIRS_EACH: u32 = 3;
 const REGIONS_EACH: u32 = 2;
+/// Queue pairs for copies that are pushed to a peer, and for heartbeats to it.
+const PUSHING_PAIRS_EACH: u32 = 2;
 /// A job with more peers than this for one owner is a large one.
 const PEERS_MANY: u32 = 1000;
 
@@ -209,13 +211,16 @@ fn counters(port: &Path) -> Option<Limit> {
 fn room(limits: &Limits) -> Limit {
     let (by_pairs, by_regions) = (limits.queue_pairs / PAIRS_EACH, limits.regions / REGIONS_EACH);
     let peers = by_pairs.min(by_regions);
-    let text =
-        format!("for {peers} peers of one owner ({PAIRS_EACH} queue pairs and {REGIONS_EACH} regions each)");
+    let pushed_to = (limits.queue_pairs / (PAIRS_EACH + PUSHING_PAIRS_EACH)).min(by_regions);
+    let text = format!(
+        "for {peers} peers of one owner ({PAIRS_EACH} queue pairs and {REGIONS_EACH} regions each), {pushed_to} if it \
+         pushes copies (ESSP, BAP: {PUSHING_PAIRS_EACH} queue pairs more)"
+    );
     let help = (peers < PEERS_MANY).then(|| {
         let which = if by_pairs <= by_regions { "queue pairs" } else { "regions" };
         format!("the device's {which} are what a larger job lacks: use more shards, or several devices")
     });
-    Limit::new("room", json!({ "peers": peers }), text, help)
+    Limit::new("room", json!({ "peers": peers, "peers_pushed_to": pushed_to }), text, help)
 }
 
 #[cfg(test)]
@@ -322,7 +327,8 @@ mod tests {
         assert_eq!(row(&rows, "counters").text, "link_downed 2 (the link was lost)");
         assert!(row(&rows, "numa").text.starts_with("node 1, processors 32-63; distances"));
         assert_eq!(row(&rows, "partitions").text, "0xffff (full member), 0x0002 (limited member)");
-        assert!(row(&rows, "room").text.starts_with("for 100 peers"));
+        let room = &row(&rows, "room").text;
+        assert!(room.starts_with("for 100 peers") && room.contains(", 60 if it pushes copies"), "{room}");
         assert!(row(&rows, "room").help.as_ref().unwrap().contains("queue pairs"));
         assert!(row(&rows, "packets").help.is_some(), "packets of 1024 bytes are small");
         assert!(rows.iter().all(|row| !["pci-link", "pci-settings", "congestion"].contains(&row.limit)));

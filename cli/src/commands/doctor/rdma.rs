@@ -91,7 +91,7 @@ fn try_one(
             let gid = verbs.gid_towards(Some(HERE));
             let settings = settings::look(&verbs, gid.as_ref(), from);
             // Why it is not found out the checks have told: they make such a connection, too.
-            let chosen = Chosen::new(&verbs, gid, verbs.is_in_order().ok(), settings);
+            let chosen = Chosen::new(&verbs, gid, verbs.arrival_order().ok(), settings);
             (PathReport::tried(NAME, device, checks), Some((chosen, verbs.port().number)))
         }
     };

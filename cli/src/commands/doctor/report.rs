@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 use slackline::internals::transport::AtomicDomain;
-use slackline::internals::transport::verbs::{DeviceInfo, Gid, GidChoice, Port};
+use slackline::internals::transport::verbs::{ArrivalOrder, DeviceInfo, Gid, GidChoice, Port};
 use slackline::{Transport, Verbs};
 
 use super::check::{Check, Problem, Status};
@@ -96,6 +96,8 @@ pub(super) struct Chosen {
     pub(super) atomics: &'static str,
     /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
     pub(super) in_order: Option<bool>,
+    /// Who says so.
+    pub(super) in_order_says: Option<&'static str>,
     /// The settings of the way that packets take, and where each was set.
     pub(super) settings: Vec<Setting>,
 }
@@ -104,7 +106,7 @@ impl Chosen {
     pub(super) fn new(
         verbs: &Verbs,
         gid: Option<GidChoice>,
-        in_order: Option<bool>,
+        order: Option<ArrivalOrder>,
         settings: Vec<Setting>,
     ) -> Chosen {
         let (gid, gid_reason) = gid.map(|choice| (GidReport::new(&choice.gid), choice.reason)).unzip();
@@ -116,7 +118,8 @@ impl Chosen {
             path_mtu: verbs.mtu(),
             queue_depth: capabilities.queue_depth,
             atomics: domain(capabilities.atomics),
-            in_order,
+            in_order: order.map(|order| order.in_order),
+            in_order_says: order.map(|order| order.source.text()),
             settings,
         }
     }

@@ -61,8 +61,17 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         if rdma.firmware.is_empty() { String::new() } else { format!(", firmware {}", rdma.firmware) };
     let node = rdma.numa_node.map_or(String::new(), |node| format!(", on NUMA node {node}"));
     row("device", format!("{kind}{firmware}{node}"));
-    if let Some(Chosen { port, gid, gid_reason, path_mtu, queue_depth, atomics, in_order, settings }) =
-        &rdma.chosen
+    if let Some(Chosen {
+        port,
+        gid,
+        gid_reason,
+        path_mtu,
+        queue_depth,
+        atomics,
+        in_order,
+        in_order_says,
+        settings,
+    }) = &rdma.chosen
     {
         let count = rdma.ports.len();
         row("port", format!("{port} of {count}, packets of {path_mtu} bytes, queues of {queue_depth}"));
@@ -81,10 +90,14 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         );
         row(
             "order",
-            match in_order {
-                Some(true) => "writes are applied in the order of their requests".into(),
-                Some(false) => "writes may be applied in any order: a READ proves each payload".into(),
-                None => "unknown: no connection of this host with itself".to_owned(),
+            match (in_order, in_order_says) {
+                (Some(true), Some(says)) => {
+                    format!("writes are applied in the order of their requests, says {says}")
+                }
+                (Some(false), Some(says)) => {
+                    format!("writes may be applied in any order, says {says}: a READ proves each payload")
+                }
+                _ => "unknown: no connection of this host with itself".to_owned(),
             },
         );
     }

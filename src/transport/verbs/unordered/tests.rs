@@ -3,7 +3,7 @@
 use super::super::tests::connect;
 use super::*;
 use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
-use crate::transport::verbs::VerbsEndpoint;
+use crate::transport::verbs::{ArrivalOrder, ArrivalOrderSource, VerbsEndpoint};
 use crate::transport::{
     CompletionError, Endpoint, Inline, Offer, Operation, PostError, Transport, WorkRequest,
 };
@@ -206,10 +206,14 @@ fn only_writes_that_announce_are_proved_and_only_where_that_is_needed() {
 
 #[test]
 fn what_the_device_says_is_found_out_without_a_peer() {
-    for (says_in_order, in_order, answer) in
-        [(false, None, false), (true, None, true), (true, Some(false), false), (false, Some(true), true)]
-    {
-        assert_eq!(Unordered::new(0, says_in_order).verbs(in_order).is_in_order(), Ok(answer));
+    for (says_in_order, options, in_order, source) in [
+        (false, None, false, ArrivalOrderSource::Driver),
+        (true, None, true, ArrivalOrderSource::Driver),
+        (true, Some(false), false, ArrivalOrderSource::Options),
+        (false, Some(true), true, ArrivalOrderSource::Options),
+    ] {
+        let answer = ArrivalOrder { in_order, source };
+        assert_eq!(Unordered::new(0, says_in_order).verbs(options).arrival_order(), Ok(answer));
     }
 }
 
