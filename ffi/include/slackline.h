@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 8
+#define SLACKLINE_VERSION_PATCH 9
 
 /**
  * The version of this header as one number that grows with it.
@@ -123,7 +123,7 @@ enum slackline_status
     SLACKLINE_STATUS_DEADLINE = 3,
     /**
      * The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
-     * secret over TCP and RDMA, and no peer beyond this host without a secret.
+     * secret over TCP and RDMA, data that both encrypt or neither, and no peer beyond this host without a secret.
      */
     SLACKLINE_STATUS_REFUSED = 4,
     /**
@@ -863,6 +863,12 @@ typedef struct slackline_group_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_group_options;
 
 /**
@@ -1089,6 +1095,23 @@ typedef struct slackline_server_options {
      * Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
      */
     uint64_t measure_moments;
+    /**
+     * How the step size falls with the number of the version: "constant", "steps(100, 0.1)" (a tenth after each 100
+     * versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at version
+     * 100). By default NULL: it is constant.
+     */
+    const char *schedule;
+    /**
+     * Not 0: each gradient counts whole, and the step size is not shared among the workers, so that updates add up as
+     * counts do. It is for schemes that fold every gradient in. By default 0.
+     */
+    uint64_t additive;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_server_options;
 
 /**
@@ -1141,6 +1164,16 @@ typedef struct slackline_worker_options {
      * over the number of workers. By default 0: the view is what the servers have.
      */
     double own_step;
+    /**
+     * One of `enum slackline_idle`: how it waits for parameters and for its gradients; by default it polls.
+     */
+    uint64_t idle;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_worker_options;
 
 /**
@@ -1221,6 +1254,18 @@ typedef struct slackline_publisher_options {
      * `slackline_relay_join`.
      */
     uint64_t branches;
+    /**
+     * The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: 256 is what DLPack
+     * asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
+     * `slackline_publisher_tensor_range` says where each lies.
+     */
+    uint64_t alignment;
+    /**
+     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_publisher_options;
 
 /**
@@ -1280,6 +1325,21 @@ typedef struct slackline_reader_options {
      * time that it connects. By default 0.
      */
     uint64_t in_tree;
+    /**
+     * One of `enum slackline_idle`: how it waits for a version; by default it polls.
+     */
+    uint64_t idle;
+    /**
+     * Not 0: it begins to copy a version that it waits for while a server still writes it, piece by piece, and has it
+     * sooner. A version is lent only once it is whole, and a selection is never read so. By default 0.
+     */
+    uint64_t follow;
+    /**
+     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_reader_options;
 
 /**
@@ -1728,6 +1788,10 @@ typedef struct slackline_server_status {
      * not bound that.
      */
     uint64_t staleness_bound;
+    /**
+     * RDMA devices side by side that connections have lost, and gone on over the others.
+     */
+    uint64_t rails_lost;
 } slackline_server_status;
 
 /**
@@ -2128,6 +2192,13 @@ const char *slackline_last_error(void);
 uint32_t slackline_last_error_is_retryable(void);
 
 /**
+ * Returns the time in milliseconds after which the peer that refused the call of this thread that failed last asks for
+ * it again, rounded up: a publisher that has as many readers as it takes, for example. 0 if it has named none, or no
+ * peer has refused.
+ */
+uint64_t slackline_last_error_retry_after_ms(void);
+
+/**
  * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
  * initial values that the server is given are those of this part. One shard is the whole table.
  */
@@ -2363,6 +2434,15 @@ slackline_status slackline_publisher_create(const char *address,
  */
 slackline_status slackline_publisher_address(const struct slackline_publisher *publisher,
                                              const char **address);
+
+/**
+ * Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends and
+ * `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+ */
+slackline_status slackline_publisher_tensor_range(const struct slackline_publisher *publisher,
+                                                  size_t tensor,
+                                                  uint64_t *begin,
+                                                  uint64_t *end);
 
 /**
  * Publishes `bytes`, the whole table, as the next version, whose number `version`, unless NULL, becomes. It is copied.
@@ -2774,7 +2854,8 @@ slackline_status slackline_worker_abandon(struct slackline_worker *worker);
 
 /**
  * Finds which bytes of the flat space tensor number `tensor` is, in a table that this program lays out itself: tensors
- * lie one after the other. `slackline_reader_tensor_range` finds those of a table that another program has laid out.
+ * lie one after the other. `slackline_publisher_tensor_range` finds those of a table with an `alignment`, and
+ * `slackline_reader_tensor_range` those of a table that another program has laid out.
  */
 slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor_count,
@@ -2784,7 +2865,8 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
 
 /**
  * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
- * publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+ * publisher; versions are encrypted over TCP if SLACKLINE_TCP_ENCRYPT is 1. The tables are the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_tables_listen(const char *address,
                                          const char *secret,
@@ -2798,7 +2880,7 @@ slackline_status slackline_tables_address(const struct slackline_tables *tables,
 
 /**
  * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
- * `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+ * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher may outlive them.
  */
 slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
                                             const struct slackline_tensor *tensors,
@@ -2977,9 +3059,20 @@ slackline_status slackline_relay_join(const char *publisher,
 slackline_status slackline_relay_address(const struct slackline_relay *relay, const char **address);
 
 /**
- * Sets `version` to the newest version that the relay serves. A relay that has ended fails with its reason.
+ * Sets `version` to the newest version that the relay serves. Of a relay that has ended the call fails with the status
+ * and the message of the cause.
  */
-slackline_status slackline_relay_version(const struct slackline_relay *relay, uint64_t *version);
+slackline_status slackline_relay_version(const struct slackline_relay *relay,
+                                         uint64_t *version);
+
+/**
+ * Writes the statuses of at most `room` readers of the relay to `statuses`, and the number of all that are in to
+ * `count`. Those of a relay that has ended are the last ones that it had.
+ */
+slackline_status slackline_relay_readers(const struct slackline_relay *relay,
+                                         struct slackline_reader_status *statuses,
+                                         size_t room,
+                                         size_t *count);
 
 /**
  * Ends the relay; its readers are told. NULL does nothing.

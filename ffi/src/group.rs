@@ -87,6 +87,10 @@ pub struct slackline_group_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+    /// SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Default for slackline_group_options {
@@ -99,6 +103,7 @@ impl Default for slackline_group_options {
             run,
             secret: std::ptr::null(),
             secret_file: std::ptr::null(),
+            encrypt: 0,
         }
     }
 }
@@ -201,7 +206,7 @@ pub unsafe extern "C" fn slackline_group_listen(
         let (address, options) =
             unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();

@@ -8,7 +8,7 @@ use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
 use slackline::{Job, JobError, JobPlan, Role, TransportKind};
 
-use crate::error::{Failure, slackline_status, status_of};
+use crate::error::{Failure, slackline_status};
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
     self, slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
@@ -282,7 +282,7 @@ impl From<JobError> for Failure {
     fn from(error: JobError) -> Failure {
         use slackline_status as Status;
         let status = match &error {
-            JobError::Node(error) => status_of(error),
+            JobError::Node(error) => return Failure::of_node(error),
             JobError::Launch(_)
             | JobError::Secret(_)
             | JobError::NotLaunched

@@ -72,14 +72,15 @@ pub use trace::*;
 pub use weights::*;
 pub use worker::*;
 
-use handle::{Out, call};
+use handle::call;
+use table::OutRange;
 
 /// The major version of this header.
 pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 8;
+pub const SLACKLINE_VERSION_PATCH: u32 = 9;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;
@@ -125,6 +126,14 @@ pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
     error::last_is_retryable().into()
 }
 
+/// Returns the time in milliseconds after which the peer that refused the call of this thread that failed last asks for
+/// it again, rounded up: a publisher that has as many readers as it takes, for example. 0 if it has named none, or no
+/// peer has refused.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_last_error_retry_after_ms() -> u64 {
+    error::last_retry_after().map_or(0, |after| options::milliseconds(after).max(1))
+}
+
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
 /// initial values that the server is given are those of this part. One shard is the whole table.
 #[unsafe(no_mangle)]
@@ -138,15 +147,12 @@ pub unsafe extern "C" fn slackline_shard_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (table, begin, end) = unsafe {
-            (options::table(tensors, tensor_count)?, Out::new(begin, "begin")?, Out::new(end, "end")?)
-        };
+        let (table, out) = unsafe { (options::table(tensors, tensor_count)?, OutRange::new(begin, end)?) };
         let ranges = table.shards(usize::from(shards))?;
         let range = ranges.get(usize::from(shard)).ok_or_else(|| {
             error::Failure::bad_argument(format!("there is no shard {shard} of {shards}: they count from 0"))
         })?;
-        begin.set(range.start);
-        end.set(range.end);
+        out.set(range.clone());
         Ok(())
     })
 }

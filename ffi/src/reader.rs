@@ -12,7 +12,7 @@ use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_fresh;
-use crate::table::Tensors;
+use crate::table::{OutRange, Tensors};
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
 /// lives.
@@ -65,12 +65,12 @@ pub unsafe extern "C" fn slackline_reader_connect(
         let (address, options) =
             unsafe { (options::address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
         let timeout = Duration::from_millis(timeout_ms);
-        let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
+        let reader = Reader::connect(fabric, &address, options.translate()?, timeout)?;
         let tensors = Tensors::of(reader.table())?;
         Ok(Reading { reader, tensors })
     };
@@ -346,11 +346,9 @@ pub unsafe extern "C" fn slackline_reader_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (begin, end) = unsafe { (Out::new(begin, "begin")?, Out::new(end, "end")?) };
+        let out = unsafe { OutRange::new(begin, end)? };
         // SAFETY: the contract.
-        let range = unsafe { with(reader, |reading| Ok(reading.reader.range()))? };
-        begin.set(range.start);
-        end.set(range.end);
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.range()))? });
         Ok(())
     })
 }

@@ -12,7 +12,7 @@ pub use publisher::slackline_publisher_options;
 pub use reader::slackline_reader_options;
 pub use server::slackline_server_options;
 pub use tensor::slackline_tensor;
-pub(crate) use tensor::table;
+pub(crate) use tensor::{aligned_table, table};
 pub(crate) use texts::{address, listen_address, scheme, secret, table_name};
 pub(crate) use values::{DAMPINGS, ELEMENTS, milliseconds, named, resume_of};
 pub use values::{
