@@ -1097,8 +1097,8 @@ typedef struct slackline_server_options {
     uint64_t measure_moments;
     /**
      * How the step size falls with the number of the version: "constant", "steps(100, 0.1)" (a tenth after each 100
-     * versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at version
-     * 100). By default NULL: it is constant.
+     * versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at
+     * version 100). By default NULL: it is constant.
      */
     const char *schedule;
     /**
@@ -1107,9 +1107,9 @@ typedef struct slackline_server_options {
      */
     uint64_t additive;
     /**
-     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
-     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
-     * SLACKLINE_TCP_ENCRYPT is 1.
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+     * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
 } slackline_server_options;
@@ -1169,9 +1169,9 @@ typedef struct slackline_worker_options {
      */
     uint64_t idle;
     /**
-     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
-     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
-     * SLACKLINE_TCP_ENCRYPT is 1.
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+     * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
 } slackline_worker_options;
@@ -2436,8 +2436,8 @@ slackline_status slackline_publisher_address(const struct slackline_publisher *p
                                              const char **address);
 
 /**
- * Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends and
- * `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+ * Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
+ * and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
  */
 slackline_status slackline_publisher_tensor_range(const struct slackline_publisher *publisher,
                                                   size_t tensor,
@@ -2880,7 +2880,8 @@ slackline_status slackline_tables_address(const struct slackline_tables *tables,
 
 /**
  * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
- * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher may outlive them.
+ * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher may
+ * outlive them.
  */
 slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
                                             const struct slackline_tensor *tensors,
@@ -2914,11 +2915,23 @@ slackline_status slackline_publisher_commit_recorded(struct slackline_publisher 
 
 /**
  * Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
- * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed. Other
- * reads than snapshots have no record.
+ * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
+ * `slackline_reader_certificate` has the records of other reads.
  */
 slackline_status slackline_snapshot_certificate(const struct slackline_snapshot *snapshot,
                                                 const char **certificate);
+
+/**
+ * Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as
+ * `slackline_snapshot_certificate` does. `bytes` and `len` are what that read gave: the memory that
+ * `slackline_reader_bytes` or `slackline_reader_pin` lends, or that `slackline_reader_pull` has filled. Of a pinned
+ * version ask `slackline_reader_is_intact` afterwards. Refreshes are on record as the reads of a reader of their own,
+ * since they keep a copy that is fresh enough. Valid until the next call of this function or destroy of this reader.
+ */
+slackline_status slackline_reader_certificate(struct slackline_reader *reader,
+                                              const void *bytes,
+                                              size_t len,
+                                              const char **certificate);
 
 /**
  * Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh

@@ -280,8 +280,8 @@ pub unsafe extern "C" fn slackline_publisher_address(
     })
 }
 
-/// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends and
-/// `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+/// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
+/// and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_publisher_tensor_range(
     publisher: *const slackline_publisher,

@@ -167,7 +167,9 @@ pub unsafe extern "C" fn slackline_reader_select(
                 };
             }
             let selection = if slices.is_empty() { None } else { Some(selection.build()?) };
-            Ok(reader.select(selection)?)
+            reader.select(selection)?;
+            reading.forget();
+            Ok(())
         };
         // SAFETY: the contract.
         unsafe { with(reader, select) }
@@ -204,8 +206,13 @@ pub unsafe extern "C" fn slackline_reader_reconnect(
         // SAFETY: the contract.
         let address = unsafe { options::address(address)? };
         let timeout = Duration::from_millis(timeout_ms);
+        let reconnect = |reading: &mut Reading| {
+            reading.unpinned()?.reconnect(&address, timeout)?;
+            reading.forget();
+            Ok(())
+        };
         // SAFETY: the contract.
-        unsafe { with(reader, |reading| Ok(reading.unpinned()?.reconnect(&address, timeout)?)) }
+        unsafe { with(reader, reconnect) }
     })
 }
 

@@ -86,15 +86,15 @@ pub struct slackline_server_options {
     /// Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
     pub measure_moments: u64,
     /// How the step size falls with the number of the version: "constant", "steps(100, 0.1)" (a tenth after each 100
-    /// versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at version
-    /// 100). By default NULL: it is constant.
+    /// versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at
+    /// version 100). By default NULL: it is constant.
     pub schedule: *const c_char,
     /// Not 0: each gradient counts whole, and the step size is not shared among the workers, so that updates add up as
     /// counts do. It is for schemes that fold every gradient in. By default 0.
     pub additive: u64,
-    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
-    /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
-    /// SLACKLINE_TCP_ENCRYPT is 1.
+    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+    /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+    /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
 }
 
