@@ -23,7 +23,7 @@
  * processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
- * slackline_group, slackline_relay, slackline_snapshot, slackline_tables) are known by pointer only.
+ * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
  * use there: fork first, then create. Functions that take no object may be called by several threads at once.
@@ -234,12 +234,47 @@ enum slackline_action
      * `SLACKLINE_EVENT_INTERRUPTED` answers.
      */
     SLACKLINE_ACTION_COMPUTE = 7,
+    /**
+     * Of a server, in a simulation alone: say how large the updates of one worker are in sum, those that were made
+     * after `version` and the one that the one gradient in `shares` would make if it were folded next.
+     * `SLACKLINE_EVENT_WEIGHED` answers. It is for schemes that need it: `weighs_updates`.
+     */
+    SLACKLINE_ACTION_WEIGH = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum slackline_action slackline_action;
 #else
 typedef uint32_t slackline_action;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What an advance of the training did, for the field called `kind`.
+ */
+enum slackline_advance_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing: `compute` gave up. The next advance makes the same step.
+     */
+    SLACKLINE_ADVANCE_KIND_GAVE_UP = 0,
+    /**
+     * The parameters have made a step.
+     */
+    SLACKLINE_ADVANCE_KIND_STEPPED = 1,
+    /**
+     * The parameters are their group's mean.
+     */
+    SLACKLINE_ADVANCE_KIND_AVERAGED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_advance_kind slackline_advance_kind;
+#else
+typedef uint64_t slackline_advance_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -448,6 +483,11 @@ enum slackline_event
      * At a worker: so many `workers` are in.
      */
     SLACKLINE_EVENT_MEMBERSHIP = 10,
+    /**
+     * At a server: the answer to `SLACKLINE_ACTION_WEIGH`. `worker` and `clock` of the gradient, `magnitude` of the
+     * sum: the largest of its elements, which is infinite where time alone is simulated.
+     */
+    SLACKLINE_EVENT_WEIGHED = 11,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -584,7 +624,8 @@ typedef uint32_t slackline_optimizer;
 #endif // __cplusplus
 
 /**
- * The partitions of workers into groups, for the parameter called `partition`.
+ * The partitions of workers into groups, for the parameter called `partition`. `slackline_group_train` knows more of
+ * them by their names.
  */
 enum slackline_partition
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -737,14 +778,23 @@ typedef uint64_t slackline_until;
 typedef struct slackline_group slackline_group;
 
 /**
- * One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
- * `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
- * SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
+ * One process's part in a job of many processes that one launcher has started, torchrun, Slurm, Open MPI, MPICH or
+ * `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the meeting point of the
+ * job.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_job slackline_job;
+
+/**
+ * Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: what the steps
+ * moved the copy by, over the size of a step, so that the server's step does the same to its parameters.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_local_steps slackline_local_steps;
 
 /**
  * Publishes versions of a table that its owner made itself. Unless `background` was set in its options, it has no
@@ -831,6 +881,19 @@ typedef struct slackline_tensor {
      */
     uint32_t element;
 } slackline_tensor;
+
+/**
+ * Computes a gradient: writes the `len` values of it to `gradient`, which holds anything, and the loss to `loss`,
+ * which is 0. `parameters` are as many, and `context` is the caller's own. `step` is the number of the step. It
+ * returns 0; anything else gives up, and what it has written counts for nothing. It returns without `longjmp` or an
+ * exception.
+ */
+typedef uint32_t (*slackline_compute)(void *context,
+                                      uint64_t step,
+                                      const float *parameters,
+                                      float *gradient,
+                                      size_t len,
+                                      float *loss);
 
 /**
  * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
@@ -971,6 +1034,27 @@ typedef struct slackline_job_options {
      * earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
      */
     uint64_t resume;
+    /**
+     * Not 0: the first worker of each host stands for all workers there at the servers, which see one worker and one
+     * gradient of it; the workers of a host reach each other over shared memory. Under "bsp", with servers, and
+     * without `reconnect`. By default 0.
+     */
+    uint64_t per_host;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed beyond one host. By
+     * default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. The
+     * job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_job_options;
 
 /**
@@ -1447,6 +1531,11 @@ typedef struct slackline_scheme_needs {
      * By default 0.
      */
     uint64_t counts_versions;
+    /**
+     * Not 0: the server asks for `SLACKLINE_ACTION_WEIGH`. A simulation answers; a server keeps no updates, and
+     * refuses the scheme. By default 0.
+     */
+    uint64_t weighs_updates;
 } slackline_scheme_needs;
 
 /**
@@ -1513,7 +1602,8 @@ typedef struct slackline_scheme_event {
      */
     double loss;
     /**
-     * Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`.
+     * Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`; or of the updates that were
+     * weighed.
      */
     double magnitude;
     /**
@@ -1792,6 +1882,15 @@ typedef struct slackline_server_status {
      * RDMA devices side by side that connections have lost, and gone on over the others.
      */
     uint64_t rails_lost;
+    /**
+     * The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
+     * a gradient was computed on and the one that it is in.
+     */
+    uint64_t versions_behind;
+    /**
+     * Those of them that were computed on the version before the one that they are in.
+     */
+    uint64_t fresh;
 } slackline_server_status;
 
 /**
@@ -2026,6 +2125,36 @@ typedef struct slackline_verdict {
 } slackline_verdict;
 
 /**
+ * The result of an advance of the training. Set `size` before the call that fills it.
+ */
+typedef struct slackline_advance {
+    /**
+     * `sizeof(struct slackline_advance)`.
+     */
+    size_t size;
+    /**
+     * One of `enum slackline_advance_kind`.
+     */
+    uint64_t kind;
+    /**
+     * Of a step, the loss before it; otherwise NaN.
+     */
+    double loss;
+    /**
+     * Of an average, the number of its round; otherwise 0.
+     */
+    uint64_t round;
+    /**
+     * The number of steps that were made so far.
+     */
+    uint64_t clock;
+    /**
+     * 1 if the next advance makes an average: a worker that has made all its steps makes it before it leaves.
+     */
+    uint64_t averages_next;
+} slackline_advance;
+
+/**
  * The publisher's own words about a version, which the library does not look into.
  */
 typedef struct slackline_tag {
@@ -2210,6 +2339,37 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint64_t *end);
 
 /**
+ * Makes what makes `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, above 0. It is
+ * the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_local_steps_create(uint64_t count,
+                                              float learning_rate,
+                                              struct slackline_local_steps **steps);
+
+/**
+ * Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: what
+ * `slackline_worker_parameters` and `slackline_worker_gradient` lend, or memory of the caller's. `compute` is called
+ * for each step, numbered from 0, in this thread; it may call functions of the worker that change neither, such as
+ * `slackline_worker_should_stop`. `loss`, unless NULL, becomes the mean of the losses.
+ *
+ * Sets `done` to 1; or to 0 if `compute` gave up, in which case `gradient` holds nothing of use and the caller
+ * abandons the step.
+ */
+slackline_status slackline_local_steps_gradient(struct slackline_local_steps *steps,
+                                                const float *parameters,
+                                                float *gradient,
+                                                size_t len,
+                                                slackline_compute compute,
+                                                void *context,
+                                                float *loss,
+                                                uint32_t *done);
+
+/**
+ * Frees the memory of the steps. NULL does nothing.
+ */
+void slackline_local_steps_destroy(struct slackline_local_steps *steps);
+
+/**
  * Sets all options but `size`, which the caller has set, to their defaults.
  */
 slackline_status slackline_group_options_init(struct slackline_group_options *options);
@@ -2228,9 +2388,9 @@ slackline_status slackline_group_listen(const char *address,
 
 /**
  * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
- * of this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked
- * at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The
- * group is the caller's, to be destroyed before the job is; on failure it is NULL.
+ * of this member is the number of this worker. `options` may be NULL; `secret`, `secret_file` and `encrypt` in it are
+ * not looked at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has
+ * returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL.
  */
 slackline_status slackline_job_group(const struct slackline_job *job,
                                      size_t elements,
@@ -2337,6 +2497,17 @@ slackline_status slackline_job_from_env(const struct slackline_job_options *opti
                                         struct slackline_job **job);
 
 /**
+ * As `slackline_job_from_env`, for a program that gives ranks to its processes itself: this one is `rank`, which
+ * counts from 0, of `world`. `meeting_point` is the HOST:PORT at which rank 0 listens for the others, the same
+ * everywhere.
+ */
+slackline_status slackline_job_join(const struct slackline_job_options *options,
+                                    uint32_t rank,
+                                    uint32_t world,
+                                    const char *meeting_point,
+                                    struct slackline_job **job);
+
+/**
  * Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
  * number of workers in the job. Each may be NULL.
  */
@@ -2348,8 +2519,8 @@ slackline_status slackline_job_role(const struct slackline_job *job,
 /**
  * Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
  * values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
- * `secret_file` and `resume` are not looked at: they are the job's. The server is the caller's, to be destroyed; on
- * failure it is NULL.
+ * `secret_file`, `encrypt` and `resume` are not looked at: they are the job's. The server is the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_job_server(const struct slackline_job *job,
                                       const struct slackline_tensor *tensors,
@@ -2369,9 +2540,9 @@ slackline_status slackline_job_serve(const struct slackline_job *job,
                                      uint64_t timeout_ms);
 
 /**
- * Connects this process to the servers of the job, once all of them are up. Of the options `secret` and `secret_file`
- * are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is; on failure it
- * is NULL.
+ * Connects this process to the servers of the job, once all of them are up. Of the options `secret`, `secret_file`
+ * and `encrypt` are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is;
+ * on failure it is NULL.
  */
 slackline_status slackline_job_worker(const struct slackline_job *job,
                                       const struct slackline_worker_options *options,
@@ -2413,6 +2584,28 @@ void slackline_job_destroy(struct slackline_job *job);
 slackline_status slackline_set_log(uint32_t level,
                                    slackline_log_function function,
                                    void *user);
+
+/**
+ * Begins to serve the workers of one host at `address`, which is as for `slackline_server_create`, and stands for them
+ * at the servers of the job: an aggregating proxy. In each round it sums the gradients of its workers and hands the
+ * sum on, so that one connection to each server leaves the host. The scheme is the servers', "bsp"; each worker of the
+ * job has the same weight there, and their `workers` counts hosts.
+ *
+ * `servers` are the addresses of the servers of all shards, in any order, to which it connects with the options
+ * `upstream` (gradients are f32 and copied, and `own_step` is 0). Of `options` it looks at `workers`, the number of
+ * workers of this host, at the secret and its encryption, and at `peers`, `frames`, `checksums`, `chunk_bytes`,
+ * `lease_ms` and `idle`. It waits at most `timeout_ms` for the servers and their first parameters.
+ *
+ * Serve it until its workers have left, then destroy it: while it has no worker, the servers wait for its next
+ * gradient. It is the caller's; on failure it is NULL. `per_host` in the options of a job does all of this.
+ */
+slackline_status slackline_server_for_host(const char *const *servers,
+                                           size_t server_count,
+                                           const struct slackline_worker_options *upstream,
+                                           const char *address,
+                                           const struct slackline_server_options *options,
+                                           uint64_t timeout_ms,
+                                           struct slackline_server **server);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
@@ -2880,8 +3073,8 @@ slackline_status slackline_tables_address(const struct slackline_tables *tables,
 
 /**
  * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
- * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher may
- * outlive them.
+ * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+ * may outlive them.
  */
 slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
                                             const struct slackline_tensor *tensors,
@@ -2948,6 +3141,33 @@ slackline_status slackline_check(const char *trace,
                                  struct slackline_verdict *verdict,
                                  char *violations,
                                  size_t room);
+
+/**
+ * Has the member train by DS-Sync from now on: `slackline_group_advance` makes the steps of an optimiser of its own,
+ * and the averages with the members of each round. It begins with the parameters that the member has, which are the
+ * same at all members if they have set them so.
+ *
+ * Of `options` it looks at `scheme`, such as "ds-sync(group=2, partition=random, seed=7, period=4)", the same at all
+ * members, and at the optimiser with its settings, `learning_rate` and `schedule`. The other settings are a server's.
+ * Rounds that the program names itself, `slackline_group_average` and `slackline_group_abandon`, are out of turn
+ * afterwards. After `SLACKLINE_STATUS_MEMORY` the group can only be destroyed.
+ */
+slackline_status slackline_group_train(struct slackline_group *group,
+                                       const struct slackline_server_options *options);
+
+/**
+ * Makes a step or an average, whichever is next. `compute` is called, in this thread and with the number of the step,
+ * where a step is next; it calls no function of this group. `advance`, unless NULL, is told what it was;
+ * `advance->size` must be set.
+ *
+ * After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was. `SLACKLINE_STATUS_EVICTED` says
+ * that the others took this member for dead and go on without it.
+ */
+slackline_status slackline_group_advance(struct slackline_group *group,
+                                         slackline_compute compute,
+                                         void *context,
+                                         uint64_t timeout_ms,
+                                         struct slackline_advance *advance);
 
 /**
  * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.

@@ -19,6 +19,7 @@
 #![allow(non_camel_case_types, reason = "types are called what C calls them")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is stated once, above")]
 
+mod compute;
 mod error;
 mod fabric;
 mod group;
@@ -27,6 +28,7 @@ mod job;
 mod log;
 mod memory;
 mod options;
+mod proxy;
 mod publisher;
 mod reader;
 mod scheme;
@@ -39,21 +41,25 @@ mod step;
 mod table;
 mod tables;
 mod trace;
+mod trainer;
 mod weights;
 mod worker;
 
 use std::ffi::{CStr, c_char};
 
+pub use compute::*;
 pub use error::slackline_status;
 pub use group::*;
 pub use job::*;
 pub use log::*;
 pub use memory::slackline_release;
 pub use options::{
-    SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle, slackline_non_finite,
-    slackline_optimizer, slackline_publisher_options, slackline_read, slackline_reader_options,
-    slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
+    SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle, slackline_job_options,
+    slackline_non_finite, slackline_optimizer, slackline_publisher_options, slackline_read,
+    slackline_reader_options, slackline_resume, slackline_server_options, slackline_tensor,
+    slackline_worker_options,
 };
+pub use proxy::*;
 pub use publisher::*;
 pub use reader::*;
 pub use scheme::*;
@@ -69,6 +75,7 @@ pub use step::*;
 pub use table::slackline_tensor_range;
 pub use tables::*;
 pub use trace::*;
+pub use trainer::*;
 pub use weights::*;
 pub use worker::*;
 

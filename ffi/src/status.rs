@@ -75,6 +75,11 @@ pub struct slackline_server_status {
     pub staleness_bound: u64,
     /// RDMA devices side by side that connections have lost, and gone on over the others.
     pub rails_lost: u64,
+    /// The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
+    /// a gradient was computed on and the one that it is in.
+    pub versions_behind: u64,
+    /// Those of them that were computed on the version before the one that they are in.
+    pub fresh: u64,
 }
 
 /// The state of a worker. Set `size` before the call that fills it.
@@ -290,6 +295,8 @@ impl slackline_server_status {
             access_violations: status.access_violations,
             staleness_bound: status.staleness_bound.unwrap_or(SLACKLINE_NO_STALENESS),
             rails_lost: status.rails_lost,
+            versions_behind: status.versions_behind,
+            fresh: status.fresh,
         }
     }
 }
@@ -335,9 +342,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_tells_of_the_rails_that_it_has_lost() {
-        let lost = ServerStatus { rails_lost: 3, access_violations: 2, ..ServerStatus::default() };
+    fn a_server_tells_of_the_rails_that_it_has_lost_and_of_versions() {
+        let lost = ServerStatus { rails_lost: 3, versions_behind: 5, fresh: 4, ..ServerStatus::default() };
         let status = slackline_server_status::of(&lost, 7, true);
-        assert_eq!((status.rails_lost, status.access_violations, status.epoch, status.follows), (3, 2, 7, 1));
+        assert_eq!((status.rails_lost, status.versions_behind, status.fresh), (3, 5, 4));
+        assert_eq!((status.epoch, status.follows), (7, 1));
     }
 }

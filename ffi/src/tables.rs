@@ -64,8 +64,8 @@ pub unsafe extern "C" fn slackline_tables_address(
 }
 
 /// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
-/// `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher may
-/// outlive them.
+/// `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+/// may outlive them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tables_publisher(
     tables: *const slackline_tables,

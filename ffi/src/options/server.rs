@@ -159,14 +159,7 @@ impl slackline_server_options {
             schedule: unsafe { self.schedule()? },
             threads: self.threads,
             shard: (self.shard, self.shards),
-            memory: ShardOptions {
-                peers: self.peers,
-                frames: self.frames,
-                chunk_bytes: self.chunk_bytes,
-                lease: Duration::from_millis(self.lease_ms),
-                checksums: self.checksums != 0,
-                idle: idle(self.idle)?,
-            },
+            memory: self.memory()?,
             // SAFETY: the caller's promise.
             checkpoint: unsafe { self.checkpoint()? },
             measure_moments: self.measure_moments != 0,
@@ -204,6 +197,18 @@ impl slackline_server_options {
                 checkpoint => Ok(Some(checkpoint?)),
             },
         }
+    }
+
+    /// The settings of the memory.
+    pub(crate) fn memory(&self) -> Result<ShardOptions, Failure> {
+        Ok(ShardOptions {
+            peers: self.peers,
+            frames: self.frames,
+            chunk_bytes: self.chunk_bytes,
+            lease: Duration::from_millis(self.lease_ms),
+            checksums: self.checksums != 0,
+            idle: idle(self.idle)?,
+        })
     }
 
     /// # Safety
