@@ -19,8 +19,8 @@
  *                     SLACKLINE_RDMA_MTU in the environment name others
  *
  * TCP and RDMA serve peers on this host only, unless both sides know one secret: set `secret` or `secret_file` in the
- * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
- * processes of the same user and needs no secret.
+ * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. With `encrypt` in the
+ * options data over TCP is encrypted, too. Shared memory serves processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
  * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps) are known by pointer only.
@@ -2339,8 +2339,8 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint64_t *end);
 
 /**
- * Makes what makes `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, above 0. It is
- * the caller's, to be destroyed; on failure it is NULL.
+ * Prepares to make `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, which is above
+ * 0 and does not fall by a schedule. It is the caller's, to be destroyed; on failure it is NULL.
  */
 slackline_status slackline_local_steps_create(uint64_t count,
                                               float learning_rate,

@@ -57,8 +57,8 @@ pub struct slackline_local_steps(Handle<LocalSteps>);
 
 opaque!(slackline_local_steps: LocalSteps);
 
-/// Makes what makes `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, above 0. It is
-/// the caller's, to be destroyed; on failure it is NULL.
+/// Prepares to make `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, which is above
+/// 0 and does not fall by a schedule. It is the caller's, to be destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_local_steps_create(
     count: u64,

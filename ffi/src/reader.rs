@@ -3,9 +3,8 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::internals::mem::VolatileSlice;
 use slackline::internals::node::Asked;
-use slackline::{Fresh, Named, Reader, Version, Wanted, scheme::Bound};
+use slackline::{Fresh, Named, Reader, Version, VolatileSlice, Wanted, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
@@ -67,7 +66,7 @@ impl Reading {
     }
 
     /// The record of the last read, of which these are the bytes.
-    pub(crate) fn certify(&mut self, bytes: &[u8]) -> Result<*const c_char, Failure> {
+    pub(crate) fn certify(&mut self, bytes: VolatileSlice<'_>) -> Result<*const c_char, Failure> {
         let no_read =
             "there is no read to put on record: call refresh, pull or pin first, or ask the snapshot";
         let (asked, fresh) = self.last.ok_or_else(|| Failure::new(slackline_status::OutOfTurn, no_read))?;
@@ -77,7 +76,7 @@ impl Reading {
             let given = bytes.len();
             return Err(Failure::bad_argument(format!("{given} bytes were given: the read gave {expected}")));
         }
-        let certificate = self.reader.certify(asked, &fresh, VolatileSlice::from_ref(bytes));
+        let certificate = self.reader.certify(asked, &fresh, bytes);
         // JSON has no zero in its text.
         self.certificate = CString::new(certificate.to_string()).unwrap_or_default();
         Ok(self.certificate.as_ptr())

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slackline::internals::trace::{TraceChecker, TraceRecord, Violation};
 
 use crate::error::{Failure, slackline_status};
-use crate::handle::{Out, call, slice, slice_mut, text, with};
+use crate::handle::{Out, call, slice, slice_mut, text, volatile, with};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{Measured, SizedOut};
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn slackline_reader_certificate(
     call(|| {
         // SAFETY: the contract.
         let (bytes, out) =
-            unsafe { (slice(bytes.cast::<u8>(), len, "bytes")?, Out::new(certificate, "certificate")?) };
+            unsafe { (volatile(bytes.cast::<u8>(), len, "bytes")?, Out::new(certificate, "certificate")?) };
         let certify = |reading: &mut Reading| reading.certify(bytes);
         // SAFETY: the contract.
         out.set(unsafe { with(reader, certify)? });
