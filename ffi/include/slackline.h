@@ -19,11 +19,11 @@
  *                     SLACKLINE_RDMA_MTU in the environment name others
  *
  * TCP and RDMA serve peers on this host only, unless both sides know one secret: set `secret` or `secret_file` in the
- * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. Shared memory serves
- * processes of the same user and needs no secret.
+ * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. With `encrypt` in the
+ * options data over TCP is encrypted, too. Shared memory serves processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
- * slackline_group, slackline_relay, slackline_snapshot, slackline_tables) are known by pointer only.
+ * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
  * use there: fork first, then create. Functions that take no object may be called by several threads at once.
@@ -58,7 +58,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 8
+#define SLACKLINE_VERSION_PATCH 9
 
 /**
  * The version of this header as one number that grows with it.
@@ -123,7 +123,7 @@ enum slackline_status
     SLACKLINE_STATUS_DEADLINE = 3,
     /**
      * The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
-     * secret over TCP and RDMA, and no peer beyond this host without a secret.
+     * secret over TCP and RDMA, data that both encrypt or neither, and no peer beyond this host without a secret.
      */
     SLACKLINE_STATUS_REFUSED = 4,
     /**
@@ -234,12 +234,47 @@ enum slackline_action
      * `SLACKLINE_EVENT_INTERRUPTED` answers.
      */
     SLACKLINE_ACTION_COMPUTE = 7,
+    /**
+     * Of a server, in a simulation alone: say how large the updates of one worker are in sum, those that were made
+     * after `version` and the one that the one gradient in `shares` would make if it were folded next.
+     * `SLACKLINE_EVENT_WEIGHED` answers. It is for schemes that need it: `weighs_updates`.
+     */
+    SLACKLINE_ACTION_WEIGH = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum slackline_action slackline_action;
 #else
 typedef uint32_t slackline_action;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What an advance of the training did, for the field called `kind`.
+ */
+enum slackline_advance_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint64_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    /**
+     * Nothing: `compute` gave up. The next advance makes the same step.
+     */
+    SLACKLINE_ADVANCE_KIND_GAVE_UP = 0,
+    /**
+     * The parameters have made a step.
+     */
+    SLACKLINE_ADVANCE_KIND_STEPPED = 1,
+    /**
+     * The parameters are their group's mean.
+     */
+    SLACKLINE_ADVANCE_KIND_AVERAGED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum slackline_advance_kind slackline_advance_kind;
+#else
+typedef uint64_t slackline_advance_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -448,6 +483,11 @@ enum slackline_event
      * At a worker: so many `workers` are in.
      */
     SLACKLINE_EVENT_MEMBERSHIP = 10,
+    /**
+     * At a server: the answer to `SLACKLINE_ACTION_WEIGH`. `worker` and `clock` of the gradient, `magnitude` of the
+     * sum: the largest of its elements, which is infinite where time alone is simulated.
+     */
+    SLACKLINE_EVENT_WEIGHED = 11,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -584,7 +624,8 @@ typedef uint32_t slackline_optimizer;
 #endif // __cplusplus
 
 /**
- * The partitions of workers into groups, for the parameter called `partition`.
+ * The partitions of workers into groups, for the parameter called `partition`. `slackline_group_train` knows more of
+ * them by their names.
  */
 enum slackline_partition
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -737,14 +778,23 @@ typedef uint64_t slackline_until;
 typedef struct slackline_group slackline_group;
 
 /**
- * One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
- * `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
- * SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
+ * One process's part in a job of many processes that one launcher has started, torchrun, Slurm, Open MPI, MPICH or
+ * `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the meeting point of the
+ * job.
  *
  * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
  * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
  */
 typedef struct slackline_job slackline_job;
+
+/**
+ * Several steps of plain SGD on a worker's own copy of the parameters, which count as one gradient: what the steps
+ * moved the copy by, over the size of a step, so that the server's step does the same to its parameters.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_local_steps slackline_local_steps;
 
 /**
  * Publishes versions of a table that its owner made itself. Unless `background` was set in its options, it has no
@@ -833,6 +883,19 @@ typedef struct slackline_tensor {
 } slackline_tensor;
 
 /**
+ * Computes a gradient: writes the `len` values of it to `gradient`, which holds anything, and the loss to `loss`,
+ * which is 0. `parameters` are as many, and `context` is the caller's own. `step` is the number of the step. It
+ * returns 0; anything else gives up, and what it has written counts for nothing. It returns without `longjmp` or an
+ * exception.
+ */
+typedef uint32_t (*slackline_compute)(void *context,
+                                      uint64_t step,
+                                      const float *parameters,
+                                      float *gradient,
+                                      size_t len,
+                                      float *loss);
+
+/**
  * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
  * should differ.
  */
@@ -863,6 +926,12 @@ typedef struct slackline_group_options {
      * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
      */
     const char *secret_file;
+    /**
+     * Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_group_options;
 
 /**
@@ -965,6 +1034,27 @@ typedef struct slackline_job_options {
      * earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
      */
     uint64_t resume;
+    /**
+     * Not 0: the first worker of each host stands for all workers there at the servers, which see one worker and one
+     * gradient of it; the workers of a host reach each other over shared memory. Under "bsp", with servers, and
+     * without `reconnect`. By default 0.
+     */
+    uint64_t per_host;
+    /**
+     * The secret that all processes of the job know, 16 to 4096 bytes of UTF-8 and a zero; needed beyond one host. By
+     * default NULL: see `secret_file`.
+     */
+    const char *secret;
+    /**
+     * The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
+     * from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
+     */
+    const char *secret_file;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. The
+     * job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_job_options;
 
 /**
@@ -1089,6 +1179,23 @@ typedef struct slackline_server_options {
      * Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
      */
     uint64_t measure_moments;
+    /**
+     * How the step size falls with the number of the version: "constant", "steps(100, 0.1)" (a tenth after each 100
+     * versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at
+     * version 100). By default NULL: it is constant.
+     */
+    const char *schedule;
+    /**
+     * Not 0: each gradient counts whole, and the step size is not shared among the workers, so that updates add up as
+     * counts do. It is for schemes that fold every gradient in. By default 0.
+     */
+    uint64_t additive;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+     * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_server_options;
 
 /**
@@ -1141,6 +1248,16 @@ typedef struct slackline_worker_options {
      * over the number of workers. By default 0: the view is what the servers have.
      */
     double own_step;
+    /**
+     * One of `enum slackline_idle`: how it waits for parameters and for its gradients; by default it polls.
+     */
+    uint64_t idle;
+    /**
+     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+     * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_worker_options;
 
 /**
@@ -1221,6 +1338,18 @@ typedef struct slackline_publisher_options {
      * `slackline_relay_join`.
      */
     uint64_t branches;
+    /**
+     * The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: 256 is what DLPack
+     * asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
+     * `slackline_publisher_tensor_range` says where each lies.
+     */
+    uint64_t alignment;
+    /**
+     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_publisher_options;
 
 /**
@@ -1280,6 +1409,21 @@ typedef struct slackline_reader_options {
      * time that it connects. By default 0.
      */
     uint64_t in_tree;
+    /**
+     * One of `enum slackline_idle`: how it waits for a version; by default it polls.
+     */
+    uint64_t idle;
+    /**
+     * Not 0: it begins to copy a version that it waits for while a server still writes it, piece by piece, and has it
+     * sooner. A version is lent only once it is whole, and a selection is never read so. By default 0.
+     */
+    uint64_t follow;
+    /**
+     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+     * SLACKLINE_TCP_ENCRYPT is 1.
+     */
+    uint64_t encrypt;
 } slackline_reader_options;
 
 /**
@@ -1387,6 +1531,11 @@ typedef struct slackline_scheme_needs {
      * By default 0.
      */
     uint64_t counts_versions;
+    /**
+     * Not 0: the server asks for `SLACKLINE_ACTION_WEIGH`. A simulation answers; a server keeps no updates, and
+     * refuses the scheme. By default 0.
+     */
+    uint64_t weighs_updates;
 } slackline_scheme_needs;
 
 /**
@@ -1453,7 +1602,8 @@ typedef struct slackline_scheme_event {
      */
     double loss;
     /**
-     * Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`.
+     * Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`; or of the updates that were
+     * weighed.
      */
     double magnitude;
     /**
@@ -1728,6 +1878,19 @@ typedef struct slackline_server_status {
      * not bound that.
      */
     uint64_t staleness_bound;
+    /**
+     * RDMA devices side by side that connections have lost, and gone on over the others.
+     */
+    uint64_t rails_lost;
+    /**
+     * The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
+     * a gradient was computed on and the one that it is in.
+     */
+    uint64_t versions_behind;
+    /**
+     * Those of them that were computed on the version before the one that they are in.
+     */
+    uint64_t fresh;
 } slackline_server_status;
 
 /**
@@ -1962,6 +2125,36 @@ typedef struct slackline_verdict {
 } slackline_verdict;
 
 /**
+ * The result of an advance of the training. Set `size` before the call that fills it.
+ */
+typedef struct slackline_advance {
+    /**
+     * `sizeof(struct slackline_advance)`.
+     */
+    size_t size;
+    /**
+     * One of `enum slackline_advance_kind`.
+     */
+    uint64_t kind;
+    /**
+     * Of a step, the loss before it; otherwise NaN.
+     */
+    double loss;
+    /**
+     * Of an average, the number of its round; otherwise 0.
+     */
+    uint64_t round;
+    /**
+     * The number of steps that were made so far.
+     */
+    uint64_t clock;
+    /**
+     * 1 if the next advance makes an average: a worker that has made all its steps makes it before it leaves.
+     */
+    uint64_t averages_next;
+} slackline_advance;
+
+/**
  * The publisher's own words about a version, which the library does not look into.
  */
 typedef struct slackline_tag {
@@ -2128,6 +2321,13 @@ const char *slackline_last_error(void);
 uint32_t slackline_last_error_is_retryable(void);
 
 /**
+ * Returns the time in milliseconds after which the peer that refused the call of this thread that failed last asks for
+ * it again, rounded up: a publisher that has as many readers as it takes, for example. 0 if it has named none, or no
+ * peer has refused.
+ */
+uint64_t slackline_last_error_retry_after_ms(void);
+
+/**
  * Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
  * initial values that the server is given are those of this part. One shard is the whole table.
  */
@@ -2137,6 +2337,37 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint16_t shards,
                                        uint64_t *begin,
                                        uint64_t *end);
+
+/**
+ * Prepares to make `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, which is above
+ * 0 and does not fall by a schedule. It is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_local_steps_create(uint64_t count,
+                                              float learning_rate,
+                                              struct slackline_local_steps **steps);
+
+/**
+ * Makes the steps from `parameters` and writes their gradient to `gradient`, both of `len` values: what
+ * `slackline_worker_parameters` and `slackline_worker_gradient` lend, or memory of the caller's. `compute` is called
+ * for each step, numbered from 0, in this thread; it may call functions of the worker that change neither, such as
+ * `slackline_worker_should_stop`. `loss`, unless NULL, becomes the mean of the losses.
+ *
+ * Sets `done` to 1; or to 0 if `compute` gave up, in which case `gradient` holds nothing of use and the caller
+ * abandons the step.
+ */
+slackline_status slackline_local_steps_gradient(struct slackline_local_steps *steps,
+                                                const float *parameters,
+                                                float *gradient,
+                                                size_t len,
+                                                slackline_compute compute,
+                                                void *context,
+                                                float *loss,
+                                                uint32_t *done);
+
+/**
+ * Frees the memory of the steps. NULL does nothing.
+ */
+void slackline_local_steps_destroy(struct slackline_local_steps *steps);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.
@@ -2157,9 +2388,9 @@ slackline_status slackline_group_listen(const char *address,
 
 /**
  * Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
- * of this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked
- * at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The
- * group is the caller's, to be destroyed before the job is; on failure it is NULL.
+ * of this member is the number of this worker. `options` may be NULL; `secret`, `secret_file` and `encrypt` in it are
+ * not looked at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has
+ * returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL.
  */
 slackline_status slackline_job_group(const struct slackline_job *job,
                                      size_t elements,
@@ -2266,6 +2497,17 @@ slackline_status slackline_job_from_env(const struct slackline_job_options *opti
                                         struct slackline_job **job);
 
 /**
+ * As `slackline_job_from_env`, for a program that gives ranks to its processes itself: this one is `rank`, which
+ * counts from 0, of `world`. `meeting_point` is the HOST:PORT at which rank 0 listens for the others, the same
+ * everywhere.
+ */
+slackline_status slackline_job_join(const struct slackline_job_options *options,
+                                    uint32_t rank,
+                                    uint32_t world,
+                                    const char *meeting_point,
+                                    struct slackline_job **job);
+
+/**
  * Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
  * number of workers in the job. Each may be NULL.
  */
@@ -2277,8 +2519,8 @@ slackline_status slackline_job_role(const struct slackline_job *job,
 /**
  * Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
  * values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
- * `secret_file` and `resume` are not looked at: they are the job's. The server is the caller's, to be destroyed; on
- * failure it is NULL.
+ * `secret_file`, `encrypt` and `resume` are not looked at: they are the job's. The server is the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_job_server(const struct slackline_job *job,
                                       const struct slackline_tensor *tensors,
@@ -2298,9 +2540,9 @@ slackline_status slackline_job_serve(const struct slackline_job *job,
                                      uint64_t timeout_ms);
 
 /**
- * Connects this process to the servers of the job, once all of them are up. Of the options `secret` and `secret_file`
- * are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is; on failure it
- * is NULL.
+ * Connects this process to the servers of the job, once all of them are up. Of the options `secret`, `secret_file`
+ * and `encrypt` are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is;
+ * on failure it is NULL.
  */
 slackline_status slackline_job_worker(const struct slackline_job *job,
                                       const struct slackline_worker_options *options,
@@ -2344,6 +2586,28 @@ slackline_status slackline_set_log(uint32_t level,
                                    void *user);
 
 /**
+ * Begins to serve the workers of one host at `address`, which is as for `slackline_server_create`, and stands for them
+ * at the servers of the job: an aggregating proxy. In each round it sums the gradients of its workers and hands the
+ * sum on, so that one connection to each server leaves the host. The scheme is the servers', "bsp"; each worker of the
+ * job has the same weight there, and their `workers` counts hosts.
+ *
+ * `servers` are the addresses of the servers of all shards, in any order, to which it connects with the options
+ * `upstream` (gradients are f32 and copied, and `own_step` is 0). Of `options` it looks at `workers`, the number of
+ * workers of this host, at the secret and its encryption, and at `peers`, `frames`, `checksums`, `chunk_bytes`,
+ * `lease_ms` and `idle`. It waits at most `timeout_ms` for the servers and their first parameters.
+ *
+ * Serve it until its workers have left, then destroy it: while it has no worker, the servers wait for its next
+ * gradient. It is the caller's; on failure it is NULL. `per_host` in the options of a job does all of this.
+ */
+slackline_status slackline_server_for_host(const char *const *servers,
+                                           size_t server_count,
+                                           const struct slackline_worker_options *upstream,
+                                           const char *address,
+                                           const struct slackline_server_options *options,
+                                           uint64_t timeout_ms,
+                                           struct slackline_server **server);
+
+/**
  * Sets all options but `size`, which the caller has set, to their defaults.
  */
 slackline_status slackline_publisher_options_init(struct slackline_publisher_options *options);
@@ -2363,6 +2627,15 @@ slackline_status slackline_publisher_create(const char *address,
  */
 slackline_status slackline_publisher_address(const struct slackline_publisher *publisher,
                                              const char **address);
+
+/**
+ * Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
+ * and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+ */
+slackline_status slackline_publisher_tensor_range(const struct slackline_publisher *publisher,
+                                                  size_t tensor,
+                                                  uint64_t *begin,
+                                                  uint64_t *end);
 
 /**
  * Publishes `bytes`, the whole table, as the next version, whose number `version`, unless NULL, becomes. It is copied.
@@ -2774,7 +3047,8 @@ slackline_status slackline_worker_abandon(struct slackline_worker *worker);
 
 /**
  * Finds which bytes of the flat space tensor number `tensor` is, in a table that this program lays out itself: tensors
- * lie one after the other. `slackline_reader_tensor_range` finds those of a table that another program has laid out.
+ * lie one after the other. `slackline_publisher_tensor_range` finds those of a table with an `alignment`, and
+ * `slackline_reader_tensor_range` those of a table that another program has laid out.
  */
 slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
                                         size_t tensor_count,
@@ -2784,7 +3058,8 @@ slackline_status slackline_tensor_range(const struct slackline_tensor *tensors,
 
 /**
  * Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
- * publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+ * publisher; versions are encrypted over TCP if SLACKLINE_TCP_ENCRYPT is 1. The tables are the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_tables_listen(const char *address,
                                          const char *secret,
@@ -2798,7 +3073,8 @@ slackline_status slackline_tables_address(const struct slackline_tables *tables,
 
 /**
  * Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
- * `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+ * `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+ * may outlive them.
  */
 slackline_status slackline_tables_publisher(const struct slackline_tables *tables,
                                             const struct slackline_tensor *tensors,
@@ -2832,11 +3108,23 @@ slackline_status slackline_publisher_commit_recorded(struct slackline_publisher 
 
 /**
  * Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
- * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed. Other
- * reads than snapshots have no record.
+ * The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
+ * `slackline_reader_certificate` has the records of other reads.
  */
 slackline_status slackline_snapshot_certificate(const struct slackline_snapshot *snapshot,
                                                 const char **certificate);
+
+/**
+ * Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as
+ * `slackline_snapshot_certificate` does. `bytes` and `len` are what that read gave: the memory that
+ * `slackline_reader_bytes` or `slackline_reader_pin` lends, or that `slackline_reader_pull` has filled. Of a pinned
+ * version ask `slackline_reader_is_intact` afterwards. Refreshes are on record as the reads of a reader of their own,
+ * since they keep a copy that is fresh enough. Valid until the next call of this function or destroy of this reader.
+ */
+slackline_status slackline_reader_certificate(struct slackline_reader *reader,
+                                              const void *bytes,
+                                              size_t len,
+                                              const char **certificate);
 
 /**
  * Judges records by what they say alone, as the program `slackline check` does: whether each read was whole, as fresh
@@ -2853,6 +3141,33 @@ slackline_status slackline_check(const char *trace,
                                  struct slackline_verdict *verdict,
                                  char *violations,
                                  size_t room);
+
+/**
+ * Has the member train by DS-Sync from now on: `slackline_group_advance` makes the steps of an optimiser of its own,
+ * and the averages with the members of each round. It begins with the parameters that the member has, which are the
+ * same at all members if they have set them so.
+ *
+ * Of `options` it looks at `scheme`, such as "ds-sync(group=2, partition=random, seed=7, period=4)", the same at all
+ * members, and at the optimiser with its settings, `learning_rate` and `schedule`. The other settings are a server's.
+ * Rounds that the program names itself, `slackline_group_average` and `slackline_group_abandon`, are out of turn
+ * afterwards. After `SLACKLINE_STATUS_MEMORY` the group can only be destroyed.
+ */
+slackline_status slackline_group_train(struct slackline_group *group,
+                                       const struct slackline_server_options *options);
+
+/**
+ * Makes a step or an average, whichever is next. `compute` is called, in this thread and with the number of the step,
+ * where a step is next; it calls no function of this group. `advance`, unless NULL, is told what it was;
+ * `advance->size` must be set.
+ *
+ * After `SLACKLINE_STATUS_DEADLINE` it may be called again and goes on where it was. `SLACKLINE_STATUS_EVICTED` says
+ * that the others took this member for dead and go on without it.
+ */
+slackline_status slackline_group_advance(struct slackline_group *group,
+                                         slackline_compute compute,
+                                         void *context,
+                                         uint64_t timeout_ms,
+                                         struct slackline_advance *advance);
 
 /**
  * Sets the tag of the next version, which the next publish or commit takes. Versions without one have a tag of zeros.
@@ -2977,9 +3292,20 @@ slackline_status slackline_relay_join(const char *publisher,
 slackline_status slackline_relay_address(const struct slackline_relay *relay, const char **address);
 
 /**
- * Sets `version` to the newest version that the relay serves. A relay that has ended fails with its reason.
+ * Sets `version` to the newest version that the relay serves. Of a relay that has ended the call fails with the status
+ * and the message of the cause.
  */
-slackline_status slackline_relay_version(const struct slackline_relay *relay, uint64_t *version);
+slackline_status slackline_relay_version(const struct slackline_relay *relay,
+                                         uint64_t *version);
+
+/**
+ * Writes the statuses of at most `room` readers of the relay to `statuses`, and the number of all that are in to
+ * `count`. Those of a relay that has ended are the last ones that it had.
+ */
+slackline_status slackline_relay_readers(const struct slackline_relay *relay,
+                                         struct slackline_reader_status *statuses,
+                                         size_t room,
+                                         size_t *count);
 
 /**
  * Ends the relay; its readers are told. NULL does nothing.

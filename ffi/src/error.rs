@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char};
+use std::time::Duration;
 
 use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
@@ -26,7 +27,7 @@ pub enum slackline_status {
     /// The time given has passed. What was waited for goes on, or nothing was begun: call again.
     Deadline = 3,
     /// The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
-    /// secret over TCP and RDMA, and no peer beyond this host without a secret.
+    /// secret over TCP and RDMA, data that both encrypt or neither, and no peer beyond this host without a secret.
     Refused = 4,
     /// The peer is gone. Destroy the object and connect again once the peer is back.
     ServerLost = 5,
@@ -113,22 +114,30 @@ pub(crate) fn name(status: u32) -> &'static CStr {
     Status::ALL.iter().find(|known| **known as u32 == status).map_or(c"unknown status", |known| known.name())
 }
 
-/// A call that failed: the number, what a person reads, and whether the same call may succeed later.
+/// A call that failed: the number, what a person reads, whether the same call may succeed later, and when.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
     pub(crate) message: String,
     is_retryable: bool,
+    retry_after: Option<Duration>,
 }
 
 impl Failure {
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Failure {
-        Failure { status, message: message.into(), is_retryable: status == Status::Deadline }
+        let is_retryable = status == Status::Deadline;
+        Failure { status, message: message.into(), is_retryable, retry_after: None }
     }
 
     /// Makes the failure of an error of the library.
     pub(crate) fn of(status: Status, error: &impl Diagnostic) -> Failure {
-        Failure { status, message: error.to_string(), is_retryable: error.is_retryable() }
+        let (message, is_retryable) = (error.to_string(), error.is_retryable());
+        Failure { status, message, is_retryable, retry_after: None }
+    }
+
+    /// Makes the failure of an error of a node.
+    pub(crate) fn of_node(error: &Error) -> Failure {
+        Failure { retry_after: error.retry_after(), ..Failure::of(status_of(error), error) }
     }
 
     pub(crate) fn bad_argument(message: impl Into<String>) -> Failure {
@@ -142,7 +151,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::of(status_of(&error), &error)
+        Failure::of_node(&error)
     }
 }
 
@@ -191,7 +200,7 @@ impl From<DistributionError> for Failure {
 }
 
 /// Errors of the library are not exhaustive: one that is not known here yet is `Internal`, with its own message.
-pub(crate) fn status_of(error: &Error) -> Status {
+fn status_of(error: &Error) -> Status {
     match error {
         Error::Register(RegisterError::Memory(
             MemoryError::Unaligned { .. } | MemoryError::Length { .. },
@@ -277,9 +286,10 @@ fn connect_status(error: &ConnectError) -> Status {
 
 fn channel_status(error: &ChannelError) -> Status {
     match error {
-        ChannelError::Secret | ChannelError::ReadingOnly | ChannelError::NeedsSecret { .. } => {
-            Status::Refused
-        }
+        ChannelError::Secret
+        | ChannelError::ReadingOnly
+        | ChannelError::NeedsSecret { .. }
+        | ChannelError::Encryption { .. } => Status::Refused,
         ChannelError::Closed { .. } => Status::ServerLost,
         ChannelError::System { .. } | ChannelError::NoRandom(_) => Status::System,
         ChannelError::Foreign
@@ -338,6 +348,7 @@ thread_local! {
     // handed out shows the newest message, whatever the order in which a caller evaluates its arguments.
     static LAST: UnsafeCell<[u8; MESSAGE_BYTES]> = const { UnsafeCell::new([0; MESSAGE_BYTES]) };
     static IS_RETRYABLE: Cell<bool> = const { Cell::new(false) };
+    static RETRY_AFTER: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 /// Keeps the message for [`last_message`] and hands the status on.
@@ -357,12 +368,18 @@ pub(crate) fn remember(failure: Failure) -> Status {
         buffer[len] = 0;
     });
     IS_RETRYABLE.set(failure.is_retryable);
+    RETRY_AFTER.set(failure.retry_after);
     failure.status
 }
 
 /// True if the call of this thread that failed last may succeed later.
 pub(crate) fn last_is_retryable() -> bool {
     IS_RETRYABLE.get()
+}
+
+/// The time after which the peer that refused the call of this thread that failed last asks for it again.
+pub(crate) fn last_retry_after() -> Option<Duration> {
+    RETRY_AFTER.get()
 }
 
 /// The message of this thread's last failure; empty if there was none. The same pointer for as long as the thread is.

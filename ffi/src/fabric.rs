@@ -15,9 +15,16 @@ pub(crate) type Fabric = Mixed;
 /// That of publishers and readers, whose table has a name, or an empty one where there are no names.
 pub(crate) type NamedFabric = Named<Mixed>;
 
-/// The source of the secret.
+/// The source of the secret, and whether data is encrypted with it whatever the environment says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source<'a> {
+pub(crate) struct Source<'a> {
+    pub(crate) origin: SecretOrigin<'a>,
+    pub(crate) encrypts: bool,
+}
+
+/// Where the text of the secret is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SecretOrigin<'a> {
     Environment,
     Text(&'a str),
     File(&'a Path),
@@ -25,11 +32,12 @@ pub(crate) enum Source<'a> {
 
 impl Source<'_> {
     pub(crate) fn read(self) -> Result<Option<Secret>, Failure> {
-        Ok(match self {
-            Source::Environment => Secret::from_environment()?,
-            Source::Text(text) => Secret::demanding(Some(Secret::from_text(text, "the options")?), false)?,
-            Source::File(path) => Secret::demanding(Some(Secret::from_file(path)?), false)?,
-        })
+        let secret = match self.origin {
+            SecretOrigin::Environment => Secret::from_environment()?,
+            SecretOrigin::Text(text) => Some(Secret::from_text(text, "the options")?),
+            SecretOrigin::File(path) => Some(Secret::from_file(path)?),
+        };
+        Ok(Secret::demanding(secret, self.encrypts)?)
     }
 }
 
@@ -142,7 +150,8 @@ mod tests {
 
     #[test]
     fn rdma_is_opened_where_an_address_asks_for_it_and_nowhere_else() {
-        let open = |text: &str| fabric(Source::Environment, &[address(text).unwrap()]);
+        let source = Source { origin: SecretOrigin::Environment, encrypts: false };
+        let open = |text: &str| fabric(source, &[address(text).unwrap()]);
         assert!(open("@x,127.0.0.1:7").is_ok());
         // This holds with a device and without one: what `Verbs::open` says is what the caller hears.
         match (open("@x,verbs:127.0.0.1:7"), Verbs::open(VerbsOptions::default())) {

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::time::Duration;
 
 use slackline::scheme::{Groups, Partition};
-use slackline::{Averaged, GroupListener, GroupMember, GroupOptions};
+use slackline::{Averaged, Error, GroupListener, GroupMember, GroupOptions, GroupTrainer};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
@@ -33,6 +33,7 @@ pub(crate) struct Grouping {
 enum State {
     Listening(Box<GroupListener<Fabric>>),
     Member(Box<GroupMember<Fabric>>),
+    Trainer(Box<GroupTrainer>),
     /// It has left, or could not meet the others.
     Over,
 }
@@ -41,10 +42,41 @@ impl Grouping {
     fn member(&mut self) -> Result<&mut GroupMember<Fabric>, Failure> {
         match &mut self.state {
             State::Member(member) => Ok(member),
+            State::Trainer(trainer) => Ok(trainer.member_mut()),
             State::Listening(_) => {
                 Err(out_of_turn("it has not met the others: call slackline_group_connect"))
             }
             State::Over => Err(out_of_turn("it has left, or did not meet the others: destroy it")),
+        }
+    }
+
+    /// The member, for rounds that the program names itself.
+    pub(crate) fn member_by_hand(&mut self) -> Result<&mut GroupMember<Fabric>, Failure> {
+        match &self.state {
+            State::Trainer(_) => {
+                Err(out_of_turn("its training names the rounds: call slackline_group_advance"))
+            }
+            _ => self.member(),
+        }
+    }
+
+    /// Has `make` make the training of the member, where there is one whose rounds the program has named so far.
+    pub(crate) fn train(
+        &mut self,
+        make: impl FnOnce(GroupMember<Fabric>) -> Result<GroupTrainer, Error>,
+    ) -> Result<(), Failure> {
+        match std::mem::replace(&mut self.state, State::Over) {
+            State::Member(member) => self.state = State::Trainer(Box::new(make(*member)?)),
+            state => self.state = state,
+        }
+        Ok(())
+    }
+
+    /// The training of the member.
+    pub(crate) fn trainer(&mut self) -> Result<&mut GroupTrainer, Failure> {
+        match &mut self.state {
+            State::Trainer(trainer) => Ok(trainer),
+            _ => Err(out_of_turn("it does not train: call slackline_group_train")),
         }
     }
 }
@@ -55,7 +87,8 @@ fn out_of_turn(reason: &str) -> Failure {
 
 opaque!(slackline_group: Grouping);
 
-/// The partitions of workers into groups, for the parameter called `partition`.
+/// The partitions of workers into groups, for the parameter called `partition`. `slackline_group_train` knows more of
+/// them by their names.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_partition {
@@ -87,6 +120,10 @@ pub struct slackline_group_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
+    /// Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+    /// SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Default for slackline_group_options {
@@ -99,6 +136,7 @@ impl Default for slackline_group_options {
             run,
             secret: std::ptr::null(),
             secret_file: std::ptr::null(),
+            encrypt: 0,
         }
     }
 }
@@ -201,7 +239,7 @@ pub unsafe extern "C" fn slackline_group_listen(
         let (address, options) =
             unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let listener = GroupMember::listen(fabric, &address, rank, members, elements, options.translate())?;
         let address = CString::new(listener.address().to_string()).unwrap_or_default();
@@ -212,9 +250,9 @@ pub unsafe extern "C" fn slackline_group_listen(
 }
 
 /// Meets all workers of a job without servers (`servers` 0 in its options), each with `elements` parameters. The rank
-/// of this member is the number of this worker. `options` may be NULL; `secret` and `secret_file` in it are not looked
-/// at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has returned. The
-/// group is the caller's, to be destroyed before the job is; on failure it is NULL.
+/// of this member is the number of this worker. `options` may be NULL; `secret`, `secret_file` and `encrypt` in it are
+/// not looked at: they are the job's. Call `slackline_job_finish` with no worker once `slackline_group_leave` has
+/// returned. The group is the caller's, to be destroyed before the job is; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_group(
     job: *const slackline_job,
@@ -322,7 +360,8 @@ pub unsafe extern "C" fn slackline_group_average(
         let (ranks, out) =
             unsafe { (slice(ranks, rank_count, "ranks")?, SizedOut::wanted(averaged, "averaged")?) };
         let timeout = Duration::from_millis(timeout_ms);
-        let average = |grouping: &mut Grouping| Ok(grouping.member()?.average(round, ranks, timeout)?);
+        let average =
+            |grouping: &mut Grouping| Ok(grouping.member_by_hand()?.average(round, ranks, timeout)?);
         // SAFETY: the contract.
         let averaged = unsafe { with(group, average)? };
         out.into_iter().for_each(|out| out.set(slackline_averaged::of(averaged)));
@@ -342,7 +381,7 @@ pub unsafe extern "C" fn slackline_group_abandon(
         // SAFETY: the contract.
         let out = unsafe { SizedOut::wanted(averaged, "averaged")? };
         // SAFETY: the contract.
-        let averaged = unsafe { with(group, |grouping| Ok(grouping.member()?.abandon()?))? };
+        let averaged = unsafe { with(group, |grouping| Ok(grouping.member_by_hand()?.abandon()?))? };
         let averaged = averaged.map(slackline_averaged::of).unwrap_or_default();
         out.into_iter().for_each(|out| out.set(averaged));
         Ok(())
@@ -411,6 +450,7 @@ pub unsafe extern "C" fn slackline_group_leave(
             grouping.member()?;
             match std::mem::replace(&mut grouping.state, State::Over) {
                 State::Member(member) => Ok(member.leave(timeout)?),
+                State::Trainer(trainer) => Ok(trainer.into_member().leave(timeout)?),
                 State::Listening(_) | State::Over => Ok(()),
             }
         };

@@ -6,6 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use slackline::VolatileSlice;
+
 use crate::error::{Failure, remember, slackline_status as Status};
 
 /// Runs the body of a foreign function: its failure becomes a status and a message, and so does a panic.
@@ -208,6 +210,26 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> 
     }
     // SAFETY: not NULL, aligned, and not longer than an address space, all checked; readable by the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(pointer, len) })
+}
+
+/// As [`slice`], of bytes that another process may write meanwhile.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points at `len` bytes that stay mapped, and that no thread of this process writes, while the
+/// result is used.
+pub(crate) unsafe fn volatile<'a>(
+    pointer: *const u8,
+    len: usize,
+    what: &str,
+) -> Result<VolatileSlice<'a>, Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(VolatileSlice::from_ref(&[]));
+    }
+    // SAFETY: not NULL and not longer than an address space, both checked; mapped by the caller's promise, and it is
+    // never written through the result.
+    Ok(unsafe { VolatileSlice::new(pointer.cast_mut(), len, false) })
 }
 
 /// As [`slice`], to be written to.

@@ -1,20 +1,19 @@
 //! The job: see [`slackline::Job`].
 
 use std::ffi::c_char;
-use std::ptr::null;
 use std::time::Duration;
 
 use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
-use slackline::{Job, JobError, JobPlan, Role, TransportKind};
+use slackline::{Job, JobError, MeetingPoint, Placement, Role};
 
-use crate::error::{Failure, slackline_status, status_of};
+use crate::error::{Failure, slackline_status};
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
-    self, slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
+    self, slackline_job_options, slackline_server_options, slackline_tensor, slackline_worker_options,
 };
 use crate::server::{Serving, slackline_server};
-use crate::sized::{Measured, set_default, sized};
+use crate::sized::{set_default, sized};
 use crate::worker::{Working, slackline_worker};
 
 /// The part of a process in its job, for the parameter called `role`.
@@ -27,72 +26,9 @@ pub enum slackline_role {
     Worker = 1,
 }
 
-/// The plan of a job, the same in all its processes. Set `size`, call `slackline_job_options_init`, change what should
-/// differ.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct slackline_job_options {
-    /// `sizeof(struct slackline_job_options)`.
-    pub size: usize,
-    /// The number of servers: the first ranks, one for each shard. The other ranks are workers. By default 1.
-    pub servers: u64,
-    /// The longest time that any wait of the job takes; by default 60000.
-    pub timeout_ms: u64,
-    /// "shm", "verbs" or "tcp": the one transport that all pairs must use. By default NULL: the best of each pair.
-    pub transport: *const c_char,
-    /// Not 0: the job goes on without a server that was lost, until it comes back with its checkpoint or the timeout
-    /// passes; workers then call `slackline_job_reconnect`. By default 0.
-    pub reconnect: u64,
-    /// One of `enum slackline_resume`, for servers with a `checkpoint_folder`; by default never: a checkpoint that an
-    /// earlier run left is an error. A server that replaces one that was lost goes on from its checkpoint in any case.
-    pub resume: u64,
-}
-
-impl Default for slackline_job_options {
-    fn default() -> Self {
-        slackline_job_options {
-            size: size_of::<Self>(),
-            servers: 1,
-            timeout_ms: 60_000,
-            transport: null(),
-            reconnect: 0,
-            resume: slackline_resume::Never as u64,
-        }
-    }
-}
-
-impl Measured for slackline_job_options {
-    const FIRST: usize = 48;
-}
-
-impl slackline_job_options {
-    /// # Safety
-    ///
-    /// `transport` is NULL or as for [`text`].
-    unsafe fn translate(&self) -> Result<JobPlan, Failure> {
-        let servers = u32::try_from(self.servers).map_err(|_| {
-            Failure::bad_argument(format!(
-                "options->servers cannot be {}; use a number of ranks",
-                self.servers
-            ))
-        })?;
-        let plan = JobPlan::servers(servers)
-            .timeout(Duration::from_millis(self.timeout_ms))
-            .reconnect(self.reconnect != 0)
-            .resume(options::resume_of(self.resume)?);
-        if self.transport.is_null() {
-            return Ok(plan);
-        }
-        // SAFETY: the caller's promise.
-        let transport = unsafe { text(self.transport, "options->transport")? };
-        let transport = transport.parse::<TransportKind>();
-        Ok(plan.transport(transport.map_err(|error| Failure::bad_argument(error.to_string()))?))
-    }
-}
-
-/// One process's part in a job of many processes that one launcher has started: torchrun, Slurm, Open MPI, MPICH or
-/// `slackline launch`. At rank 0 a thread keeps the meeting point of the job. The secret of the job comes from
-/// SLACKLINE_SECRET_FILE or SLACKLINE_SECRET.
+/// One process's part in a job of many processes that one launcher has started, torchrun, Slurm, Open MPI, MPICH or
+/// `slackline launch`, or to which the program itself gives ranks. At rank 0 a thread keeps the meeting point of the
+/// job.
 ///
 /// Thread-safety: one thread at a time, any thread. A call while another thread is in one is
 /// `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
@@ -114,8 +50,43 @@ pub unsafe extern "C" fn slackline_job_from_env(
     options: *const slackline_job_options,
     job: *mut *mut slackline_job,
 ) -> slackline_status {
+    let join = || {
+        // SAFETY: the contract.
+        let (plan, secret) = unsafe { sized(options, "options")?.translate()? };
+        let placement = Placement::from_env().map_err(JobError::from)?.ok_or(JobError::NotLaunched)?;
+        Ok(Job::join(plan, &placement, secret.read()?)?)
+    };
     // SAFETY: the contract.
-    unsafe { create(job, || Ok(Job::from_env(sized(options, "options")?.translate()?)?)) }
+    unsafe { create(job, join) }
+}
+
+/// As `slackline_job_from_env`, for a program that gives ranks to its processes itself: this one is `rank`, which
+/// counts from 0, of `world`. `meeting_point` is the HOST:PORT at which rank 0 listens for the others, the same
+/// everywhere.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_job_join(
+    options: *const slackline_job_options,
+    rank: u32,
+    world: u32,
+    meeting_point: *const c_char,
+    job: *mut *mut slackline_job,
+) -> slackline_status {
+    let join = || {
+        // SAFETY: the contract.
+        let (plan, secret) = unsafe { sized(options, "options")?.translate()? };
+        // SAFETY: the contract.
+        let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
+        let meeting_point =
+            meeting_point.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
+        if rank >= world {
+            let message = format!("there is no rank {rank} of {world}: they count from 0");
+            return Err(Failure::bad_argument(message));
+        }
+        let placement = Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() };
+        Ok(Job::join(plan, &placement, secret.read()?)?)
+    };
+    // SAFETY: the contract.
+    unsafe { create(job, join) }
 }
 
 /// Tells the part of this process, one of `enum slackline_role`, with its shard or the number of the worker, and the
@@ -147,8 +118,8 @@ pub unsafe extern "C" fn slackline_job_role(
 
 /// Begins to serve this process's shard of a table, and tells the workers where. `initial` holds the `initial_len`
 /// values of the whole table as version 0 and is copied. Of the options `workers`, `shard`, `shards`, `secret`,
-/// `secret_file` and `resume` are not looked at: they are the job's. The server is the caller's, to be destroyed; on
-/// failure it is NULL.
+/// `secret_file`, `encrypt` and `resume` are not looked at: they are the job's. The server is the caller's, to be
+/// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_server(
     job: *const slackline_job,
@@ -195,9 +166,9 @@ pub unsafe extern "C" fn slackline_job_serve(
     })
 }
 
-/// Connects this process to the servers of the job, once all of them are up. Of the options `secret` and `secret_file`
-/// are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is; on failure it
-/// is NULL.
+/// Connects this process to the servers of the job, once all of them are up. Of the options `secret`, `secret_file`
+/// and `encrypt` are not looked at: they are the job's. The worker is the caller's, to be destroyed before the job is;
+/// on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_job_worker(
     job: *const slackline_job,
@@ -282,13 +253,15 @@ impl From<JobError> for Failure {
     fn from(error: JobError) -> Failure {
         use slackline_status as Status;
         let status = match &error {
-            JobError::Node(error) => status_of(error),
+            JobError::Node(error) => return Failure::of_node(error),
             JobError::Launch(_)
             | JobError::Secret(_)
             | JobError::NotLaunched
             | JobError::NoWorker { .. }
             | JobError::NoServer
             | JobError::HasServers { .. }
+            | JobError::OtherServers { .. }
+            | JobError::PerHost { .. }
             | JobError::TooLarge { .. }
             | JobError::Resume(_)
             | JobError::InitialValues { .. } => Status::BadArgument,
@@ -306,7 +279,8 @@ impl From<JobError> for Failure {
             JobError::Wait(WaitError::Path(_)) => Status::Unsupported,
             JobError::Wait(_) | JobError::Late { .. } => Status::Deadline,
             JobError::Failed(_) | JobError::Lost(_) => Status::JobFailed,
-            JobError::NoRdma(_) => Status::Unsupported,
+            JobError::Refused(_) => Status::Refused,
+            JobError::NoRdma(_) | JobError::NotBuilt(_) => Status::Unsupported,
             JobError::NotBack { .. } => Status::ServerLost,
             _ => Status::Internal,
         };

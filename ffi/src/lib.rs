@@ -19,6 +19,7 @@
 #![allow(non_camel_case_types, reason = "types are called what C calls them")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is stated once, above")]
 
+mod compute;
 mod error;
 mod fabric;
 mod group;
@@ -27,6 +28,7 @@ mod job;
 mod log;
 mod memory;
 mod options;
+mod proxy;
 mod publisher;
 mod reader;
 mod scheme;
@@ -39,21 +41,25 @@ mod step;
 mod table;
 mod tables;
 mod trace;
+mod trainer;
 mod weights;
 mod worker;
 
 use std::ffi::{CStr, c_char};
 
+pub use compute::*;
 pub use error::slackline_status;
 pub use group::*;
 pub use job::*;
 pub use log::*;
 pub use memory::slackline_release;
 pub use options::{
-    SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle, slackline_non_finite,
-    slackline_optimizer, slackline_publisher_options, slackline_read, slackline_reader_options,
-    slackline_resume, slackline_server_options, slackline_tensor, slackline_worker_options,
+    SLACKLINE_NO_VERSION, slackline_damping, slackline_element, slackline_idle, slackline_job_options,
+    slackline_non_finite, slackline_optimizer, slackline_publisher_options, slackline_read,
+    slackline_reader_options, slackline_resume, slackline_server_options, slackline_tensor,
+    slackline_worker_options,
 };
+pub use proxy::*;
 pub use publisher::*;
 pub use reader::*;
 pub use scheme::*;
@@ -69,17 +75,19 @@ pub use step::*;
 pub use table::slackline_tensor_range;
 pub use tables::*;
 pub use trace::*;
+pub use trainer::*;
 pub use weights::*;
 pub use worker::*;
 
-use handle::{Out, call};
+use handle::call;
+use table::OutRange;
 
 /// The major version of this header.
 pub const SLACKLINE_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header. While the major version is 0, a new minor version may change the ABI.
 pub const SLACKLINE_VERSION_MINOR: u32 = 1;
 /// The patch version of this header. It grows with every addition to the ABI.
-pub const SLACKLINE_VERSION_PATCH: u32 = 8;
+pub const SLACKLINE_VERSION_PATCH: u32 = 9;
 /// The version of this header as one number that grows with it.
 pub const SLACKLINE_VERSION_NUMBER: u32 =
     SLACKLINE_VERSION_MAJOR * 1000000 + SLACKLINE_VERSION_MINOR * 1000 + SLACKLINE_VERSION_PATCH;
@@ -125,6 +133,14 @@ pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
     error::last_is_retryable().into()
 }
 
+/// Returns the time in milliseconds after which the peer that refused the call of this thread that failed last asks for
+/// it again, rounded up: a publisher that has as many readers as it takes, for example. 0 if it has named none, or no
+/// peer has refused.
+#[unsafe(no_mangle)]
+pub extern "C" fn slackline_last_error_retry_after_ms() -> u64 {
+    error::last_retry_after().map_or(0, |after| options::milliseconds(after).max(1))
+}
+
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The
 /// initial values that the server is given are those of this part. One shard is the whole table.
 #[unsafe(no_mangle)]
@@ -138,15 +154,12 @@ pub unsafe extern "C" fn slackline_shard_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (table, begin, end) = unsafe {
-            (options::table(tensors, tensor_count)?, Out::new(begin, "begin")?, Out::new(end, "end")?)
-        };
+        let (table, out) = unsafe { (options::table(tensors, tensor_count)?, OutRange::new(begin, end)?) };
         let ranges = table.shards(usize::from(shards))?;
         let range = ranges.get(usize::from(shard)).ok_or_else(|| {
             error::Failure::bad_argument(format!("there is no shard {shard} of {shards}: they count from 0"))
         })?;
-        begin.set(range.start);
-        end.set(range.end);
+        out.set(range.clone());
         Ok(())
     })
 }

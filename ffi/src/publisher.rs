@@ -16,6 +16,7 @@ use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice,
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_publisher_status;
+use crate::table::{OutRange, range_of};
 
 /// Publishes versions of a table that its owner made itself. Unless `background` was set in its options, it has no
 /// thread that looks after readers: it does while `slackline_publisher_progress`, `serve`, `wait` or `publish` is
@@ -136,6 +137,13 @@ impl Looked {
         }
     }
 
+    fn table(&self) -> Table {
+        match self {
+            Looked::ByCalls(publisher) => publisher.table().clone(),
+            Looked::ByThread(publisher, _) => publisher.table(),
+        }
+    }
+
     fn status(&self) -> slackline_publisher_status {
         let (version, epoch) = match self {
             Looked::ByCalls(publisher) => (publisher.version(), publisher.epoch()),
@@ -242,13 +250,12 @@ pub unsafe extern "C" fn slackline_publisher_create(
 ) -> slackline_status {
     let begin = || {
         // SAFETY: the contract.
-        let (address, table, options) = unsafe {
-            let (address, table) =
-                (options::listen_address(address)?, options::table(tensors, tensor_count)?);
-            (address, table, sized_or_default(options, "options")?)
-        };
+        let (address, options) =
+            unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
+        // SAFETY: the contract.
+        let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
@@ -269,6 +276,24 @@ pub unsafe extern "C" fn slackline_publisher_address(
         let out = unsafe { Out::new(address, "address")? };
         // SAFETY: the contract.
         out.set(unsafe { with(publisher, |publishing| Ok(publishing.address.as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Finds which bytes of a version tensor number `tensor` is: where it lies in what `slackline_publisher_begin` lends
+/// and `slackline_publisher_publish` takes, as the `alignment` in the options has it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_publisher_tensor_range(
+    publisher: *const slackline_publisher,
+    tensor: usize,
+    begin: *mut u64,
+    end: *mut u64,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let out = unsafe { OutRange::new(begin, end)? };
+        // SAFETY: the contract.
+        out.set(unsafe { with(publisher, |publishing| range_of(&publishing.publisher.table(), tensor))? });
         Ok(())
     })
 }

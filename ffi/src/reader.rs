@@ -1,9 +1,10 @@
 //! The reader: see [`slackline::Reader`].
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::{Fresh, Named, Reader, Version, scheme::Bound};
+use slackline::internals::node::Asked;
+use slackline::{Fresh, Named, Reader, Version, VolatileSlice, Wanted, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
@@ -12,7 +13,7 @@ use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_fresh;
-use crate::table::Tensors;
+use crate::table::{OutRange, Tensors};
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
 /// lives.
@@ -25,6 +26,12 @@ pub struct slackline_reader(Handle<Reading>);
 pub(crate) struct Reading {
     pub(crate) reader: Reader<NamedFabric>,
     tensors: Tensors,
+    /// How the refresh was asked for that has begun and was not waited for.
+    begun: Option<Asked>,
+    /// The last read that is no snapshot: how it was asked for, and which version came.
+    last: Option<(Asked, Fresh)>,
+    /// The record that was lent last.
+    certificate: CString,
 }
 
 impl Reading {
@@ -37,6 +44,48 @@ impl Reading {
                 "cannot read now: a version is pinned; call slackline_reader_unpin first",
             )),
         }
+    }
+
+    /// Reads what is wanted by `operation`, and puts it on record. `is_refresh` is as for
+    /// [`Reader::begin_record`](slackline::Reader::begin_record).
+    fn read(
+        &mut self,
+        (wanted, is_refresh): (Wanted, bool),
+        operation: impl FnOnce(&mut Reader<NamedFabric>) -> Result<Fresh, Failure>,
+    ) -> Result<Fresh, Failure> {
+        let reader = self.unpinned()?;
+        let asked = reader.begin_record(wanted, is_refresh);
+        let fresh = operation(reader);
+        self.forget();
+        self.end(asked, fresh?)
+    }
+
+    /// Forgets the reads that were on record: what they gave is void.
+    pub(crate) fn forget(&mut self) {
+        (self.begun, self.last) = (None, None);
+    }
+
+    /// The record of the last read, of which these are the bytes.
+    pub(crate) fn certify(&mut self, bytes: VolatileSlice<'_>) -> Result<*const c_char, Failure> {
+        let no_read =
+            "there is no read to put on record: call refresh, pull or pin first, or ask the snapshot";
+        let (asked, fresh) = self.last.ok_or_else(|| Failure::new(slackline_status::OutOfTurn, no_read))?;
+        let expected =
+            self.reader.held().map_or(self.reader.copied_table().bytes() as usize, |held| held.len());
+        if bytes.len() != expected {
+            let given = bytes.len();
+            return Err(Failure::bad_argument(format!("{given} bytes were given: the read gave {expected}")));
+        }
+        let certificate = self.reader.certify(asked, &fresh, bytes);
+        // JSON has no zero in its text.
+        self.certificate = CString::new(certificate.to_string()).unwrap_or_default();
+        Ok(self.certificate.as_ptr())
+    }
+
+    /// Puts the end of a read on record.
+    fn end(&mut self, asked: Asked, fresh: Fresh) -> Result<Fresh, Failure> {
+        self.last = Some((self.reader.end_record(asked), fresh));
+        Ok(fresh)
     }
 }
 
@@ -65,14 +114,14 @@ pub unsafe extern "C" fn slackline_reader_connect(
         let (address, options) =
             unsafe { (options::address(address)?, sized_or_default(options, "options")?) };
         // SAFETY: the contract.
-        let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+        let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
         let timeout = Duration::from_millis(timeout_ms);
-        let reader = Reader::connect(fabric, &address, options.translate(), timeout)?;
+        let reader = Reader::connect(fabric, &address, options.translate()?, timeout)?;
         let tensors = Tensors::of(reader.table())?;
-        Ok(Reading { reader, tensors })
+        Ok(Reading { reader, tensors, begun: None, last: None, certificate: CString::default() })
     };
     // SAFETY: the contract.
     unsafe { create(reader, connect) }
@@ -113,8 +162,9 @@ pub unsafe extern "C" fn slackline_reader_refresh(
     fresh: *mut slackline_fresh,
 ) -> slackline_status {
     let timeout = Duration::from_millis(timeout_ms);
+    let wanted = (Wanted::newest().max_staleness(max_staleness), true);
     // SAFETY: the contract.
-    call(|| unsafe { refresh(reader, fresh, |reader| Ok(reader.refresh(max_staleness, timeout)?)) })
+    call(|| unsafe { read(reader, wanted, fresh, |reader| Ok(reader.refresh(max_staleness, timeout)?)) })
 }
 
 /// Waits for `version` or a newer one, and copies the newest; otherwise as `slackline_reader_refresh`.
@@ -125,25 +175,25 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
     timeout_ms: u64,
     fresh: *mut slackline_fresh,
 ) -> slackline_status {
-    let timeout = Duration::from_millis(timeout_ms);
+    let (version, timeout) = (Version::new(version), Duration::from_millis(timeout_ms));
+    let wanted = (Wanted::at_least(version), true);
     // SAFETY: the contract.
-    call(|| unsafe {
-        refresh(reader, fresh, |reader| Ok(reader.refresh_to(Version::new(version), timeout)?))
-    })
+    call(|| unsafe { read(reader, wanted, fresh, |reader| Ok(reader.refresh_to(version, timeout)?)) })
 }
 
 /// # Safety
 ///
 /// The contract.
-unsafe fn refresh(
+unsafe fn read(
     reader: *mut slackline_reader,
+    wanted: (Wanted, bool),
     fresh: *mut slackline_fresh,
     operation: impl FnOnce(&mut Reader<NamedFabric>) -> Result<Fresh, Failure>,
 ) -> Result<(), Failure> {
     // SAFETY: the contract.
     let out = unsafe { SizedOut::wanted(fresh, "fresh")? };
     // SAFETY: the contract.
-    let fresh = unsafe { with(reader, |reading| operation(reading.unpinned()?))? };
+    let fresh = unsafe { with(reader, |reading| reading.read(wanted, operation))? };
     tell(out, fresh);
     Ok(())
 }
@@ -164,7 +214,10 @@ pub unsafe extern "C" fn slackline_reader_begin_refresh(
 ) -> slackline_status {
     call(|| {
         let begin = |reading: &mut Reading| {
-            reading.unpinned()?.begin_refresh(max_staleness);
+            let reader = reading.unpinned()?;
+            let asked = reader.begin_record(Wanted::newest().max_staleness(max_staleness), true);
+            reader.begin_refresh(max_staleness);
+            (reading.begun, reading.last) = (Some(asked), None);
             Ok(())
         };
         // SAFETY: the contract.
@@ -185,8 +238,15 @@ pub unsafe extern "C" fn slackline_reader_poll(
     call(|| {
         // SAFETY: the contract.
         let (is_done, out) = unsafe { (Out::new(done, "done")?, SizedOut::wanted(fresh, "fresh")?) };
+        let poll = |reading: &mut Reading| match reading.reader.poll(slackline::now())? {
+            Some(fresh) => match reading.begun.take() {
+                Some(asked) => reading.end(asked, fresh).map(Some),
+                None => Ok(Some(fresh)),
+            },
+            None => Ok(None),
+        };
         // SAFETY: the contract.
-        let fresh = unsafe { with(reader, |reading| Ok(reading.reader.poll(slackline::now())?))? };
+        let fresh = unsafe { with(reader, poll)? };
         is_done.set(fresh.is_some().into());
         if let Some(fresh) = fresh {
             tell(out, fresh);
@@ -231,8 +291,9 @@ pub unsafe extern "C" fn slackline_reader_pull(
     call(|| {
         // SAFETY: the contract.
         let into = unsafe { slice_mut(bytes.cast::<u8>(), len, "bytes")? };
+        let wanted = (Wanted::newest().max_staleness(max_staleness), false);
         // SAFETY: the contract.
-        unsafe { refresh(reader, fresh, |reader| Ok(reader.pull_into(into, max_staleness, timeout)?)) }
+        unsafe { read(reader, wanted, fresh, |reader| Ok(reader.pull_into(into, max_staleness, timeout)?)) }
     })
 }
 
@@ -270,9 +331,9 @@ pub unsafe extern "C" fn slackline_reader_pin(
     call(|| {
         // SAFETY: the contract.
         let out = unsafe { OutArray::new(bytes, len, "bytes")? };
-        let timeout = Duration::from_millis(timeout_ms);
+        let (version, timeout) = (Version::new(version), Duration::from_millis(timeout_ms));
         let pin = |reader: &mut Reader<NamedFabric>| {
-            reader.hold(Bound::version(Version::new(version)), timeout)?;
+            reader.hold(Bound::version(version), timeout)?;
             let held = reader.held().zip(reader.held_fresh());
             let (memory, fresh) =
                 held.ok_or_else(|| Failure::new(slackline_status::Internal, "no frame is held"))?;
@@ -280,7 +341,7 @@ pub unsafe extern "C" fn slackline_reader_pin(
             Ok(fresh)
         };
         // SAFETY: the contract.
-        unsafe { refresh(reader, fresh, pin) }
+        unsafe { read(reader, (Wanted::at_least(version), false), fresh, pin) }
     })
 }
 
@@ -346,11 +407,9 @@ pub unsafe extern "C" fn slackline_reader_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (begin, end) = unsafe { (Out::new(begin, "begin")?, Out::new(end, "end")?) };
+        let out = unsafe { OutRange::new(begin, end)? };
         // SAFETY: the contract.
-        let range = unsafe { with(reader, |reading| Ok(reading.reader.range()))? };
-        begin.set(range.start);
-        end.set(range.end);
+        out.set(unsafe { with(reader, |reading| Ok(reading.reader.range()))? });
         Ok(())
     })
 }

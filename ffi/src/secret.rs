@@ -23,7 +23,7 @@ pub unsafe extern "C" fn slackline_reading_secret(
     call(|| {
         // SAFETY: the contract.
         let (secret, to) = unsafe {
-            (options::secret(secret, secret_file)?, slice_mut(reading.cast::<u8>(), room, "reading")?)
+            (options::secret(secret, secret_file, 0)?, slice_mut(reading.cast::<u8>(), room, "reading")?)
         };
         let missing = "there is no secret to make a reader's of: give the job one";
         let secret = secret.read()?.ok_or_else(|| Failure::bad_argument(missing))?.reading();

@@ -3,13 +3,12 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::{Server, ServerStatus, Version, now};
+use slackline::{Server, ServerStatus, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
 use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
-use crate::options::{self, SLACKLINE_NO_VERSION, slackline_server_options, slackline_tensor};
-use crate::scheme::SLACKLINE_NO_STALENESS;
+use crate::options::{self, slackline_server_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized};
 use crate::status::slackline_server_status;
 
@@ -70,8 +69,9 @@ pub unsafe extern "C" fn slackline_server_create(
             (address, table, initial, sized(options, "options")?)
         };
         // SAFETY: the contract.
-        let (secret, translated) =
-            unsafe { (options::secret(options.secret, options.secret_file)?, options.translate()?) };
+        let (secret, translated) = unsafe {
+            (options::secret(options.secret, options.secret_file, options.encrypt)?, options.translate()?)
+        };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let server = match options.resume(&translated)? {
             Some(checkpoint) => Server::resume(fabric, &address, table, checkpoint, translated)?,
@@ -174,41 +174,12 @@ pub unsafe extern "C" fn slackline_server_get_status(
         // SAFETY: the contract.
         let out = unsafe { SizedOut::new(status, "status")? };
         // SAFETY: the contract.
-        let (status, epoch, follows) = unsafe {
-            with(server, |Serving { server, .. }| Ok((server.status(), server.epoch(), server.follows())))?
+        let status = unsafe {
+            with(server, |Serving { server, .. }| {
+                Ok(slackline_server_status::of(&server.status(), server.epoch(), server.follows()))
+            })?
         };
-        let version =
-            |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.get());
-        out.set(slackline_server_status {
-            size: size_of::<slackline_server_status>(),
-            version: status.version.get(),
-            smallest_clock: status.smallest_clock.get(),
-            workers: status.workers as u64,
-            readers: status.readers as u64,
-            joined: status.joined,
-            left: status.left,
-            refused: status.refused,
-            folded: status.folded,
-            dropped: status.dropped,
-            loss: status.loss.unwrap_or(f64::NAN),
-            voided: status.voided,
-            non_finite: status.non_finite,
-            checkpointed: version(status.checkpointed),
-            checkpoints_failed: status.checkpoints_failed,
-            interrupts: status.interrupts,
-            epoch,
-            gradients: status.gradients,
-            diverged: version(status.diverged),
-            misbehaved: status.misbehaved,
-            lost_updates: status.lost_updates.unwrap_or(0),
-            waits_for: status.waits_for.unwrap_or(0),
-            mean_norm_squared: status.mean_norm_squared.unwrap_or(f64::NAN),
-            variance: status.variance.unwrap_or(f64::NAN),
-            follows: follows.into(),
-            missing: status.missing,
-            access_violations: status.access_violations,
-            staleness_bound: status.staleness_bound.unwrap_or(SLACKLINE_NO_STALENESS),
-        });
+        out.set(status);
         Ok(())
     })
 }

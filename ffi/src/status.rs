@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use slackline::{Fresh, Worker};
+use slackline::{Fresh, ServerStatus, Version, Worker};
 
 use crate::fabric::Fabric;
+use crate::options::SLACKLINE_NO_VERSION;
+use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
 /// The state of a server. Set `size` before the call that fills it.
@@ -71,6 +73,13 @@ pub struct slackline_server_status {
     /// Most versions by which a gradient's parameters may be behind now; `SLACKLINE_NO_STALENESS` where the scheme does
     /// not bound that.
     pub staleness_bound: u64,
+    /// RDMA devices side by side that connections have lost, and gone on over the others.
+    pub rails_lost: u64,
+    /// The sum, over the gradients that this incarnation folded in, of the versions that were made between the one that
+    /// a gradient was computed on and the one that it is in.
+    pub versions_behind: u64,
+    /// Those of them that were computed on the version before the one that they are in.
+    pub fresh: u64,
 }
 
 /// The state of a worker. Set `size` before the call that fills it.
@@ -251,6 +260,47 @@ impl Measured for slackline_fresh {
     const FIRST: usize = 48;
 }
 
+impl slackline_server_status {
+    /// `follows` says whether the server of shard 0 decides for this one.
+    pub(crate) fn of(status: &ServerStatus, epoch: u64, follows: bool) -> Self {
+        let version =
+            |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.get());
+        slackline_server_status {
+            size: size_of::<Self>(),
+            version: status.version.get(),
+            smallest_clock: status.smallest_clock.get(),
+            workers: status.workers as u64,
+            readers: status.readers as u64,
+            joined: status.joined,
+            left: status.left,
+            refused: status.refused,
+            folded: status.folded,
+            dropped: status.dropped,
+            loss: status.loss.unwrap_or(f64::NAN),
+            voided: status.voided,
+            non_finite: status.non_finite,
+            checkpointed: version(status.checkpointed),
+            checkpoints_failed: status.checkpoints_failed,
+            interrupts: status.interrupts,
+            epoch,
+            gradients: status.gradients,
+            diverged: version(status.diverged),
+            misbehaved: status.misbehaved,
+            lost_updates: status.lost_updates.unwrap_or(0),
+            waits_for: status.waits_for.unwrap_or(0),
+            mean_norm_squared: status.mean_norm_squared.unwrap_or(f64::NAN),
+            variance: status.variance.unwrap_or(f64::NAN),
+            follows: follows.into(),
+            missing: status.missing,
+            access_violations: status.access_violations,
+            staleness_bound: status.staleness_bound.unwrap_or(SLACKLINE_NO_STALENESS),
+            rails_lost: status.rails_lost,
+            versions_behind: status.versions_behind,
+            fresh: status.fresh,
+        }
+    }
+}
+
 impl slackline_worker_status {
     pub(crate) fn of(worker: &Worker<Fabric>) -> Self {
         let statistics = worker.statistics();
@@ -285,4 +335,17 @@ impl slackline_staleness {
 
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_tells_of_the_rails_that_it_has_lost_and_of_versions() {
+        let lost = ServerStatus { rails_lost: 3, versions_behind: 5, fresh: 4, ..ServerStatus::default() };
+        let status = slackline_server_status::of(&lost, 7, true);
+        assert_eq!((status.rails_lost, status.versions_behind, status.fresh), (3, 5, 4));
+        assert_eq!((status.epoch, status.follows), (7, 1));
+    }
 }

@@ -1,6 +1,7 @@
 //! Tables as C reads them.
 
 use std::ffi::CString;
+use std::ops::Range;
 
 use slackline::Table;
 
@@ -54,8 +55,39 @@ impl Tensors {
     }
 }
 
+/// The out-parameters for a range of bytes.
+pub(crate) struct OutRange {
+    begin: Out<u64>,
+    end: Out<u64>,
+}
+
+impl OutRange {
+    /// # Safety
+    ///
+    /// As for [`Out::new`], for both.
+    pub(crate) unsafe fn new(begin: *mut u64, end: *mut u64) -> Result<OutRange, Failure> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { OutRange { begin: Out::new(begin, "begin")?, end: Out::new(end, "end")? } })
+    }
+
+    pub(crate) fn set(&self, range: Range<u64>) {
+        self.begin.set(range.start);
+        self.end.set(range.end);
+    }
+}
+
+/// The bytes of one tensor in its table's flat space.
+pub(crate) fn range_of(table: &Table, tensor: usize) -> Result<Range<u64>, Failure> {
+    let tensors = table.tensors();
+    tensors.get(tensor).map(|tensor| tensor.range()).ok_or_else(|| {
+        let count = tensors.len();
+        Failure::bad_argument(format!("there is no tensor {tensor} of {count}: they count from 0"))
+    })
+}
+
 /// Finds which bytes of the flat space tensor number `tensor` is, in a table that this program lays out itself: tensors
-/// lie one after the other. `slackline_reader_tensor_range` finds those of a table that another program has laid out.
+/// lie one after the other. `slackline_publisher_tensor_range` finds those of a table with an `alignment`, and
+/// `slackline_reader_tensor_range` those of a table that another program has laid out.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tensor_range(
     tensors: *const slackline_tensor,
@@ -66,14 +98,8 @@ pub unsafe extern "C" fn slackline_tensor_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (table, begin, end) = unsafe {
-            (options::table(tensors, tensor_count)?, Out::new(begin, "begin")?, Out::new(end, "end")?)
-        };
-        let range = table.tensors().get(tensor).map(|tensor| tensor.range()).ok_or_else(|| {
-            Failure::bad_argument(format!("there is no tensor {tensor} of {tensor_count}: they count from 0"))
-        })?;
-        begin.set(range.start);
-        end.set(range.end);
+        let (table, out) = unsafe { (options::table(tensors, tensor_count)?, OutRange::new(begin, end)?) };
+        out.set(range_of(&table, tensor)?);
         Ok(())
     })
 }

@@ -26,7 +26,8 @@ pub(crate) struct Sharing {
 opaque!(slackline_tables: Sharing);
 
 /// Begins to listen at `address`, which is as for a publisher; `secret` and `secret_file` are those of the options of a
-/// publisher. The tables are the caller's, to be destroyed; on failure it is NULL.
+/// publisher; versions are encrypted over TCP if SLACKLINE_TCP_ENCRYPT is 1. The tables are the caller's, to be
+/// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tables_listen(
     address: *const c_char,
@@ -37,7 +38,7 @@ pub unsafe extern "C" fn slackline_tables_listen(
     let listen = || {
         // SAFETY: the contract.
         let (address, secret) =
-            unsafe { (options::listen_address(address)?, options::secret(secret, secret_file)?) };
+            unsafe { (options::listen_address(address)?, options::secret(secret, secret_file, 0)?) };
         let fabric = fabric(secret, std::slice::from_ref(&address))?;
         let tables = Tables::listen(fabric, &address).map_err(slackline::Error::from)?;
         let address = CString::new(tables.address().to_string()).unwrap_or_default();
@@ -63,7 +64,8 @@ pub unsafe extern "C" fn slackline_tables_address(
 }
 
 /// Begins to serve a table there, by the name that `options->table` has, which no other one has. Otherwise as
-/// `slackline_publisher_create`, but for the secret, which is that of the tables. The publisher may outlive them.
+/// `slackline_publisher_create`, but for the secret and its encryption, which are those of the tables. The publisher
+/// may outlive them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_tables_publisher(
     tables: *const slackline_tables,
@@ -74,8 +76,9 @@ pub unsafe extern "C" fn slackline_tables_publisher(
 ) -> slackline_status {
     let begin = || {
         // SAFETY: the contract.
-        let (table, options) =
-            unsafe { (options::table(tensors, tensor_count)?, sized_or_default(options, "options")?) };
+        let options = unsafe { sized_or_default(options, "options")? };
+        // SAFETY: the contract.
+        let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
         let begin = |sharing: &mut Sharing| {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use slackline::internals::trace::{TraceChecker, TraceRecord, Violation};
 
 use crate::error::{Failure, slackline_status};
-use crate::handle::{Out, call, slice, slice_mut, text, with};
+use crate::handle::{Out, call, slice, slice_mut, text, volatile, with};
 use crate::publisher::{Publishing, slackline_publisher};
+use crate::reader::{Reading, slackline_reader};
 use crate::sized::{Measured, SizedOut};
 use crate::weights::slackline_snapshot;
 
@@ -63,8 +64,8 @@ unsafe fn record(
 }
 
 /// Lends the record of the read: one line of JSON without its end, which says what was asked for, what came, and when.
-/// The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed. Other
-/// reads than snapshots have no record.
+/// The first call takes the SHA-256 of each tensor that was read whole. Valid until the snapshot is destroyed.
+/// `slackline_reader_certificate` has the records of other reads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_snapshot_certificate(
     snapshot: *const slackline_snapshot,
@@ -75,6 +76,29 @@ pub unsafe extern "C" fn slackline_snapshot_certificate(
         let out = unsafe { Out::new(certificate, "certificate")? };
         // SAFETY: the contract.
         out.set(unsafe { with(snapshot, |held| Ok(held.certificate().as_ptr()))? });
+        Ok(())
+    })
+}
+
+/// Lends the record of the reader's last read that is no snapshot, a refresh, pull or pin which has succeeded, as
+/// `slackline_snapshot_certificate` does. `bytes` and `len` are what that read gave: the memory that
+/// `slackline_reader_bytes` or `slackline_reader_pin` lends, or that `slackline_reader_pull` has filled. Of a pinned
+/// version ask `slackline_reader_is_intact` afterwards. Refreshes are on record as the reads of a reader of their own,
+/// since they keep a copy that is fresh enough. Valid until the next call of this function or destroy of this reader.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_certificate(
+    reader: *mut slackline_reader,
+    bytes: *const c_void,
+    len: usize,
+    certificate: *mut *const c_char,
+) -> slackline_status {
+    call(|| {
+        // SAFETY: the contract.
+        let (bytes, out) =
+            unsafe { (volatile(bytes.cast::<u8>(), len, "bytes")?, Out::new(certificate, "certificate")?) };
+        let certify = |reading: &mut Reading| reading.certify(bytes);
+        // SAFETY: the contract.
+        out.set(unsafe { with(reader, certify)? });
         Ok(())
     })
 }

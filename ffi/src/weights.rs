@@ -5,20 +5,21 @@ use std::ops::Range;
 use std::time::Duration;
 
 use slackline::{
-    Address, Mixed, Named, PublisherOptions, Relay, Selection, Snapshot, Version, VersionTag, Wanted,
+    Address, Mixed, Named, PublisherOptions, ReaderStatus, Relay, Selection, Snapshot, Version, VersionTag,
+    Wanted,
 };
 
-use crate::error::{Failure, slackline_status, status_of};
+use crate::error::{Failure, slackline_status};
 use crate::fabric::fabric;
 use crate::handle::{
-    Handle, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
+    Handle, Opaque, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
 };
 use crate::options::{self, SLACKLINE_NO_VERSION, slackline_publisher_options, slackline_tensor};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{SizedOut, sized_or_default};
 use crate::status::{slackline_fresh, slackline_reader_status, slackline_tag};
-use crate::table::Tensors;
+use crate::table::{OutRange, Tensors, range_of};
 
 /// Any number of versions behind the newest.
 pub const SLACKLINE_ANY_STALENESS: u64 = 0xffff_ffff_ffff_ffff;
@@ -49,19 +50,33 @@ pub unsafe extern "C" fn slackline_publisher_readers(
     room: usize,
     count: *mut usize,
 ) -> slackline_status {
-    call(|| {
-        // SAFETY: the contract.
-        let (to, count) = unsafe { (slice_mut(statuses, room, "statuses")?, Out::new(count, "count")?) };
-        // SAFETY: the contract.
-        let readers = unsafe { with(publisher, |publishing| Ok(publishing.readers()))? };
-        for (to, reader) in to.iter_mut().zip(&readers) {
-            let number = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, Version::get);
-            let (holds, pins) = (number(reader.holds), number(reader.pins));
-            *to = slackline_reader_status { peer: reader.peer.into(), holds, pins, behind: reader.behind };
-        }
-        count.set(readers.len());
-        Ok(())
-    })
+    // SAFETY: the contract.
+    call(|| unsafe { readers(publisher, Publishing::readers, statuses, room, count) })
+}
+
+/// Writes the statuses of the readers that `ask` finds.
+///
+/// # Safety
+///
+/// The contract.
+unsafe fn readers<H: Opaque>(
+    owner: *const H,
+    ask: impl FnOnce(&H::Value) -> Vec<ReaderStatus>,
+    statuses: *mut slackline_reader_status,
+    room: usize,
+    count: *mut usize,
+) -> Result<(), Failure> {
+    // SAFETY: the contract.
+    let (to, count) = unsafe { (slice_mut(statuses, room, "statuses")?, Out::new(count, "count")?) };
+    // SAFETY: the contract.
+    let readers = unsafe { with(owner, |owner| Ok(ask(owner)))? };
+    for (to, reader) in to.iter_mut().zip(&readers) {
+        let number = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, Version::get);
+        let (holds, pins) = (number(reader.holds), number(reader.pins));
+        *to = slackline_reader_status { peer: reader.peer.into(), holds, pins, behind: reader.behind };
+    }
+    count.set(readers.len());
+    Ok(())
 }
 
 /// Waits until at least `readers` readers hold `version` or a newer one, as a copy or in place, and looks after readers
@@ -152,7 +167,9 @@ pub unsafe extern "C" fn slackline_reader_select(
                 };
             }
             let selection = if slices.is_empty() { None } else { Some(selection.build()?) };
-            Ok(reader.select(selection)?)
+            reader.select(selection)?;
+            reading.forget();
+            Ok(())
         };
         // SAFETY: the contract.
         unsafe { with(reader, select) }
@@ -170,19 +187,9 @@ pub unsafe extern "C" fn slackline_reader_tensor_range(
 ) -> slackline_status {
     call(|| {
         // SAFETY: the contract.
-        let (begin, end) = unsafe { (Out::new(begin, "begin")?, Out::new(end, "end")?) };
-        let find = |reading: &mut Reading| {
-            let tensors = reading.reader.table().tensors();
-            let found = tensors.get(tensor).map(|tensor| tensor.range());
-            found.ok_or_else(|| {
-                let count = tensors.len();
-                Failure::bad_argument(format!("there is no tensor {tensor} of {count}: they count from 0"))
-            })
-        };
+        let out = unsafe { OutRange::new(begin, end)? };
         // SAFETY: the contract.
-        let range = unsafe { with(reader, find)? };
-        begin.set(range.start);
-        end.set(range.end);
+        out.set(unsafe { with(reader, |reading| range_of(reading.reader.table(), tensor))? });
         Ok(())
     })
 }
@@ -199,8 +206,13 @@ pub unsafe extern "C" fn slackline_reader_reconnect(
         // SAFETY: the contract.
         let address = unsafe { options::address(address)? };
         let timeout = Duration::from_millis(timeout_ms);
+        let reconnect = |reading: &mut Reading| {
+            reading.unpinned()?.reconnect(&address, timeout)?;
+            reading.forget();
+            Ok(())
+        };
         // SAFETY: the contract.
-        unsafe { with(reader, |reading| Ok(reading.unpinned()?.reconnect(&address, timeout)?)) }
+        unsafe { with(reader, reconnect) }
     })
 }
 
@@ -419,7 +431,7 @@ unsafe fn passing(
     let (address, options) =
         unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
     // SAFETY: the contract.
-    let secret = unsafe { options::secret(options.secret, options.secret_file)? };
+    let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
     let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();
     // SAFETY: the contract.
     let name = unsafe { options::table_name(options.table)? };
@@ -444,7 +456,8 @@ pub unsafe extern "C" fn slackline_relay_address(
     })
 }
 
-/// Sets `version` to the newest version that the relay serves. A relay that has ended fails with its reason.
+/// Sets `version` to the newest version that the relay serves. Of a relay that has ended the call fails with the status
+/// and the message of the cause.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_relay_version(
     relay: *const slackline_relay,
@@ -454,13 +467,26 @@ pub unsafe extern "C" fn slackline_relay_version(
         // SAFETY: the contract.
         let out = unsafe { Out::new(version, "version")? };
         let ask = |passing: &mut Passing| match passing.relay.failure() {
-            Some(failure) => Err(Failure::of(status_of(&failure), &*failure)),
+            Some(failure) => Err(Failure::of_node(&failure)),
             None => Ok(passing.relay.version().get()),
         };
         // SAFETY: the contract.
         out.set(unsafe { with(relay, ask)? });
         Ok(())
     })
+}
+
+/// Writes the statuses of at most `room` readers of the relay to `statuses`, and the number of all that are in to
+/// `count`. Those of a relay that has ended are the last ones that it had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_relay_readers(
+    relay: *const slackline_relay,
+    statuses: *mut slackline_reader_status,
+    room: usize,
+    count: *mut usize,
+) -> slackline_status {
+    // SAFETY: the contract.
+    call(|| unsafe { readers(relay, |passing| passing.relay.readers(), statuses, room, count) })
 }
 
 /// Ends the relay; its readers are told. NULL does nothing.

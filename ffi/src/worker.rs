@@ -113,8 +113,9 @@ pub unsafe extern "C" fn slackline_worker_connect(
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")? };
         // SAFETY: the contract.
-        let (secret, options) =
-            unsafe { (options::secret(options.secret, options.secret_file)?, options.translate()?) };
+        let (secret, options) = unsafe {
+            (options::secret(options.secret, options.secret_file, options.encrypt)?, options.translate()?)
+        };
         // SAFETY: the contract.
         let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);

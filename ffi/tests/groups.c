@@ -136,6 +136,85 @@ static void two_members_average_in_place(int tcp)
         CHECK(close(to_member[len / 2][len % 2]) == 0);
 }
 
+/* ------------------------------------------------------------------ training */
+
+/* The gradient of (p - target)^2 / 2, or NULL: gives up. */
+static uint32_t compute(void *target, uint64_t step, const float *parameters, float *gradient, size_t len, float *loss)
+{
+    size_t index;
+
+    CHECK(len == ELEMENTS && *loss == 0);
+    if (target == NULL)
+        return 1;
+    for (index = 0; index < len; index++)
+        gradient[index] = parameters[index] - *(float *)target;
+    *loss = (float)step + 0.5f;
+    return 0;
+}
+
+/* Two steps at a rate of 1/2, then an average. */
+static void train(size_t rank, int tcp)
+{
+    const size_t both[] = {0, 1};
+    struct slackline_server_options options = server_options();
+    struct slackline_group *group = meet(rank, tcp);
+    struct slackline_group_status status;
+    struct slackline_advance advance;
+    float target = rank == 0 ? 0 : 4;
+    int step;
+
+    fill(group, 8);
+    advance.size = sizeof advance;
+    EXPECT(OUT_OF_TURN, slackline_group_advance(group, compute, &target, TIMEOUT_MS, &advance));
+    CHECK(said("slackline_group_train"));
+    EXPECT(BAD_ARGUMENT, slackline_group_train(group, &options));
+    CHECK(said("use ds-sync"));
+    options.scheme = "ds-sync(group=4)";
+    EXPECT(BAD_ARGUMENT, slackline_group_train(group, &options));
+    options.scheme = "ds-sync(group=2, partition=random, seed=7, period=2)";
+    options.learning_rate = 0.5f;
+    OK(slackline_group_train(group, &options));
+    EXPECT(OUT_OF_TURN, slackline_group_train(group, &options));
+    EXPECT(OUT_OF_TURN, slackline_group_average(group, 0, both, 2, TIMEOUT_MS, NULL));
+    EXPECT(OUT_OF_TURN, slackline_group_abandon(group, NULL));
+    EXPECT(BAD_ARGUMENT, slackline_group_advance(group, NULL, NULL, TIMEOUT_MS, NULL));
+    OK(slackline_group_advance(group, compute, NULL, TIMEOUT_MS, &advance));
+    CHECK(advance.kind == SLACKLINE_ADVANCE_KIND_GAVE_UP && advance.clock == 0 && isnan(advance.loss));
+    all_are(group, 8);
+    for (step = 0; step < 2; step++) {
+        OK(slackline_group_advance(group, compute, &target, TIMEOUT_MS, &advance));
+        CHECK(advance.kind == SLACKLINE_ADVANCE_KIND_STEPPED && advance.clock == (uint64_t)step + 1);
+        CHECK(advance.loss == step + 0.5 && advance.averages_next == (uint64_t)step);
+    }
+    all_are(group, rank == 0 ? 2 : 5);
+    OK(slackline_group_advance(group, compute, NULL, TIMEOUT_MS, &advance));
+    CHECK(advance.kind == SLACKLINE_ADVANCE_KIND_AVERAGED && advance.round == 0 && !advance.averages_next);
+    all_are(group, 3.5f);
+    status.size = sizeof status;
+    OK(slackline_group_get_status(group, &status));
+    CHECK(status.rounds == 1 && status.skipped == 0);
+    OK(slackline_group_leave(group, TIMEOUT_MS));
+    EXPECT(OUT_OF_TURN, slackline_group_advance(group, compute, &target, TIMEOUT_MS, NULL));
+    slackline_group_destroy(group);
+}
+
+static void two_members_train_by_ds_sync(int tcp)
+{
+    pid_t child;
+    int end;
+
+    CHECK(pipe(to_member[0]) == 0 && pipe(to_member[1]) == 0);
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    train(child == 0, tcp);
+    if (child == 0)
+        exit(0);
+    join(child);
+    for (end = 0; end < 4; end++)
+        CHECK(close(to_member[end / 2][end % 2]) == 0);
+}
+
 static void the_groups_of_ds_sync_are_those_of_the_paper(void)
 {
     size_t ranks[2], count;
@@ -225,6 +304,8 @@ int main(void)
     the_groups_of_ds_sync_are_those_of_the_paper();
     two_members_average_in_place(0);
     two_members_average_in_place(1);
+    two_members_train_by_ds_sync(0);
+    two_members_train_by_ds_sync(1);
     a_publisher_waits_for_readers_to_come_and_go();
     puts("all checks passed");
     return 0;

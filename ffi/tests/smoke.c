@@ -94,6 +94,7 @@ static void a_server_and_a_worker_train_a_quadratic(int tcp)
     OK(slackline_server_get_status(server, &status));
     CHECK(status.version == CLOCKS && status.smallest_clock >= CLOCKS && status.folded == CLOCKS);
     CHECK(status.joined == 1 && status.left == 1 && status.workers == 0 && status.dropped == 0);
+    CHECK(status.fresh == CLOCKS && status.versions_behind == 0 && status.rails_lost == 0);
     /* The distance before the last step, squared and halved, in each element. */
     CHECK(fabs(status.loss - ELEMENTS * ldexp(0.5, -2 * (CLOCKS - 1))) < 1e-12);
     EXPECT(BAD_ARGUMENT, slackline_server_parameters(server, parameters, ELEMENTS + 1));

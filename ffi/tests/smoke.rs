@@ -13,7 +13,10 @@ fn library(name: &str) -> PathBuf {
 }
 
 /// The programs; `check.h` is what they share.
-const PROGRAMS: [&str; 8] = ["smoke", "ages", "nodes", "weights", "traces", "steps", "groups", "schemes"];
+const PROGRAMS: [&str; 11] = [
+    "smoke", "ages", "settings", "nodes", "weights", "traces", "steps", "jobs", "groups", "schemes",
+    "weighing",
+];
 
 /// Compiles all programs with `link`, runs them, and shows all that one says if it fails.
 fn build_and_run(kind: &str, link: &[&str], library_path: Option<&Path>) {

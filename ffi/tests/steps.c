@@ -361,9 +361,99 @@ static void a_worker_connects_again_to_a_server_that_came_back(void)
     CHECK(unlink(file) == 0 && rmdir(folder) == 0);
 }
 
+/* ------------------------------------------------------------------ local steps */
+
+/* Gives up at a step, or never. */
+struct computing {
+    struct slackline_worker *worker;
+    uint64_t gives_up_at, steps;
+};
+
+static uint32_t compute(void *context, uint64_t step, const float *parameters, float *gradient, size_t len, float *loss)
+{
+    struct computing *computing = context;
+    uint32_t stop = 1;
+    size_t index;
+
+    CHECK(step == computing->steps++ && len == ELEMENTS && *loss == 0);
+    OK(slackline_worker_should_stop(computing->worker, &stop));
+    for (index = 0; index < len; index++)
+        gradient[index] = parameters[index] - target_of(index);
+    *loss = gradient[0];
+    return stop || step == computing->gives_up_at;
+}
+
+static void make_local_steps(const char *address)
+{
+    struct slackline_worker_options options = worker_options();
+    struct slackline_local_steps *steps;
+    struct computing computing = {NULL, UINT64_MAX, 0};
+    const float *parameters;
+    float *gradient, loss;
+    size_t len, room;
+    uint32_t done;
+
+    EXPECT(BAD_ARGUMENT, slackline_local_steps_create(0, 0.5f, &steps));
+    EXPECT(BAD_ARGUMENT, slackline_local_steps_create(2, 0, &steps));
+    EXPECT(BAD_ARGUMENT, slackline_local_steps_create(2, NAN, &steps));
+    CHECK(steps == NULL);
+    OK(slackline_local_steps_create(3, 0.5f, &steps));
+    OK(slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &computing.worker));
+    OK(slackline_worker_begin(computing.worker, NULL, TIMEOUT_MS));
+    OK(slackline_worker_parameters(computing.worker, &parameters, &len));
+    OK(slackline_worker_gradient(computing.worker, &gradient, &room));
+#define GRADIENT(len, compute) \
+    slackline_local_steps_gradient(steps, parameters, gradient, len, compute, &computing, &loss, &done)
+    EXPECT(BAD_ARGUMENT, GRADIENT(len, NULL));
+    EXPECT(BAD_ARGUMENT, GRADIENT(SIZE_MAX, compute));
+    computing.gives_up_at = 1;
+    OK(GRADIENT(len, compute));
+    CHECK(done == 0 && computing.steps == 2);
+    computing.gives_up_at = UINT64_MAX;
+    computing.steps = 0;
+    OK(GRADIENT(len, compute));
+    /* The distance goes from 1 to 1/2, 1/4 and 1/8. */
+    CHECK(done == 1 && computing.steps == 3 && gradient[7] == 2 * (1 - 0.125f));
+    CHECK(fabsf(loss - (1 + 0.5f + 0.25f) / 3) < 1e-6f);
+    OK(slackline_worker_publish(computing.worker, &loss, TIMEOUT_MS));
+    OK(slackline_worker_flush(computing.worker, TIMEOUT_MS));
+    slackline_worker_destroy(computing.worker);
+    slackline_local_steps_destroy(steps);
+    slackline_local_steps_destroy(NULL);
+#undef GRADIENT
+}
+
+static void local_steps_count_as_one_gradient(void)
+{
+    struct slackline_server_options options = server_options();
+    struct slackline_tensor tensors[2];
+    struct slackline_server *server;
+    float parameters[ELEMENTS];
+    char text[ADDRESS_SIZE];
+    pid_t child;
+    int gate[2];
+
+    own_address(text, "local", 0);
+    child = pair(gate, text);
+    if (child == 0) {
+        make_local_steps(text);
+        exit(0);
+    }
+    layer(tensors);
+    set_one_from_target(parameters);
+    options.learning_rate = 0.5f;
+    OK(slackline_server_create(text, tensors, 2, parameters, ELEMENTS, &options, &server));
+    start(gate, text);
+    OK(slackline_server_serve(server, 1, TIMEOUT_MS));
+    join(child);
+    check_steps_taken(server, 3);
+    slackline_server_destroy(server);
+}
+
 int main(void)
 {
     alarm(300);
+    local_steps_count_as_one_gradient();
     a_worker_computes_where_its_memory_is(0);
     a_worker_computes_where_its_memory_is(1);
     a_worker_that_cannot_be_is_told_why(0);

@@ -109,6 +109,88 @@ static void reads_are_verified_and_an_altered_digest_is_a_violation(void)
     CHECK(judge(NULL, 0).text_bytes == verdict.text_bytes);
 }
 
+/* Puts the last read of the reader on record. */
+static void certify(struct slackline_reader *reader, const void *bytes, size_t len)
+{
+    const char *line;
+    OK(slackline_reader_certificate(reader, bytes, len, &line));
+    put_on_record(line);
+}
+
+static void refreshes_pulls_and_pins_are_verified_like_snapshots(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_publisher *publisher;
+    struct slackline_snapshot *snapshot;
+    struct slackline_tensor tensors[2];
+    struct slackline_verdict verdict;
+    struct slackline_reader *reader;
+    static float values[ELEMENTS], copy[ELEMENTS];
+    struct slackline_slice part = {"bias", NULL, NULL, 0};
+    const char *address, *line;
+    const void *bytes;
+    uint32_t done;
+    size_t len;
+    int version;
+
+    trace[0] = 0;
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    EXPECT(OUT_OF_TURN, slackline_reader_certificate(reader, values, sizeof values, &line));
+    for (version = 1; version <= 2; version++) {
+        values[ELEMENTS - 1] = (float)version;
+        OK(slackline_publisher_publish_recorded(publisher, values, sizeof values, TIMEOUT_MS, NULL, &line));
+        put_on_record(line);
+        OK(slackline_reader_pull(reader, copy, sizeof copy, 0, TIMEOUT_MS, NULL));
+        EXPECT(BAD_ARGUMENT, slackline_reader_certificate(reader, copy, sizeof copy - 1, &line));
+        EXPECT(BAD_ARGUMENT, slackline_reader_certificate(reader, NULL, sizeof copy, &line));
+        certify(reader, copy, sizeof copy);
+        OK(slackline_reader_pin(reader, (uint64_t)version, TIMEOUT_MS, &bytes, &len, NULL));
+        certify(reader, bytes, len);
+        OK(slackline_reader_unpin(reader));
+        /* At version 2 the copy is kept: it is one version older than what was read before. */
+        OK(slackline_reader_refresh(reader, 1, TIMEOUT_MS, NULL));
+        OK(slackline_reader_bytes(reader, &bytes, &len));
+        certify(reader, bytes, len);
+    }
+    OK(slackline_reader_begin_refresh(reader, 0));
+    EXPECT(OUT_OF_TURN, slackline_reader_certificate(reader, values, sizeof values, &line));
+    for (done = 0; !done;)
+        OK(slackline_reader_poll(reader, &done, NULL));
+    OK(slackline_reader_bytes(reader, &bytes, &len));
+    certify(reader, bytes, len);
+    OK(slackline_reader_snapshot(reader, 2, 0, 0, TIMEOUT_MS, &snapshot));
+    OK(slackline_snapshot_certificate(snapshot, &line));
+    put_on_record(line);
+    slackline_snapshot_destroy(snapshot);
+    /* Of a selection the copy is a part, and a pinned frame is the whole. */
+    OK(slackline_reader_select(reader, &part, 1));
+    OK(slackline_reader_refresh_to(reader, 2, TIMEOUT_MS, NULL));
+    OK(slackline_reader_bytes(reader, &bytes, &len));
+    certify(reader, bytes, len);
+    OK(slackline_reader_pin(reader, 2, TIMEOUT_MS, &bytes, &len, NULL));
+    CHECK(len == sizeof values);
+    certify(reader, bytes, len);
+    OK(slackline_reader_unpin(reader));
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 2 && verdict.reads == 10 && verdict.verified == 10 && verdict.violations == 0);
+
+    /* Bytes that are not those of the read are found out. */
+    OK(slackline_reader_select(reader, NULL, 0));
+    OK(slackline_reader_pull(reader, copy, sizeof copy, 0, TIMEOUT_MS, NULL));
+    copy[0] = 7;
+    certify(reader, copy, sizeof copy);
+    verdict = judge(NULL, 0);
+    CHECK(verdict.reads == 11 && verdict.verified == 10 && verdict.violations == 1);
+    slackline_reader_destroy(reader);
+    slackline_publisher_destroy(publisher);
+}
+
 static void what_is_no_record_is_told_with_its_line(void)
 {
     struct slackline_verdict verdict;
@@ -123,6 +205,7 @@ static void what_is_no_record_is_told_with_its_line(void)
     EXPECT(BAD_ARGUMENT, slackline_check("", 0, NULL, NULL, 0));
     EXPECT(BAD_ARGUMENT, slackline_check("", 0, &verdict, NULL, 1));
     EXPECT(BAD_ARGUMENT, slackline_snapshot_certificate(NULL, &line));
+    EXPECT(BAD_ARGUMENT, slackline_reader_certificate(NULL, "", 1, &line));
     EXPECT(BAD_ARGUMENT, slackline_publisher_commit_recorded(NULL, NULL, &line));
     EXPECT(BAD_ARGUMENT, slackline_publisher_publish_recorded(NULL, NULL, 0, 0, NULL, &line));
 }
@@ -131,6 +214,7 @@ int main(void)
 {
     a_publisher_of_calls_records_its_versions();
     reads_are_verified_and_an_altered_digest_is_a_violation();
+    refreshes_pulls_and_pins_are_verified_like_snapshots();
     what_is_no_record_is_told_with_its_line();
     puts("all checks passed");
     return 0;

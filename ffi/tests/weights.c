@@ -192,6 +192,7 @@ static void a_relay_passes_versions_on(void)
 {
     struct slackline_publisher *publisher = publisher_of(NULL, 0);
     struct slackline_snapshot *snapshot;
+    struct slackline_reader_status status;
     struct slackline_fresh fresh;
     struct slackline_reader *reader;
     struct slackline_relay *relay;
@@ -213,8 +214,38 @@ static void a_relay_passes_versions_on(void)
     CHECK(fresh.step == 1 && fresh.origin != fresh.epoch);
     OK(slackline_relay_version(relay, &version));
     CHECK(version == 1);
+    do {
+        OK(slackline_relay_readers(relay, &status, 1, &len));
+        CHECK(len == 1 && status.pins == SLACKLINE_NO_VERSION);
+    } while (status.holds != 1); /* the relay's thread hears of it */
+    CHECK(status.behind == 0);
     slackline_snapshot_destroy(snapshot);
     slackline_reader_destroy(reader);
+    slackline_relay_destroy(relay);
+    slackline_publisher_destroy(publisher);
+}
+
+/* What is at its owner's address now is another publisher, whose versions mean something else. */
+static void a_relay_that_has_ended_says_why(void)
+{
+    struct slackline_publisher *publisher;
+    struct slackline_relay *relay;
+    const char *upstream;
+    char text[ADDRESS_SIZE];
+    slackline_status status;
+    uint64_t version;
+
+    own_address(text, "relayed", 0);
+    upstream = text;
+    publisher = publisher_of(text, 0);
+    OK(slackline_relay_start(&upstream, 1, NULL, NULL, TIMEOUT_MS, &relay));
+    slackline_publisher_destroy(publisher);
+    publisher = publisher_of(text, 0);
+    do
+        status = slackline_relay_version(relay, &version);
+    while (status == SLACKLINE_STATUS_OK);
+    EXPECT(BAD_ARGUMENT, status);
+    CHECK(said("another"));
     slackline_relay_destroy(relay);
     slackline_publisher_destroy(publisher);
 }
@@ -383,6 +414,7 @@ static void null_is_answered_everywhere(void)
     EXPECT(BAD_ARGUMENT, slackline_snapshot_tensor(NULL, "x", &bytes, &count));
     EXPECT(BAD_ARGUMENT, slackline_relay_start(NULL, 0, NULL, NULL, 0, &relay));
     EXPECT(BAD_ARGUMENT, slackline_relay_version(NULL, &number));
+    EXPECT(BAD_ARGUMENT, slackline_relay_readers(NULL, NULL, 0, &count));
     slackline_snapshot_destroy(NULL);
     slackline_relay_destroy(NULL);
 }
@@ -393,6 +425,7 @@ int main(void)
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();
+    a_relay_that_has_ended_says_why();
     a_relay_joins_the_tree_of_its_publisher();
     a_copy_is_brought_on_by_differences();
     a_readers_secret_opens_reading_and_nothing_else();

@@ -175,6 +175,12 @@ impl GroupTrainer {
         &self.member
     }
 
+    /// The same, for a caller that sets the parameters itself between two advances.
+    #[doc(hidden)]
+    pub fn member_mut(&mut self) -> &mut GroupMember<Mixed> {
+        &mut self.member
+    }
+
     /// Ends the training and hands the member back, to leave the group.
     pub fn into_member(self) -> GroupMember<Mixed> {
         self.member

@@ -55,7 +55,7 @@ pub use idle::Idle;
 #[cfg(feature = "cuda")]
 pub use publisher::Publishing;
 pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};
-pub use reader::{Fresh, Reader, ReaderOptions, Snapshot, Wanted};
+pub use reader::{Asked, Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 #[cfg(feature = "sim")]
 pub(crate) use relay::Passing;
 pub use relay::Relay;

@@ -1,5 +1,6 @@
 //! The reader: versions of a publisher's or a server's parameters, at most so stale.
 
+mod certify;
 mod deltas;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -28,11 +29,13 @@ use crate::scheme::Bound;
 use crate::table::{Selection, Table};
 use crate::time::{Duration, Instant};
 use crate::transport::{Address, Doorbell, Endpoint, GpuPath, Host, PayloadSlice, Transport};
+pub use certify::Asked;
+use certify::CopiedTable;
 use deltas::DeltaBase;
 pub(super) use deltas::RelayStep;
 use refresh::Refresh;
 use resume::Destination;
-use snapshot::{Asked, CopiedTable, Spares};
+use snapshot::Spares;
 pub use snapshot::{Snapshot, Wanted};
 
 /// Settings of a reader.
@@ -110,12 +113,12 @@ pub struct Reader<T: Transport> {
     resuming: Option<PartialCopy>,
     /// The newest snapshot that was taken: what differences are applied to a copy of.
     base: Option<DeltaBase>,
-    /// The table of snapshots, made when it is first asked for.
+    /// The table of copies, made when it is first asked for.
     copied: Option<Arc<CopiedTable>>,
     /// The reader's name in its certificates: a random number.
     identity: u64,
-    /// Snapshots that were begun.
-    snapshots: u64,
+    /// Reads on record that were begun.
+    reads: u64,
     /// The refresh that has begun and has not ended.
     refresh: Option<Refresh>,
     /// Bytes pulled since the connection was last looked after.
@@ -237,7 +240,7 @@ impl<T: Transport> Reader<T> {
             resuming: None,
             copied: None,
             identity: random_word(),
-            snapshots: 0,
+            reads: 0,
             refresh: None,
             unwatched: 0,
         })

@@ -51,6 +51,14 @@ pub struct slackline_publisher_options {
     /// Relays that read from it, at least 1, where a publisher arranges a tree; by default 2. See
     /// `slackline_relay_join`.
     pub branches: u64,
+    /// The number of bytes at multiples of which the tensors begin, a power of two of at most 4096: 256 is what DLPack
+    /// asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
+    /// `slackline_publisher_tensor_range` says where each lies.
+    pub alignment: u64,
+    /// Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+    /// SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Measured for slackline_publisher_options {
@@ -76,6 +84,8 @@ impl Default for slackline_publisher_options {
             delta_bytes: 0,
             table: null(),
             branches: 2,
+            alignment: 0,
+            encrypt: 0,
         }
     }
 }

@@ -5,6 +5,8 @@ use std::ptr::null;
 
 use slackline::ReaderOptions;
 
+use super::values::{idle, slackline_idle};
+use crate::error::Failure;
 use crate::sized::Measured;
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -26,6 +28,15 @@ pub struct slackline_reader_options {
     /// Not 0: the address is that of a publisher whose relays are in a tree. It says from whom this reader reads, each
     /// time that it connects. By default 0.
     pub in_tree: u64,
+    /// One of `enum slackline_idle`: how it waits for a version; by default it polls.
+    pub idle: u64,
+    /// Not 0: it begins to copy a version that it waits for while a server still writes it, piece by piece, and has it
+    /// sooner. A version is lent only once it is whole, and a selection is never read so. By default 0.
+    pub follow: u64,
+    /// Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
+    /// SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Measured for slackline_reader_options {
@@ -41,18 +52,22 @@ impl Default for slackline_reader_options {
             secret_file: null(),
             table: null(),
             in_tree: 0,
+            idle: slackline_idle::Poll as u64,
+            follow: 0,
+            encrypt: 0,
         }
     }
 }
 
 impl slackline_reader_options {
-    pub(crate) fn translate(&self) -> ReaderOptions {
-        ReaderOptions {
+    pub(crate) fn translate(&self) -> Result<ReaderOptions, Failure> {
+        Ok(ReaderOptions {
             checksums: self.checksums != 0,
+            follow: self.follow != 0,
             waits_for_server: true,
             in_tree: self.in_tree != 0,
-            ..ReaderOptions::default()
-        }
+            idle: idle(self.idle)?,
+        })
     }
 }
 
@@ -63,6 +78,15 @@ mod tests {
     #[test]
     fn defaults_are_the_library_s_own() {
         let reader = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
-        assert_eq!(slackline_reader_options::default().translate(), reader);
+        assert_eq!(slackline_reader_options::default().translate().unwrap(), reader);
+    }
+
+    #[test]
+    fn each_setting_of_a_reader_is_the_library_s() {
+        let given = slackline_reader_options { idle: 1, follow: 1, in_tree: 1, ..Default::default() };
+        let (idle, waits_for_server) = (slackline::Idle::Sleep, true);
+        let reader = ReaderOptions { checksums: false, follow: true, waits_for_server, in_tree: true, idle };
+        assert_eq!(given.translate().unwrap(), reader);
+        assert!(slackline_reader_options { idle: 2, ..Default::default() }.translate().is_err());
     }
 }

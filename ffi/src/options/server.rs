@@ -14,7 +14,8 @@ use super::values::{
     DAMPINGS, idle, milliseconds, named, resume_of, slackline_damping, slackline_idle, slackline_non_finite,
     slackline_optimizer, slackline_resume,
 };
-use crate::error::Failure;
+use crate::error::{Failure, slackline_status as Status};
+use crate::handle::text;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
@@ -84,6 +85,17 @@ pub struct slackline_server_options {
     pub idle: u64,
     /// Not 0: norm and variance of gradients are measured, though the scheme has no use for them. By default 0.
     pub measure_moments: u64,
+    /// How the step size falls with the number of the version: "constant", "steps(100, 0.1)" (a tenth after each 100
+    /// versions), "inverse-root(100)" (`1 / sqrt(1 + version / 100)` of the first one) or "cosine(100)" (to 0 at
+    /// version 100). By default NULL: it is constant.
+    pub schedule: *const c_char,
+    /// Not 0: each gradient counts whole, and the step size is not shared among the workers, so that updates add up as
+    /// counts do. It is for schemes that fold every gradient in. By default 0.
+    pub additive: u64,
+    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+    /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+    /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Measured for slackline_server_options {
@@ -123,6 +135,9 @@ impl Default for slackline_server_options {
             damping: slackline_damping::None as u64,
             idle: slackline_idle::Poll as u64,
             measure_moments: 0,
+            schedule: null(),
+            additive: 0,
+            encrypt: 0,
         }
     }
 }
@@ -134,23 +149,17 @@ impl slackline_server_options {
     pub(crate) unsafe fn translate(&self) -> Result<ServerOptions, Failure> {
         Ok(ServerOptions {
             damping: named(DAMPINGS, self.damping, "setting of damping")?,
-            additive: false,
+            additive: self.additive != 0,
             // SAFETY: the caller's promise.
             scheme: unsafe { scheme(self.scheme, self.staleness)? },
             workers: self.workers,
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,
-            schedule: Schedule::Constant,
+            // SAFETY: the caller's promise.
+            schedule: unsafe { self.schedule()? },
             threads: self.threads,
             shard: (self.shard, self.shards),
-            memory: ShardOptions {
-                peers: self.peers,
-                frames: self.frames,
-                chunk_bytes: self.chunk_bytes,
-                lease: Duration::from_millis(self.lease_ms),
-                checksums: self.checksums != 0,
-                idle: idle(self.idle)?,
-            },
+            memory: self.memory()?,
             // SAFETY: the caller's promise.
             checkpoint: unsafe { self.checkpoint()? },
             measure_moments: self.measure_moments != 0,
@@ -188,6 +197,30 @@ impl slackline_server_options {
                 checkpoint => Ok(Some(checkpoint?)),
             },
         }
+    }
+
+    /// The settings of the memory.
+    pub(crate) fn memory(&self) -> Result<ShardOptions, Failure> {
+        Ok(ShardOptions {
+            peers: self.peers,
+            frames: self.frames,
+            chunk_bytes: self.chunk_bytes,
+            lease: Duration::from_millis(self.lease_ms),
+            checksums: self.checksums != 0,
+            idle: idle(self.idle)?,
+        })
+    }
+
+    /// # Safety
+    ///
+    /// As for [`translate`](Self::translate).
+    unsafe fn schedule(&self) -> Result<Schedule, Failure> {
+        if self.schedule.is_null() {
+            return Ok(Schedule::Constant);
+        }
+        // SAFETY: the caller's promise.
+        let schedule = unsafe { text(self.schedule, "options->schedule")? }.parse::<Schedule>();
+        schedule.map_err(|error| Failure::of(Status::BadArgument, &error))
     }
 
     fn non_finite(&self) -> Result<NonFinite, Failure> {

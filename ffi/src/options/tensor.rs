@@ -27,7 +27,24 @@ pub struct slackline_tensor {
 ///
 /// `tensors` is NULL, or points at `count` tensors, whose names and shapes are as for [`text`] and [`slice`].
 pub(crate) unsafe fn table(tensors: *const slackline_tensor, count: usize) -> Result<Table, Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { aligned_table(tensors, count, 0) }
+}
+
+/// As [`table`], with each tensor at a multiple of `alignment` bytes; with 0, of its element size.
+///
+/// # Safety
+///
+/// As for [`table`].
+pub(crate) unsafe fn aligned_table(
+    tensors: *const slackline_tensor,
+    count: usize,
+    alignment: u64,
+) -> Result<Table, Failure> {
     let mut builder = Table::builder();
+    if alignment > 0 {
+        builder = builder.align(alignment);
+    }
     // SAFETY: the caller's promise.
     for tensor in unsafe { slice(tensors, count, "the array of tensors")? } {
         // SAFETY: the caller's promise.

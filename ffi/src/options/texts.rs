@@ -39,7 +39,7 @@ pub(crate) unsafe fn listen_address(pointer: *const c_char) -> Result<Address, F
     unsafe { address(pointer) }
 }
 
-/// The two fields that say where the secret comes from.
+/// The fields that say where the secret comes from, and whether it encrypts data.
 ///
 /// # Safety
 ///
@@ -47,17 +47,20 @@ pub(crate) unsafe fn listen_address(pointer: *const c_char) -> Result<Address, F
 pub(crate) unsafe fn secret<'a>(
     secret: *const c_char,
     secret_file: *const c_char,
+    encrypt: u64,
 ) -> Result<fabric::Source<'a>, Failure> {
-    match (secret.is_null(), secret_file.is_null()) {
-        (true, true) => Ok(fabric::Source::Environment),
+    let origin = match (secret.is_null(), secret_file.is_null()) {
+        (true, true) => fabric::SecretOrigin::Environment,
         // SAFETY: the caller's promise.
-        (false, true) => Ok(fabric::Source::Text(unsafe { text(secret, "options->secret")? })),
+        (false, true) => fabric::SecretOrigin::Text(unsafe { text(secret, "options->secret")? }),
         // SAFETY: the caller's promise.
-        (true, false) => Ok(fabric::Source::File(unsafe { path(secret_file, "options->secret_file")? })),
-        (false, false) => Err(Failure::bad_argument(
-            "options->secret and options->secret_file are both set: set one of them",
-        )),
-    }
+        (true, false) => fabric::SecretOrigin::File(unsafe { path(secret_file, "options->secret_file")? }),
+        (false, false) => {
+            let both = "options->secret and options->secret_file are both set: set one of them";
+            return Err(Failure::bad_argument(both));
+        }
+    };
+    Ok(fabric::Source { origin, encrypts: encrypt != 0 })
 }
 
 /// The name of a table; empty for NULL.

@@ -143,7 +143,7 @@ pub(crate) const DAMPINGS: [(u64, Damping); 2] =
     [(slackline_damping::None as u64, Damping::None), (slackline_damping::Inverse as u64, Damping::Inverse)];
 
 /// The library's name of a number of [`slackline_resume`].
-pub(crate) fn resume_of(number: u64) -> Result<Resume, Failure> {
+pub(super) fn resume_of(number: u64) -> Result<Resume, Failure> {
     let known = [
         (slackline_resume::Never as u64, Resume::Never),
         (slackline_resume::IfThere as u64, Resume::IfThere),

@@ -6,7 +6,7 @@ use std::ptr::null;
 use slackline::WorkerOptions;
 
 use super::texts::scheme;
-use super::values::{encoding, read_mode, slackline_element, slackline_read};
+use super::values::{encoding, idle, read_mode, slackline_element, slackline_idle, slackline_read};
 use crate::error::Failure;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
@@ -41,6 +41,12 @@ pub struct slackline_worker_options {
     /// The view then holds all that the worker has published, at once; for plain SGD `own_step` is the learning rate
     /// over the number of workers. By default 0: the view is what the servers have.
     pub own_step: f64,
+    /// One of `enum slackline_idle`: how it waits for parameters and for its gradients; by default it polls.
+    pub idle: u64,
+    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+    /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
+    /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
+    pub encrypt: u64,
 }
 
 impl Measured for slackline_worker_options {
@@ -62,6 +68,8 @@ impl Default for slackline_worker_options {
             read: slackline_read::Copy as u64,
             identity: 0,
             own_step: 0.0,
+            idle: slackline_idle::Poll as u64,
+            encrypt: 0,
         }
     }
 }
@@ -84,6 +92,7 @@ impl slackline_worker_options {
             encoding: encoding(self.encoding)?,
             identity: (identity > 0).then_some(identity),
             read: read_mode(self.read)?,
+            idle: idle(self.idle)?,
             checksums: self.checksums != 0,
             waits_for_server: true,
             own_step: (self.own_step != 0.0).then_some(self.own_step as f32),

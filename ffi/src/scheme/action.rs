@@ -28,6 +28,10 @@ pub enum slackline_action {
     /// Of a worker: compute on the copy at hand and publish. `SLACKLINE_EVENT_PUBLISHED` or
     /// `SLACKLINE_EVENT_INTERRUPTED` answers.
     Compute = 7,
+    /// Of a server, in a simulation alone: say how large the updates of one worker are in sum, those that were made
+    /// after `version` and the one that the one gradient in `shares` would make if it were folded next.
+    /// `SLACKLINE_EVENT_WEIGHED` answers. It is for schemes that need it: `weighs_updates`.
+    Weigh = 8,
 }
 
 /// A gradient's part in an update.

@@ -35,6 +35,9 @@ pub enum slackline_event {
     Consumed = 9,
     /// At a worker: so many `workers` are in.
     Membership = 10,
+    /// At a server: the answer to `SLACKLINE_ACTION_WEIGH`. `worker` and `clock` of the gradient, `magnitude` of the
+    /// sum: the largest of its elements, which is infinite where time alone is simulated.
+    Weighed = 11,
 }
 
 /// An event, as a callback is given it. Fields that its kind does not set are 0, or NaN where they are numbers with a
@@ -60,7 +63,8 @@ pub struct slackline_scheme_event {
     pub workers: u64,
     /// The loss that came with the gradient, or the mean of those in an update.
     pub loss: f64,
-    /// Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`.
+    /// Largest magnitude of a gradient's elements, where the scheme `measures_magnitude`; or of the updates that were
+    /// weighed.
     pub magnitude: f64,
     /// Squared Euclidean norm of the mean gradient, where the scheme `measures_moments`.
     pub mean_norm_squared: f64,
@@ -115,6 +119,12 @@ impl slackline_scheme_event {
                 worker: worker.0,
                 version: version.get(),
                 ..new(slackline_event::Seen)
+            },
+            ServerEvent::Weighed { gradient, largest } => slackline_scheme_event {
+                worker: gradient.worker.0,
+                clock: gradient.clock.get(),
+                magnitude: largest,
+                ..new(slackline_event::Weighed)
             },
             ServerEvent::Applied { version, statistics } => slackline_scheme_event {
                 version: version.get(),

@@ -122,6 +122,14 @@ impl Ledger {
         self.name(asked, shares, |member, clock| member.open.contains(&clock) || clock >= member.next)
     }
 
+    /// Takes one to be weighed.
+    pub(super) fn weigh(&self, asked: &[slackline_share], shares: &mut Vec<Share>) -> Result<(), String> {
+        match asked.len() {
+            1 => self.name(asked, shares, |member, clock| member.open.contains(&clock)),
+            count => Err(format!("it asks to weigh {count} gradients at once: name one")),
+        }
+    }
+
     /// Takes one to be dropped.
     pub(super) fn drop(&mut self, worker: u32, clock: u64) -> Result<GradientId, String> {
         let gradient = self.find(worker, clock, |member, clock| member.open.contains(&clock))?;

@@ -211,7 +211,7 @@ impl Scheme for Made {
         };
         match half.failure() {
             Some(failure) => Err(self.foreign.failure(failure)),
-            None => Ok(Box::new(ServerHalf::new(half, start))),
+            None => Ok(Box::new(ServerHalf::new(half, start, self.needs.weighs_updates))),
         }
     }
 

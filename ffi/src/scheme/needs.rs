@@ -63,6 +63,9 @@ pub struct slackline_scheme_needs {
     /// Not 0: decisions are about versions, so that of several servers one decides for all (`slackline_server_follow`).
     /// By default 0.
     pub counts_versions: u64,
+    /// Not 0: the server asks for `SLACKLINE_ACTION_WEIGH`. A simulation answers; a server keeps no updates, and
+    /// refuses the scheme. By default 0.
+    pub weighs_updates: u64,
 }
 
 impl slackline_scheme_needs {
@@ -79,6 +82,7 @@ impl slackline_scheme_needs {
             measures_moments: needs.measures_moments.into(),
             folds_all_in_order: needs.folds_all_in_order.into(),
             counts_versions: needs.counts_versions.into(),
+            weighs_updates: needs.weighs_updates.into(),
         }
     }
 
@@ -95,7 +99,7 @@ impl slackline_scheme_needs {
             measures_moments: self.measures_moments != 0,
             folds_all_in_order: self.folds_all_in_order != 0,
             counts_versions: self.counts_versions != 0,
-            ..Needs::default()
+            weighs_updates: self.weighs_updates != 0,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The server's half of a scheme in C.
 
 use slackline::scheme::{ServerAction, ServerEvent, ServerScheme, Share, Start};
-use slackline::{Clock, Instant};
+use slackline::{Clock, Instant, Version};
 
 use super::action::{slackline_action, slackline_scheme_action, slackline_share};
 use super::event::slackline_scheme_event;
@@ -14,11 +14,13 @@ use crate::handle::slice;
 pub(super) struct ServerHalf {
     half: Half,
     ledger: Ledger,
+    /// The scheme needs to weigh updates.
+    weighs: bool,
 }
 
 impl ServerHalf {
-    pub(super) fn new(half: Half, start: Start) -> ServerHalf {
-        ServerHalf { half, ledger: Ledger::new(start) }
+    pub(super) fn new(half: Half, start: Start, weighs: bool) -> ServerHalf {
+        ServerHalf { half, ledger: Ledger::new(start), weighs }
     }
 
     /// The action that the half asks for; an error if it cannot be done.
@@ -43,6 +45,14 @@ impl ServerHalf {
             ServerAction::Interrupt { worker: self.ledger.member(asked.worker)? }
         } else if is(slackline_action::Push) {
             ServerAction::Push
+        } else if is(slackline_action::Weigh) {
+            if !self.weighs {
+                return Err("its server asks to weigh updates: set weighs_updates in its needs".into());
+            }
+            // SAFETY: as above.
+            let share = unsafe { named(&asked)? };
+            self.ledger.weigh(share, shares)?;
+            ServerAction::Weigh { since: Version::new(asked.version) }
         } else {
             return Err(format!("its server asks for action {}, which no server does", asked.kind));
         }))

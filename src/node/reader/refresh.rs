@@ -329,8 +329,7 @@ impl<T: Transport> Reader<T> {
         self.link.tell_held(pulled.version)?;
         let fresh = Fresh::new(pulled, label, true);
         if let Some(asked) = refresh.snapshot {
-            let ended_ns = self.runtime.time_of_day();
-            self.filled = Some((fresh, Asked { ended_ns, ..asked }));
+            self.filled = Some((fresh, self.end_record(asked)));
         }
         Ok(WaitTurn::Done(fresh))
     }

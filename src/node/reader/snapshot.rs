@@ -1,22 +1,20 @@
 //! Snapshots: versions that a reader has copied, each in memory of its own.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::super::Error;
-use super::super::record::digests;
 use super::super::runtime::complete;
+use super::certify::{Asked, CopiedTable};
 use super::{Fresh, Reader};
 use crate::clock::Version;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream, HostBytes, Tickets};
 #[cfg(feature = "cuda")]
 use crate::mem::OutOfBounds;
-use crate::mem::{Buffer, VolatileSlice, fence};
+use crate::mem::{Buffer, VolatileSlice};
 use crate::scheme::Bound;
-use crate::table::{Table, Tensor};
+use crate::table::Table;
 use crate::time::Duration;
 use crate::trace::Certificate;
 use crate::transport::Transport;
@@ -70,29 +68,6 @@ impl Wanted {
     pub(super) fn exact(&self) -> Option<Version> {
         self.exact.then_some(self.at_least)
     }
-}
-
-/// How a snapshot was asked for: what its certificate says besides the version.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) wanted: Wanted,
-    /// The name of the reader.
-    pub(super) reader: u64,
-    /// The number of the snapshot.
-    pub(super) sequence: u64,
-    pub(super) began_ns: u64,
-    /// The time at which the copy was complete; 0 before.
-    pub(super) ended_ns: u64,
-}
-
-/// The table of snapshots.
-#[derive(Debug)]
-pub(super) struct CopiedTable {
-    table: Table,
-    /// For each tensor, whether it is the owner's whole tensor and not a slice of it.
-    whole: Vec<bool>,
-    /// The bytes of the table that are there: of a server's shard a part.
-    range: Range<u64>,
 }
 
 /// Memory of snapshots that are no more, for the next ones of the same reader.
@@ -149,27 +124,7 @@ impl Snapshot {
     /// The record of this read, a line of a trace, by which others can check what was asked and given. It takes the
     /// SHA-256 of each tensor that was read whole.
     pub fn certificate(&self) -> Certificate {
-        let Fresh { version, behind, epoch, tag, published_ns, origin, .. } = self.fresh;
-        let Asked { wanted, reader, sequence, began_ns, ended_ns } = self.asked;
-        let at_least = (wanted.at_least > Version::new(0) && !wanted.exact).then_some(wanted.at_least);
-        let tensors = self.copied.table.tensors().iter().zip(&self.copied.whole);
-        let whole = tensors.filter(|(_, is_whole)| **is_whole).map(|(tensor, _)| tensor);
-        Certificate {
-            reader,
-            sequence,
-            max_staleness: wanted.most_behind,
-            at_least,
-            exactly: wanted.exact(),
-            began_ns,
-            ended_ns,
-            epoch,
-            origin,
-            version,
-            newest: Version::new(version.get() + behind),
-            tag,
-            published_ns,
-            digests: digests(whole, VolatileSlice::from_ref(self.bytes())),
-        }
+        self.asked.certificate(&self.fresh, self.copied.digests(VolatileSlice::from_ref(self.bytes())))
     }
 
     /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
@@ -255,12 +210,8 @@ impl<T: Transport> Reader<T> {
     /// Begins what [`snapshot`](Self::snapshot) does, and does not wait for it: [`poll`](Self::poll) moves it on, and
     /// [`take_snapshot`](Self::take_snapshot) takes it once `poll` has returned its version.
     pub fn begin_snapshot(&mut self, wanted: Wanted) {
-        self.snapshots += 1;
-        let (reader, sequence) = (self.identity, self.snapshots);
-        let began_ns = self.runtime.time_of_day();
-        // No load of the read comes before the clock's.
-        fence(SeqCst);
-        self.begin(wanted, Some(Asked { wanted, reader, sequence, began_ns, ended_ns: 0 }));
+        let asked = self.begin_read(wanted, self.identity);
+        self.begin(wanted, Some(asked));
     }
 
     /// Takes the snapshot whose version [`poll`](Self::poll) has returned.
@@ -274,27 +225,9 @@ impl<T: Transport> Reader<T> {
             let reason = "call `begin_snapshot`, and `poll` until it returns a version";
             return Err(Error::OutOfTurn { operation: "take a snapshot", reason });
         };
-        let copied = match &self.copied {
-            Some(copied) => copied.clone(),
-            None => self.copied.insert(Arc::new(self.table_of_snapshots())).clone(),
-        };
+        let copied = self.table_of_copies();
         let memory = Arc::new(buffer);
         self.keep_base(&fresh, &memory);
         Ok(Snapshot { memory, copied, fresh, asked, spares: self.spares.clone() })
-    }
-
-    fn table_of_snapshots(&self) -> CopiedTable {
-        let table = self.copied_table().clone();
-        // A shard begins and ends anywhere in the tensors.
-        let has_all = self.range() == (0..self.table().bytes());
-        let shapes: HashMap<&str, &[u64]> =
-            self.table().tensors().iter().map(|tensor| (tensor.name(), tensor.shape())).collect();
-        let is_whole = |tensor: &Tensor| has_all && shapes.get(tensor.name()) == Some(&tensor.shape());
-        let whole = table.tensors().iter().map(is_whole).collect();
-        let range = match &self.selection {
-            Some(selection) => 0..selection.table().bytes(),
-            None => self.range(),
-        };
-        CopiedTable { table, whole, range }
     }
 }
