@@ -50,6 +50,9 @@ const CALLER_OF_JOBS: &str = "cli/src/commands/train/";
 /// The names below `slackline::job`, besides those of the backends.
 const BELOW_JOBS: &[&str] = &["rendezvous", "channel", "mixed", "Hub", "Mixed"];
 
+/// The transports, which it may name as values of `TransportKind` alone.
+const TRANSPORTS: &[&str] = &["Shm", "Tcp", "Verbs"];
+
 /// Most lines of that folder.
 const CALLER_LINES_MAX: usize = 2600;
 
@@ -237,9 +240,16 @@ fn below_jobs(file: &str, text: &str, backends: &[String]) -> Vec<String> {
     if !file.starts_with(CALLER_OF_JOBS) {
         return Vec::new();
     }
-    let is_below = |word: &Word| BELOW_JOBS.contains(&word.text.as_str()) || backends.contains(&word.text);
-    let found = words(text).into_iter().filter(is_below);
-    found.map(|word| format!("{file}:{}: names `{}`, which is below `job`", word.line, word.text)).collect()
+    let words = words(text);
+    let is_below = |(index, word): &(usize, &Word)| {
+        let name = word.text.as_str();
+        let is_kind = starts(&words[index.saturating_sub(2)..], &["TransportKind", "::"]);
+        BELOW_JOBS.contains(&name) || backends.contains(&word.text) || TRANSPORTS.contains(&name) && !is_kind
+    };
+    let found = words.iter().enumerate().filter(is_below);
+    found
+        .map(|(_, word)| format!("{file}:{}: names `{}`, which is below `job`", word.line, word.text))
+        .collect()
 }
 
 fn misplaced_unsafe(file: &str, text: &str) -> Vec<String> {
@@ -470,13 +480,15 @@ mod the_checks {
         for text in [
             "use slackline::job::rendezvous::Host;",
             "use slackline::channel::Secret;",
-            "use slackline::transport::{Address, tcp::Tcp};",
+            "use slackline::transport::{Address, tcp::connect};",
+            "use slackline::Verbs;",
+            "fn f() { let own = slackline::Shm::new(); }",
             "fn f(server: &Server<Mixed>) {}",
         ] {
             assert_eq!(below("cli/src/commands/train/x.rs", text), 1, "{text}");
             assert_eq!(below("cli/src/commands/bench/x.rs", text), 0, "{text}");
         }
-        let allowed = "use slackline::job::Secret; const S: &str = \"--rendezvous\"; // channel";
+        let allowed = "use slackline::job::Secret; fn f() { g(TransportKind::Shm) } const S: &str = \"--rendezvous\"; // channel";
         assert_eq!(below("cli/src/commands/train/x.rs", allowed), 0);
     }
 

@@ -1,6 +1,9 @@
 //! The choice of the transport between two processes.
 
+use std::borrow::Cow;
+
 use super::rendezvous::{Host, Member};
+use crate::diagnostic::Diagnostic;
 use crate::transport::{Address, TransportKind};
 
 /// The transport that was chosen for a pair of processes.
@@ -22,6 +25,16 @@ pub struct PathError {
     member: Box<Member>,
     required: Option<TransportKind>,
     reason: String,
+}
+
+impl Diagnostic for PathError {
+    fn operation(&self) -> &'static str {
+        "reaching the other processes"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }
 
 fn how(required: &Option<TransportKind>) -> String {

@@ -164,7 +164,7 @@ impl Diagnostic for JobError {
             JobError::Rendezvous(error) => error.remedy(),
             JobError::NotBuilt(error) => error.remedy(),
             JobError::NoRdma(error) => error.remedy(),
-            JobError::Wait(WaitError::Deadline { .. }) => Some("use a longer timeout".into()),
+            JobError::Wait(error) => error.remedy(),
             JobError::TooLarge { .. } => Some(format!("start at most {}", rendezvous::MAX_MEMBERS).into()),
             JobError::NoWorker { servers, .. } => {
                 Some(format!("start at least {} processes", servers + 1).into())
@@ -176,7 +176,7 @@ impl Diagnostic for JobError {
     fn is_retryable(&self) -> bool {
         match self {
             JobError::Node(error) => error.is_retryable(),
-            JobError::Wait(error) => matches!(error, WaitError::Deadline { .. }),
+            JobError::Wait(error) => error.is_retryable(),
             JobError::NotBack { .. } | JobError::Late { .. } => true,
             _ => false,
         }

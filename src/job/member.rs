@@ -1,6 +1,7 @@
 //! A process's membership of its job, which a thread of its own keeps: rank 0 hears of the process however long it
 //! computes.
 
+use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use super::error_report::ErrorReport;
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::transports::Transports;
 use crate::channel::Secret;
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::transport::{Address, TransportKind};
 
 /// The time between two questions for a message that is due. A message that is sent wakes the thread.
@@ -69,7 +71,7 @@ pub enum WaitError {
     })]
     Ended(End),
     /// The deadline passed.
-    #[error("waited {waited:?} for {what}; use a longer timeout")]
+    #[error("waited {waited:?} for {what}; {}", remedy_of(self))]
     Deadline {
         /// The subject of the wait.
         what: String,
@@ -79,6 +81,20 @@ pub enum WaitError {
     /// No transport reaches a member.
     #[error(transparent)]
     Path(#[from] PathError),
+}
+
+impl Diagnostic for WaitError {
+    fn operation(&self) -> &'static str {
+        "reaching the other processes"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        matches!(self, WaitError::Deadline { .. }).then(|| "use a longer timeout".into())
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, WaitError::Deadline { .. })
+    }
 }
 
 /// A member of a job. Dropping the last clone of its `Arc` leaves the job.

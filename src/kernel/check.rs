@@ -2,8 +2,10 @@
 
 use core::fmt;
 use core::ops::Range;
+use std::borrow::Cow;
 
 use super::{Fold, MAX_GRADIENTS, Optimizer};
+use crate::diagnostic::Diagnostic;
 use crate::mem::VolatileSlice;
 
 /// One of the ranges that a fold reads or writes.
@@ -90,6 +92,16 @@ pub enum FoldError {
         /// The range that it overlaps.
         with: Operand,
     },
+}
+
+impl Diagnostic for FoldError {
+    fn operation(&self) -> &'static str {
+        "folding gradients"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }
 
 /// Checks everything that `sweep` relies on. Overlap is judged by address: one page mapped twice goes unnoticed, and

@@ -158,7 +158,8 @@ pub enum Error {
         /// The memory that is lent, in words.
         what: &'static str,
     },
-    /// The call does not fit what the node is doing.
+    /// The call does not fit what the node is doing: the program has an error, and the text says which call comes
+    /// first.
     #[error("cannot {operation} now: {reason}")]
     OutOfTurn {
         /// The operation that was asked for.
@@ -172,7 +173,7 @@ pub enum Error {
         /// The encoding that the gradients have.
         encoding: Encoding,
     },
-    /// The scheme cannot run this way.
+    /// The scheme cannot run this way; the text says what to use.
     #[error("scheme {scheme} {reason}")]
     Scheme {
         /// The scheme.
@@ -255,6 +256,8 @@ impl Diagnostic for Error {
             Error::Connect(error) => error.remedy(),
             Error::Table(error) => error.remedy(),
             Error::Handshake { source, .. } => source.remedy(),
+            Error::Pull { source, .. } => source.remedy(),
+            Error::Publish { source, .. } => source.remedy(),
             Error::Pin { source, .. } => source.remedy(),
             Error::Post { source, .. } => source.remedy(),
             Error::SchemeConfig(error) => error.remedy(),

@@ -4,11 +4,14 @@
 //! that the server can begin before the last byte), the slot's header, the published clock. The server trusts nothing
 //! before the clock has moved.
 
+use std::borrow::Cow;
+
 use super::layout::{LINE, SlotGeometry, SlotHeader, encoding_word, inbox, landed_word, peer_line};
 use super::own_page::{Eviction, read_line};
 use super::{Welcome, WorkerProgress, inbox as inbox_of_owner};
 use crate::clock::{Clock, Version};
 use crate::cuda::GpuSlice;
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PayloadSlice, PostError,
@@ -42,9 +45,7 @@ pub struct GradientMetadata {
 #[non_exhaustive]
 pub enum PublishError {
     /// The gradient has another length than the shard.
-    #[error(
-        "cannot publish {bytes} bytes as a gradient of {slot_bytes}: give one of the shard's length and encoding"
-    )]
+    #[error("cannot publish {bytes} bytes as a gradient of {slot_bytes}: {}", remedy_of(self))]
     Length {
         /// Bytes of the gradient.
         bytes: usize,
@@ -52,22 +53,22 @@ pub enum PublishError {
         slot_bytes: u64,
     },
     /// No slot was reserved.
-    #[error("no slot is borrowed: borrow one and compute into it first")]
+    #[error("no slot is borrowed: {}", remedy_of(self))]
     NoSlot,
     /// The worker has come to the last clock.
-    #[error("clock {} is the last that fits the protocol's words: begin a new job with these parameters", .clock.get())]
+    #[error("clock {} is the last that fits the protocol's words: {}", .clock.get(), remedy_of(self))]
     LastClock {
         /// The clock.
         clock: Clock,
     },
     /// The server has let this worker go.
-    #[error("the server has evicted this worker: {why}; connect again")]
+    #[error("the server has evicted this worker: {why}; {}", remedy_of(self))]
     Evicted {
         /// The reason that the server gives.
         why: Eviction,
     },
     /// A publish is under way already.
-    #[error("a publish is under way already: finish it first")]
+    #[error("a publish is under way already: {}", remedy_of(self))]
     Busy,
     /// The server is gone. Whether it took the gradient is not known, unless it was announced.
     #[error(transparent)]
@@ -81,6 +82,26 @@ pub enum PublishError {
     /// The grants do not cover the layout.
     #[error("the server's grants do not cover its layout: {0}")]
     Grants(#[from] OutOfBounds),
+}
+
+impl Diagnostic for PublishError {
+    fn operation(&self) -> &'static str {
+        "publishing a gradient"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            PublishError::Length { .. } => "give one of the shard's length and encoding".into(),
+            PublishError::NoSlot => "borrow one and compute into it first".into(),
+            PublishError::LastClock { .. } => "begin a new job with these parameters".into(),
+            PublishError::Evicted { .. } => "connect again".into(),
+            PublishError::Busy => "finish it first".into(),
+            PublishError::Disconnected(error) => return error.remedy(),
+            PublishError::Completion(error) => return error.remedy(),
+            PublishError::Post(error) => return error.remedy(),
+            PublishError::Grants(error) => return error.remedy(),
+        })
+    }
 }
 
 #[derive(Clone, Debug)]

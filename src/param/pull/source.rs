@@ -1,10 +1,12 @@
 //! What a pull reads, how, and what comes of it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::Welcome;
 use super::super::layout::{ControlLayout, FrameGeometry, LINE};
 use crate::clock::{Clock, Version};
+use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::{OutOfBounds, RemoteSlice};
 use crate::transport::{CompletionError, Disconnected, PostError};
 
@@ -105,7 +107,7 @@ pub struct Pulled {
 #[non_exhaustive]
 pub enum PullError {
     /// The destination has another length than the shard.
-    #[error("cannot pull {shard_bytes} bytes into {bytes}: give a destination of the shard's length")]
+    #[error("cannot pull {shard_bytes} bytes into {bytes}: {}", remedy_of(self))]
     Destination {
         /// Bytes of the destination.
         bytes: usize,
@@ -113,11 +115,12 @@ pub enum PullError {
         shard_bytes: u64,
     },
     /// A pull is under way already.
-    #[error("a pull is under way already: finish it first")]
+    #[error("a pull is under way already: {}", remedy_of(self))]
     Busy,
     /// The frame belongs to another incarnation of its owner.
     #[error(
-        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; connect again"
+        "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; {}",
+        remedy_of(self)
     )]
     Epoch {
         /// The incarnation that this connection belongs to.
@@ -135,8 +138,7 @@ pub enum PullError {
     },
     /// The version that was asked for by its number is overwritten.
     #[error(
-        "version {} is overwritten, the newest is {}: ask for a newer one, or give its owner more frames",
-        version.get(), newest.get()
+        "version {} is overwritten, the newest is {}: {}", version.get(), newest.get(), remedy_of(self)
     )]
     Gone {
         /// The version that was asked for.
@@ -151,7 +153,7 @@ pub enum PullError {
         version: Version,
     },
     /// A processor reads no memory of a GPU.
-    #[error("no checksum is checked in memory of a GPU: pull into host memory, or switch checksums off")]
+    #[error("no checksum is checked in memory of a GPU: {}", remedy_of(self))]
     ChecksumOnGpu,
     /// The owner is gone.
     #[error(transparent)]
@@ -165,4 +167,24 @@ pub enum PullError {
     /// The grants do not cover the layout.
     #[error("the owner's grants do not cover its layout: {0}")]
     Grants(#[from] OutOfBounds),
+}
+impl Diagnostic for PullError {
+    fn operation(&self) -> &'static str {
+        "reading parameters"
+    }
+
+    fn remedy(&self) -> Option<Cow<'_, str>> {
+        Some(match self {
+            PullError::Destination { .. } => "give a destination of the shard's length".into(),
+            PullError::Busy => "finish it first".into(),
+            PullError::Epoch { .. } => "connect again".into(),
+            PullError::Gone { .. } => "ask for a newer one, or give its owner more frames".into(),
+            PullError::ChecksumOnGpu => "pull into host memory, or switch checksums off".into(),
+            PullError::Damaged { .. } | PullError::Checksum { .. } => return None,
+            PullError::Disconnected(error) => return error.remedy(),
+            PullError::Completion(error) => return error.remedy(),
+            PullError::Post(error) => return error.remedy(),
+            PullError::Grants(error) => return error.remedy(),
+        })
+    }
 }
