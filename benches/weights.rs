@@ -1,11 +1,15 @@
 //! Versions on their way to readers: publishing until all readers of the host may look at a version, beside one copy of
-//! its bytes, and a chain of relays beside one reader, over links of limited speed.
+//! its bytes; a chain of relays beside one reader, and a crowd of readers of one publisher, over links of limited speed.
 //!
-//! `cargo bench --bench weights -- [visible | chain] [--repeat N]`. The chain takes root, or user name spaces, and `ip`
-//! and `tc` of iproute2.
+//! `cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]`. The last two take root, or user name
+//! spaces, and `ip` and `tc` of iproute2.
 
 #[path = "weights/chain.rs"]
 mod chain;
+#[path = "weights/crowd.rs"]
+mod crowd;
+#[path = "weights/links.rs"]
+mod links;
 #[path = "weights/times.rs"]
 mod times;
 #[path = "weights/visible.rs"]
@@ -32,9 +36,12 @@ fn main() {
             visible::measure(repeat);
             println!();
             chain::measure(repeat);
+            println!();
+            crowd::measure();
         }
         ["visible"] => visible::measure(repeat),
         ["chain"] => chain::measure(repeat),
+        ["crowd"] => crowd::measure(),
         ["read", address] => visible::read(address),
         ["times", address, pulls] => times::print(address, pulls.parse().expect("a number of pulls")),
         _ => usage(),
@@ -42,7 +49,7 @@ fn main() {
 }
 
 fn usage() -> ! {
-    eprintln!("usage: cargo bench --bench weights -- [visible | chain] [--repeat N]");
+    eprintln!("usage: cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]");
     std::process::exit(2);
 }
 

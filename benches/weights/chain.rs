@@ -1,22 +1,13 @@
 //! A version through a chain of relays, one on each host, beside a reader of the publisher's own.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use slackline::{
-    Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret, ShardOptions,
-    Table, Tcp, VersionTag,
+    ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, ShardOptions, Table, VersionTag,
 };
 
+use super::links::{LINK, at, hosts, transport};
 use super::{PATIENCE, summary};
-
-#[expect(dead_code, reason = "used by tests")]
-#[path = "../../tests/network/namespaces.rs"]
-mod namespaces;
-use namespaces::{Host, Hosts};
-
-/// Bytes per second that the cable of each host carries, each way: so few that processors do not count.
-const LINK: f64 = 20e6;
 
 /// Bytes of a version: one and a half and seven seconds of a link, so that a constant cost of each relay shows.
 const BYTES: [u64; 2] = [32 << 20, 128 << 20];
@@ -55,13 +46,10 @@ pub(super) fn measure(repeat: usize) {
 
 /// The seconds from the call that publishes until the reader behind `depth` relays has the version, of each version.
 fn seconds(bytes: u64, depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
-    let hosts = Hosts::new(depth as u8 + 2);
-    (0..depth + 2).for_each(|host| limit(&hosts[host]));
+    let hosts = hosts(depth + 2);
     let memory = ShardOptions { chunk_bytes: bytes / chunks, lease: PATIENCE, ..ShardOptions::default() };
     let options = PublisherOptions { memory, ..PublisherOptions::default() };
-    let transport =
-        || Tcp::with_secret(Secret::from_text("all hosts know this", "this benchmark").expect("a secret"));
-    let at = |host: usize| Address::Tcp(SocketAddr::new(hosts[host].address().into(), 9000));
+    let at = |host: usize| at(&hosts[host]);
     let table = Table::flat(bytes, ElementType::U8).expect("a table");
     let publisher = hosts[0].within(|| {
         let publisher = Publisher::new(transport(), &at(0), table, options.clone()).expect("a publisher");
@@ -95,16 +83,4 @@ fn seconds(bytes: u64, depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
     }
     drop((reader, relays));
     seconds
-}
-
-/// Limits what a host sends: all receive from one other alone. Its own queue loses nothing.
-fn limit(host: &Host) {
-    // Packets as a wire carries them: the kernel would send dozens as one, and the limit let them pass as one.
-    host.run("ip", &["link", "set", "eth0", "gso_max_size", "2000"]);
-    host.run("sh", &["-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"]);
-    let bits = (8.0 * LINK) as u64;
-    let tc = |arguments: String| drop(host.run("tc", &arguments.split(' ').collect::<Vec<_>>()));
-    tc("qdisc add dev eth0 root handle 1: htb default 1".into());
-    tc(format!("class add dev eth0 parent 1: classid 1:1 htb rate {bits}bit burst 6056 cburst 6056"));
-    tc("qdisc add dev eth0 parent 1:1 pfifo limit 1000".into());
 }
