@@ -1,5 +1,6 @@
 //! Versions on their way to readers: publishing until all readers of the host may look at a version, beside one copy of
-//! its bytes; a chain of relays beside one reader, and a crowd of readers of one publisher, over links of limited speed.
+//! its bytes; a chain of relays beside one reader; and a crowd of readers of one publisher, over links of limited
+//! speed.
 //!
 //! `cargo bench --bench weights -- [visible | chain | crowd] [--repeat N]`. The last two take root, or user name
 //! spaces, and `ip` and `tc` of iproute2.
