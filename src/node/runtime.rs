@@ -65,9 +65,9 @@ impl Runtime {
 
     /// Goes on after a turn that found something to do, in a simulator perhaps a little later.
     #[inline]
-    pub(super) async fn breathe(&self) {
+    pub(super) async fn yields(&self) {
         if let Some(simulator) = &self.0
-            && simulator.breathe()
+            && simulator.yields()
         {
             suspend().await;
         }

@@ -201,7 +201,7 @@ pub(super) async fn wait<R>(
         match turn {
             WaitTurn::Done(_) | WaitTurn::Progress => {
                 backoff.reset();
-                runtime.breathe().await;
+                runtime.yields().await;
             }
             WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
             WaitTurn::Lapped => runtime.hurry(&mut backoff).await,

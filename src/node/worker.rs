@@ -202,8 +202,8 @@ impl<T: Transport> Worker<T> {
         let deadline = runtime.now() + timeout;
         let kind = join::scheme(&transport, servers, &options, timeout).await?;
         let needs = kind.needs();
-        let who = join::Who { options: &options, scheme: &kind, identity };
-        let links = join::join(&transport, servers, who, None, deadline - runtime.now()).await?;
+        let joining = join::JoiningWorker { options: &options, scheme: &kind, identity };
+        let links = join::join(&transport, servers, joining, None, deadline - runtime.now()).await?;
         let table = join::check_shards(&links)?;
         join::check_read_mode(&links, &options, &kind)?;
         let clock = join::clock(&links);

@@ -19,7 +19,7 @@ pub trait Simulator: Send + Sync {
     fn stand_back(&self, turns: u32);
 
     /// May let time pass for a node that has found something to do; returns whether it does.
-    fn breathe(&self) -> bool;
+    fn yields(&self) -> bool;
 
     /// Lets `pause` pass.
     fn sleep(&self, pause: Duration);

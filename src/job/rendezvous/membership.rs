@@ -56,12 +56,12 @@ impl Membership {
             for socket in resolved? {
                 match join_at(socket, address, &introduction, &terms, deadline) {
                     Ok(membership) => return Ok(membership),
-                    Err(Trouble::Final(error)) => return Err(error),
-                    Err(Trouble::Passing(why)) => (last, answered) = (why, false),
-                    Err(Trouble::Full(why)) => (last, answered) = (why, true),
+                    Err(JoinFailure::Final(error)) => return Err(error),
+                    Err(JoinFailure::Passing(why)) => (last, answered) = (why, false),
+                    Err(JoinFailure::Full(why)) => (last, answered) = (why, true),
                     // The deadline has cut this try short: an answer to one before says more.
-                    Err(Trouble::Unanswered) if answered => {}
-                    Err(Trouble::Unanswered) => last = "it does not answer".into(),
+                    Err(JoinFailure::Unanswered) if answered => {}
+                    Err(JoinFailure::Unanswered) => last = "it does not answer".into(),
                 }
             }
             if Instant::now() + TRY_EVERY >= deadline {
@@ -169,7 +169,7 @@ impl Membership {
     }
 }
 
-enum Trouble {
+enum JoinFailure {
     /// Trying again would not help.
     Final(RendezvousError),
     /// It might.
@@ -186,20 +186,20 @@ fn join_at(
     introduction: &[u8],
     terms: &ChannelTerms,
     deadline: Instant,
-) -> Result<Membership, Trouble> {
-    let trouble = |source: ChannelError| match source {
-        ChannelError::System { .. } | ChannelError::Closed { .. } => Trouble::Passing(source.to_string()),
-        source => Trouble::Final(RendezvousError::Channel { address: address.into(), source }),
+) -> Result<Membership, JoinFailure> {
+    let failure = |source: ChannelError| match source {
+        ChannelError::System { .. } | ChannelError::Closed { .. } => JoinFailure::Passing(source.to_string()),
+        source => JoinFailure::Final(RendezvousError::Channel { address: address.into(), source }),
     };
-    let mut channel = Channel::connect(socket, terms).map_err(trouble)?;
-    channel.send(introduction).map_err(trouble)?;
+    let mut channel = Channel::connect(socket, terms).map_err(failure)?;
+    channel.send(introduction).map_err(failure)?;
     let answer = loop {
-        if let Some(answer) = channel.poll().map_err(trouble)? {
+        if let Some(answer) = channel.poll().map_err(failure)? {
             break answer;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Trouble::Unanswered);
+            return Err(JoinFailure::Unanswered);
         }
         wait(&channel, left, None);
     };
@@ -208,13 +208,13 @@ fn join_at(
             let address = address.to_owned();
             Ok(Membership { channel, address, id, role_rank, generation, epoch, members: Vec::new() })
         }
-        Some(FromHub::Refuse { reason, again: true }) => Err(Trouble::Full(reason)),
+        Some(FromHub::Refuse { reason, again: true }) => Err(JoinFailure::Full(reason)),
         Some(FromHub::Refuse { reason, again: false }) => {
-            Err(Trouble::Final(RendezvousError::Refused { address: address.into(), reason }))
+            Err(JoinFailure::Final(RendezvousError::Refused { address: address.into(), reason }))
         }
         _ => {
             let reason = "it did not welcome this process";
-            Err(Trouble::Final(RendezvousError::Protocol { address: address.into(), reason }))
+            Err(JoinFailure::Final(RendezvousError::Protocol { address: address.into(), reason }))
         }
     }
 }

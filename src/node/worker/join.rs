@@ -25,7 +25,7 @@ pub(super) struct Reached<'a> {
 }
 
 /// The worker that joins.
-pub(super) struct Who<'a> {
+pub(super) struct JoiningWorker<'a> {
     pub(super) options: &'a WorkerOptions,
     pub(super) scheme: &'a AnyScheme,
     pub(super) identity: u64,
@@ -87,7 +87,7 @@ struct ServerJoin<'a, T> {
 pub(super) async fn join<T: Transport>(
     transport: &T,
     servers: &[Address],
-    Who { options, scheme, identity }: Who<'_>,
+    JoiningWorker { options, scheme, identity }: JoiningWorker<'_>,
     reached: Option<Reached<'_>>,
     timeout: Duration,
 ) -> Result<Vec<Link<T::Endpoint>>, Error> {

@@ -1,6 +1,6 @@
 //! Coming back: to servers that were restarted, or that took this worker for dead.
 
-use super::join::{self, Reached, Who};
+use super::join::{self, JoiningWorker, Reached};
 use super::{Part, Worker, WorkerPhase};
 use crate::clock::Clock;
 use crate::node::Error;
@@ -44,7 +44,7 @@ impl<T: Transport> Worker<T> {
         let links = join::join(
             &self.transport,
             servers,
-            Who { options: &self.options, scheme: &self.kind, identity: self.identity },
+            JoiningWorker { options: &self.options, scheme: &self.kind, identity: self.identity },
             Some(reached),
             deadline - self.runtime.now(),
         )

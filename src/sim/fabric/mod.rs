@@ -18,7 +18,6 @@ mod bounds;
 mod cause;
 mod class;
 mod flow;
-mod ground;
 mod judge;
 mod lies;
 mod meet;
@@ -27,7 +26,8 @@ mod nodes;
 mod plan;
 mod random;
 mod relays;
-mod stage;
+mod scheduler;
+mod simulated_host;
 mod transport;
 mod values;
 
@@ -142,7 +142,7 @@ pub fn run(seed: u64, options: &FabricOptions) -> Result<FabricReport, FabricFai
     if let Some(scheme) = built_in.filter(|_| !plan.publishes()) {
         scheme.check(plan.workers).map_err(|error| cannot(error.to_string()))?;
     }
-    match stage::play(seed, plan, scheme.clone()) {
+    match scheduler::play(seed, plan, scheme.clone()) {
         Ok(outcome) => Ok(FabricReport {
             seed,
             scheme,
@@ -293,7 +293,7 @@ mod tests {
             let caught = (0..100).filter(|seed| {
                 let mut plan = Plan::draw(*seed, Some(kept.into()), FaultKinds::None);
                 (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
-                stage::play(*seed, plan, promised.into()).is_err_and(|what| {
+                scheduler::play(*seed, plan, promised.into()).is_err_and(|what| {
                     assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
                     true
                 })
@@ -329,7 +329,7 @@ mod tests {
                         let mut plan = plan.clone();
                         plan.faults = fault;
                         plan.faults.push((at + lasts + MILLISECOND, PlannedFault::Calm));
-                        let played = stage::play(seed, plan, scheme.into());
+                        let played = scheduler::play(seed, plan, scheme.into());
                         assert!(played.is_ok(), "{text}, seed {seed}, {node}: {:?}", played.err());
                         runs += 1;
                     }

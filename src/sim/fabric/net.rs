@@ -63,7 +63,7 @@ pub(super) struct NetRules {
     pub(super) full: u64,
     pub(super) queue_depth: usize,
     /// Servers that are held up between two chunks that they fold.
-    pub(super) breathers: u64,
+    pub(super) yields_permille: u64,
     /// The time until a peer hears that the other one is gone.
     pub(super) notice: (u64, u64),
     /// Requests of a connection that has failed which arrive nevertheless.
@@ -98,7 +98,7 @@ impl NetRules {
             repeated: 100,
             full: 0,
             queue_depth: 64,
-            breathers: 0,
+            yields_permille: 0,
             notice: (1_000, 100_000),
             late: 500,
             same_keys: false,

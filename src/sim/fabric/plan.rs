@@ -397,7 +397,7 @@ fn draw_distribution(random: &mut FabricRandom, lease: u64) -> NetRules {
         repeated: random.pick(&[0, 50, 300]),
         full: random.pick(&[0, 20]),
         queue_depth: random.pick(&[24, 32, 64]),
-        breathers: random.pick(&[0, 100, 500]),
+        yields_permille: random.pick(&[0, 100, 500]),
         notice: (10 * MICROSECOND, notice),
         late: random.pick(&[0, 500, 1000]),
         same_keys: random.permille(600),

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-use super::ground::Ground;
 use super::net::{HostId, Net, NetRules, SharedNet, lock};
+use super::simulated_host::SimulatedHost;
 use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::Instant;
 use crate::transport::{
@@ -80,7 +80,7 @@ impl Transport for SimTransport {
     }
 
     fn simulator(&self) -> Option<Arc<dyn Simulator>> {
-        self.is_staged.then(|| Arc::new(Ground::new(&self.net, self.host)) as Arc<dyn Simulator>)
+        self.is_staged.then(|| Arc::new(SimulatedHost::new(&self.net, self.host)) as Arc<dyn Simulator>)
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<SimConnecting, ConnectError> {

@@ -17,7 +17,7 @@ use slackline_lab::model::Evaluation;
 use super::evaluate::{Evaluator, Event};
 use super::measure::{Measure, serve_metrics};
 use super::plan::Plan;
-use super::show::{Display, Glance};
+use super::show::{Display, RunProgress};
 use super::signals::{self, Stop, checkpoint_requests};
 use crate::failure::Failure;
 use crate::metrics::{self, NodeMetrics};
@@ -106,7 +106,7 @@ fn conduct(
     job.follow()?;
     let (run, members) = job.parts();
     run.is_training = false;
-    run.display.show(&run.glance(&members), true);
+    run.display.show(&run.progress(&members), true);
     let wall = begun.elapsed();
     evaluator.finish();
     let Gathered { parameters, versions, local } = bring_home(plan, job)?;
@@ -252,7 +252,7 @@ impl Caller for Run<'_> {
             metrics.update(members);
         }
         if self.is_training {
-            self.display.show(&self.glance(members), false);
+            self.display.show(&self.progress(members), false);
         }
         Ok(match () {
             () if self.stop.as_ref().and_then(Stop::asked).is_some() => Wish::Stop,
@@ -264,7 +264,7 @@ impl Caller for Run<'_> {
 }
 
 impl Run<'_> {
-    fn glance(&self, members: &Members<'_>) -> Glance {
+    fn progress(&self, members: &Members<'_>) -> RunProgress {
         let reports = || members.worker_reports();
         let servers = || members.server_reports();
         let losses: Vec<f64> = reports().filter_map(|report| report.loss).collect();
@@ -277,7 +277,7 @@ impl Run<'_> {
         let (sum, count, most) = reports()
             .map(counts)
             .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
-        Glance {
+        RunProgress {
             done: match self.plan.gradients {
                 Some(_) => servers().map(|server| server.folded).min().unwrap_or(0),
                 None => reports().map(|report| report.clock).sum(),

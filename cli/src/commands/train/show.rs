@@ -16,7 +16,7 @@ const RATE_OVER: Duration = Duration::from_millis(500);
 
 /// The progress of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Glance {
+pub(super) struct RunProgress {
     /// Gradients published, by all workers together.
     pub(super) done: u64,
     pub(super) loss: Option<f64>,
@@ -54,47 +54,47 @@ impl Display {
     }
 
     /// Brings what is shown up to date; `last` says that the workers have ended.
-    pub(super) fn show(&mut self, glance: &Glance, last: bool) {
+    pub(super) fn show(&mut self, progress: &RunProgress, last: bool) {
         let (since, before) = self.counted;
         if since.elapsed() >= RATE_OVER {
-            let versions = glance.version.saturating_sub(before) as f64;
+            let versions = progress.version.saturating_sub(before) as f64;
             self.rate = Some(versions / since.elapsed().as_secs_f64());
-            self.counted = (Instant::now(), glance.version);
+            self.counted = (Instant::now(), progress.version);
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(glance.done);
-            bar.set_message(self.describe(glance));
+            bar.set_position(progress.done);
+            bar.set_message(self.describe(progress));
             if last {
                 bar.finish_and_clear();
             }
-        } else if glance.done > 0 && self.line.is_none_or(|line| line.elapsed() >= LINE_EVERY) {
+        } else if progress.done > 0 && self.line.is_none_or(|line| line.elapsed() >= LINE_EVERY) {
             self.line = Some(Instant::now());
-            let part = glance.done as f64 / self.all as f64;
+            let part = progress.done as f64 / self.all as f64;
             let epoch = part * f64::from(self.epochs);
             eprintln!(
                 "epoch {epoch:.1} of {} ({:.0} %): {}",
                 self.epochs,
                 100.0 * part,
-                self.describe(glance)
+                self.describe(progress)
             );
         }
     }
 
-    fn describe(&self, glance: &Glance) -> String {
+    fn describe(&self, progress: &RunProgress) -> String {
         let mut parts = Vec::with_capacity(5);
-        if let Some(loss) = glance.loss {
+        if let Some(loss) = progress.loss {
             parts.push(format!("loss {loss:.4}"));
         }
-        if let Some(accuracy) = glance.evaluation.and_then(|evaluation| evaluation.accuracy) {
+        if let Some(accuracy) = progress.evaluation.and_then(|evaluation| evaluation.accuracy) {
             parts.push(format!("accuracy {:.1} %", 100.0 * accuracy));
         }
         if let Some(rate) = self.rate {
             parts.push(format!("{rate:.0} versions/s"));
         }
-        if let Some(gradients) = glance.gradients {
+        if let Some(gradients) = progress.gradients {
             parts.push(format!("k {gradients}"));
         }
-        if let Some((mean, most)) = glance.staleness {
+        if let Some((mean, most)) = progress.staleness {
             parts.push(format!("staleness {mean:.1} (max {most})"));
         }
         if parts.is_empty() { "starting".into() } else { parts.join("  ") }

@@ -16,18 +16,18 @@ const PAUSE_DOUBLINGS: u32 = 10;
 const PATIENT_TURNS: u32 = 14;
 
 /// What one node has instead of clock, processor and threads.
-pub(super) struct Ground {
+pub(super) struct SimulatedHost {
     net: SharedNet,
     host: HostId,
 }
 
-impl Ground {
-    pub(super) fn new(net: &SharedNet, host: HostId) -> Ground {
-        Ground { net: Arc::clone(net), host }
+impl SimulatedHost {
+    pub(super) fn new(net: &SharedNet, host: HostId) -> SimulatedHost {
+        SimulatedHost { net: Arc::clone(net), host }
     }
 }
 
-impl Simulator for Ground {
+impl Simulator for SimulatedHost {
     fn now(&self) -> Instant {
         lock(&self.net).at()
     }
@@ -39,10 +39,10 @@ impl Simulator for Ground {
         net.sleep(self.host, pause, turns < PATIENT_TURNS);
     }
 
-    fn breathe(&self) -> bool {
+    fn yields(&self) -> bool {
         let mut net = lock(&self.net);
-        let breathers = net.distribution.breathers;
-        if !net.random.permille(breathers) {
+        let yields_permille = net.distribution.yields_permille;
+        if !net.random.permille(yields_permille) {
             return false;
         }
         let most = net.distribution.latency.1;

@@ -1,4 +1,4 @@
-//! The stage: runs the nodes by turns as the network's time passes, and breaks what the plan says.
+//! The scheduler: runs the nodes by turns as the network's time passes, and breaks what the plan says.
 #![forbid(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -31,7 +31,7 @@ pub(super) struct RunOutcome {
 /// More events than any run that ends has: thousands are usual.
 const EVENTS_MAX: u64 = 20_000_000;
 
-struct Stage {
+struct FabricScheduler {
     plan: Rc<Plan>,
     net: SharedNet,
     judge: Rc<RefCell<FabricJudge>>,
@@ -47,15 +47,15 @@ pub(super) fn play(seed: u64, plan: Plan, promised: AnyScheme) -> Result<RunOutc
     let net = Arc::new(Mutex::new(Net::new(seed, plan.distribution.clone(), false)));
     let plan = Rc::new(plan);
     let judge = Rc::new(RefCell::new(FabricJudge::new(&plan, promised)));
-    let mut stage = Stage {
+    let mut scheduler = FabricScheduler {
         plan: Rc::clone(&plan),
         net: Arc::clone(&net),
         judge: Rc::clone(&judge),
         programs: Vec::new(),
     };
-    let played = catch_unwind(AssertUnwindSafe(|| stage.play()));
+    let played = catch_unwind(AssertUnwindSafe(|| scheduler.play()));
     let laggards = judge.borrow().laggards();
-    stage.programs.clear();
+    scheduler.programs.clear();
     judge.borrow_mut().check_records();
     let net = lock(&net);
     let judge = judge.borrow();
@@ -84,7 +84,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why")
 }
 
-impl Stage {
+impl FabricScheduler {
     fn play(&mut self) -> Result<(), String> {
         for node in 0..self.plan.nodes() {
             self.start(node);
