@@ -11,6 +11,7 @@ mod weights {
     pub(super) mod deltas;
     pub(super) mod plane;
     pub(super) mod relay;
+    pub(super) mod silence;
     pub(super) mod tables;
     pub(super) mod tree;
 }

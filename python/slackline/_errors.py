@@ -12,14 +12,23 @@ class Error(Exception):
     remedy: str | None
     #: True if the same call may succeed later, with the same program and the same options.
     is_retryable: bool
+    #: The seconds after which to ask again, where the peer refused for now and said so.
+    retry_after: float | None
 
     def __init__(
-        self, message: str, *, operation: str = "", remedy: str | None = None, is_retryable: bool = False
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        remedy: str | None = None,
+        is_retryable: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.operation = operation
         self.remedy = remedy
         self.is_retryable = is_retryable
+        self.retry_after = retry_after
 
 
 class DeadlineError(Error, TimeoutError):

@@ -1,5 +1,7 @@
 //! What the library's errors become in Python: classes of `slackline._errors`, chosen by kind and never by text.
 
+use std::time::Duration;
+
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -58,6 +60,7 @@ pub(crate) struct Failure {
     operation: String,
     remedy: Option<String>,
     is_retryable: bool,
+    retry_after: Option<Duration>,
 }
 
 impl Failure {
@@ -68,6 +71,7 @@ impl Failure {
             operation: error.operation().into(),
             remedy: error.remedy().map(Into::into),
             is_retryable: error.is_retryable(),
+            retry_after: None,
         }
     }
 
@@ -79,6 +83,7 @@ impl Failure {
             operation: operation.into(),
             remedy: Some(remedy.into()),
             is_retryable: class == Class::Deadline,
+            retry_after: None,
         }
     }
 
@@ -92,6 +97,7 @@ impl Failure {
         details.set_item("operation", self.operation)?;
         details.set_item("remedy", self.remedy)?;
         details.set_item("is_retryable", self.is_retryable)?;
+        details.set_item("retry_after", self.retry_after.map(|after| after.as_secs_f64()))?;
         let class = py.import("slackline._errors")?.getattr(self.class.name())?;
         let message = self.message.into_py_any(py)?;
         Ok(PyErr::from_value(class.call((message,), Some(&details))?))
@@ -106,7 +112,7 @@ impl From<Failure> for PyErr {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::of(class_of(&error), &error)
+        Failure { retry_after: error.retry_after(), ..Failure::of(class_of(&error), &error) }
     }
 }
 
@@ -128,7 +134,11 @@ impl From<JobError> for Failure {
             }
             _ => Class::Error,
         };
-        Failure::of(class, &error)
+        let retry_after = match &error {
+            JobError::Node(error) => error.retry_after(),
+            _ => None,
+        };
+        Failure { retry_after, ..Failure::of(class, &error) }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{Job, JobPlan, Role, TransportKind, WorkerOptions};
+use slackline::{Job, JobError, JobPlan, Placement, Role, TransportKind, WorkerOptions};
 
 use crate::errors::{Class, Failure};
 use crate::server::{self, Status};
@@ -20,6 +20,7 @@ use crate::worker::PyWorker;
 #[pyclass(frozen, module = "slackline", name = "Job")]
 pub(crate) struct PyJob {
     job: Arc<Job>,
+    local_rank: Option<u32>,
     timeout: Duration,
     guard: ForkGuard,
 }
@@ -45,8 +46,10 @@ impl PyJob {
                 return Err(Failure::new(Class::BadOption, "joining the job", cause, remedy).into());
             }
         };
+        let placement = Placement::from_env().map_err(|error| Failure::from(JobError::from(error)))?;
+        let local_rank = placement.and_then(|placement| placement.local_rank);
         let job = in_thread(py, "joining the job", move |_| Ok(Job::from_env(plan)?))?;
-        Ok(PyJob { job: Arc::new(job), timeout, guard: ForkGuard::new() })
+        Ok(PyJob { job: Arc::new(job), local_rank, timeout, guard: ForkGuard::new() })
     }
 
     /// "server" or "worker".
@@ -62,6 +65,18 @@ impl PyJob {
     #[getter]
     fn rank(&self) -> u32 {
         self.job.rank()
+    }
+
+    /// The number of processes of the job.
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.job.servers() + self.job.workers()
+    }
+
+    /// The number of this process on its host, from 0; None if the launcher does not say it.
+    #[getter]
+    fn local_rank(&self) -> Option<u32> {
+        self.local_rank
     }
 
     /// The number of servers.

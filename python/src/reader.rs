@@ -239,8 +239,10 @@ impl PyReader {
     /// Brings one version, whole, and returns it as a Snapshot.
     ///
     /// `max_staleness` is the most versions by which it may be behind the newest when the call ends; without it, it is
-    /// at least the newest of when the call began. `min_version` waits for that version or a newer one, `version` for
-    /// that version and no other. A version that was pulled before and is good enough is not copied again.
+    /// at least the newest of when the call began. Both mean the newest of the owner that is read from: behind a relay
+    /// that has lost its publisher, the newest of that relay. `min_version` waits for that version or a newer one,
+    /// `version` for that version and no other. A version that was pulled before and is good enough is not copied
+    /// again.
     ///
     /// `into` is a mapping of all names to writable arrays in C order, which are written; the snapshot then looks at
     /// them. After an error they may hold anything. Without it the snapshot has memory of its own, which is used again
@@ -365,7 +367,7 @@ impl PyReader {
         &self.address
     }
 
-    /// The incarnation of the publisher.
+    /// The incarnation of the owner that is read from: of the publisher, or behind a relay of that relay.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
         let epoch = |reading: &mut Reading| Ok(reading.reader.epoch());

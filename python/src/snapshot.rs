@@ -179,13 +179,20 @@ impl Snapshot {
         self.facts.version
     }
 
-    /// The incarnation of the publisher.
+    /// The incarnation of the owner that it was read from: of the publisher, or behind a relay of that relay.
     #[getter]
     fn epoch(&self) -> u64 {
         self.facts.epoch
     }
 
-    /// The number of versions by which it was behind the newest when it was read.
+    /// The epoch of the publisher that made the version, also behind relays; 0 from a server. The zeros that a relay
+    /// serves before its first version may have 0, too.
+    #[getter]
+    fn origin(&self) -> u64 {
+        self.facts.origin
+    }
+
+    /// The number of versions by which it was behind the newest of the owner that it was read from, when it was read.
     #[getter]
     fn staleness(&self) -> u64 {
         self.facts.staleness

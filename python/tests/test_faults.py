@@ -210,6 +210,22 @@ def test_a_wrong_secret_is_refused_and_the_right_one_is_not(tmp_path: Any) -> No
     assert isinstance(refused.value, PermissionError)
 
 
+def test_a_reader_for_whom_there_is_no_room_is_told_when_to_ask_again(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport, readers=1) as publisher:
+        publisher.publish(version(1))
+        with slackline.Reader(publisher.address) as first:
+            with pytest.raises(slackline.Refused) as caught:
+                slackline.Reader(publisher.address, timeout=0.2)
+            assert caught.value.is_retryable
+            assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60
+            assert first.pull().version == 1
+        with slackline.Reader(publisher.address, timeout=30) as second:
+            assert second.pull().version == 1
+    with pytest.raises(slackline.Error) as gone:
+        slackline.Reader(publisher.address, timeout=0.2)
+    assert gone.value.retry_after is None
+
+
 def test_beyond_this_host_nothing_is_served_without_a_secret() -> None:
     with pytest.raises(slackline.Refused) as caught:
         slackline.Publisher(version(0), address="0.0.0.0:0")

@@ -28,6 +28,46 @@ def test_a_version_is_the_same_behind_a_relay(transport: str) -> None:
                 assert relay.version == 5
 
 
+def test_the_origin_behind_a_relay_is_the_publisher_and_the_epoch_is_the_relays(transport: str) -> None:
+    with slackline.Publisher(version(0), transport=transport) as publisher:
+        publisher.publish(version(1))
+        with slackline.Reader(publisher.address) as near:
+            snapshot = near.pull()
+            assert snapshot.epoch == snapshot.origin == near.epoch == publisher.epoch
+        with slackline.Relay(publisher.address, transport=transport) as relay:
+            with slackline.Reader(relay.address) as far:
+                for number in range(2, 4):
+                    publisher.publish(version(number))
+                    snapshot = far.pull(min_version=number, timeout=30)
+                    assert snapshot.origin == publisher.epoch
+                    assert snapshot.epoch == far.epoch != publisher.epoch
+                # Into arrays of the program's own, too.
+                assert far.pull(version(0), timeout=30).origin == publisher.epoch
+                # The bound is counted against the relay, also when that has lost its publisher.
+                publisher.close()
+                assert far.pull(max_staleness=0, timeout=30).staleness == 0
+
+
+def test_a_relay_of_a_publisher_that_another_one_follows_says_that_the_epoch_changed(transport: str) -> None:
+    first = slackline.Publisher(version(0), transport=transport)
+    with slackline.Relay(first.address, transport=transport) as relay:
+        with slackline.Reader(relay.address) as reader:
+            first.publish(version(1))
+            assert reader.pull(min_version=1, timeout=30).origin == first.epoch
+            first.close()
+            with slackline.Publisher(version(0), address=first.address) as second:
+                second.publish(version(2))
+                deadline = time.monotonic() + 30
+                with pytest.raises(slackline.EpochChanged, match="another publisher") as caught:
+                    while relay.version < 2:
+                        assert time.monotonic() < deadline
+                        time.sleep(0.01)
+                assert isinstance(caught.value, slackline.PeerGone) and caught.value.retry_after is None
+                # Its readers are told, and get no version of another origin.
+                with pytest.raises(slackline.PeerGone):
+                    reader.pull(min_version=2, timeout=30)
+
+
 def test_a_relay_goes_on_with_the_next_owner_and_closed_it_says_so(transport: str) -> None:
     with slackline.Publisher(version(0), transport=transport) as publisher:
         first = slackline.Relay(publisher.address, transport=transport)

@@ -114,7 +114,8 @@ def test_servers_say_what_they_cannot_be() -> None:
 JOB = """
 import numpy, slackline
 job = slackline.Job.from_env(timeout=30)
-assert (job.servers, job.workers) == (1, 2)
+assert (job.servers, job.workers, job.world_size) == (1, 2, 3)
+assert job.local_rank == (job.rank if job.role == "worker" else None)
 if job.role == "server":
     parameters, status = job.serve({"w": numpy.full(6, 8.0, "float32")}, scheme="bsp", learning_rate=0.5)
     print(parameters.version, status.folded, parameters["w"].numpy().tolist())
@@ -135,9 +136,11 @@ def test_a_job_of_three_processes_finds_itself_by_its_environment() -> None:
         port = free.getsockname()[1]
     ranks = []
     for rank in range(3):
-        place = {"SLACKLINE_RANK": str(rank), "SLACKLINE_WORLD_SIZE": "3", "SLACKLINE_RENDEZVOUS": f"127.0.0.1:{port}"}
+        given = {"SLACKLINE_RANK": str(rank), "SLACKLINE_WORLD_SIZE": "3", "SLACKLINE_RENDEZVOUS": f"127.0.0.1:{port}"}
+        if rank > 0:
+            given["SLACKLINE_LOCAL_RANK"] = str(rank)
         ranks.append(
-            subprocess.Popen([sys.executable, "-c", JOB], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([sys.executable, "-c", JOB], env={**os.environ, **given}, stdout=subprocess.PIPE, text=True)
         )
     outputs = [process.communicate(timeout=60)[0] for process in ranks]
     # 8 is halved three times.

@@ -31,6 +31,9 @@ macro_rules! weights {
             admission {
                 a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again
             }
+            silence {
+                a_reader_that_is_gone_or_silent_keeps_its_pin_for_a_lease_at_most
+            }
             tables {
                 each_of_many_tables_has_versions_and_readers_of_its_own
                 a_relay_passes_one_of_many_tables_on

@@ -21,6 +21,10 @@ use crate::transport::Transport;
 
 /// The version that a reader wants.
 ///
+/// A bound on staleness is counted against the owner that is read from. Behind a [`Relay`](crate::Relay) the newest
+/// version is the newest of the relay, also while that has lost its owner: `max_staleness(0)` then holds against the
+/// relay, and not against the publisher. [`Fresh::published_ns`] tells how old a version is.
+///
 /// ```
 /// use slackline::{Version, Wanted};
 /// let newest = Wanted::newest(); // as of the call
@@ -52,7 +56,8 @@ impl Wanted {
         Wanted { exact: true, ..Wanted::at_least(version) }
     }
 
-    /// At most so many versions behind the newest at the time when the copy is complete.
+    /// At most so many versions behind the newest of the owner that is read from, at the time when the copy is
+    /// complete.
     pub const fn max_staleness(self, versions: u64) -> Wanted {
         Wanted { most_behind: Some(versions), ..self }
     }

@@ -1,0 +1,96 @@
+//! Readers that write a pin, and whose end or silence comes before they take it back.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use slackline::internals::mem::RemoteSlice;
+use slackline::internals::param::{PeerHello, PeerRole};
+use slackline::internals::transport::{
+    Connecting as _, Endpoint as _, Inline, Offer, Operation, WorkRequest,
+};
+use slackline::{
+    Address, Error, PublisherOptions, Reader, ReaderOptions, ShardOptions, Transport, VersionTag, Wanted,
+};
+
+use super::plane::{SOON, TIMEOUT, bytes, publisher};
+
+/// Offsets of words in a reader's page.
+const HEARTBEAT: u64 = 64;
+const PIN: u64 = 128;
+
+/// In the pin of a reader that copies the frame.
+const COPIES: u64 = 1 << 63;
+
+/// Connects as a reader that has no thread for its heartbeat. Returns its page at the publisher, too.
+fn connect<T: Transport>(transport: &T, address: &Address) -> (T::Endpoint, RemoteSlice) {
+    let offer = Offer { message: PeerHello::from(PeerRole::Reader).encode(), grants: Vec::new() };
+    let mut connecting = transport.connect(address, offer).unwrap();
+    let deadline = slackline::now() + TIMEOUT;
+    loop {
+        if let Poll::Ready(connected) = connecting.poll(slackline::now()) {
+            let (endpoint, received) = connected.unwrap();
+            return (endpoint, received.grants[2]);
+        }
+        assert!(slackline::now() < deadline, "no answer within a minute");
+        std::thread::yield_now();
+    }
+}
+
+/// Writes a word of the page.
+fn write<T: Transport>((endpoint, page): &mut (T::Endpoint, RemoteSlice), offset: u64, word: u64) {
+    let (data, remote) = (Inline::word(word), page.slice(offset, 8).unwrap());
+    endpoint.post(&[WorkRequest::unsignalled(0, Operation::WriteInline { data, remote })]).unwrap();
+    while endpoint.poll().is_some() {}
+}
+
+/// Readers pin all frames but one, as those do that were lapped four times over a network, and then are silent, or are
+/// gone. Their publisher has to wait for them until it lets them go, and no longer.
+pub(crate) fn a_reader_that_is_gone_or_silent_keeps_its_pin_for_a_lease_at_most<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let short = Duration::from_secs(1);
+    for (frames, is_gone) in [(2, false), (3, false), (2, true), (3, true)] {
+        // The publisher learns of a closed connection long before this one has passed.
+        let lease = if is_gone { 10 * TIMEOUT } else { short };
+        let memory = ShardOptions { lease, frames, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let publisher = publisher(transport.clone(), at, options);
+        let address = publisher.address();
+        let mut reader =
+            Reader::connect(transport.clone(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+        let mut version = 0;
+        let mut publish = |timeout| {
+            let published = publisher.publish(&bytes(version + 1), VersionTag::default(), timeout)?;
+            version = published.get();
+            Ok::<_, Error>(version)
+        };
+        publish(TIMEOUT).unwrap();
+        let mut pinning: Vec<_> = (1..frames).map(|_| connect(&transport, &address)).collect();
+        for (frame, peer) in (0..).zip(&mut pinning) {
+            write::<T>(peer, PIN, COPIES | (frame + 1));
+        }
+        let deadline = slackline::now() + TIMEOUT;
+        for beat in 1.. {
+            pinning.iter_mut().for_each(|peer| write::<T>(peer, HEARTBEAT, beat));
+            match publish(SOON) {
+                Ok(_) => assert!(slackline::now() < deadline, "the pins hold no frame"),
+                Err(Error::Pinned { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let silent = slackline::now();
+        if is_gone {
+            pinning.clear();
+        }
+        let next = publish(TIMEOUT).unwrap();
+        let took = slackline::now() - silent;
+        // The rest is for a machine that is busy.
+        assert!(took < short + Duration::from_secs(10), "{frames} frames: it waited for {took:?}");
+        for _ in next..next + 10 {
+            let version = publish(TIMEOUT).unwrap();
+            assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(version));
+        }
+        assert_eq!(publisher.readers().len(), 1, "the other reader stays");
+    }
+}
