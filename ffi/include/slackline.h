@@ -2976,8 +2976,8 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
 
 /**
  * Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
- * The memory holds what was written there last. Call it after begin. Valid until the next begin, publish, flush or
- * destroy of this worker.
+ * The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
+ * begin. Valid until the next begin, publish, flush or destroy of this worker.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -2995,6 +2995,12 @@ slackline_status slackline_worker_encode(struct slackline_worker *worker,
  * Publishes the gradient, waiting for free slots. `loss` is told to the servers, unless NULL. When it returns
  * `SLACKLINE_STATUS_OK`, every server has the gradient whole. After `SLACKLINE_STATUS_DEADLINE` it is still on its
  * way: the next begin finishes it, and publishing again before that is out of turn.
+ *
+ * Under "bap" it does not wait for the gradient: `SLACKLINE_STATUS_OK` says that it is on its way, and the next step
+ * begins meanwhile. One gradient at a time is on its way, so that the call waits for the gradient of the step before.
+ * `SLACKLINE_STATUS_DEADLINE` says that this one is still on its way; nothing of the present step is published then,
+ * and the next begin is of the same clock. `slackline_worker_flush` waits for the last one. A worker with `own_step`,
+ * or with memory of the caller's for its gradients, waits as under the other schemes.
  */
 slackline_status slackline_worker_publish(struct slackline_worker *worker,
                                           const float *loss,
@@ -3024,7 +3030,7 @@ slackline_status slackline_worker_slot(struct slackline_worker *worker,
 
 /**
  * Publishes what was written to the slots that `slackline_worker_slot` lent, of all servers; otherwise as
- * `slackline_worker_publish`.
+ * `slackline_worker_publish` under the other schemes, under "bap", too.
  */
 slackline_status slackline_worker_publish_slots(struct slackline_worker *worker,
                                                 const float *loss,
