@@ -1,5 +1,5 @@
-//! The texts that functions and structs of options share: names of schemes and tables, schedules, addresses, secrets and
-//! paths.
+//! The texts that functions and structs of options share: names of schemes and tables, schedules, addresses, secrets
+//! and paths.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
