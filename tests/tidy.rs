@@ -82,6 +82,9 @@ const UNSAFE_FILES: &[&str] = &[
 const COLUMNS_MAX: usize = 120;
 const LINES_MAX: usize = 800;
 
+/// Users read an example whole.
+const EXAMPLE_LINES_MAX: usize = 119;
+
 /// Generated files keep the width, the length and the unexplained `unsafe` that their generator gave them.
 const GENERATED: &str = "/bindings.rs";
 
@@ -136,6 +139,13 @@ fn nothing_is_left_to_do_and_the_library_prints_nothing() {
 #[test]
 fn examples_use_public_names_only() {
     hold(&[".rs"], hidden_in_examples);
+}
+
+#[test]
+fn every_example_has_fewer_than_120_lines() {
+    hold(&[".rs", ".c"], long_example);
+    let examples = |extension| files(extension).iter().filter(|(file, _)| is_example(file)).count();
+    assert!(examples(".rs") > 0 && examples(".c") > 0, "found no example: the walk is broken");
 }
 
 #[test]
@@ -358,6 +368,17 @@ fn hidden_in_examples(file: &str, text: &str) -> Vec<String> {
     words(text).iter().filter(hidden).map(line).collect()
 }
 
+fn is_example(file: &str) -> bool {
+    file.starts_with("examples/") || file.starts_with("ffi/examples/")
+}
+
+fn long_example(file: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().count();
+    let is_long = is_example(file) && lines > EXAMPLE_LINES_MAX;
+    let offence = || format!("{file}:{lines}: {lines} lines; an example has at most {EXAMPLE_LINES_MAX}");
+    is_long.then(offence).into_iter().collect()
+}
+
 fn blanks(file: &str, text: &str) -> Vec<String> {
     let mut offences = Vec::new();
     for (index, line) in text.split('\n').enumerate() {
@@ -578,6 +599,13 @@ mod the_checks {
         assert_eq!(too_big("src/x.rs", &"\n".repeat(LINES_MAX + 1)).len(), 1);
         assert!(too_big("src/x.rs", &"\n".repeat(LINES_MAX)).is_empty());
         assert!(too_big("src/transport/verbs/sys/bindings.rs", &"x\n".repeat(LINES_MAX + 1)).is_empty());
+
+        let long = "\n".repeat(EXAMPLE_LINES_MAX + 1);
+        for file in ["examples/x.rs", "ffi/examples/x.c"] {
+            assert_eq!(long_example(file, &long).len(), 1, "{file}");
+            assert!(long_example(file, &long[1..]).is_empty(), "{file}");
+        }
+        assert!(long_example("src/x.rs", &long).is_empty());
 
         assert_eq!(left_behind("cli/src/main.rs", "fn f() { todo!() }").len(), 1);
         assert_eq!(left_behind("tests/x.rs", "unimplemented!(); dbg!(x)").len(), 2);

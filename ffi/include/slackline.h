@@ -23,7 +23,8 @@
  * options data over TCP is encrypted, too. Shared memory serves processes of the same user and needs no secret.
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
- * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps) are known by pointer only.
+ * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps,
+ * slackline_checkpoint) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
  * use there: fork first, then create. Functions that take no object may be called by several threads at once.
@@ -766,6 +767,13 @@ typedef enum slackline_until slackline_until;
 typedef uint64_t slackline_until;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
+
+/**
+ * One shard as a server wrote it to its checkpoint, whole and in memory of its own.
+ *
+ * Thread-safety: its parameters may be read by any number of threads at once, until one of them destroys it.
+ */
+typedef struct slackline_checkpoint slackline_checkpoint;
 
 /**
  * One member of a group whose members all hold all parameters and average them in rounds, without a server. One round
@@ -1949,7 +1957,7 @@ typedef struct slackline_simulate_options {
      */
     double variance;
     /**
-     * The step size, of SGD; by default 0.1.
+     * The step size of SGD; by default 0.1.
      */
     double learning_rate;
     /**
@@ -1976,6 +1984,28 @@ typedef struct slackline_simulate_options {
      * By default 0.1.
      */
     double loss;
+    /**
+     * As of `struct slackline_server_options`; without a server it counts the worker's steps. By default NULL: the
+     * step size is constant.
+     */
+    const char *schedule;
+    /**
+     * Not 0: each gradient counts whole, as of `struct slackline_server_options`. By default 0.
+     */
+    uint64_t additive;
+    /**
+     * Not 0: workers see their own gradients before the server has folded them in. It is for SGD without momentum. By
+     * default 0.
+     */
+    uint64_t read_my_writes;
+    /**
+     * The momentum of SGD, from 0 to below 1; by default 0: plain SGD.
+     */
+    double momentum;
+    /**
+     * The weight decay of SGD, an L2 penalty; by default 0.
+     */
+    double weight_decay;
 } slackline_simulate_options;
 
 /**
@@ -2337,6 +2367,41 @@ slackline_status slackline_shard_range(const struct slackline_tensor *tensors,
                                        uint16_t shards,
                                        uint64_t *begin,
                                        uint64_t *end);
+
+/**
+ * Reads the checkpoint in the file `path`, which a server wrote as `shard-S-of-N.safetensors` to its
+ * `checkpoint_folder`, and proves that it is whole. Where the file is missing or damaged, the checkpoint before it is
+ * read instead: `slackline_checkpoint_version` tells which version it is. Where there is neither, that is
+ * `SLACKLINE_STATUS_BAD_ARGUMENT`. The checkpoint is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_checkpoint_open(const char *path,
+                                           struct slackline_checkpoint **checkpoint);
+
+/**
+ * Sets `version` to the number of the version that the checkpoint holds.
+ */
+slackline_status slackline_checkpoint_version(const struct slackline_checkpoint *checkpoint,
+                                              uint64_t *version);
+
+/**
+ * Lends the table of the job, `count` tensors, of all shards. Valid until the checkpoint is destroyed.
+ */
+slackline_status slackline_checkpoint_table(const struct slackline_checkpoint *checkpoint,
+                                            const struct slackline_tensor **tensors,
+                                            size_t *count);
+
+/**
+ * Lends the parameters of the shard, `len` values: `slackline_shard_range` says which bytes of the table they are.
+ * Valid, and unchanging, until the checkpoint is destroyed.
+ */
+slackline_status slackline_checkpoint_parameters(const struct slackline_checkpoint *checkpoint,
+                                                 const float **parameters,
+                                                 size_t *len);
+
+/**
+ * Frees the memory; the file stays as it is. NULL does nothing.
+ */
+void slackline_checkpoint_destroy(struct slackline_checkpoint *checkpoint);
 
 /**
  * Prepares to make `count` steps for each gradient, at least 1, at the `learning_rate` of the servers, which is above
@@ -2731,7 +2796,8 @@ slackline_status slackline_reader_use_memory(struct slackline_reader *reader,
 /**
  * Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
  * enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
- * may be nothing to read until a refresh works again.
+ * may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` nothing is under way:
+ * `slackline_reader_poll` goes on without waiting, and this call does not.
  */
 slackline_status slackline_reader_refresh(struct slackline_reader *reader,
                                           uint64_t max_staleness,
@@ -2976,8 +3042,8 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
 
 /**
  * Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
- * The memory holds what was written there last. Call it after begin. Valid until the next begin, publish, flush or
- * destroy of this worker.
+ * The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
+ * begin. Valid until the next begin, publish, flush or destroy of this worker.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -2995,6 +3061,12 @@ slackline_status slackline_worker_encode(struct slackline_worker *worker,
  * Publishes the gradient, waiting for free slots. `loss` is told to the servers, unless NULL. When it returns
  * `SLACKLINE_STATUS_OK`, every server has the gradient whole. After `SLACKLINE_STATUS_DEADLINE` it is still on its
  * way: the next begin finishes it, and publishing again before that is out of turn.
+ *
+ * Under "bap" it does not wait for the gradient: `SLACKLINE_STATUS_OK` says that it is on its way, and the next step
+ * begins meanwhile. One gradient at a time is on its way, so that the call waits for the gradient of the step before.
+ * `SLACKLINE_STATUS_DEADLINE` says that this one is still on its way; nothing of the present step is published then,
+ * and the next begin is of the same clock. `slackline_worker_flush` waits for the last one. A worker with `own_step`,
+ * or with memory of the caller's for its gradients, waits as under the other schemes.
  */
 slackline_status slackline_worker_publish(struct slackline_worker *worker,
                                           const float *loss,
@@ -3024,7 +3096,7 @@ slackline_status slackline_worker_slot(struct slackline_worker *worker,
 
 /**
  * Publishes what was written to the slots that `slackline_worker_slot` lent, of all servers; otherwise as
- * `slackline_worker_publish`.
+ * `slackline_worker_publish` under the other schemes, under "bap", too.
  */
 slackline_status slackline_worker_publish_slots(struct slackline_worker *worker,
                                                 const float *loss,
@@ -3223,6 +3295,10 @@ slackline_status slackline_reader_reconnect(struct slackline_reader *reader,
  * versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
  * call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any
  * more. The snapshot is the caller's, to be destroyed; on failure it is NULL.
+ *
+ * After `SLACKLINE_STATUS_DEADLINE` nothing is under way: the next call asks again, and keeps only what was copied
+ * whole of the same version. With a `timeout_ms` of 0 it may never succeed, nor may refresh, pull, newest and pin. A
+ * program that does not wait calls `slackline_reader_begin_refresh` and `slackline_reader_poll`, which go on.
  */
 slackline_status slackline_reader_snapshot(struct slackline_reader *reader,
                                            uint64_t at_least,

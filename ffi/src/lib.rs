@@ -19,6 +19,7 @@
 #![allow(non_camel_case_types, reason = "types are called what C calls them")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is stated once, above")]
 
+mod checkpoint;
 mod compute;
 mod error;
 mod fabric;
@@ -47,6 +48,7 @@ mod worker;
 
 use std::ffi::{CStr, c_char};
 
+pub use checkpoint::*;
 pub use compute::*;
 pub use error::slackline_status;
 pub use group::*;

@@ -153,7 +153,8 @@ pub unsafe extern "C" fn slackline_reader_use_memory(
 
 /// Makes sure that the reader's copy is at most `max_staleness` versions behind the newest. A copy that is fresh
 /// enough already is kept. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. After a failure there
-/// may be nothing to read until a refresh works again.
+/// may be nothing to read until a refresh works again. After `SLACKLINE_STATUS_DEADLINE` nothing is under way:
+/// `slackline_reader_poll` goes on without waiting, and this call does not.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_refresh(
     reader: *mut slackline_reader,

@@ -1,7 +1,9 @@
 //! The simulator: see [`slackline::sim::Cluster`].
 
 use std::ffi::c_char;
+use std::ptr::null;
 
+use slackline::Optimizer;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{Cluster, ClusterReport, Distribution, Network, Problem, Quadratic, Until};
 
@@ -59,7 +61,7 @@ pub struct slackline_simulate_options {
     pub condition: f64,
     /// The variance of a gradient, summed over its elements; by default 1.
     pub variance: f64,
-    /// The step size, of SGD; by default 0.1.
+    /// The step size of SGD; by default 0.1.
     pub learning_rate: f64,
     /// One of `enum slackline_damping`; by default none.
     pub damping: u64,
@@ -73,6 +75,18 @@ pub struct slackline_simulate_options {
     pub seconds: f64,
     /// By default 0.1.
     pub loss: f64,
+    /// As of `struct slackline_server_options`; without a server it counts the worker's steps. By default NULL: the
+    /// step size is constant.
+    pub schedule: *const c_char,
+    /// Not 0: each gradient counts whole, as of `struct slackline_server_options`. By default 0.
+    pub additive: u64,
+    /// Not 0: workers see their own gradients before the server has folded them in. It is for SGD without momentum. By
+    /// default 0.
+    pub read_my_writes: u64,
+    /// The momentum of SGD, from 0 to below 1; by default 0: plain SGD.
+    pub momentum: f64,
+    /// The weight decay of SGD, an L2 penalty; by default 0.
+    pub weight_decay: f64,
 }
 
 impl Default for slackline_simulate_options {
@@ -98,6 +112,11 @@ impl Default for slackline_simulate_options {
             versions: 100,
             seconds: 10_000.0,
             loss: 0.1,
+            schedule: null(),
+            additive: 0,
+            read_my_writes: 0,
+            momentum: 0.0,
+            weight_decay: 0.0,
         }
     }
 }
@@ -195,6 +214,26 @@ impl slackline_simulate_options {
         }
     }
 
+    /// The rule by which gradients move the parameters.
+    fn optimizer(&self) -> Result<Optimizer, Failure> {
+        let (momentum, weight_decay) = (self.momentum as f32, self.weight_decay as f32);
+        if !(0.0..1.0).contains(&momentum) {
+            let message = format!("options->momentum cannot be {}: use 0 to below 1", self.momentum);
+            return Err(Failure::bad_argument(message));
+        }
+        if !(weight_decay.is_finite() && weight_decay >= 0.0) {
+            let message = format!(
+                "options->weight_decay cannot be {}: use 0, or a finite number above it",
+                self.weight_decay
+            );
+            return Err(Failure::bad_argument(message));
+        }
+        Ok(match momentum == 0.0 {
+            true => Optimizer::Sgd { weight_decay },
+            false => Optimizer::Momentum { momentum, weight_decay },
+        })
+    }
+
     /// # Safety
     ///
     /// The texts are as for [`text`].
@@ -225,6 +264,11 @@ impl slackline_simulate_options {
         cluster.damping = named(DAMPINGS, self.damping, "setting of damping")?;
         cluster.until = named(until, self.until, "setting of until")?;
         cluster.learning_rate = self.learning_rate as f32;
+        // SAFETY: the caller's promise.
+        cluster.schedule = unsafe { options::schedule(self.schedule)? };
+        cluster.additive = self.additive != 0;
+        cluster.read_my_writes = self.read_my_writes != 0;
+        cluster.optimizer = self.optimizer()?;
         cluster.problem = self.problem()?;
         Ok(cluster)
     }

@@ -90,8 +90,8 @@ pub unsafe extern "C" fn slackline_worker_parameters(
 }
 
 /// Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
-/// The memory holds what was written there last. Call it after begin. Valid until the next begin, publish, flush or
-/// destroy of this worker.
+/// The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
+/// begin. Valid until the next begin, publish, flush or destroy of this worker.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_gradient(
     worker: *mut slackline_worker,
@@ -131,6 +131,12 @@ pub unsafe extern "C" fn slackline_worker_encode(
 /// Publishes the gradient, waiting for free slots. `loss` is told to the servers, unless NULL. When it returns
 /// `SLACKLINE_STATUS_OK`, every server has the gradient whole. After `SLACKLINE_STATUS_DEADLINE` it is still on its
 /// way: the next begin finishes it, and publishing again before that is out of turn.
+///
+/// Under "bap" it does not wait for the gradient: `SLACKLINE_STATUS_OK` says that it is on its way, and the next step
+/// begins meanwhile. One gradient at a time is on its way, so that the call waits for the gradient of the step before.
+/// `SLACKLINE_STATUS_DEADLINE` says that this one is still on its way; nothing of the present step is published then,
+/// and the next begin is of the same clock. `slackline_worker_flush` waits for the last one. A worker with `own_step`,
+/// or with memory of the caller's for its gradients, waits as under the other schemes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_publish(
     worker: *mut slackline_worker,
@@ -142,7 +148,7 @@ pub unsafe extern "C" fn slackline_worker_publish(
         let loss = unsafe { value(loss, "loss")? };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        unsafe { with(worker, |working| Ok(working.finish()?.publish(loss, timeout)?)) }
+        unsafe { with(worker, |working| Ok(working.finish()?.publish_in_background(loss, timeout)?)) }
     })
 }
 
@@ -204,7 +210,7 @@ pub unsafe extern "C" fn slackline_worker_slot(
 }
 
 /// Publishes what was written to the slots that `slackline_worker_slot` lent, of all servers; otherwise as
-/// `slackline_worker_publish`.
+/// `slackline_worker_publish` under the other schemes, under "bap", too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_publish_slots(
     worker: *mut slackline_worker,

@@ -244,6 +244,10 @@ opaque!(slackline_snapshot: Held);
 /// versions behind the newest when the copy is complete (`SLACKLINE_ANY_STALENESS`: the newest at the time of the
 /// call). If `exactly` is not 0 it is the version `at_least` and no other, which is an error once no frame holds it any
 /// more. The snapshot is the caller's, to be destroyed; on failure it is NULL.
+///
+/// After `SLACKLINE_STATUS_DEADLINE` nothing is under way: the next call asks again, and keeps only what was copied
+/// whole of the same version. With a `timeout_ms` of 0 it may never succeed, nor may refresh, pull, newest and pin. A
+/// program that does not wait calls `slackline_reader_begin_refresh` and `slackline_reader_poll`, which go on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_snapshot(
     reader: *mut slackline_reader,

@@ -382,6 +382,28 @@ static void versions_are_written_in_place_and_read_in_every_way(int tcp)
 
 /* ------------------------------------------------------------------ checkpoints */
 
+/* Reads `file`, which holds version 3 with these parameters. */
+static void read_checkpoint(const char *file, const float *expected)
+{
+    struct slackline_checkpoint *checkpoint;
+    const struct slackline_tensor *tensors;
+    const float *parameters;
+    uint64_t version;
+    size_t len;
+
+    EXPECT(BAD_ARGUMENT, slackline_checkpoint_open(NULL, &checkpoint));
+    EXPECT(BAD_ARGUMENT, slackline_checkpoint_open("/tmp/slackline-nowhere", &checkpoint));
+    CHECK(checkpoint == NULL && said("no such checkpoint"));
+    OK(slackline_checkpoint_open(file, &checkpoint));
+    OK(slackline_checkpoint_version(checkpoint, &version));
+    OK(slackline_checkpoint_table(checkpoint, &tensors, &len));
+    CHECK(version == 3 && len == 2 && strcmp(tensors[0].name, "weight") == 0 && tensors[0].shape[1] == 20);
+    OK(slackline_checkpoint_parameters(checkpoint, &parameters, &len));
+    CHECK(len == ELEMENTS && memcmp(parameters, expected, len * sizeof *parameters) == 0);
+    slackline_checkpoint_destroy(checkpoint);
+    slackline_checkpoint_destroy(NULL);
+}
+
 static void a_server_goes_on_from_its_checkpoint(void)
 {
     struct slackline_server_options options = server_options();
@@ -420,6 +442,8 @@ static void a_server_goes_on_from_its_checkpoint(void)
     CHECK(version == 3 && status.checkpointed == 3);
     OK(slackline_server_parameters(server, before, ELEMENTS));
     slackline_server_destroy(server);
+    snprintf(file, sizeof file, "%s/shard-0-of-1.safetensors", folder);
+    read_checkpoint(file, before);
 
     options.resume = SLACKLINE_RESUME_REQUIRED;
     OK(CREATE);
@@ -436,7 +460,6 @@ static void a_server_goes_on_from_its_checkpoint(void)
     EXPECT(OUT_OF_TURN, slackline_server_checkpoint(server, TIMEOUT_MS, NULL));
     slackline_server_destroy(server);
 #undef CREATE
-    snprintf(file, sizeof file, "%s/shard-0-of-1.safetensors", folder);
     CHECK(unlink(file) == 0 && rmdir(folder) == 0);
 }
 

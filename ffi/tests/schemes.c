@@ -287,6 +287,36 @@ static void a_simulation_takes_the_time_that_arithmetic_says(void)
     CHECK(simulated(other).trace_hash != report.trace_hash);
 }
 
+/* One parameter without noise: the loss falls by a factor for each version. */
+static void a_simulation_moves_parameters_by_the_rule_that_it_is_given(void)
+{
+    struct slackline_simulate_options options = simulation("bsp", 2), other;
+    double plain, end;
+
+    options.parameters = 1;
+    options.variance = 0;
+    options.condition = 1;
+    plain = simulated(options).loss;
+    other = options;
+    other.additive = 1;
+    CHECK(simulated(other).loss < plain);
+    other = options;
+    other.momentum = 0.5;
+    CHECK(simulated(other).loss < plain);
+    other = options;
+    /* The optimum is 0, towards which the decay pulls, too. */
+    other.weight_decay = 1;
+    CHECK(simulated(other).loss < plain);
+    other = options;
+    other.schedule = "steps(1, 0.5)";
+    CHECK(simulated(other).loss > plain);
+    options.scheme = "ssp(2)";
+    options.latency = "1";
+    end = simulated(options).loss;
+    options.read_my_writes = 1;
+    CHECK(simulated(options).loss != end);
+}
+
 static void a_simulation_that_cannot_be_is_refused(void)
 {
     struct slackline_simulate_options options = simulation("bsp", 2), wrong = options;
@@ -319,6 +349,11 @@ static void a_simulation_that_cannot_be_is_refused(void)
     UNFIT(wrong.parameters = UINT64_MAX, "parameters");
     UNFIT(wrong.until = SLACKLINE_UNTIL_LOSS, "problem");
     UNFIT(wrong.learning_rate = NAN, "learning_rate");
+    UNFIT(wrong.schedule = "linear", "linear");
+    UNFIT(wrong.momentum = 1, "options->momentum cannot be 1");
+    UNFIT(wrong.weight_decay = NAN, "options->weight_decay");
+    UNFIT((wrong.read_my_writes = 1, wrong.momentum = 0.5), "read_my_writes");
+    UNFIT((wrong.additive = 1, wrong.scheme = "dbw"), "additive");
 }
 
 static void the_scheme_in_c_is_simulated_as_the_built_in_one(void)
@@ -578,6 +613,7 @@ int main(void)
     schemes_that_cannot_be_are_not_registered();
     a_worker_that_does_not_know_the_scheme_is_told_so(gate, unknowing);
     a_simulation_takes_the_time_that_arithmetic_says();
+    a_simulation_moves_parameters_by_the_rule_that_it_is_given();
     a_simulation_that_cannot_be_is_refused();
     the_scheme_in_c_is_simulated_as_the_built_in_one();
     a_scheme_in_c_that_fails_or_asks_for_nonsense_is_told_so();

@@ -68,7 +68,7 @@ fn a_c_program_runs_against_the_shared_library() {
     // The loader asks for the name that the library is installed under.
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
     std::fs::create_dir_all(&folder).unwrap();
-    let installed = folder.join(concat!("libslackline.so.", env!("CARGO_PKG_VERSION_MAJOR")));
+    let installed = folder.join(env!("SLACKLINE_SONAME"));
     let _ = std::fs::remove_file(&installed);
     std::os::unix::fs::symlink(&library, &installed).unwrap();
     build_and_run("shared", &[installed.to_str().unwrap(), "-lpthread", "-lm"], Some(&folder));

@@ -5,6 +5,8 @@
 #include "check.h"
 
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 
 enum { CLOCKS = 10 };
 
@@ -361,6 +363,79 @@ static void a_worker_connects_again_to_a_server_that_came_back(void)
     CHECK(unlink(file) == 0 && rmdir(folder) == 0);
 }
 
+/* ------------------------------------------------------------------ in the background */
+
+/* Serves one worker under BAP in a child, which tells its address by the gate. */
+static pid_t a_server_in_a_child(int gate[2])
+{
+    struct slackline_server_options options = server_options();
+    struct slackline_server_status status;
+    struct slackline_server *server;
+    struct slackline_tensor tensors[2];
+    static const float values[ELEMENTS];
+    const char *address;
+    pid_t child;
+
+    CHECK(pipe(gate) == 0);
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    if (child != 0)
+        return child;
+    /* A stopped process does not outlive a parent whose check has failed. */
+    CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+    layer(tensors);
+    options.scheme = "bap(2)";
+    /* The worker, which stops this process, is not lost. */
+    options.lease_ms = TIMEOUT_MS;
+    OK(slackline_server_create("127.0.0.1:0", tensors, 2, values, ELEMENTS, &options, &server));
+    OK(slackline_server_address(server, &address));
+    start(gate, address);
+    OK(slackline_server_serve(server, 1, TIMEOUT_MS));
+    status.size = sizeof status;
+    OK(slackline_server_get_status(server, &status));
+    CHECK(status.version == 3 && status.folded == 3);
+    slackline_server_destroy(server);
+    exit(0);
+}
+
+/* With a timeout of 0 a call that waits at all fails. */
+static void under_bap_a_step_begins_while_a_gradient_is_on_its_way(void)
+{
+    struct slackline_worker_options options = worker_options();
+    struct slackline_worker *worker;
+    struct slackline_view view;
+    char text[ADDRESS_SIZE];
+    const char *address = text;
+    float *gradient, *before;
+    size_t len;
+    int gate[2], stopped;
+    pid_t server = a_server_in_a_child(gate);
+
+    CHECK(read(gate[0], text, ADDRESS_SIZE) == ADDRESS_SIZE);
+    OK(slackline_worker_connect(&address, 1, &options, TIMEOUT_MS, &worker));
+    view.size = sizeof view;
+    OK(slackline_worker_begin(worker, &view, TIMEOUT_MS));
+    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
+    OK(slackline_worker_flush(worker, TIMEOUT_MS));
+    CHECK(kill(server, SIGSTOP) == 0 && waitpid(server, &stopped, WUNTRACED) == server && WIFSTOPPED(stopped));
+    OK(slackline_worker_begin(worker, &view, 0));
+    OK(slackline_worker_gradient(worker, &before, &len));
+    OK(slackline_worker_publish(worker, NULL, 0));
+    OK(slackline_worker_begin(worker, &view, 0));
+    OK(slackline_worker_gradient(worker, &gradient, &len));
+    CHECK(view.clock == 2 && gradient != before);
+    EXPECT(DEADLINE, slackline_worker_publish(worker, NULL, 0));
+    CHECK(said("the step before") && slackline_last_error_is_retryable());
+    OK(slackline_worker_begin(worker, &view, 0));
+    CHECK(view.clock == 2);
+    CHECK(kill(server, SIGCONT) == 0);
+    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
+    OK(slackline_worker_flush(worker, TIMEOUT_MS));
+    slackline_worker_destroy(worker);
+    join(server);
+}
+
 /* ------------------------------------------------------------------ local steps */
 
 /* Gives up at a step, or never. */
@@ -460,6 +535,7 @@ int main(void)
     a_worker_that_cannot_be_is_told_why(1);
     a_worker_sees_what_it_has_published();
     a_worker_connects_again_to_a_server_that_came_back();
+    under_bap_a_step_begins_while_a_gradient_is_on_its_way();
     puts("all checks passed");
     return 0;
 }

@@ -5,17 +5,16 @@ use std::ptr::null;
 use std::time::Duration;
 
 use slackline::{
-    AdamParameters, Checkpoint, CheckpointError, CheckpointOptions, NonFinite, Optimizer, Resume, Schedule,
+    AdamParameters, Checkpoint, CheckpointError, CheckpointOptions, NonFinite, Optimizer, Resume,
     ServerOptions, ShardOptions,
 };
 
-use super::texts::{path, scheme};
+use super::texts::{path, schedule, scheme};
 use super::values::{
     DAMPINGS, idle, milliseconds, named, resume_of, slackline_damping, slackline_idle, slackline_non_finite,
     slackline_optimizer, slackline_resume,
 };
-use crate::error::{Failure, slackline_status as Status};
-use crate::handle::text;
+use crate::error::Failure;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
@@ -156,7 +155,7 @@ impl slackline_server_options {
             optimizer: self.optimizer()?,
             learning_rate: self.learning_rate,
             // SAFETY: the caller's promise.
-            schedule: unsafe { self.schedule()? },
+            schedule: unsafe { schedule(self.schedule)? },
             threads: self.threads,
             shard: (self.shard, self.shards),
             memory: self.memory()?,
@@ -209,18 +208,6 @@ impl slackline_server_options {
             checksums: self.checksums != 0,
             idle: idle(self.idle)?,
         })
-    }
-
-    /// # Safety
-    ///
-    /// As for [`translate`](Self::translate).
-    unsafe fn schedule(&self) -> Result<Schedule, Failure> {
-        if self.schedule.is_null() {
-            return Ok(Schedule::Constant);
-        }
-        // SAFETY: the caller's promise.
-        let schedule = unsafe { text(self.schedule, "options->schedule")? }.parse::<Schedule>();
-        schedule.map_err(|error| Failure::of(Status::BadArgument, &error))
     }
 
     fn non_finite(&self) -> Result<NonFinite, Failure> {

@@ -1,12 +1,13 @@
-//! The texts that functions and structs of options share: names of schemes and tables, addresses, secrets and paths.
+//! The texts that functions and structs of options share: names of schemes and tables, schedules, addresses, secrets
+//! and paths.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use slackline::{Address, scheme::AnyScheme};
+use slackline::{Address, Schedule, scheme::AnyScheme};
 
-use crate::error::Failure;
+use crate::error::{Failure, slackline_status};
 use crate::fabric;
 use crate::handle::text;
 
@@ -76,12 +77,26 @@ pub(crate) unsafe fn table_name<'a>(name: *const c_char) -> Result<&'a str, Fail
     unsafe { text(name, "the name of the table") }
 }
 
+/// The schedule of the step size; NULL stands for a constant one.
+///
+/// # Safety
+///
+/// As for [`text`].
+pub(crate) unsafe fn schedule(pointer: *const c_char) -> Result<Schedule, Failure> {
+    if pointer.is_null() {
+        return Ok(Schedule::Constant);
+    }
+    // SAFETY: the caller's promise.
+    let schedule = unsafe { text(pointer, "options->schedule")? }.parse::<Schedule>();
+    schedule.map_err(|error| Failure::of(slackline_status::BadArgument, &error))
+}
+
 /// A path, which need not be UTF-8.
 ///
 /// # Safety
 ///
 /// As for [`text`].
-pub(super) unsafe fn path<'a>(pointer: *const c_char, what: &str) -> Result<&'a Path, Failure> {
+pub(crate) unsafe fn path<'a>(pointer: *const c_char, what: &str) -> Result<&'a Path, Failure> {
     if pointer.is_null() {
         return Err(Failure::null(what));
     }

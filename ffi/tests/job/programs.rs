@@ -23,7 +23,7 @@ pub(crate) fn compile(name: &str, folder: &Path) -> PathBuf {
     let library = candidates.iter().find(|path| path.exists());
     let library = library.expect("cargo builds the shared library first");
     // The loader asks for the name that the library is installed under.
-    let installed = folder.join(concat!("libslackline.so.", env!("CARGO_PKG_VERSION_MAJOR")));
+    let installed = folder.join(env!("SLACKLINE_SONAME"));
     // Another test may have put it there.
     let _exists = std::os::unix::fs::symlink(library, &installed);
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -101,14 +101,20 @@ fn install(site: &Site, prefix: &Path) -> Result<(), Failure> {
     strip(site, "--strip-debug", &built.join("libslackline_ffi.a"), &lib.join("libslackline.a"))?;
     let shared = format!("libslackline.so.{}", version.whole);
     strip(site, "--strip-unneeded", &built.join("libslackline_ffi.so"), &lib.join(&shared))?;
-    let soname = format!("libslackline.so.{}", version.major);
+    let soname = soname(site, &lib.join(&shared))?;
     link(&shared, &lib.join(&soname))?;
     link(&soname, &lib.join("libslackline.so"))?;
     let templates = source.join("install");
     let pkg = PRIVATE.map(|name| format!("-l{name}")).join(" ");
-    fill(&version, &pkg, &templates.join("slackline.pc.in"), &pkgconfig.join("slackline.pc"))?;
+    let values = [
+        ("@VERSION@", &version.whole),
+        ("@MAJOR@", &version.major),
+        ("@MINOR@", &version.minor),
+        ("@SONAME@", &soname),
+    ];
+    fill(&values, &pkg, &templates.join("slackline.pc.in"), &pkgconfig.join("slackline.pc"))?;
     for name in ["slackline-config.cmake", "slackline-config-version.cmake"] {
-        fill(&version, &PRIVATE.join(";"), &templates.join(format!("{name}.in")), &cmake.join(name))?;
+        fill(&values, &PRIVATE.join(";"), &templates.join(format!("{name}.in")), &cmake.join(name))?;
     }
     Ok(())
 }
@@ -135,13 +141,26 @@ impl Version {
     }
 }
 
-fn fill(version: &Version, private: &str, template: &Path, to: &Path) -> Result<(), Failure> {
+/// The name by which programs ask the loader for this shared library: `ffi/build.rs` gives it.
+fn soname(site: &Site, library: &Path) -> Result<String, Failure> {
+    let entries =
+        Cmd::new("readelf", &["--dynamic", "--wide"]).arg(&library.to_string_lossy()).answer(site)?;
+    let name = entries.lines().find(|line| line.contains("(SONAME)")).and_then(bracketed);
+    name.map(String::from).ok_or_else(|| Failure::Missing {
+        what: format!("{} has no SONAME", library.display()),
+        remedy: "link it as ffi/build.rs says".into(),
+    })
+}
+
+/// The text in the brackets at the end of the line.
+fn bracketed(line: &str) -> Option<&str> {
+    line.trim_end().strip_suffix(']')?.rsplit_once('[').map(|(_before, name)| name)
+}
+
+fn fill(values: &[(&str, &String)], private: &str, template: &Path, to: &Path) -> Result<(), Failure> {
     let text = std::fs::read_to_string(template).map_err(|error| cannot_read(template, &error))?;
-    let text = text
-        .replace("@VERSION@", &version.whole)
-        .replace("@MAJOR@", &version.major)
-        .replace("@MINOR@", &version.minor)
-        .replace("@PRIVATE@", private);
+    let text = values.iter().fold(text, |text, (name, value)| text.replace(name, value));
+    let text = text.replace("@PRIVATE@", private);
     std::fs::write(to, text).map_err(|error| cannot_write(to, &error))
 }
 
