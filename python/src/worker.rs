@@ -330,7 +330,8 @@ impl Step {
     }
 
     /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
-    /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it.
+    /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it. Under
+    /// "bap", too, it waits for this gradient: the arrays of a step are the same memory in each.
     #[pyo3(signature = (loss=None, *, timeout=30.0))]
     fn publish(&self, py: Python<'_>, loss: Option<f32>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
