@@ -96,8 +96,8 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
             return Err(SettingError { name: ORDER, text, is_number: false, remedy });
         }
     };
-    let mut from = Origins::default();
-    from.order = variable(ORDER).filter(|text| !text.is_empty()).map(|_| ORDER);
+    let order = variable(ORDER).filter(|text| !text.is_empty()).map(|_| ORDER);
+    let mut from = Origins { order, ..Origins::default() };
     let relaxed_ordering = number::<u8>(variable, &RELAXED_ORDERING, &mut from.relaxed_ordering)?;
     let options = VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
