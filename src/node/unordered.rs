@@ -256,6 +256,7 @@ mod tests {
         let verbs = device.verbs(None);
         let mut server = server(&verbs, scheme);
         let (address, before) = (server.address(), device.regions());
+        assert_eq!(before, 4, "the control page and the frames, for its own requests and for readers");
         let is_there = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let (go, leave) = std::sync::mpsc::channel::<()>();
