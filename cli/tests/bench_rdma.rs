@@ -88,6 +88,7 @@ fn queues_packets_and_inline_data_are_as_they_were_asked_for() {
             (&value[0]["queue_depth"], &value[0]["mtu"]),
             (&depth.parse::<u64>().unwrap().into(), &256.into())
         );
+        assert_eq!((&value[0]["in_order"], &value[0]["relaxed_ordering"]), (&true.into(), &true.into()));
     }
 }
 

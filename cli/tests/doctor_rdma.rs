@@ -145,7 +145,12 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
     let says = chosen["in_order_says"].as_str().unwrap();
     assert!(chosen["in_order"].is_boolean() && !says.is_empty(), "{chosen}");
     let settings = chosen["settings"].as_array().unwrap();
-    assert!(settings.len() == 7 && settings.iter().all(|setting| setting["value"].is_u64()), "{chosen}");
+    let numbers = settings.iter().filter(|setting| setting["value"].is_u64()).count();
+    assert!(settings.len() == 9 && numbers == 7, "{chosen}");
+    let of_writes = ["order", "relaxed ordering"].map(|name| {
+        settings.iter().find(|setting| setting["setting"] == name).map(|setting| &setting["value"])
+    });
+    assert_eq!(of_writes, [Some(&"auto".into()), Some(&true.into())], "{chosen}");
     assert!(!path["keys"].as_str().unwrap().is_empty(), "{path}");
     assert!(path["device_limits"]["queue_pairs"].as_u64().unwrap() > 0, "{path}");
     let forks = report["limits"].as_array().unwrap().iter().find(|limit| limit["limit"] == "forks");

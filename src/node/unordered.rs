@@ -15,7 +15,7 @@ mod tests {
     use crate::time::Duration;
     use crate::transport::Address;
     use crate::transport::verbs::Verbs;
-    use crate::transport::verbs::unordered::Unordered;
+    use crate::transport::verbs::unordered::{Neighbour, Unordered};
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const ELEMENTS: usize = 3000;
@@ -23,14 +23,26 @@ mod tests {
     /// Bytes that are folded and announced at a time.
     const CHUNK_BYTES: u64 = 1024;
 
+    /// Ends the threads that look at it when it is dropped.
+    struct Stop<'a>(&'a AtomicBool);
+
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets go of who waits for a neighbour when it is dropped.
+    struct EndOfSilence<'a>(&'a Unordered);
+
+    impl Drop for EndOfSilence<'_> {
+        fn drop(&mut self) {
+            self.0.set_neighbour(Neighbour::IsGone);
+        }
+    }
+
     /// Runs a test while the device takes its steps.
     fn over_the_device(seed: u64, test: impl FnOnce(Verbs)) {
-        struct Stop<'a>(&'a AtomicBool);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
         let (device, is_over) = (Unordered::new(seed, false), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -64,11 +76,7 @@ mod tests {
     fn train(scheme: SchemeConfig, idle: Idle, seed: u64, beside: impl FnOnce(Verbs, Address) + Send) {
         let device = Unordered::new(seed, false);
         let verbs = device.verbs(None);
-        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-        let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
-        let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
-        options.memory.chunk_bytes = CHUNK_BYTES;
-        let mut server = Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap();
+        let mut server = server(&verbs, scheme);
         let address = server.address();
         let is_done = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -93,6 +101,14 @@ mod tests {
             is_done.store(true, Ordering::Relaxed);
             results.into_iter().for_each(Result::unwrap);
         });
+    }
+
+    fn server(verbs: &Verbs, scheme: SchemeConfig) -> Server<Verbs> {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+        let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
+        options.memory.chunk_bytes = CHUNK_BYTES;
+        Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap()
     }
 
     fn work(worker: &mut Worker<Verbs>, round: u64) -> Result<(), Error> {
@@ -186,5 +202,90 @@ mod tests {
                 }
             });
         });
+    }
+
+    #[test]
+    fn a_neighbour_that_does_not_answer_holds_up_no_other_peer_of_an_owner() {
+        let device = Unordered::new(0, false);
+        let verbs = device.verbs(None);
+        let scheme = SchemeConfig::Ssp { staleness: 0 };
+        let mut server = server(&verbs, scheme);
+        let (address, is_over, device) = (&server.address(), &AtomicBool::new(false), &device);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    if !device.step() {
+                        std::thread::yield_now();
+                    }
+                    server.poll(now()).unwrap();
+                }
+            });
+            let (_stop, _let_go) = (Stop(is_over), EndOfSilence(device));
+            let options = WorkerOptions::new(scheme);
+            let mut worker =
+                Worker::connect(verbs.clone(), std::slice::from_ref(address), options, PATIENCE).unwrap();
+            work(&mut worker, 0).unwrap();
+
+            device.set_neighbour(Neighbour::IsSilent);
+            let read = || Reader::connect(verbs.clone(), address, ReaderOptions::default(), PATIENCE);
+            let joining = scope.spawn(read);
+            while device.waiting() == 0 {
+                assert!(!joining.is_finished());
+                std::thread::yield_now();
+            }
+            (1..ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
+            assert!(device.waiting() > 0 && !joining.is_finished(), "it waits still");
+
+            // Within their time readers try again as often as they are refused.
+            device.set_neighbour(Neighbour::IsGone);
+            while !joining.is_finished() {
+                std::thread::yield_now();
+            }
+            let refused = joining.join().unwrap().err().expect("it is refused").to_string();
+            assert!(refused.contains("could not make its side of the connection"), "{refused}");
+            work(&mut worker, ROUNDS).unwrap();
+            device.set_neighbour(Neighbour::Answers);
+            read().unwrap();
+            work(&mut worker, ROUNDS + 1).unwrap();
+        });
+    }
+
+    /// Returns the registrations that an owner has for a worker.
+    fn regions_of_a_worker(scheme: SchemeConfig, says_in_order: bool) -> usize {
+        let device = Unordered::new(0, says_in_order);
+        let verbs = device.verbs(None);
+        let mut server = server(&verbs, scheme);
+        let (address, before) = (server.address(), device.regions());
+        assert_eq!(before, 4, "the control page and the frames, for its own requests and for readers");
+        let is_there = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (go, leave) = std::sync::mpsc::channel::<()>();
+            let working = scope.spawn(move || {
+                let _joined = Stop(is_there);
+                let worker =
+                    Worker::connect(verbs, &[address], WorkerOptions::new(scheme), PATIENCE).unwrap();
+                is_there.store(true, Ordering::Relaxed);
+                leave.recv().unwrap();
+                drop(worker);
+            });
+            while !is_there.load(Ordering::Relaxed) {
+                device.step();
+                server.poll(now()).unwrap();
+            }
+            // What the worker has registered goes with it, and the owner has not seen yet that it is gone.
+            go.send(()).unwrap();
+            working.join().unwrap();
+        });
+        device.regions() - before
+    }
+
+    /// The row `room` of `slackline doctor` goes by these numbers, and so does `docs/scale.md`.
+    #[test]
+    fn an_owner_registers_four_regions_for_a_worker_a_sentinel_and_two_to_push() {
+        let (pulled, pushed) = (SchemeConfig::Ssp { staleness: 0 }, SchemeConfig::Essp { staleness: 0 });
+        assert_eq!(regions_of_a_worker(pulled, true), 4);
+        assert_eq!(regions_of_a_worker(pulled, false), 5);
+        assert_eq!(regions_of_a_worker(pushed, true), 6);
+        assert_eq!(regions_of_a_worker(pushed, false), 7);
     }
 }

@@ -8,13 +8,18 @@ use slackline::internals::transport::{
     AtomicDomain, Endpoint, Flags, Inline, Operation, PostError, WorkRequest,
 };
 
-use super::fixture::{Fixture, bytes_of, completion, noise, read, run, wait_for, write};
+use super::fixture::{EndpointOf, Fixture, bytes_of, completion, noise, read, run, wait_for, write};
 use super::service::{Caller, Service};
 
 const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const SIZES: [usize; 8] = [0, 1, 8, 9, 64, 4096, 4097, (1 << 20) + 13];
 const OFFSETS: [usize; 4] = [0, 1, 8, 4093];
 const SPACE: usize = (1 << 20) + 8192;
+
+/// Has the target's processor see what was written: a write may be complete before, and a READ behind it is not.
+fn settle<F: Fixture>(service: &Service<F>, endpoint: &mut EndpointOf<F>, remote: RemoteSlice) {
+    run(endpoint, read(service.local(&[0; 8]), remote.slice(0, 8).unwrap())).unwrap();
+}
 
 pub(crate) fn writes_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
     let service = Service::<F>::new(SPACE, RIGHTS);
@@ -24,6 +29,7 @@ pub(crate) fn writes_of_every_size_arrive_at_odd_offsets<F: Fixture>() {
         service.memory.write(0, &before);
         run(&mut endpoint, write(service.local(&new), remote.slice(offset as u64, len as u64).unwrap()))
             .unwrap();
+        settle(&service, &mut endpoint, remote);
         let after = service.memory.bytes(0..SPACE);
         assert!(after[offset..offset + len] == new, "{len} bytes at {offset}");
         assert!(after[..offset] == before[..offset], "{len} bytes at {offset}: before it");
@@ -279,6 +285,7 @@ pub(crate) fn memory_outlives_its_region_while_a_request_holds_it<F: Fixture>() 
     let request = WorkRequest::signalled(1, write(service.local(&new), remote.slice(0, 1 << 20).unwrap()));
     endpoint.post(&[request]).unwrap();
     assert_eq!(completion(&mut endpoint).result, Ok(()));
+    settle(&service, &mut endpoint, remote);
     assert!(service.memory.bytes(0..1 << 20) == new);
 }
 

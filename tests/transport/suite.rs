@@ -1,11 +1,16 @@
 //! The claims that every transport must keep, as one suite of tests.
 
-/// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two; one whose
-/// servers are `apart` is spared those that start a second process by themselves, too.
+/// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two, and one
+/// that is `never noticed` those of an owner that is told of writes; one whose servers are `apart` is spared the claims
+/// that start a second process by themselves, too.
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
         conformance! {
             $name, $fixture, {
+                requests {
+                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
+                    a_write_that_is_to_be_noticed_ends_a_wait
+                }
                 ordering {
                     a_word_never_announces_a_payload_that_is_not_there_across_processes
                     concurrent_adds_from_two_processes_sum_up
@@ -15,10 +20,28 @@ macro_rules! conformance {
         }
     };
     ($name:ident, $fixture:ty, within one process) => {
+        conformance! {
+            $name, $fixture, {
+                requests {
+                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
+                    a_write_that_is_to_be_noticed_ends_a_wait
+                }
+            }
+        }
+    };
+    ($name:ident, $fixture:ty, within one process, never noticed) => {
         conformance! { $name, $fixture, {} }
     };
     ($name:ident, $fixture:ty, apart) => {
-        conformance! { $name, $fixture, { apart { the_server_is_another_process } } }
+        conformance! {
+            $name, $fixture, {
+                requests {
+                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
+                    a_write_that_is_to_be_noticed_ends_a_wait
+                }
+                apart { the_server_is_another_process }
+            }
+        }
     };
     ($name:ident, $fixture:ty, { $($more:tt)* }) => {
         conformance! {
@@ -40,8 +63,6 @@ macro_rules! conformance {
                 writes_of_every_size_arrive_at_odd_offsets
                 reads_of_every_size_arrive_at_odd_offsets
                 inline_words_arrive_as_little_endian_words
-                a_write_that_is_to_be_noticed_is_a_write_like_any_other
-                a_write_that_is_to_be_noticed_ends_a_wait
                 atomics_do_what_they_say
                 unsignalled_requests_stay_silent
                 posting_and_polling_allocate_nothing

@@ -25,6 +25,13 @@ pub(crate) const COMMAND: Command = Command {
 const DEVICES: &str = "/sys/class/infiniband";
 /// The run of `cargo xtask softroce` that has the suite.
 const SUITE: &str = "verbs";
+/// Measurements besides those that perftest has, each by its name and options of `slackline bench`.
+const MEASURED: [(&str, &[&str]); 4] = [
+    ("publish without proofs", &["--op", "publish", "--order", "in-order"]),
+    ("publish with a proof before each word", &["--op", "publish", "--order", "read"]),
+    ("read in relaxed order", &["--op", "read", "--relaxed-ordering", "true"]),
+    ("read without relaxed order", &["--op", "read", "--relaxed-ordering", "false"]),
+];
 /// The time of all parts together, once they are built.
 const TIME: Duration = Duration::from_secs(15 * 60);
 
@@ -47,11 +54,15 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     check(Path::new(DEVICES), Some(&adapter)).map_err(not_run)?;
     let adapter = adapter.as_str();
     let softroce = |more| Cmd::new("cargo", &["xtask", "softroce", "--host", "--device", adapter]).arg(more);
-    let steps = [
+    let bench = ["bench", "--transport", "verbs", "--bytes", "64K,1M", "--device", adapter];
+    let measured = MEASURED.map(|(name, options)| {
+        (name, options.iter().fold(Cmd::new(&slackline, &bench), |cmd, one| cmd.arg(one)))
+    });
+    let suite = [
         ("doctor", Cmd::new(&slackline, &["doctor", "--require", "rdma", "--device", adapter])),
         ("the contract, torn reads and what can go wrong", softroce(SUITE)),
-        ("beside perftest", softroce("--bench")),
     ];
+    let steps = suite.into_iter().chain(measured).chain([("beside perftest", softroce("--bench"))]);
     let deadline = Instant::now() + TIME;
     let (mut record, mut failed) = (heading(site, adapter, &why), Vec::new());
     for (name, step) in steps {

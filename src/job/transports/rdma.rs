@@ -18,7 +18,8 @@ pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -
 
 /// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_MTU` and `_ORDER` override the choice
 /// of the device and its settings; `_GID_INDEX`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
-/// of the way. Where one of the latter is not set, the variables of NCCL and UCX that mean the same are taken.
+/// of the way, and `_RELAXED_ORDERING` says how the device writes payloads. Where one of the latter two kinds is not
+/// set, the variables of NCCL and UCX that mean the same are taken.
 ///
 /// # Errors
 /// A variable has a value that is not usable.
@@ -78,6 +79,10 @@ pub struct Origins {
     pub timeout: Option<&'static str>,
     /// Of the number of times that it does.
     pub retries: Option<&'static str>,
+    /// Of the order in which a device is taken to apply what peers write.
+    pub order: Option<&'static str>,
+    /// Of relaxed ordering.
+    pub relaxed_ordering: Option<&'static str>,
 }
 
 fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOptions, Origins), SettingError> {
@@ -91,8 +96,9 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
             return Err(SettingError { name: ORDER, text, is_number: false, remedy });
         }
     };
-    let relaxed_ordering = number::<u8>(variable, &RELAXED_ORDERING, &mut None)?;
-    let mut from = Origins::default();
+    let order = variable(ORDER).filter(|text| !text.is_empty()).map(|_| ORDER);
+    let mut from = Origins { order, ..Origins::default() };
+    let relaxed_ordering = number::<u8>(variable, &RELAXED_ORDERING, &mut from.relaxed_ordering)?;
     let options = VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
         port: number(variable, &["SLACKLINE_RDMA_PORT"], &mut None)?,
@@ -218,6 +224,8 @@ mod tests {
         let set = |name: &str| match name {
             "NCCL_IB_TC" => Some("104".to_owned()),
             "SLACKLINE_RDMA_MTU" => Some("1024".to_owned()),
+            "SLACKLINE_RDMA_ORDER" => Some("read".to_owned()),
+            "NCCL_IB_PCI_RELAXED_ORDERING" => Some("0".to_owned()),
             "UCX_IB_SL" => Some("auto".to_owned()),
             _ => None,
         };
@@ -225,6 +233,8 @@ mod tests {
         let expected = Origins {
             traffic_class: Some("NCCL_IB_TC"),
             mtu: Some("SLACKLINE_RDMA_MTU"),
+            order: Some("SLACKLINE_RDMA_ORDER"),
+            relaxed_ordering: Some("NCCL_IB_PCI_RELAXED_ORDERING"),
             ..Origins::default()
         };
         assert_eq!(from, expected);

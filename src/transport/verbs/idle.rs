@@ -71,7 +71,8 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
         assert!(peers.iter_mut().all(|peer| peer.check().is_ok()));
     }
     let seconds = begun.elapsed().as_secs_f64().max(LOOKS as f64 * 0.02);
-    let each = calls() as f64 / PEERS as f64 / seconds;
+    // Each wait of the owner is a call of the system, too.
+    let each = (calls() + LOOKS as u64) as f64 / PEERS as f64 / seconds;
     assert!(each <= 0.2, "{each}");
 
     // One that has something to say costs calls of its own, and none for the others.
@@ -79,7 +80,7 @@ fn ten_thousand_idle_peers_cost_a_fifth_of_a_call_a_second_each_at_most() {
     scripted::take_posted();
     scripted::notice(ringing[2 * 7]);
     waker.wait(&[], Duration::from_secs(60));
-    assert!(calls() < 20);
+    assert!(calls() + 1 < 20);
     let posted = scripted::take_posted();
     assert_eq!(posted.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1], "its receive, posted again");
 }

@@ -65,8 +65,22 @@ struct DeviceState {
     events: VecDeque<sys::ibv_async_event>,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
+    neighbour: Neighbour,
+    /// Queue pairs that wait for a neighbour.
+    waiting: usize,
     /// The number of the next pair or key.
     next: u32,
+}
+
+/// The way in which a peer's host answers the question for its hardware address, without which no queue pair is
+/// brought to RTR.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Neighbour {
+    Answers,
+    /// Not yet.
+    IsSilent,
+    /// Not in time.
+    IsGone,
 }
 
 struct ScriptedPair {
@@ -146,6 +160,8 @@ impl Unordered {
             late: Vec::new(),
             events: VecDeque::new(),
             destroying: 0,
+            neighbour: Neighbour::Answers,
+            waiting: 0,
             next: 1,
         };
         // SAFETY: null pointers, null functions, numbers, and a mutex that is never locked.
@@ -162,6 +178,11 @@ impl Unordered {
 
     /// The same over so many rails, and with queues for so many requests.
     fn verbs_over(&self, rails: usize, queue_depth: usize, in_order: Option<bool>) -> Verbs {
+        self.verbs_at(&vec![1; rails], queue_depth, in_order)
+    }
+
+    /// The same over a rail for each of these speeds.
+    fn verbs_at(&self, speeds: &[u32], queue_depth: usize, in_order: Option<bool>) -> Verbs {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
@@ -178,7 +199,7 @@ impl Unordered {
         let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
         Verbs {
             shared: Arc::new(VerbsShared {
-                rails: (1..=rails as u8).map(|port| at_port(&rail, port)).collect(),
+                rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
                 queue_depth,
                 inline_bytes: 64,
                 first_packet: None,
@@ -212,16 +233,31 @@ impl Unordered {
         state.events.push_back(event);
     }
 
+    /// From now on, a queue pair that is brought to RTR finds this neighbour, and so does one that waits for it.
+    pub(crate) fn set_neighbour(&self, neighbour: Neighbour) {
+        lock(&self.world.state).neighbour = neighbour;
+    }
+
+    /// Queue pairs that wait for a neighbour.
+    pub(crate) fn waiting(&self) -> usize {
+        lock(&self.world.state).waiting
+    }
+
+    /// Registrations that are in force.
+    pub(crate) fn regions(&self) -> usize {
+        lock(&self.world.state).regions.len()
+    }
+
     /// Takes a step of any queue pair; false if there is none to take.
     pub(crate) fn step(&self) -> bool {
         lock(&self.world.state).step()
     }
 }
 
-/// The same rail through another port.
-fn at_port(rail: &Rail, port: u8) -> Rail {
+/// The same rail through another port of this speed.
+fn at_port(rail: &Rail, port: u8, speed: u32) -> Rail {
     let mut rail = rail.clone();
-    rail.port.number = port;
+    (rail.port.number, rail.port.speed) = (port, speed);
     rail
 }
 
@@ -335,7 +371,7 @@ impl DeviceState {
         let is_open = |region: &&Region| region.access & right != 0 && region.domain == server.domain;
         let region = self.regions.get(&key).filter(is_open)?;
         let offset = usize::try_from(remote.checked_sub(region.first)?).ok()?;
-        (offset.checked_add(bytes)? <= region.bytes).then_some(region.address + offset)
+        (offset.checked_add(bytes)? <= region.bytes).then(|| region.address + offset)
     }
 
     /// Ends a queue pair: the request at this index ends so, and all else that was not told of is flushed.
@@ -496,6 +532,19 @@ unsafe extern "C" fn create_qp(
     qp
 }
 
+/// Waits until the neighbour has answered or is gone. False if it is gone.
+fn finds_neighbour(context: *mut sys::ibv_context) -> bool {
+    let look = || state(context).neighbour;
+    if look() == Neighbour::IsSilent {
+        state(context).waiting += 1;
+        while look() == Neighbour::IsSilent {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        state(context).waiting -= 1;
+    }
+    look() == Neighbour::Answers
+}
+
 unsafe extern "C" fn modify_qp(
     qp: *mut sys::ibv_qp,
     attributes: *mut sys::ibv_qp_attr,
@@ -503,8 +552,12 @@ unsafe extern "C" fn modify_qp(
 ) -> c_int {
     // SAFETY: the caller's structures.
     let (context, attributes) = unsafe { ((*qp).context, *attributes) };
+    let is_state = mask as u32 & sys::IBV_QP_STATE != 0;
+    if is_state && attributes.qp_state == sys::IBV_QPS_RTR && !finds_neighbour(context) {
+        return libc::ETIMEDOUT;
+    }
     let mut state = state(context);
-    let Some(pair) = state.pair(qp).filter(|_| mask as u32 & sys::IBV_QP_STATE != 0) else { return 0 };
+    let Some(pair) = state.pair(qp).filter(|_| is_state) else { return 0 };
     state.pairs[pair].state = attributes.qp_state;
     if mask as u32 & sys::IBV_QP_ACCESS_FLAGS != 0 {
         state.pairs[pair].access = attributes.qp_access_flags;
@@ -655,6 +708,8 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::
     count as c_int
 }
 
+#[cfg(test)]
+mod conformance;
 #[cfg(test)]
 mod lost_rails;
 #[cfg(test)]

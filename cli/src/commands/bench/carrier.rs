@@ -93,9 +93,23 @@ impl Carrier for Verbs {
         Address::Verbs(SocketAddr::new(host, 0))
     }
 
-    fn describe(&self, means: &Means, measured: Measured) -> Measured {
+    fn describe(&self, means: &Means, mut measured: Measured) -> Measured {
+        // That of this side's device. Whether this side has proofs before its words is what the other side's says.
+        if let Ok(order) = self.arrival_order() {
+            let says = order.source.text();
+            let text = if order.in_order { "in order" } else { "in any order: words are proved by READs" };
+            measured = measured.with("in_order", order.in_order).with("in_order_says", says);
+            measured = measured.note(format!("{} applies writes {text} (says {says})", self.device()));
+        }
+        if let Ok(options) = means.verbs() {
+            let relaxed = options.relaxed_ordering;
+            measured = measured.with("relaxed_ordering", relaxed);
+            if !relaxed {
+                measured = measured.note("relaxed ordering is off".into());
+            }
+        }
         let (device, port, mtu) = (self.device(), self.port().number, self.mtu());
-        let mut measured = measured.with("device", device).with("port", port).with("mtu", mtu);
+        measured = measured.with("device", device).with("port", port).with("mtu", mtu);
         let rails: Vec<String> = self.rails().map(|(device, port)| format!("{device}:{port}")).collect();
         if rails.len() > 1 {
             // Only payloads are striped, and what single writes go to announces itself.

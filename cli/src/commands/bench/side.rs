@@ -1,7 +1,11 @@
 //! Two sides that write into each other's memory by turns.
 //!
-//! Each side's region holds the data, and behind it, on a page of its own, a word that says which turn it is. Up to
-//! 64 bytes the last word of the data does that itself, since short writes land word by word in order.
+//! Each side grants the data, whose bytes may arrive in any order, and a word that says which turn it is, which arrives
+//! behind them. Up to 64 bytes the last word of the data does that itself: as much lies within a cache line, so that
+//! devices write it at once, and shared memory is written word by word in order.
+//!
+//! A device that keeps no order is asked for a proof before each word of turns, as it is before every word that
+//! announces, and for none before a write of data: bandwidth is that of the writes alone.
 
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -24,7 +28,17 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The turn after the last: from now on the data is no turn any more.
 pub(super) const OVER: u64 = u64::MAX;
 
-const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+/// Rights on the data: of it nothing announces anything else.
+const DATA: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(Access::RELAXED);
+
+/// The memory of a side that the other one reaches.
+pub(super) struct SideMemory {
+    data: MemoryRegion,
+    /// The word of turns, where it is not the last word of the data.
+    turns: MemoryRegion,
+    bytes: usize,
+}
 
 /// One side.
 pub(super) struct Side<C: Carrier> {
@@ -39,19 +53,33 @@ pub(super) struct Side<C: Carrier> {
     batch: Vec<WorkRequest>,
 }
 
-/// Returns the offset of the word of turns.
-fn turn_at(bytes: u64) -> u64 {
-    if is_own_flag(bytes) { bytes - 8 } else { bytes.next_multiple_of(4096) }
-}
-
 fn is_own_flag(bytes: u64) -> bool {
     bytes <= 64 && bytes.is_multiple_of(8)
 }
 
-pub(super) fn region<C: Carrier>(carrier: &C, bytes: u64) -> Result<MemoryRegion, BenchError> {
-    let region = carrier.allocate(bytes.next_multiple_of(4096) as usize + 4096, ALL)?;
-    touch(&region.whole());
-    Ok(region)
+impl SideMemory {
+    pub(super) fn new<C: Carrier>(carrier: &C, bytes: u64) -> Result<SideMemory, BenchError> {
+        let data = carrier.allocate(bytes.next_multiple_of(4096) as usize, DATA)?;
+        let turns = carrier.allocate(4096, Access::REMOTE_WRITE)?;
+        touch(&data.whole());
+        touch(&turns.whole());
+        Ok(SideMemory { data, turns, bytes: bytes as usize })
+    }
+
+    pub(super) fn data(&self) -> Result<LocalSlice, BenchError> {
+        Ok(self.data.slice(0, self.bytes)?)
+    }
+
+    pub(super) fn grants(&self) -> Vec<LocalSlice> {
+        vec![self.data.whole(), self.turns.whole()]
+    }
+
+    fn turn(&self) -> Result<LocalSlice, BenchError> {
+        Ok(match is_own_flag(self.bytes as u64) {
+            true => self.data.slice(self.bytes - 8, 8)?,
+            false => self.turns.slice(0, 8)?,
+        })
+    }
 }
 
 /// Makes every page be there.
@@ -66,17 +94,19 @@ impl<C: Carrier> Side<C> {
     pub(super) fn new(
         carrier: &C,
         endpoint: C::Endpoint,
-        mine: &MemoryRegion,
+        mine: &SideMemory,
         granted: &[RemoteSlice],
         bytes: u64,
     ) -> Result<Side<C>, BenchError> {
         let local = carrier.allocate(bytes.next_multiple_of(8) as usize, Access::LOCAL)?;
         touch(&local.whole());
         let local = local.slice(0, bytes as usize)?;
-        let granted = granted.first().ok_or_else(|| BenchError::Peer("it granted nothing".into()))?;
-        let remote = granted.slice(0, bytes)?;
-        let remote_turn = granted.slice(turn_at(bytes), 8)?;
-        let turn = mine.slice(turn_at(bytes) as usize, 8)?;
+        let [data, turns] = granted else {
+            return Err(BenchError::Peer(format!("it granted {} regions, and not two", granted.len())));
+        };
+        let remote = data.slice(0, bytes)?;
+        let remote_turn = if is_own_flag(bytes) { data.slice(bytes - 8, 8)? } else { turns.slice(0, 8)? };
+        let turn = mine.turn()?;
         let write = Operation::Write { local: local.clone(), remote, streaming: Streaming::ByLength };
         let word = Operation::WriteInline { data: Inline::word(0), remote: remote_turn };
         let batch = match bytes {
@@ -89,8 +119,8 @@ impl<C: Carrier> Side<C> {
 
     /// Connects to the target at the other end.
     pub(super) fn connect(carrier: &C, address: &Address, bytes: u64) -> Result<Side<C>, BenchError> {
-        let mine = region(carrier, bytes)?;
-        let offer = Offer { message: Vec::new(), grants: vec![mine.whole()] };
+        let mine = SideMemory::new(carrier, bytes)?;
+        let offer = Offer { message: Vec::new(), grants: mine.grants() };
         let mut connecting = carrier.connect(address, offer)?;
         let begun = Instant::now();
         loop {

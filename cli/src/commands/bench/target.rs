@@ -13,7 +13,7 @@ use super::messages::{Flow, Found, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::requester::{Requester, stream};
-use super::side::{Side, region};
+use super::side::{Side, SideMemory};
 use super::usage::Watch;
 
 /// Time between two looks of a target that has nothing to answer.
@@ -28,8 +28,8 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
     };
     let (carrier, bytes) = (C::open(&client.means)?, task.bytes);
     let mut listener = carrier.listen(&C::anywhere(client.host))?;
-    let mine = region(&carrier, bytes)?;
-    let data = mine.slice(0, bytes as usize)?;
+    let mine = SideMemory::new(&carrier, bytes)?;
+    let data = mine.data()?;
     if checked == Some(Op::Read) {
         pattern::fill(data.as_volatile());
     }
@@ -45,7 +45,7 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
             continue;
         };
         let grants = incoming.received().grants.clone();
-        let endpoint = incoming.accept(Offer { message: Vec::new(), grants: vec![mine.whole()] })?;
+        let endpoint = incoming.accept(Offer { message: Vec::new(), grants: mine.grants() })?;
         sides.push(Side::<C>::new(&carrier, endpoint, &mine, &grants, bytes)?);
     }
     if let Some(watch) = &watch {

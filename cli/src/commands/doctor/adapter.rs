@@ -12,11 +12,13 @@ use super::limits::{Limit, names, read};
 use super::pci::{self, PciLink};
 use super::{encryption, priorities};
 
-/// Queue pairs and regions that an owner has for each peer: for data, heartbeats and READs; for its page and its slots.
+/// Queue pairs that an owner has for each peer: for data, heartbeats and READs.
 const PAIRS_EACH: u32 = 3;
-const REGIONS_EACH: u32 = 2;
-/// Queue pairs for copies that are pushed to a peer, and for heartbeats to it.
-const PUSHING_PAIRS_EACH: u32 = 2;
+/// Regions: the peer's page and its slots, each in the domain of the owner's own requests and in that of this peer, and
+/// the sentinel, which a device that keeps the order of writes does without.
+const REGIONS_EACH: u32 = 5;
+/// Queue pairs for copies that are pushed to a peer, and for heartbeats to it; and the inline data of each, a region.
+const PUSHING_EACH: u32 = 2;
 /// A job with more peers than this for one owner is a large one.
 const PEERS_MANY: u32 = 1000;
 
@@ -211,10 +213,11 @@ fn counters(port: &Path) -> Option<Limit> {
 fn room(limits: &Limits) -> Limit {
     let (by_pairs, by_regions) = (limits.queue_pairs / PAIRS_EACH, limits.regions / REGIONS_EACH);
     let peers = by_pairs.min(by_regions);
-    let pushed_to = (limits.queue_pairs / (PAIRS_EACH + PUSHING_PAIRS_EACH)).min(by_regions);
+    let pushed_to = (limits.queue_pairs / (PAIRS_EACH + PUSHING_EACH))
+        .min(limits.regions / (REGIONS_EACH + PUSHING_EACH));
     let text = format!(
-        "for {peers} peers of one owner ({PAIRS_EACH} queue pairs and {REGIONS_EACH} regions each), {pushed_to} if it \
-         pushes copies (ESSP, BAP: {PUSHING_PAIRS_EACH} queue pairs more)"
+        "for {peers} peers of one owner ({PAIRS_EACH} queue pairs and up to {REGIONS_EACH} regions each), {pushed_to} \
+         if it pushes copies (ESSP, BAP: {PUSHING_EACH} of both more)"
     );
     let help = (peers < PEERS_MANY).then(|| {
         let which = if by_pairs <= by_regions { "queue pairs" } else { "regions" };
@@ -225,8 +228,6 @@ fn room(limits: &Limits) -> Limit {
 
 #[cfg(test)]
 mod tests {
-    use slackline::internals::transport::verbs::Limits;
-
     use super::*;
 
     /// Files of a made-up host.
@@ -253,6 +254,37 @@ mod tests {
             gids: Vec::new(),
             partition_keys: vec![0xFFFF, 0, 0x0002],
             needs_global_route: false,
+        }
+    }
+
+    fn limits(queue_pairs: u32, regions: u32) -> Limits {
+        Limits {
+            queue_pairs,
+            queue_depth: 8192,
+            completions: 1 << 20,
+            regions,
+            region_bytes: u64::MAX,
+            reads_served: 16,
+            reads_posted: 16,
+            atomics: slackline::internals::transport::AtomicDomain::None,
+        }
+    }
+
+    #[test]
+    fn room_is_for_as_many_peers_as_queue_pairs_and_regions_allow() {
+        for (queue_pairs, regions, peers, pushed_to, lacks) in [
+            (300, 1000, 100, 60, Some("queue pairs")),
+            (300, 350, 70, 50, Some("regions")),
+            (30_000, 70_000, 10_000, 6_000, None),
+        ] {
+            let room = room(&limits(queue_pairs, regions));
+            let expected = format!(
+                "for {peers} peers of one owner (3 queue pairs and up to 5 regions each), {pushed_to} if it pushes \
+                 copies (ESSP, BAP: 2 of both more)"
+            );
+            assert_eq!(room.text, expected);
+            let help = room.help.unwrap_or_default();
+            assert!(lacks.map_or(help.is_empty(), |lacks| help.contains(lacks)), "{help}");
         }
     }
 
@@ -290,16 +322,7 @@ mod tests {
 
     #[test]
     fn what_the_system_tells_is_shown_and_what_it_does_not_tell_is_not() {
-        let limits = Limits {
-            queue_pairs: 300,
-            queue_depth: 8192,
-            completions: 1 << 20,
-            regions: 1000,
-            region_bytes: u64::MAX,
-            reads_served: 16,
-            reads_posted: 16,
-            atomics: slackline::internals::transport::AtomicDomain::None,
-        };
+        let limits = limits(300, 1000);
         let info = DeviceInfo {
             name: "mlx5_0".into(),
             numa_node: Some(1),
@@ -327,9 +350,7 @@ mod tests {
         assert_eq!(row(&rows, "counters").text, "link_downed 2 (the link was lost)");
         assert!(row(&rows, "numa").text.starts_with("node 1, processors 32-63; distances"));
         assert_eq!(row(&rows, "partitions").text, "0xffff (full member), 0x0002 (limited member)");
-        let room = &row(&rows, "room").text;
-        assert!(room.starts_with("for 100 peers") && room.contains(", 60 if it pushes copies"), "{room}");
-        assert!(row(&rows, "room").help.as_ref().unwrap().contains("queue pairs"));
+        assert!(row(&rows, "room").help.is_some());
         assert!(row(&rows, "packets").help.is_some(), "packets of 1024 bytes are small");
         assert!(rows.iter().all(|row| !["pci-link", "pci-settings", "congestion"].contains(&row.limit)));
         fs::remove_dir_all(root).unwrap();

@@ -45,7 +45,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
                             Ok(best) if best.device() == info.name => Ok(best.clone()),
                             _ => Verbs::open(named(options.clone(), Some(&info.name))),
                         };
-                        paths.push(try_one(&info, open, &from, progress));
+                        paths.push(try_one(&info, open, (&options, &from), progress));
                     }
                     Err(error) if is_meant(error.device()) => {
                         let device = error.device().map(str::to_owned);
@@ -78,7 +78,7 @@ fn misconfigured(wanted: Option<&str>, problem: Problem) -> (Vec<PathReport>, Rd
 fn try_one(
     info: &DeviceInfo,
     open: Result<Verbs, OpenError>,
-    from: &Origins,
+    (options, from): (&VerbsOptions, &Origins),
     progress: &CheckProgress,
 ) -> PathReport {
     let device = Some(info.name.clone());
@@ -89,7 +89,7 @@ fn try_one(
             let mut checks = try_all(&verbs, &at, verbs.atomics_fault(), progress);
             checks.push(dma_buf(&verbs));
             let gid = verbs.gid_towards(Some(HERE));
-            let settings = settings::look(&verbs, gid.as_ref(), from);
+            let settings = settings::look(&verbs, gid.as_ref(), options, from);
             // Why it is not found out the checks have told: they make such a connection, too.
             let chosen = Chosen::new(&verbs, gid, verbs.arrival_order().ok(), settings);
             (PathReport::tried(NAME, device, checks), Some((chosen, verbs.port().number)))

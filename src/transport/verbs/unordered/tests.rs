@@ -9,7 +9,7 @@ use crate::transport::{
 };
 
 /// Bytes that a write may fill: each has an area of its own.
-const AREA_BYTES: usize = 33 * PACKET_BYTES;
+const AREA_BYTES: usize = 41 * PACKET_BYTES;
 const AREAS: usize = 24;
 
 /// The two sides of a connection.
@@ -165,6 +165,36 @@ fn nor_over_two_rails_nor_with_queues_for_one_request() {
                 let verbs = device.verbs_over(rails, depth, None);
                 let found = over(device, &verbs, posts).run();
                 assert_eq!(found, None, "seed {seed}, {posts:?}, {rails} rails, queues for {depth}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nor_over_rails_of_unequal_speeds_that_have_unequal_parts_of_a_write() {
+    for (speeds, parts) in [([300, 200], [28, 13]), ([200, 300], [20, 21])] {
+        for posts in [Side::Connector, Side::Listener] {
+            let fixture = |seed| {
+                let device = Unordered::new(seed, false);
+                let verbs = device.verbs_at(&speeds, DEPTH as usize, None);
+                over(device, &verbs, posts)
+            };
+            let mut parted = fixture(0);
+            let (local, remote) = (parted.source.clone(), parted.granted[1].1);
+            let remote = remote.slice(0, AREA_BYTES as u64).unwrap();
+            let write = Operation::Write { local, remote, streaming: Streaming::Never };
+            parted.poster.post(&[WorkRequest::unsignalled(0, write)]).unwrap();
+            let state = lock(&parted.device.world.state);
+            let through = |port: u8| {
+                let requests =
+                    state.pairs.iter().filter(|pair| pair.port == port).flat_map(|pair| &pair.requests);
+                let writes = requests.filter(|request| request.reads_into.is_none());
+                writes.map(|request| request.bytes).sum::<usize>()
+            };
+            assert_eq!([1, 2].map(through), parts.map(|packets: usize| packets * PACKET_BYTES));
+            drop(state);
+            for seed in 0..8 {
+                assert_eq!(fixture(seed).run(), None, "seed {seed}, {posts:?}, {speeds:?}");
             }
         }
     }
