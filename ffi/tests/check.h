@@ -138,6 +138,33 @@ static inline void start(const int gate[2], const char *address)
     CHECK(write(gate[1], text, ADDRESS_SIZE) == ADDRESS_SIZE);
 }
 
+/* One clock of a worker: every gradient is 1. */
+static inline void step(struct slackline_worker *worker)
+{
+    float *gradient;
+    size_t len, index;
+
+    OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
+    OK(slackline_worker_gradient(worker, &gradient, &len));
+    for (index = 0; index < len; index++)
+        gradient[index] = 1;
+    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
+}
+
+/* Runs something in a child, which ends with 0 if all its checks passed. */
+static inline pid_t in_a_child(void (*run)(const char *address), const char *address)
+{
+    pid_t child;
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        run(address);
+        exit(0);
+    }
+    return child;
+}
+
 static inline void join(pid_t child)
 {
     int status;

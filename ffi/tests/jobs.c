@@ -41,19 +41,6 @@ static struct slackline_job_options job_options(void)
     return options;
 }
 
-/* One clock of a worker: every gradient is 1. */
-static void step(struct slackline_worker *worker)
-{
-    float *gradient;
-    size_t len, index;
-
-    OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
-    OK(slackline_worker_gradient(worker, &gradient, &len));
-    for (index = 0; index < len; index++)
-        gradient[index] = 1;
-    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
-}
-
 /* ------------------------------------------------------------------ jobs */
 
 static struct slackline_job *join_as(const struct slackline_job_options *options, uint32_t rank, const char *at)

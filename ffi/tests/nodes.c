@@ -11,32 +11,6 @@ static void sleep_ms(unsigned milliseconds)
     usleep(milliseconds * 1000);
 }
 
-/* One clock of a worker: every gradient is 1. */
-static void step(struct slackline_worker *worker)
-{
-    float *gradient;
-    size_t len, index;
-
-    OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
-    OK(slackline_worker_gradient(worker, &gradient, &len));
-    for (index = 0; index < len; index++)
-        gradient[index] = 1;
-    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
-}
-
-static pid_t in_a_child(void (*run)(const char *address), const char *address)
-{
-    pid_t child;
-    fflush(NULL);
-    child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        run(address);
-        exit(0);
-    }
-    return child;
-}
-
 /* ------------------------------------------------------------------ waiting for a server */
 
 static void train_three_clocks(const char *address)

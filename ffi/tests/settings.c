@@ -8,19 +8,6 @@
 
 static const char SECRET[] = "a secret of the job, long enough";
 
-static pid_t in_a_child(void (*run)(const char *address), const char *address)
-{
-    pid_t child;
-    fflush(NULL);
-    child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        run(address);
-        exit(0);
-    }
-    return child;
-}
-
 static struct slackline_reader_options reader_options(void)
 {
     struct slackline_reader_options options;
@@ -43,19 +30,6 @@ static struct slackline_worker *worker_at(const char *address, const struct slac
     struct slackline_worker *worker;
     OK(slackline_worker_connect(&address, 1, options, TIMEOUT_MS, &worker));
     return worker;
-}
-
-/* One clock of a worker: every gradient is 1. */
-static void step(struct slackline_worker *worker)
-{
-    float *gradient;
-    size_t len, index;
-
-    OK(slackline_worker_begin(worker, NULL, TIMEOUT_MS));
-    OK(slackline_worker_gradient(worker, &gradient, &len));
-    for (index = 0; index < len; index++)
-        gradient[index] = 1;
-    OK(slackline_worker_publish(worker, NULL, TIMEOUT_MS));
 }
 
 /* Serves `workers` workers, all of which `run` has, until they have left; the first parameter at the end. */
