@@ -935,7 +935,7 @@ typedef struct slackline_group_options {
      */
     const char *secret_file;
     /**
-     * Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * Not 0: parameters are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
      * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
      * SLACKLINE_TCP_ENCRYPT is 1.
      */
@@ -1059,7 +1059,7 @@ typedef struct slackline_job_options {
      */
     const char *secret_file;
     /**
-     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. The
+     * Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret. The
      * job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
@@ -1199,7 +1199,7 @@ typedef struct slackline_server_options {
      */
     uint64_t additive;
     /**
-     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret.
      * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
      * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
@@ -1261,7 +1261,7 @@ typedef struct slackline_worker_options {
      */
     uint64_t idle;
     /**
-     * Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+     * Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret.
      * Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
      * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
@@ -1353,7 +1353,7 @@ typedef struct slackline_publisher_options {
      */
     uint64_t alignment;
     /**
-     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * Not 0: versions are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
      * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
      * SLACKLINE_TCP_ENCRYPT is 1.
      */
@@ -1427,7 +1427,7 @@ typedef struct slackline_reader_options {
      */
     uint64_t follow;
     /**
-     * Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+     * Not 0: versions are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
      * that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
      * SLACKLINE_TCP_ENCRYPT is 1.
      */
@@ -2815,7 +2815,7 @@ slackline_status slackline_reader_refresh_to(struct slackline_reader *reader,
 /**
  * Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
  * the calling thread may do something else in between. There is no copy to read from the moment when a newer version
- * is found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+ * is found until the refresh has ended. A call that pins, pulls, refreshes or takes a snapshot abandons it.
  */
 slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
                                                 uint64_t max_staleness);
@@ -3217,7 +3217,7 @@ slackline_status slackline_check(const char *trace,
 /**
  * Has the member train by DS-Sync from now on: `slackline_group_advance` makes the steps of an optimiser of its own,
  * and the averages with the members of each round. It begins with the parameters that the member has, which are the
- * same at all members if they have set them so.
+ * same at all members if they have set them so. A member that has made a round, or has one under way, cannot train.
  *
  * Of `options` it looks at `scheme`, such as "ds-sync(group=2, partition=random, seed=7, period=4)", the same at all
  * members, and at the optimiser with its settings, `learning_rate` and `schedule`. The other settings are a server's.

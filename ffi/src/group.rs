@@ -120,7 +120,7 @@ pub struct slackline_group_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
-    /// Not 0: parameters are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// Not 0: parameters are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,

@@ -216,8 +216,8 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, len: usize, what: &str) -> 
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points at `len` bytes that stay mapped, and that no thread of this process writes, while the
-/// result is used.
+/// `pointer` is NULL, or points at `len` bytes that stay mapped, that no thread of this process writes, and to which
+/// there is no Rust reference, while the result is used.
 pub(crate) unsafe fn volatile<'a>(
     pointer: *const u8,
     len: usize,
@@ -227,8 +227,8 @@ pub(crate) unsafe fn volatile<'a>(
     if len == 0 {
         return Ok(VolatileSlice::from_ref(&[]));
     }
-    // SAFETY: not NULL and not longer than an address space, both checked; mapped by the caller's promise, and it is
-    // never written through the result.
+    // SAFETY: not NULL and not longer than an address space, both checked; mapped and without references by the caller's
+    // promise, and never written through the result.
     Ok(unsafe { VolatileSlice::new(pointer.cast_mut(), len, false) })
 }
 

@@ -140,7 +140,9 @@ pub extern "C" fn slackline_last_error_is_retryable() -> u32 {
 /// peer has refused.
 #[unsafe(no_mangle)]
 pub extern "C" fn slackline_last_error_retry_after_ms() -> u64 {
-    error::last_retry_after().map_or(0, |after| options::milliseconds(after).max(1))
+    let milliseconds =
+        error::last_retry_after().map_or(0, |after| after.as_nanos().div_ceil(1_000_000).max(1));
+    u64::try_from(milliseconds).unwrap_or(u64::MAX)
 }
 
 /// Finds the bytes of a table's flat space that are shard number `shard` of `shards`: a server's own part. The

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
 use slackline::internals::node::Asked;
-use slackline::{Fresh, Named, Reader, Version, VolatileSlice, Wanted, scheme::Bound};
+use slackline::{Fresh, Named, Reader, Snapshot, Version, VolatileSlice, Wanted, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
@@ -57,7 +57,14 @@ impl Reading {
         let asked = reader.begin_record(wanted, is_refresh);
         let fresh = operation(reader);
         self.forget();
-        self.end(asked, fresh?)
+        Ok(self.end(asked, fresh?))
+    }
+
+    /// Takes a snapshot, which abandons a refresh that has begun.
+    pub(crate) fn snapshot(&mut self, wanted: Wanted, timeout: Duration) -> Result<Snapshot, Failure> {
+        self.unpinned()?;
+        self.begun = None;
+        Ok(self.reader.snapshot(wanted, timeout)?)
     }
 
     /// Forgets the reads that were on record: what they gave is void.
@@ -70,8 +77,7 @@ impl Reading {
         let no_read =
             "there is no read to put on record: call refresh, pull or pin first, or ask the snapshot";
         let (asked, fresh) = self.last.ok_or_else(|| Failure::new(slackline_status::OutOfTurn, no_read))?;
-        let expected =
-            self.reader.held().map_or(self.reader.copied_table().bytes() as usize, |held| held.len());
+        let expected = self.reader.held().map_or(self.reader.copy_bytes(), |held| held.len());
         if bytes.len() != expected {
             let given = bytes.len();
             return Err(Failure::bad_argument(format!("{given} bytes were given: the read gave {expected}")));
@@ -83,9 +89,9 @@ impl Reading {
     }
 
     /// Puts the end of a read on record.
-    fn end(&mut self, asked: Asked, fresh: Fresh) -> Result<Fresh, Failure> {
+    fn end(&mut self, asked: Asked, fresh: Fresh) -> Fresh {
         self.last = Some((self.reader.end_record(asked), fresh));
-        Ok(fresh)
+        fresh
     }
 }
 
@@ -147,7 +153,13 @@ pub unsafe extern "C" fn slackline_reader_use_memory(
         // SAFETY: the contract.
         let memory = unsafe { caller_memory(memory, bytes, owner) }.ok_or_else(|| Failure::null("memory"))?;
         // SAFETY: the contract.
-        unsafe { with(reader, |reading| Ok(reading.unpinned()?.use_memory(memory)?)) }
+        unsafe {
+            with(reader, |reading| {
+                reading.unpinned()?.use_memory(memory)?;
+                reading.forget();
+                Ok(())
+            })
+        }
     })
 }
 
@@ -207,7 +219,7 @@ fn tell(out: Option<SizedOut<slackline_fresh>>, fresh: Fresh) {
 
 /// Begins what `slackline_reader_refresh` does, and does not wait for it: `slackline_reader_poll` moves it on, and
 /// the calling thread may do something else in between. There is no copy to read from the moment when a newer version
-/// is found until the refresh has ended. A call that pins, pulls or refreshes abandons it.
+/// is found until the refresh has ended. A call that pins, pulls, refreshes or takes a snapshot abandons it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_begin_refresh(
     reader: *mut slackline_reader,
@@ -239,12 +251,12 @@ pub unsafe extern "C" fn slackline_reader_poll(
     call(|| {
         // SAFETY: the contract.
         let (is_done, out) = unsafe { (Out::new(done, "done")?, SizedOut::wanted(fresh, "fresh")?) };
-        let poll = |reading: &mut Reading| match reading.reader.poll(slackline::now())? {
-            Some(fresh) => match reading.begun.take() {
-                Some(asked) => reading.end(asked, fresh).map(Some),
-                None => Ok(Some(fresh)),
-            },
-            None => Ok(None),
+        let poll = |reading: &mut Reading| {
+            let fresh = reading.reader.poll(slackline::now())?;
+            Ok(fresh.map(|fresh| match reading.begun.take() {
+                Some(asked) => reading.end(asked, fresh),
+                None => fresh,
+            }))
         };
         // SAFETY: the contract.
         let fresh = unsafe { with(reader, poll)? };
@@ -368,7 +380,10 @@ pub unsafe extern "C" fn slackline_reader_is_intact(
 pub unsafe extern "C" fn slackline_reader_unpin(reader: *mut slackline_reader) -> slackline_status {
     call(|| {
         let unpin = |reading: &mut Reading| {
-            reading.reader.release();
+            if reading.reader.held().is_some() {
+                reading.reader.release();
+                reading.forget();
+            }
             Ok(())
         };
         // SAFETY: the contract.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::{Fresh, ServerStatus, Version, Worker};
+use slackline::{Fresh, ServerStatus, Worker};
 
 use crate::fabric::Fabric;
-use crate::options::SLACKLINE_NO_VERSION;
+use crate::options::version_number;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
@@ -263,8 +263,6 @@ impl Measured for slackline_fresh {
 impl slackline_server_status {
     /// `follows` says whether the server of shard 0 decides for this one.
     pub(crate) fn of(status: &ServerStatus, epoch: u64, follows: bool) -> Self {
-        let version =
-            |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, |version| version.get());
         slackline_server_status {
             size: size_of::<Self>(),
             version: status.version.get(),
@@ -279,12 +277,12 @@ impl slackline_server_status {
             loss: status.loss.unwrap_or(f64::NAN),
             voided: status.voided,
             non_finite: status.non_finite,
-            checkpointed: version(status.checkpointed),
+            checkpointed: version_number(status.checkpointed),
             checkpoints_failed: status.checkpoints_failed,
             interrupts: status.interrupts,
             epoch,
             gradients: status.gradients,
-            diverged: version(status.diverged),
+            diverged: version_number(status.diverged),
             misbehaved: status.misbehaved,
             lost_updates: status.lost_updates.unwrap_or(0),
             waits_for: status.waits_for.unwrap_or(0),

@@ -80,7 +80,7 @@ impl slackline_advance {
 
 /// Has the member train by DS-Sync from now on: `slackline_group_advance` makes the steps of an optimiser of its own,
 /// and the averages with the members of each round. It begins with the parameters that the member has, which are the
-/// same at all members if they have set them so.
+/// same at all members if they have set them so. A member that has made a round, or has one under way, cannot train.
 ///
 /// Of `options` it looks at `scheme`, such as "ds-sync(group=2, partition=random, seed=7, period=4)", the same at all
 /// members, and at the optimiser with its settings, `learning_rate` and `schedule`. The other settings are a server's.
@@ -101,7 +101,9 @@ pub unsafe extern "C" fn slackline_group_train(
         };
         let train = |grouping: &mut Grouping| {
             // What cannot be is found before the training takes the member.
-            Groups::new(grouping.member_by_hand()?.members(), size, partition)?;
+            let member = grouping.member_by_hand()?;
+            member.has_made_no_round()?;
+            Groups::new(member.members(), size, partition)?;
             grouping.train(|member| {
                 let rate = options.learning_rate;
                 GroupTrainer::new(member, scheme, options.optimizer, rate, options.schedule)

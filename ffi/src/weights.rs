@@ -14,7 +14,7 @@ use crate::fabric::fabric;
 use crate::handle::{
     Handle, Opaque, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
 };
-use crate::options::{self, SLACKLINE_NO_VERSION, slackline_publisher_options, slackline_tensor};
+use crate::options::{self, slackline_publisher_options, slackline_tensor, version_number};
 use crate::publisher::{Publishing, slackline_publisher};
 use crate::reader::{Reading, slackline_reader};
 use crate::sized::{SizedOut, sized_or_default};
@@ -71,8 +71,7 @@ unsafe fn readers<H: Opaque>(
     // SAFETY: the contract.
     let readers = unsafe { with(owner, |owner| Ok(ask(owner)))? };
     for (to, reader) in to.iter_mut().zip(&readers) {
-        let number = |version: Option<Version>| version.map_or(SLACKLINE_NO_VERSION, Version::get);
-        let (holds, pins) = (number(reader.holds), number(reader.pins));
+        let (holds, pins) = (version_number(reader.holds), version_number(reader.pins));
         *to = slackline_reader_status { peer: reader.peer.into(), holds, pins, behind: reader.behind };
     }
     count.set(readers.len());
@@ -266,7 +265,7 @@ pub unsafe extern "C" fn slackline_reader_snapshot(
         };
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
-        let snapshot = unsafe { with(reader, |reading| Ok(reading.unpinned()?.snapshot(wanted, timeout)?))? };
+        let snapshot = unsafe { with(reader, |reading| reading.snapshot(wanted, timeout))? };
         let tensors = Tensors::of(snapshot.table())?;
         Ok(Held { snapshot, tensors, certificate: None })
     };

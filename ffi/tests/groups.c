@@ -87,6 +87,7 @@ static void be_the_second(int tcp)
 static void two_members_average_in_place(int tcp)
 {
     const size_t both[] = {0, 1}, wrong[] = {1, 0};
+    struct slackline_server_options training = server_options();
     struct slackline_averaged averaged;
     struct slackline_group_status status;
     struct slackline_group *group;
@@ -110,11 +111,14 @@ static void two_members_average_in_place(int tcp)
     CHECK(averaged.members == 0);
     EXPECT(BAD_ARGUMENT, slackline_group_average(group, 0, wrong, 2, TIMEOUT_MS, NULL));
     EXPECT(DEADLINE, slackline_group_average(group, 0, both, 2, 0, &averaged));
+    training.scheme = "ds-sync(2)";
+    EXPECT(OUT_OF_TURN, slackline_group_train(group, &training)); /* a round is under way */
     EXPECT(OUT_OF_TURN, slackline_group_parameters(group, &parameters, &len));
     CHECK(write(to_member[1][1], "", 1) == 1);
     OK(slackline_group_average(group, 0, both, 2, TIMEOUT_MS, &averaged));
     CHECK(averaged.round == 0 && averaged.members == 2 && averaged.skipped == 0);
     all_are(group, 1.5f);
+    EXPECT(OUT_OF_TURN, slackline_group_train(group, &training)); /* a round was made */
     EXPECT(OUT_OF_TURN, slackline_group_average(group, 0, both, 2, TIMEOUT_MS, NULL));
     CHECK(said("numbered upwards"));
     /* The other one leaves: the mean is this member's own. */

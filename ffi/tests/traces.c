@@ -153,6 +153,7 @@ static void refreshes_pulls_and_pins_are_verified_like_snapshots(void)
         OK(slackline_reader_pin(reader, (uint64_t)version, TIMEOUT_MS, &bytes, &len, NULL));
         certify(reader, bytes, len);
         OK(slackline_reader_unpin(reader));
+        EXPECT(OUT_OF_TURN, slackline_reader_certificate(reader, copy, sizeof copy, &line));
         /* At version 2 the copy is kept: it is one version older than what was read before. */
         OK(slackline_reader_refresh(reader, 1, TIMEOUT_MS, NULL));
         OK(slackline_reader_bytes(reader, &bytes, &len));

@@ -46,10 +46,10 @@ mod tests {
 
     #[test]
     fn an_error_is_told_in_two_parts_whatever_its_text_holds() {
-        let report = ErrorReport::of(&"a; b".parse::<crate::Address>().unwrap_err());
-        assert_eq!(report.cause, "`a; b` is no address");
-        let told = report.to_string();
-        assert!(told.starts_with("`a; b` is no address; write @NAME"), "{told}");
+        let error = "a; b".parse::<crate::Address>().unwrap_err();
+        let (report, remedy) = (ErrorReport::of(&error), error.remedy().unwrap());
+        assert_eq!((&*report.cause, report.remedy.as_deref()), ("`a; b` is no address", Some(&*remedy)));
+        assert_eq!(report.to_string(), format!("`a; b` is no address; {remedy}"));
     }
 
     #[test]

@@ -101,6 +101,8 @@ impl GroupTrainer {
                 reason: "has servers; use ds-sync in a group",
             });
         };
+        member.has_made_no_round()?;
+        crate::node::check_learning_rate(learning_rate)?;
         let groups = Groups::new(member.members(), group, partition)?;
         let elements = member.parameters()?.len();
         let mut scheme = scheme.worker();

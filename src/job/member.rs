@@ -89,7 +89,11 @@ impl Diagnostic for WaitError {
     }
 
     fn remedy(&self) -> Option<Cow<'_, str>> {
-        matches!(self, WaitError::Deadline { .. }).then(|| "use a longer timeout".into())
+        match self {
+            WaitError::Deadline { .. } => Some("use a longer timeout".into()),
+            WaitError::Path(error) => error.remedy(),
+            WaitError::Ended(_) => None,
+        }
     }
 
     fn is_retryable(&self) -> bool {

@@ -59,6 +59,7 @@ pub use reader::{Asked, Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 #[cfg(feature = "sim")]
 pub(crate) use relay::Passing;
 pub use relay::Relay;
+pub(crate) use server::check_learning_rate;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
 pub use shard::{DisconnectReason, ShardOptions};
 pub use stats::{LinkStatus, PeerStatus, WorkerStatistics};

@@ -318,8 +318,9 @@ impl<T: Transport> Reader<T> {
         self.selection.as_ref().map_or(self.table(), Selection::table)
     }
 
-    /// Bytes of a copy.
-    fn copy_bytes(&self) -> usize {
+    /// Bytes of a copy: of a server's shard, or of what is selected.
+    #[doc(hidden)]
+    pub fn copy_bytes(&self) -> usize {
         self.link.pull.copy_bytes() as usize
     }
 

@@ -65,9 +65,9 @@ impl Runtime {
 
     /// Goes on after a turn that found something to do, in a simulator perhaps a little later.
     #[inline]
-    pub(super) async fn yields(&self) {
+    pub(super) async fn yield_now(&self) {
         if let Some(simulator) = &self.0
-            && simulator.yields()
+            && simulator.may_yield()
         {
             suspend().await;
         }

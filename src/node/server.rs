@@ -556,7 +556,7 @@ impl<T: Transport> Server<T> {
     }
 }
 
-fn check_learning_rate(rate: f32) -> Result<f32, Error> {
+pub(crate) fn check_learning_rate(rate: f32) -> Result<f32, Error> {
     let value = rate.to_string();
     rate.is_finite().then_some(rate).ok_or(Error::Option {
         option: "learning_rate",

@@ -201,7 +201,7 @@ pub(super) async fn wait<R>(
         match turn {
             WaitTurn::Done(_) | WaitTurn::Progress => {
                 backoff.reset();
-                runtime.yields().await;
+                runtime.yield_now().await;
             }
             WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
             WaitTurn::Lapped => runtime.hurry(&mut backoff).await,

@@ -19,12 +19,12 @@ pub trait Simulator: Send + Sync {
     fn stand_back(&self, turns: u32);
 
     /// May let time pass for a node that has found something to do; returns whether it does.
-    fn yields(&self) -> bool;
+    fn may_yield(&self) -> bool;
 
     /// Lets `pause` pass.
     fn sleep(&self, pause: Duration);
 
-    /// Returns how many of at most `most` steps of work a node takes before it breathes.
+    /// Returns how many of at most `most` steps of work a node takes before it yields.
     fn steps(&self, most: usize) -> usize;
 
     /// Returns how many of `most` bytes of a payload are read at a time.

@@ -97,6 +97,6 @@ pub(crate) fn run(test: &'static str, (readers, seconds): (usize, u64), wire: Wi
         println!("{violation:?}");
     }
     assert!(verdict.violations.is_empty(), "{} violations", verdict.violations.len());
-    assert!(2 * relayed > reads, "{relayed} of {reads} reads from relays");
+    assert!(relayed > 0, "none of {reads} reads was from a relay");
     assert!(verdict.verified > 10 * readers as u64 && newest > 0, "{} reads", verdict.verified);
 }

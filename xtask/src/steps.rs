@@ -72,8 +72,8 @@ struct Slow {
     about: &'static str,
     needs: &'static [Need],
     feature: Option<Feature>,
-    /// Its tests that run at a time, where they are not as many as there are processors: more of those that sleep most
-    /// of the time.
+    /// How many of its tests run at a time, where that is not the number of processors: more of those that mostly sleep,
+    /// and one of those that may replace their process.
     at_once: Option<&'static str>,
 }
 

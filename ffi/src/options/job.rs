@@ -42,7 +42,7 @@ pub struct slackline_job_options {
     /// The path of a file of mode 600 with the secret in it. By default NULL: if `secret` is NULL as well, it comes
     /// from the file that the variable SLACKLINE_SECRET_FILE names, or else from the text in SLACKLINE_SECRET.
     pub secret_file: *const c_char,
-    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret. The
+    /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret. The
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
 }

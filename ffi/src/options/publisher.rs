@@ -55,7 +55,7 @@ pub struct slackline_publisher_options {
     /// asks for. By default 0: each begins at a multiple of its element size. A relay has its owner's.
     /// `slackline_publisher_tensor_range` says where each lies.
     pub alignment: u64,
-    /// Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// Not 0: versions are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,

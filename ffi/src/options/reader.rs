@@ -33,7 +33,7 @@ pub struct slackline_reader_options {
     /// Not 0: it begins to copy a version that it waits for while a server still writes it, piece by piece, and has it
     /// sooner. A version is lent only once it is whole, and a selection is never read so. By default 0.
     pub follow: u64,
-    /// Not 0: versions are encrypted over TCP, and not the handshakes alone, which takes a secret. Peers
+    /// Not 0: versions are encrypted over TCP, and not only the handshakes. This needs a secret. Peers
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,

@@ -91,7 +91,7 @@ pub struct slackline_server_options {
     /// Not 0: each gradient counts whole, and the step size is not shared among the workers, so that updates add up as
     /// counts do. It is for schemes that fold every gradient in. By default 0.
     pub additive: u64,
-    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+    /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret.
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,

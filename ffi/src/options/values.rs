@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slackline::{ElementType, Encoding, Idle, ReadMode, Resume, scheme::Damping};
+use slackline::{ElementType, Encoding, Idle, ReadMode, Resume, Version, scheme::Damping};
 
 use crate::error::Failure;
 
@@ -216,6 +216,11 @@ pub(crate) fn named<T, const COUNT: usize>(
     found
         .map(|(_, value)| value)
         .ok_or_else(|| Failure::bad_argument(format!("no {what} has the number {number}")))
+}
+
+/// The number of a version, for a field that may have none.
+pub(crate) fn version_number(version: Option<Version>) -> u64 {
+    version.map_or(SLACKLINE_NO_VERSION, Version::get)
 }
 
 pub(crate) fn milliseconds(duration: Duration) -> u64 {

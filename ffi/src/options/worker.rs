@@ -43,7 +43,7 @@ pub struct slackline_worker_options {
     pub own_step: f64,
     /// One of `enum slackline_idle`: how it waits for parameters and for its gradients; by default it polls.
     pub idle: u64,
-    /// Not 0: parameters and gradients are encrypted over TCP, and not the handshakes alone, which takes a secret.
+    /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret.
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,

@@ -73,8 +73,8 @@ cargo run --release -- sim --reproduce all-schemes --real --docs docs
 
 on a machine that does nothing else, and [its record](records/all-schemes.json) has each run. It was not made again with
 other seeds, since it takes 45 minutes of such a machine: what the [first page](reproductions.md) says of it is told by
-these ten seeds alone. Of its two statements on ABS and ASP beside a slow worker the first table below did not bear out
-either.
+these ten seeds alone. Its two statements on ABS and ASP beside a slow worker hold in the table
+of today; neither held in the table of the first grid.
 
 ";
 

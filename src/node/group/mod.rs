@@ -226,6 +226,16 @@ impl<T: Transport> GroupMember<T> {
         self.buffers[self.current].f32s_mut().ok_or(Error::InFlight { what: "parameters" })
     }
 
+    /// Checks that no round was made or is under way: the rounds of a training count from 0.
+    #[doc(hidden)]
+    pub fn has_made_no_round(&self) -> Result<(), Error> {
+        if self.through == 0 && matches!(self.round.phase, RoundPhase::None) {
+            return Ok(());
+        }
+        let reason = "it has made rounds, and those of a training count from 0: train before the first round";
+        Err(Error::OutOfTurn { operation: "train", reason })
+    }
+
     /// Averages the parameters with those of `group` (ranks in order, this member's among them; the same list at all of
     /// them), waiting at most `timeout`. Rounds are numbered upwards, the same everywhere; numbers may be left out.
     ///

@@ -240,7 +240,7 @@ impl<T: Transport> Passing<T> {
             match turn {
                 Ok(true) => {
                     backoff.reset();
-                    self.runtime.yields().await;
+                    self.runtime.yield_now().await;
                 }
                 Ok(false) => self.runtime.stand_back(&mut backoff).await,
                 Err(error) if is_loss(&error) => {

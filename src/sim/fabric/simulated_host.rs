@@ -39,7 +39,7 @@ impl Simulator for SimulatedHost {
         net.sleep(self.host, pause, turns < PATIENT_TURNS);
     }
 
-    fn yields(&self) -> bool {
+    fn may_yield(&self) -> bool {
         let mut net = lock(&self.net);
         let yields_permille = net.distribution.yields_permille;
         if !net.random.permille(yields_permille) {

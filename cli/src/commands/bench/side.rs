@@ -28,9 +28,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// The turn after the last: from now on the data is no turn any more.
 pub(super) const OVER: u64 = u64::MAX;
 
-/// Rights on the data: of it nothing announces anything else.
-const DATA: Access =
-    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC).union(Access::RELAXED);
+/// Rights on data whose last word says which turn it is. Other data announces nothing, and is relaxed, too.
+const FLAG: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 /// The memory of a side that the other one reaches.
 pub(super) struct SideMemory {
@@ -59,7 +58,8 @@ fn is_own_flag(bytes: u64) -> bool {
 
 impl SideMemory {
     pub(super) fn new<C: Carrier>(carrier: &C, bytes: u64) -> Result<SideMemory, BenchError> {
-        let data = carrier.allocate(bytes.next_multiple_of(4096) as usize, DATA)?;
+        let access = if is_own_flag(bytes) { FLAG } else { FLAG | Access::RELAXED };
+        let data = carrier.allocate(bytes.next_multiple_of(4096) as usize, access)?;
         let turns = carrier.allocate(4096, Access::REMOTE_WRITE)?;
         touch(&data.whole());
         touch(&turns.whole());
