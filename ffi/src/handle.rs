@@ -227,8 +227,8 @@ pub(crate) unsafe fn volatile<'a>(
     if len == 0 {
         return Ok(VolatileSlice::from_ref(&[]));
     }
-    // SAFETY: not NULL and not longer than an address space, both checked; mapped and without references by the caller's
-    // promise, and never written through the result.
+    // SAFETY: not NULL and not longer than an address space, both checked; mapped and without references by the
+    // caller's promise, and never written through the result.
     Ok(unsafe { VolatileSlice::new(pointer.cast_mut(), len, false) })
 }
 

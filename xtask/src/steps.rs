@@ -72,8 +72,8 @@ struct Slow {
     about: &'static str,
     needs: &'static [Need],
     feature: Option<Feature>,
-    /// How many of its tests run at a time, where that is not the number of processors: more of those that mostly sleep,
-    /// and one of those that may replace their process.
+    /// How many of its tests run at a time, where that is not the number of processors: more of those that mostly
+    /// sleep, and one of those that may replace their process.
     at_once: Option<&'static str>,
 }
 
