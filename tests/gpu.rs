@@ -5,24 +5,43 @@
 mod claims;
 #[path = "gpu/folds.rs"]
 mod folds;
+#[path = "gpu/litmus.rs"]
+mod litmus;
 #[path = "kernels/numbers.rs"]
 mod numbers;
 #[path = "gpu/peer.rs"]
 mod peer;
+#[path = "gpu/streams.rs"]
+mod streams;
 
 use std::process::Command;
+use std::time::Duration;
 
 use claims::Scene;
 use slackline::Gpu;
 
 claims::tests_of_claims!(scene);
 
-/// A million reads of a publisher that never pauses, within a minute and a half.
-const READS: (u64, u64) = (1_000_000, 90);
+/// A million reads of a publisher that never pauses, over half a minute at least and two minutes at most.
+const READS: (u64, Duration, Duration) = (1_000_000, Duration::from_secs(30), Duration::from_secs(120));
+
+/// Folds that take about a second: fewer than a stream takes before a call has to wait.
+const BUSY: (usize, usize) = (250_000_000, 700);
+
+/// The longest time of a call that must not wait.
+const CALL: Duration = Duration::from_millis(1);
 
 fn scene() -> Scene {
     let gpu = Gpu::open(0).unwrap_or_else(|error| panic!("these tests are for a GPU: {error}"));
-    Scene { gpu, peer: other_process, reads: READS, folds: 60, _working: Box::new(()) }
+    Scene {
+        gpu,
+        peer: other_process,
+        reads: READS,
+        folds: 60,
+        busy: BUSY,
+        call: Some(CALL),
+        _working: Box::new(()),
+    }
 }
 
 fn other_process() -> Command {

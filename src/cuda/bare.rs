@@ -12,7 +12,7 @@ use super::{Gpu, GpuError, GpuFold, GpuKernels, GpuMemory, GpuSlice, GpuStream};
 use crate::mem::{HostMemory, PAGE_SIZE, VolatileSlice};
 
 /// The default stream of the primary context, which is there for as long as the context.
-const STREAM: StreamHandle = StreamHandle(0);
+const DEFAULT: StreamHandle = StreamHandle(0);
 
 /// Looks at the word between two questions whether the stream has failed.
 const LOOKS: u32 = 10_000;
@@ -20,9 +20,10 @@ const LOOKS: u32 = 10_000;
 /// Longest time that is waited.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The default stream of a GPU, used straight through the driver, with locked host memory to copy from and to.
+/// A stream of a GPU, used straight through the driver, with locked host memory to copy from and to.
 pub struct BareGpu {
     gpu: Gpu,
+    stream: StreamHandle,
     /// What is copied from and to, and the page of the word by which the stream says how far it is.
     memory: [Arc<HostMemory>; 2],
     /// By which the stream writes the word; `None` where the device cannot, whose stream is asked instead.
@@ -33,11 +34,24 @@ pub struct BareGpu {
 }
 
 impl BareGpu {
-    /// Locks `bytes` of host memory.
+    /// The default stream. Locks `bytes` of host memory.
     ///
     /// # Errors
     /// There is no such memory, or the driver does not lock it.
     pub fn new(gpu: &Gpu, bytes: usize) -> Result<BareGpu, GpuError> {
+        BareGpu::on(gpu, bytes, DEFAULT)
+    }
+
+    /// The same on a stream that waits for no other, the default one neither.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn on_another_stream(gpu: &Gpu, bytes: usize) -> Result<BareGpu, GpuError> {
+        let stream = gpu.inner().primary.call("making a stream", |driver| driver.create_stream())?;
+        BareGpu::on(gpu, bytes, stream)
+    }
+
+    fn on(gpu: &Gpu, bytes: usize, stream: StreamHandle) -> Result<BareGpu, GpuError> {
         let memory = |bytes| {
             HostMemory::anonymous(bytes).map_err(|error| GpuError::Host { reason: error.to_string() })
         };
@@ -56,7 +70,7 @@ impl BareGpu {
             has_words.then(|| unsafe { driver.register_host(word, PAGE_SIZE, flags) }).transpose()
         })?;
         let memory = [Arc::new(host), Arc::new(word)];
-        Ok(BareGpu { gpu: gpu.clone(), memory, pointer, written: 0, folds: VecDeque::new() })
+        Ok(BareGpu { gpu: gpu.clone(), stream, memory, pointer, written: 0, folds: VecDeque::new() })
     }
 
     /// The stream, for calls of the library that are ordered with it.
@@ -64,8 +78,9 @@ impl BareGpu {
     /// # Errors
     /// The driver refuses.
     pub fn stream(&self) -> Result<GpuStream, GpuError> {
-        // SAFETY: the default stream, which is there for as long as the context.
-        unsafe { GpuStream::of_caller(&self.gpu, STREAM.0) }
+        // SAFETY: the default stream, which is there for as long as the context, or one that lives as long as this value:
+        // the caller of this hidden call keeps it.
+        unsafe { GpuStream::of_caller(&self.gpu, self.stream.0) }
     }
 
     /// A part of memory of this library's own, as if it were the caller's.
@@ -83,9 +98,9 @@ impl BareGpu {
     /// # Errors
     /// The host memory is shorter, or the driver does not copy.
     pub fn to_host(&mut self, from: &GpuSlice) -> Result<Duration, GpuError> {
-        let begin = self.host_range(from)?.cast_mut().cast();
+        let (begin, stream) = (self.host_range(from)?.cast_mut().cast(), self.stream);
         // SAFETY: both ranges are kept until the end was seen, and nothing else uses the host's.
-        self.timed(|driver| unsafe { driver.copy_to_host(begin, from.pointer(), from.bytes(), STREAM) })
+        self.timed(|driver| unsafe { driver.copy_to_host(begin, from.pointer(), from.bytes(), stream) })
     }
 
     /// Copies host memory to `into`; the time until its end was seen.
@@ -93,9 +108,9 @@ impl BareGpu {
     /// # Errors
     /// As [`to_host`](Self::to_host).
     pub fn from_host(&mut self, into: &GpuSlice) -> Result<Duration, GpuError> {
-        let begin = self.host_range(into)?.cast();
+        let (begin, stream) = (self.host_range(into)?.cast(), self.stream);
         // SAFETY: as above; the caller of this hidden call uses `into` for nothing else.
-        self.timed(|driver| unsafe { driver.copy_from_host(into.pointer(), begin, into.bytes(), STREAM) })
+        self.timed(|driver| unsafe { driver.copy_from_host(into.pointer(), begin, into.bytes(), stream) })
     }
 
     /// Copies `from` to `into`, which is as long; the time until its end was seen.
@@ -106,9 +121,9 @@ impl BareGpu {
         if from.bytes() != into.bytes() {
             return Err(GpuError::Empty);
         }
-        let (to, bytes) = (into.pointer(), into.bytes());
+        let (to, bytes, stream) = (into.pointer(), into.bytes(), self.stream);
         // SAFETY: as above.
-        self.timed(|driver| unsafe { driver.copy_within(to, from.pointer(), bytes, STREAM) })
+        self.timed(|driver| unsafe { driver.copy_within(to, from.pointer(), bytes, stream) })
     }
 
     /// Fills `into` with `bytes`, which are as long.
@@ -137,9 +152,21 @@ impl BareGpu {
     /// # Errors
     /// The driver refuses.
     pub fn launch(&mut self, kernels: &GpuKernels, fold: GpuFold) -> Result<(), GpuError> {
-        let launch = kernels.prepare(fold);
-        let primary = self.gpu.inner().primary.clone();
-        primary.call("launching a fold", |driver| launch.issue(driver, STREAM))?;
+        self.issue(kernels.prepare(fold))
+    }
+
+    /// The same of a fold whose arrays lie at an address that the GPU has no memory at: its kernel faults, and after it
+    /// no call of this process on the GPU succeeds.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn launch_fault(&mut self, kernels: &GpuKernels, fold: GpuFold) -> Result<(), GpuError> {
+        self.issue(kernels.prepare(fold).pointing_nowhere())
+    }
+
+    fn issue(&mut self, launch: Launch) -> Result<(), GpuError> {
+        let (primary, stream) = (self.gpu.inner().primary.clone(), self.stream);
+        primary.call("launching a fold", |driver| launch.issue(driver, stream))?;
         self.folds.push_back((self.written + 1, launch));
         Ok(())
     }
@@ -169,7 +196,7 @@ impl BareGpu {
     }
 
     fn timed(&mut self, issue: impl FnOnce(&dyn Driver) -> Result<(), Code>) -> Result<Duration, GpuError> {
-        let primary = self.gpu.inner().primary.clone();
+        let (primary, stream) = (self.gpu.inner().primary.clone(), self.stream);
         let number = self.written + 1;
         let pointer = self.pointer;
         let begun = primary.call("copying", |driver| {
@@ -178,12 +205,12 @@ impl BareGpu {
             issue(driver)?;
             if let Some(pointer) = pointer {
                 // SAFETY: the word stays registered until the stream is idle.
-                unsafe { driver.write_word(STREAM, pointer, number) }?;
+                unsafe { driver.write_word(stream, pointer, number) }?;
             }
             Ok(begun)
         })?;
         self.written = number;
-        let is_idle = || primary.call("waiting for a copy", |driver| driver.is_idle(STREAM));
+        let is_idle = || primary.call("waiting for a copy", |driver| driver.is_idle(stream));
         let mut looks = 0_u32;
         loop {
             let is_done = match self.pointer {
@@ -223,6 +250,9 @@ impl Drop for BareGpu {
         if self.pointer.is_some() {
             // SAFETY: as above.
             primary.give_back("unregistering host memory", |driver| unsafe { driver.unregister_host(word) });
+        }
+        if self.stream != DEFAULT {
+            primary.give_back("ending a stream", |driver| driver.destroy_stream(self.stream));
         }
     }
 }

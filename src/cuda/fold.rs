@@ -26,6 +26,9 @@ pub(crate) const MAX_GRADIENTS: usize = 256;
 const BLOCK: u32 = 256;
 const GROUP: usize = 4;
 
+/// An address of the first page, which is never mapped.
+const NOWHERE: DevicePointer = 0x100;
+
 /// `struct slackline_fold` of `cuda/abi.h`.
 #[derive(Clone)]
 #[repr(C)]
@@ -208,6 +211,12 @@ impl Launch {
 
     pub(super) fn slices(&self) -> &[GpuSlice] {
         &self.slices
+    }
+
+    /// The same launch with arrays at an address that no GPU has memory at, for tests of faults.
+    pub(super) fn pointing_nowhere(mut self) -> Launch {
+        (self.parameters.from, self.parameters.to) = ([NOWHERE; 3], [NOWHERE; 3]);
+        self
     }
 
     pub(super) fn issue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {

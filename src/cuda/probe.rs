@@ -20,6 +20,14 @@ pub struct GpuProperties {
     pub has_dma_bufs: bool,
     /// True if RDMA devices can reach its memory.
     pub has_gpu_direct_rdma: bool,
+    /// The same of the memory that this library allocates, which other processes can map.
+    pub has_gpu_direct_rdma_of_own: bool,
+    /// Ways to make an RDMA device's writes visible to the GPU (`CUflushGPUDirectRDMAWritesOptions`): 1 by the host's
+    /// call, 2 by a stream's operation.
+    pub flush_options: i32,
+    /// Who sees an RDMA device's writes in order (`CUGPUDirectRDMAWritesOrdering`): 0 nothing does, 100 this GPU, 200
+    /// all GPUs.
+    pub writes_ordering: i32,
     /// True if a stream writes the words by which copies tell that they are done; else they take an event each.
     pub has_stream_words: bool,
 }
@@ -54,6 +62,9 @@ impl Gpu {
                 pci_address: format!("{domain:04x}:{bus:02x}:{:02x}.0", of(Attribute::PCI_DEVICE_ID)),
                 has_dma_bufs: of(Attribute::DMA_BUF_SUPPORTED) != 0,
                 has_gpu_direct_rdma: of(Attribute::GPU_DIRECT_RDMA_SUPPORTED) != 0,
+                has_gpu_direct_rdma_of_own: of(Attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0,
+                flush_options: of(Attribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
+                writes_ordering: of(Attribute::GPU_DIRECT_RDMA_WRITES_ORDERING),
                 has_stream_words: of(Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS) != 0,
             })
         })

@@ -81,6 +81,8 @@ impl Attribute {
     pub(crate) const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Attribute = Attribute(103);
     pub(crate) const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: Attribute = Attribute(110);
     pub(crate) const GPU_DIRECT_RDMA_SUPPORTED: Attribute = Attribute(116);
+    pub(crate) const GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS: Attribute = Attribute(117);
+    pub(crate) const GPU_DIRECT_RDMA_WRITES_ORDERING: Attribute = Attribute(118);
     /// Of the second form of `cuStreamWriteValue64`, which is there from CUDA 11.7 on.
     pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: Attribute = Attribute(122);
     pub(crate) const DMA_BUF_SUPPORTED: Attribute = Attribute(124);

@@ -2,12 +2,12 @@
 //! show that the programs are right, and nothing of a GPU.
 
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slackline::internals::cuda::BareGpu;
 use slackline::{
     Address, ElementType, Gpu, GpuMemory, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table,
-    Tcp, Transport, Wanted,
+    Tcp, Transport, Version, Wanted,
 };
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
@@ -16,10 +16,14 @@ use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
 pub(crate) struct Scene {
     pub(crate) gpu: Gpu,
     pub(crate) peer: fn() -> Command,
-    /// Versions that are read of a publisher that never pauses, and the longest time for them in seconds.
-    pub(crate) reads: (u64, u64),
+    /// Versions of a publisher that never pauses: the fewest that are read, the shortest time for them and the longest.
+    pub(crate) reads: (u64, Duration, Duration),
     /// Folds of each rule and type.
     pub(crate) folds: usize,
+    /// Parameters of a fold that keeps the GPU busy, and the folds.
+    pub(crate) busy: (usize, usize),
+    /// The longest time of a call that must not wait, where times mean something.
+    pub(crate) call: Option<Duration>,
     /// What keeps the GPU going.
     pub(crate) _working: Box<dyn Send>,
 }
@@ -34,8 +38,13 @@ macro_rules! tests_of_claims {
             a_version_on_a_gpu_is_read_into_host_memory_by_another_process,
             a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process,
             over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted,
-            no_version_of_a_publisher_that_never_pauses_is_torn,
+            no_version_is_torn_from_gpu_to_gpu,
+            no_version_is_torn_from_gpu_to_host,
+            no_version_is_torn_from_host_to_gpu,
             after_a_publisher_is_killed_the_next_one_is_read,
+            a_fault_is_an_error_and_other_processes_go_on,
+            what_a_busy_stream_writes_is_published_and_no_call_waits,
+            memory_that_is_dropped_while_it_is_copied_is_copied_whole,
             folds_have_the_bits_that_processors_make,
         }
     };
@@ -49,22 +58,43 @@ macro_rules! tests_of_claims {
 pub(crate) use tests_of_claims;
 
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
+pub(crate) use super::litmus::{
+    no_version_is_torn_from_gpu_to_gpu, no_version_is_torn_from_gpu_to_host,
+    no_version_is_torn_from_host_to_gpu,
+};
+pub(crate) use super::streams::{
+    a_fault_is_an_error_and_other_processes_go_on, memory_that_is_dropped_while_it_is_copied_is_copied_whole,
+    what_a_busy_stream_writes_is_published_and_no_call_waits,
+};
 
 /// Odd, so that frames do not end where pages do.
-const BYTES: usize = 40_001;
+pub(crate) const BYTES: usize = 40_001;
 
-fn connect<T: Transport>(transport: T, address: &Address) -> Outcome<Reader<T>> {
+pub(crate) fn connect<T: Transport>(transport: T, address: &Address) -> Outcome<Reader<T>> {
     Ok(Reader::connect(transport, address, ReaderOptions::default(), PATIENCE)?)
 }
 
 /// A pull of the newest version into memory of the GPU: its number and what is there then.
-fn pull<T: Transport>(
+pub(crate) fn pull<T: Transport>(
     reader: &mut Reader<T>,
     bare: &mut BareGpu,
     into: &GpuMemory,
 ) -> Outcome<(u64, Vec<u8>)> {
     let fresh = reader.pull_to_gpu(Wanted::newest(), &into.whole(), &bare.stream()?, PATIENCE)?;
     Ok((fresh.version.get(), bare.read(&into.whole())?))
+}
+
+/// Pulls the newest version, which is to be this one, and filled throughout with its byte.
+pub(crate) fn expect_pulled<T: Transport>(
+    reader: &mut Reader<T>,
+    bare: &mut BareGpu,
+    into: &GpuMemory,
+    version: Version,
+) -> Outcome<()> {
+    let (number, seen) = pull(reader, bare, into)?;
+    assert_eq!(number, version.get());
+    assert!(seen.iter().all(|byte| *byte == fill_of(version)), "version {number} has other bytes");
+    Ok(())
 }
 
 pub(crate) fn parts_at_odd_offsets_come_and_go_as_they_are(scene: &Scene) -> Outcome<()> {
@@ -100,7 +130,7 @@ pub(crate) fn a_version_goes_from_gpu_to_gpu_between_processes(scene: &Scene) ->
     let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
     for _ in 0..5 {
         let version = peer.publish()?;
-        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+        expect_pulled(&mut reader, &mut bare, &into, version)?;
     }
     assert_eq!(gpu.host_bytes_copied(), 0);
     Ok(())
@@ -124,7 +154,7 @@ pub(crate) fn a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process(sce
     let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
     for _ in 0..5 {
         let version = peer.publish()?;
-        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+        expect_pulled(&mut reader, &mut bare, &into, version)?;
     }
     Ok(())
 }
@@ -137,30 +167,9 @@ pub(crate) fn over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted(scene
     let before = gpu.host_bytes_copied();
     for _ in 0..5 {
         let version = peer.publish()?;
-        assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+        expect_pulled(&mut reader, &mut bare, &into, version)?;
     }
     assert_eq!(gpu.host_bytes_copied() - before, 5 * BYTES as u64);
-    Ok(())
-}
-
-pub(crate) fn no_version_of_a_publisher_that_never_pauses_is_torn(scene: &Scene) -> Outcome<()> {
-    let gpu = &scene.gpu;
-    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
-    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
-    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
-    peer.ask("run")?;
-    let ((most, seconds), begun) = (scene.reads, Instant::now());
-    let (mut reads, mut versions, mut last) = (0, 0, 0);
-    while reads < most && begun.elapsed().as_secs() < seconds {
-        let (version, seen) = pull(&mut reader, &mut bare, &into)?;
-        let fill = fill_of(slackline::Version::new(version));
-        assert!(seen.iter().all(|byte| *byte == fill), "read {reads}: a mixture, or not version {version}");
-        assert!(version >= last, "version {version} after {last}");
-        (reads, versions, last) = (reads + 1, versions + u64::from(version > last), version);
-    }
-    let published: u64 = peer.ask("stop")?.parse()?;
-    assert!(versions > 1, "{reads} reads have seen {versions} of {published} versions");
-    println!("note: {reads} reads of {versions} versions, out of {published}, none torn");
     Ok(())
 }
 
@@ -180,7 +189,7 @@ pub(crate) fn after_a_publisher_is_killed_the_next_one_is_read(scene: &Scene) ->
     let mut next = Peer::start((scene.peer)(), "publish", BYTES)?;
     let version = next.publish()?;
     let mut reader = connect(Shm::new().with_gpu(gpu), next.address()?)?;
-    assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    expect_pulled(&mut reader, &mut bare, &into, version)?;
     // What a second publisher of this process publishes is still its own.
     let table = Table::flat(BYTES as u64, ElementType::U8)?;
     let transport = Shm::new().with_gpu(gpu);
@@ -188,6 +197,6 @@ pub(crate) fn after_a_publisher_is_killed_the_next_one_is_read(scene: &Scene) ->
     let publisher = publisher.into_background()?;
     let version = publish_filled(&publisher, &mut bare, &into)?;
     let mut reader = connect(Shm::new().with_gpu(gpu), &publisher.address())?;
-    assert_eq!(pull(&mut reader, &mut bare, &into)?, (version.get(), vec![fill_of(version); BYTES]));
+    expect_pulled(&mut reader, &mut bare, &into, version)?;
     Ok(())
 }

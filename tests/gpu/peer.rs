@@ -4,13 +4,14 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use slackline::internals::cuda::BareGpu;
+use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    Address, BackgroundPublisher, ElementType, Gpu, GpuMemory, Publisher, PublisherOptions, Reader,
-    ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag, Wanted,
+    Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuMemory, Optimizer, Publisher,
+    PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
+    VersionTag, Wanted,
 };
 
 /// The environment variable that says of a process that it is the other one, and its role.
@@ -126,6 +127,10 @@ fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, addres
     while let Some(line) = next_line() {
         match line.as_str() {
             "publish" => drop(publish_filled(&publisher, &mut bare, &weights)?),
+            "fault" => {
+                answer(fault(gpu, &publisher, &mut bare, &weights)?)?;
+                continue;
+            }
             // Versions without a pause, until the next line.
             "run" => {
                 let is_over = AtomicBool::new(false);
@@ -159,6 +164,40 @@ pub(crate) fn publish_filled<T: Transport>(
     let mut draft = publisher.draft(PATIENCE)?;
     draft.copy_from_gpu(0, &weights.whole(), &bare.stream()?)?;
     Ok(draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?)
+}
+
+/// Has a kernel of this process fault, and publishes until the error comes; its text.
+fn fault<T: Transport>(
+    gpu: &Gpu,
+    publisher: &BackgroundPublisher<T>,
+    bare: &mut BareGpu,
+    weights: &GpuMemory,
+) -> Outcome<String> {
+    let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+    let (kernels, stream, array) =
+        (GpuKernels::load(gpu, &optimizer)?, bare.stream()?, GpuMemory::allocate(gpu, 64)?);
+    let fold = GpuFold {
+        optimizer,
+        learning_rate: 1.0,
+        step: 1,
+        encoding: Encoding::F32,
+        gradients: [(array.whole(), 1.0)].into_iter().collect(),
+        arrays: [(array.whole(), array.whole())].into_iter().collect(),
+        elements: 0..16,
+    };
+    bare.launch_fault(&kernels, fold)?;
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let publish = || {
+            let mut draft = publisher.draft(PATIENCE)?;
+            draft.copy_from_gpu(0, &weights.whole(), &stream)?;
+            draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)
+        };
+        if let Err(error) = publish() {
+            return Ok(error.to_string());
+        }
+    }
+    Err("the fault was never told".into())
 }
 
 /// A server of parameters in host memory.

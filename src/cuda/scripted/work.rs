@@ -10,6 +10,7 @@ use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
 use super::super::fold::FoldParameters;
+use super::super::sys::Code;
 use super::ScriptedState;
 use super::kernel::fold;
 
@@ -212,6 +213,10 @@ impl ScriptedState {
                     .copy_from_slice(&copied);
                 *done += piece;
                 done == bytes
+            }
+            StreamWork::Fold { parameters, .. } if self.device.range(parameters.from[0]).is_none() => {
+                self.fault = Some(Code::ILLEGAL_ADDRESS);
+                true
             }
             StreamWork::Fold { name, parameters, done } => {
                 let count = parameters.count as usize;

@@ -4,15 +4,20 @@
 mod claims;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
+#[path = "../../../tests/gpu/litmus.rs"]
+mod litmus;
 #[path = "../../../tests/kernels/numbers.rs"]
 mod numbers;
 #[path = "../../../tests/gpu/peer.rs"]
 mod peer;
 #[path = "../../../benches/gpu/rows.rs"]
 mod rows;
+#[path = "../../../tests/gpu/streams.rs"]
+mod streams;
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::cuda::{Gpu, Scripted, Working};
 use claims::Scene;
@@ -28,7 +33,16 @@ fn gpu() -> (Gpu, Working) {
 
 fn scene() -> Scene {
     let (gpu, working) = gpu();
-    Scene { gpu, peer: other_process, reads: (300, 60), folds: 2, _working: Box::new(working) }
+    let reads = (300, Duration::ZERO, Duration::from_secs(60));
+    Scene {
+        gpu,
+        peer: other_process,
+        reads,
+        folds: 2,
+        busy: (1003, 3),
+        call: None,
+        _working: Box::new(working),
+    }
 }
 
 fn other_process() -> Command {

@@ -4,7 +4,7 @@
 mod scripted;
 
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::super::Error;
 use super::super::copies::Copies;
@@ -105,9 +105,22 @@ impl<T: Transport> Draft<T> {
     pub fn commit_when_copied(mut self, tag: VersionTag) -> Publishing {
         let version = self.shared.publisher().version().next();
         let (copies, outcome) = (std::mem::take(&mut self.copies), Arc::<Outcome>::default());
+        let shared: Arc<dyn CopyingPublisher> = self.shared.clone();
         // Where the publisher was dropped, so is this, with this draft's part of it.
         self.hand_over(Copying { copies, tag: Some(tag), outcome: outcome.clone() });
-        Publishing { version, outcome }
+        Publishing { version, outcome, publisher: Arc::downgrade(&shared) }
+    }
+}
+
+/// A publisher of any transport, as seen by those who wait for a version that a GPU copies.
+trait CopyingPublisher: std::fmt::Debug + Send + Sync {
+    /// Publishes the draft that was handed over if its copies are done.
+    fn look_after_copies(&self);
+}
+
+impl<T: Transport> CopyingPublisher for Shared<T> {
+    fn look_after_copies(&self) {
+        self.is_copying();
     }
 }
 
@@ -138,6 +151,8 @@ impl<T: Transport> Shared<T> {
 pub struct Publishing {
     version: Version,
     outcome: Arc<Outcome>,
+    /// The publisher, for as long as it is there.
+    publisher: Weak<dyn CopyingPublisher>,
 }
 
 impl Publishing {
@@ -154,7 +169,8 @@ impl Publishing {
         self.outcome.take().transpose()
     }
 
-    /// Waits, at most `timeout`, until it is published.
+    /// Waits, at most `timeout`, until it is published. This thread looks for the end of the copy itself: the
+    /// publisher's thread may sleep, and takes longer to wake than a small copy takes.
     ///
     /// # Errors
     /// The GPU did not copy it, and it is given up; the publisher was dropped; or it is not copied by the timeout
@@ -162,6 +178,9 @@ impl Publishing {
     pub fn wait(&mut self, timeout: Duration) -> Result<Version, Error> {
         let runtime = Runtime::default();
         let told = wait(&runtime, runtime.now() + timeout, |_| {
+            if let Some(publisher) = self.publisher.upgrade() {
+                publisher.look_after_copies();
+            }
             Ok(self.poll()?.map_or(WaitTurn::Idle, WaitTurn::Done))
         });
         complete(told)?.ok_or_else(|| GpuError::NotCopied { waited: timeout }.into())

@@ -92,8 +92,11 @@ impl Pull {
         }
         let most = match self.options.chunked {
             true => (self.batch / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes,
-            // A reader whose owner's memory is not mapped may have to go on at another one.
-            false if self.pin.is_some() && self.options.label => RESUMED_BYTES.min(self.batch),
+            // A reader whose owner's memory is not mapped may have to go on at another one. A copy into memory of a GPU
+            // is not gone on with, so each batch would only wait for the one before it.
+            false if self.pin.is_some() && self.options.label && !self.is_to_gpu() => {
+                RESUMED_BYTES.min(self.batch)
+            }
             false => MAX_READ_BYTES,
         };
         let range = self.copied..total.min(self.copied.saturating_add(most));
@@ -118,6 +121,10 @@ impl Pull {
         let posted = endpoint.post(std::slice::from_ref(&request));
         self.into = PayloadSlice::of(request.operation);
         self.read(posted, (end, None), PullStep::Payload)
+    }
+
+    fn is_to_gpu(&self) -> bool {
+        matches!(self.into, Some(PayloadSlice::Gpu(_)))
     }
 
     /// Reads the next pieces; `copied` counts those that are read.

@@ -12,7 +12,7 @@ use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
 use crate::steps::{Feature, Step};
-use record::{GpuRecord, GpuTest};
+use record::{GpuRecord, GpuTest, LeftOut};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,15 +26,32 @@ pub(crate) const COMMAND: Command = Command {
     run,
 };
 
-/// Time of all tests and rows together, and of one test.
+/// Time of all tests and rows together, of one test, and of one with something left out of the library.
 const TOTAL: Duration = Duration::from_secs(8 * 60);
 const TEST: Duration = Duration::from_secs(150);
+const MUTANT: Duration = Duration::from_secs(20);
+
+/// What is left out of the library (its mutants), and the test that may notice it on a GPU.
+const LEFT_OUT: [(&str, &str); 5] = [
+    ("gpu_does_not_wait_for_caller", "what_a_busy_stream_writes_is_published_and_no_call_waits"),
+    ("publish_before_copied", "no_version_is_torn_from_gpu_to_host"),
+    ("gpu_copy_completes_at_once", "no_version_is_torn_from_gpu_to_gpu"),
+    ("staging_block_before_ticket", "over_tcp_a_version_goes_by_way_of_host_memory_and_is_counted"),
+    ("gpu_memory_let_go_at_once", "memory_that_is_dropped_while_it_is_copied_is_copied_whole"),
+];
+
+/// Tests that compute-sanitizer watches, too, where there is one.
+const SANITIZER: &str = "compute-sanitizer";
+const WATCHED: [&str; 2] =
+    ["folds_have_the_bits_that_processors_make", "parts_at_odd_offsets_come_and_go_as_they_are"];
 
 /// Most bytes of a pack.
 const PACK_MAX: u64 = 60 << 20;
 
-/// The files of a pack: the tests, the measurements, this program, and the tree that they are of.
+/// The files of a pack: the tests, also as a build of mutants, the measurements, this program, and the tree that they
+/// are of.
 const TESTS: &str = "tests";
+const MUTANTS: &str = "mutants";
 const ROWS: &str = "rows";
 const XTASK: &str = "xtask";
 const ABOUT: &str = "about.json";
@@ -151,12 +168,14 @@ fn expect_gpu() -> Result<(), Failure> {
 fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     let tests = ["test", "--release", "--package", "slackline", "--test", TARGET];
     let rows = ["bench", "--package", "slackline-benches", "--bench", TARGET];
-    let tests = built(site, &tests)?;
-    let rows = built(site, &rows)?;
+    let tests = Cmd::new("cargo", &[&tests[..], &AS_JSON].concat());
+    let rows = Cmd::new("cargo", &[&rows[..], &AS_JSON].concat());
+    let mutants = tests.clone().flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
+    let (tests, mutants, rows) = (built(site, &tests)?, built(site, &mutants)?, built(site, &rows)?);
     let this = std::env::current_exe().map_err(|error| unusable("this program", &error))?;
     fs::create_dir_all(pack).map_err(|error| unusable(&pack.display().to_string(), &error))?;
     let mut bytes = 0;
-    for (from, name) in [(&tests, TESTS), (&rows, ROWS), (&this, XTASK)] {
+    for (from, name) in [(&tests, TESTS), (&mutants, MUTANTS), (&rows, ROWS), (&this, XTASK)] {
         // Lines of the sources are most of a program; the names of its functions stay.
         let to = pack.join(name);
         let strip = Cmd::new("strip", &["--strip-debug", "-o"]);
@@ -178,10 +197,11 @@ fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Has cargo build, run nothing, and name what it has built.
+const AS_JSON: [&str; 3] = ["--no-run", "--message-format", "json-render-diagnostics"];
+
 /// Builds the target of this name; the program.
-fn built(site: &Site, arguments: &[&str]) -> Result<PathBuf, Failure> {
-    let more = ["--no-run", "--message-format", "json-render-diagnostics"];
-    let cargo = Cmd::new("cargo", &[arguments, &more].concat());
+fn built(site: &Site, cargo: &Cmd) -> Result<PathBuf, Failure> {
     let said = cargo.answer(site)?;
     let mut program = said.lines().rev().filter_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
@@ -212,8 +232,25 @@ fn run_pack(pack: &Path, out: &Path) -> Result<(), Failure> {
         println!("{name}: {}", test.result);
         tests.push(test);
     }
+    let machine = record::machine(&site);
+    for name in WATCHED.iter().filter(|_| machine.contains_key(SANITIZER)) {
+        let program = pack.join(TESTS).to_string_lossy().into_owned();
+        let arguments = ["--error-exitcode", "9", &program, "--exact", name, "--show-output"];
+        let (output, is_late) = Cmd::new(SANITIZER, &arguments).outcome_for(&site, left(TEST))?;
+        let test = GpuTest::of(name, &output, is_late).watched();
+        println!("{}: {}", test.name, test.result);
+        tests.push(test);
+    }
     let (rows, _) = program(ROWS, &[]).outcome_for(&site, left(TOTAL))?;
-    let record = GpuRecord::new(&about, record::machine(&site), tests, &rows);
+    let mut left_out = Vec::new();
+    for (mutant, test) in LEFT_OUT {
+        let run = program(MUTANTS, &["--exact", test]).env("SLACKLINE_MUTANT", mutant);
+        let (output, is_late) = run.outcome_for(&site, left(MUTANT))?;
+        let entry = LeftOut::of(mutant, test, &output, is_late);
+        println!("without {mutant}: {}", entry.result);
+        left_out.push(entry);
+    }
+    let record = GpuRecord::new(&about, machine, tests, left_out, &rows);
     print!("{}", record.rows());
     let (file, failed) = (record.write(out)?, record.failed());
     println!("the record is {}", file.display());
@@ -300,15 +337,22 @@ mod tests {
             json!({ "name": name, "against": "copy", "unit": "ns", "at_most": 2.0, "pairs": pairs })
         };
         let device = json!({ "device": { "name": "A GPU (40 GB)" }, "names": ["slow", "fast", "late"] });
+        script(MUTANTS, "echo \"test $2 ... FAILED\"; exit 101\n");
         script(ROWS, &format!("cat <<'END'\n{device}\n{}\n{}\nEND\n", row("slow", 3.0), row("fast", 1.5)));
         fs::write(root.join(ABOUT), json!({ "commit": "abc", "sources": "123" }).to_string()).unwrap();
         let out = root.join("out");
         let failure = run_pack(&root, &out).unwrap_err().to_string();
         assert!(failure.contains("bad, late"), "{failure}");
         let page = fs::read_to_string(out.join("a-gpu-40-gb-abc.md")).unwrap();
-        for expected in
-            ["| good | ok | 5 reads |", "| bad | FAILED", "torn", "| missed |", "| met |", "no time"]
-        {
+        for expected in [
+            "| good | ok | 5 reads |",
+            "| bad | FAILED",
+            "torn",
+            "| noticed |",
+            "| missed |",
+            "| met |",
+            "no time",
+        ] {
             assert!(page.contains(expected), "{expected}: {page}");
         }
         let said = check::check(&out, "123").unwrap();

@@ -39,6 +39,33 @@ impl GpuTest {
         let why = if is_late { "its time was up".into() } else { output.status.to_string() };
         GpuTest { name: name.into(), result: format!("FAILED ({why})"), notes: end.collect() }
     }
+
+    /// The same test, as compute-sanitizer has watched it.
+    pub(super) fn watched(mut self) -> GpuTest {
+        self.name += ", watched by compute-sanitizer";
+        self
+    }
+}
+
+/// A test with something left out of the library.
+#[derive(Debug)]
+pub(super) struct LeftOut {
+    mutant: &'static str,
+    test: &'static str,
+    pub(super) result: &'static str,
+}
+
+impl LeftOut {
+    pub(super) fn of(mutant: &'static str, test: &'static str, output: &Output, is_late: bool) -> LeftOut {
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let result = match output.status.success() {
+            _ if is_late => "not noticed in its time",
+            true => "not noticed",
+            false if text.contains(&format!("test {test} ... FAILED")) => "noticed",
+            false => "noticed: the program has ended",
+        };
+        LeftOut { mutant, test, result }
+    }
 }
 
 /// What was found out about this machine, as far as its tools say.
@@ -74,6 +101,9 @@ pub(super) fn machine(site: &Site) -> Map<String, Value> {
     let memory = said("nvidia-smi", &["-i", "0", "-q", "-d", "MEMORY"]);
     add("BAR1", memory.as_deref().and_then(bar1));
     let mps = Path::new("/tmp/nvidia-mps").exists() || std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_some();
+    if let Some(version) = said(super::SANITIZER, &["--version"]) {
+        add(super::SANITIZER, version.lines().last().map(String::from));
+    }
     add("MPS", Some(if mps { "its pipes are there" } else { "no" }.into()));
     facts
 }
@@ -95,6 +125,7 @@ impl GpuRecord {
         about: &Value,
         machine: Map<String, Value>,
         tests: Vec<GpuTest>,
+        left_out: Vec<LeftOut>,
         rows: &Output,
     ) -> GpuRecord {
         let text = String::from_utf8_lossy(&rows.stdout);
@@ -115,10 +146,15 @@ impl GpuRecord {
         let tests: Vec<Value> = tests
             .map(|test| json!({ "name": test.name, "result": test.result, "notes": test.notes }))
             .collect();
+        let left_out = left_out.into_iter();
+        let left_out: Vec<Value> = left_out
+            .map(|entry| json!({ "left_out": entry.mutant, "test": entry.test, "result": entry.result }))
+            .collect();
         let device = heading["device"].as_object().cloned().unwrap_or_default();
         GpuRecord(json!({
             "form": FORM, "commit": about["commit"], "sources": about["sources"],
-            "device": device, "machine": machine, "tests": tests, "rows": recorded,
+            "device": device, "machine": machine, "tests": tests,
+            "left_out": left_out, "rows": recorded,
         }))
     }
 
@@ -178,6 +214,12 @@ impl GpuRecord {
                 test["notes"].as_array().into_iter().flatten().map(|note| cell(&text_of(note))).collect();
             let (name, result) = (text_of(&test["name"]), cell(&text_of(&test["result"])));
             let _ = writeln!(page, "| {name} | {result} | {} |", notes.join("<br>"));
+        }
+        page += "\nWith something left out of the library (a mutant of its tests), a test should fail:\n\n\
+                 | left out | test | |\n| --- | --- | --- |\n";
+        for entry in list("left_out") {
+            let [left_out, test, result] = ["left_out", "test", "result"].map(|field| text_of(&entry[field]));
+            let _ = writeln!(page, "| {left_out} | {test} | {result} |");
         }
         page += "\nOurs and the limit are medians, the ratio is the median of the ratios of pairs measured by turns, \
                  and the spread\nhas the smallest and the largest of them.\n\n\
