@@ -112,8 +112,6 @@ fn json_has_the_same_facts() {
         assert_eq!((&gpu["works"], &gpu["devices"]), (&false.into(), &Value::Array(Vec::new())));
         assert!(gpu["error"].as_str().is_some_and(|error| error.contains("libcuda.so.1")), "{gpu}");
     }
-    let is_loaded = std::path::Path::new("/sys/module/nvidia_peermem").exists();
-    assert_eq!(report["gpu"]["nvidia_peermem"], is_loaded);
     let limits = report["limits"].as_array().unwrap();
     assert!(limits.iter().all(|limit| !limit["text"].as_str().unwrap().is_empty()));
     if let Some((error, help)) = no_rdma() {

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use slackline::internals::cuda::GpuProperties;
 use slackline::{Diagnostic, Gpu, GpuError};
 
 use super::check::Problem;
+use super::gpudirect;
+use super::limits::Limit;
 
 /// Bytes of the copies that are tried.
 const COPY_BYTES: usize = 64 << 20;
@@ -20,8 +21,6 @@ pub(super) struct GpuReport {
     #[serde(flatten)]
     pub(super) problem: Option<Problem>,
     devices: Vec<DeviceReport>,
-    /// Whether the module is loaded by which RDMA devices reach memory of GPUs without dma-bufs.
-    nvidia_peermem: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -34,22 +33,21 @@ struct DeviceReport {
     cuda: Option<String>,
     capability: Option<String>,
     pci_address: Option<String>,
-    dma_bufs: bool,
-    gpu_direct_rdma: bool,
+    /// Whether RDMA devices reach its memory.
+    rdma: Vec<Limit>,
     /// GB/s of one copy of 64 MiB, from the call until its end is known.
     to_gpu: Option<f64>,
     to_host: Option<f64>,
 }
 
 pub(super) fn look() -> GpuReport {
-    let nvidia_peermem = Path::new("/sys/module/nvidia_peermem").is_dir();
     let (devices, problem) = match Gpu::count() {
         Ok(0) => (Vec::new(), Some(problem(&GpuError::NoDevice { ordinal: 0, count: 0 }))),
         Ok(count) => ((0..count).map(device).collect(), None),
         Err(error) => (Vec::new(), Some(problem(&error))),
     };
     let works = !devices.is_empty() && devices.iter().all(|device: &DeviceReport| device.works);
-    GpuReport { works, problem, devices, nvidia_peermem }
+    GpuReport { works, problem, devices }
 }
 
 fn problem(error: &GpuError) -> Problem {
@@ -77,14 +75,12 @@ fn device(ordinal: u32) -> DeviceReport {
     }
     let rate = |time: Duration| COPY_BYTES as f64 / time.as_secs_f64() / 1e9;
     let version = |(major, minor): (i32, i32)| format!("{major}.{minor}");
-    let has = |has: fn(&GpuProperties) -> bool| properties.as_ref().is_some_and(has);
     DeviceReport {
         ordinal,
         name,
         works: problem.is_none(),
         problem,
-        dma_bufs: has(|properties| properties.has_dma_bufs),
-        gpu_direct_rdma: has(|properties| properties.has_gpu_direct_rdma),
+        rdma: properties.as_ref().map_or_else(Vec::new, |found| gpudirect::look(found, Path::new("/"))),
         cuda: properties.as_ref().map(|properties| version(properties.driver)),
         capability: properties.as_ref().map(|properties| version(properties.capability)),
         pci_address: properties.map(|properties| properties.pci_address),
@@ -94,13 +90,11 @@ fn device(ordinal: u32) -> DeviceReport {
 }
 
 impl GpuReport {
-    /// The rows of the table for people: what there is, and the remedy for what does not work.
-    pub(super) fn rows(&self) -> Vec<(String, Option<&str>)> {
+    /// The rows of the table for people: their names, what there is, and the remedy for what does not work.
+    pub(super) fn rows(&self) -> Vec<(&'static str, String, Option<&str>)> {
         if let Some(Problem { error, help }) = &self.problem {
-            return vec![(format!("none: {error}"), Some(help))];
+            return vec![("gpu", format!("none: {error}"), Some(help))];
         }
-        let keys =
-            if self.nvidia_peermem { "nvidia-peermem is loaded" } else { "nvidia-peermem is not loaded" };
         fn part(text: &Option<String>) -> &str {
             text.as_deref().unwrap_or("?")
         }
@@ -112,12 +106,13 @@ impl GpuReport {
             if let (Some(to_gpu), Some(to_host)) = (device.to_gpu, device.to_host) {
                 text += &format!(", copies {to_gpu:.1} GB/s to it and {to_host:.1} GB/s from it");
             }
-            let dma_bufs = if device.dma_bufs { "dma-bufs" } else { "no dma-bufs" };
-            text += &format!("; for RDMA devices: {dma_bufs}, {keys}");
             rows.push(match &device.problem {
-                None => (text, None),
-                Some(Problem { error, help }) => (format!("{text}; FAILS: {error}"), Some(help.as_str())),
+                None => ("gpu", text, None),
+                Some(Problem { error, help }) => {
+                    ("gpu", format!("{text}; FAILS: {error}"), Some(help.as_str()))
+                }
             });
+            rows.extend(device.rdma.iter().map(|row| (row.limit, row.text.clone(), row.help.as_deref())));
         }
         rows
     }

@@ -4,6 +4,7 @@ mod adapter;
 mod check;
 mod encryption;
 mod gpu;
+mod gpudirect;
 mod limits;
 mod loopback;
 mod netlink;

@@ -19,8 +19,8 @@ pub(super) fn text(report: &DoctorReport) -> String {
         table.row([limit.limit.to_owned(), limit.text.clone()]);
         help(&mut table, limit.help.as_deref());
     }
-    for (row, remedy) in report.gpu.rows() {
-        table.row(["gpu".to_owned(), row]);
+    for (name, row, remedy) in report.gpu.rows() {
+        table.row([name.to_owned(), row]);
         help(&mut table, remedy);
     }
     let _ = write!(text, "\n{}\n{}", table.text(), conclusion(report));
