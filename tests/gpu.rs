@@ -5,6 +5,8 @@
 mod claims;
 #[path = "gpu/folds.rs"]
 mod folds;
+#[path = "gpu/measures.rs"]
+mod measures;
 #[path = "kernels/numbers.rs"]
 mod numbers;
 #[path = "gpu/peer.rs"]

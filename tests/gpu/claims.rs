@@ -37,6 +37,9 @@ macro_rules! tests_of_claims {
             no_version_of_a_publisher_that_never_pauses_is_torn,
             after_a_publisher_is_killed_the_next_one_is_read,
             folds_have_the_bits_that_processors_make,
+            measured_folds_agree_with_sums_in_float64,
+            folds_are_within_a_millionth_of_float64,
+            halves_are_published_with_the_bits_that_processors_make,
         }
     };
     ($scene:path; $($name:ident),* $(,)?) => {
@@ -49,6 +52,10 @@ macro_rules! tests_of_claims {
 pub(crate) use tests_of_claims;
 
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
+pub(crate) use super::measures::{
+    folds_are_within_a_millionth_of_float64, halves_are_published_with_the_bits_that_processors_make,
+    measured_folds_agree_with_sums_in_float64,
+};
 
 /// Odd, so that frames do not end where pages do.
 const BYTES: usize = 40_001;

@@ -9,9 +9,8 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
-use super::super::fold::FoldParameters;
 use super::ScriptedState;
-use super::kernel::fold;
+use super::kernel::{Memory, ScriptedKernel};
 
 /// Bytes of the device.
 const CAPACITY: usize = 256 << 20;
@@ -27,7 +26,7 @@ pub(super) enum StreamWork {
     ToHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     FromHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     Within { to: DevicePointer, from: DevicePointer, bytes: usize, done: usize },
-    Fold { name: String, parameters: Box<FoldParameters>, done: usize },
+    Launch { kernel: ScriptedKernel, done: usize },
     Word { host: usize, value: u64 },
     Fill { pointer: DevicePointer, bytes: usize, value: u8 },
     Kernel { to: DevicePointer, from: DevicePointer, bytes: usize },
@@ -213,11 +212,11 @@ impl ScriptedState {
                 *done += piece;
                 done == bytes
             }
-            StreamWork::Fold { name, parameters, done } => {
-                let count = parameters.count as usize;
+            StreamWork::Launch { kernel, done } => {
+                let count = kernel.count();
                 let piece = count.div_ceil(PIECES).min(count - *done);
-                let begin = parameters.offset as usize + *done;
-                fold(&mut self.device, name, parameters, begin..begin + piece);
+                let mut memory = Memory { device: &mut self.device, registered: &self.registered };
+                kernel.run(*done..*done + piece, &mut memory);
                 *done += piece;
                 *done == count
             }

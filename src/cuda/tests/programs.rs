@@ -4,6 +4,8 @@
 mod claims;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
+#[path = "../../../tests/gpu/measures.rs"]
+mod measures;
 #[path = "../../../tests/kernels/numbers.rs"]
 mod numbers;
 #[path = "../../../tests/gpu/peer.rs"]
