@@ -22,7 +22,7 @@ const RULE: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
 const WEIGHT: f32 = 1.0 / (1_u128 << 66) as f32;
 
 /// Elements of a window.
-const WINDOW: usize = if cfg!(test) { 256 } else { 4 << 20 };
+const WINDOW: usize = if cfg!(test) { 64 } else { 4 << 20 };
 
 pub(super) struct NonFiniteLook {
     kernels: GpuKernels,

@@ -3,21 +3,27 @@
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+    use super::super::super::aggregate::{FoldArray, FoldJob, Input, Measured};
+    use super::super::super::folder::Folder;
+    use super::super::GpuFolder;
     use super::super::scripted::tests::{
         ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train,
     };
-    use crate::clock::Version;
-    use crate::cuda::NOT_PERMITTED;
+    use crate::clock::{Clock, Version, WorkerId};
+    use crate::cuda::{GpuKernels, GpuMemory, NOT_PERMITTED, Scripted};
     use crate::kernel::Optimizer;
+    use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
     use crate::node::{NonFinite, Server, ServerOptions, ServerStatus, Worker, WorkerOptions};
-    use crate::scheme::SchemeConfig;
+    use crate::param::{PeerInbox, SlotGeometry};
     use crate::scheme::dbw::{Choice, Delivery, StepRule};
+    use crate::scheme::{GradientId, SchemeConfig};
     use crate::table::Encoding;
     use crate::time::Duration;
-    use crate::transport::Address;
     use crate::transport::shm::Shm;
+    use crate::transport::{Address, PayloadMemory, PayloadSlice};
 
     const SGD: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
 
@@ -133,6 +139,72 @@ mod tests {
             call += 1;
         }
         assert!(made_again > 0, "no run was refused");
+    }
+
+    /// Zeroed host memory of a node.
+    fn region(bytes: usize) -> MemoryRegion {
+        let memory = HostMemory::anonymous(bytes).unwrap();
+        MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ())
+    }
+
+    #[test]
+    fn no_more_measured_runs_are_under_way_than_have_a_place_for_what_they_find() {
+        const CHUNKS: usize = 3 * GpuKernels::MEASURED_RUNS;
+        const CHUNK_ELEMENTS: usize = 16;
+        /// The word by which a worker says how many chunks have landed; the test below sees that it is this one.
+        const LANDED: usize = 8;
+        let driver = Arc::new(Scripted::new());
+        let (gpu, ..) = driver.open_gpu();
+        let mut folder = GpuFolder::new(&gpu, &SGD, true, false).unwrap();
+        let elements = CHUNKS * CHUNK_ELEMENTS;
+        let memory = || GpuMemory::allocate(&gpu, 4 * elements).unwrap();
+        let [from, to, slot] = [memory(), memory(), memory()];
+        let value = |index: usize| 1.0 + (index / CHUNK_ELEMENTS) as f32;
+        let bytes: Vec<u8> = (0..elements).flat_map(|index| value(index).to_le_bytes()).collect();
+        driver.set_bytes(slot.pointer(), &bytes);
+        driver.set_bytes(from.pointer(), &vec![0; bytes.len()]);
+        let geometry = SlotGeometry {
+            slots: 1,
+            encoding: Encoding::F32,
+            elements: elements as u64,
+            chunk_elements: CHUNK_ELEMENTS as u64,
+        };
+        let (page, clock) = (region(PeerInbox::page_bytes(1)), Clock::new(0));
+        let inbox = PeerInbox::new(page.clone(), Some((PayloadMemory::Gpu(slot), geometry)), clock);
+        let gradient = GradientId { worker: WorkerId(0), clock };
+        let payload = inbox.payload(clock).unwrap();
+        let mut job = Some(FoldJob {
+            inputs: vec![Input { gradient, inbox: inbox.clone(), clock, payload, weight: 1.0 }],
+            encoding: Encoding::F32,
+            optimizer: SGD,
+            learning_rate: 1.0,
+            step: 1,
+            parameters: FoldArray {
+                from: PayloadSlice::Gpu(from.whole()),
+                to: PayloadSlice::Gpu(to.whole()),
+            },
+            states: Vec::new(),
+            chunk_bytes: 4 * CHUNK_ELEMENTS,
+            streaming: false,
+            progress: None,
+            bound: AtomicBool::new(false),
+            measured: Some(Measured::default()),
+        });
+        folder.begin(&mut |_| Ok(job.take().expect("it is begun once"))).unwrap();
+        // Each chunk lands alone, and the GPU does nothing meanwhile.
+        for landed in 1..=CHUNKS {
+            page.as_volatile().store_u64(LANDED, landed as u64);
+            assert_eq!(inbox.landed(clock), landed);
+            folder.advance(1).unwrap();
+        }
+        assert_eq!(driver.launches(), 2 * GpuKernels::MEASURED_RUNS, "a fold and its sums for each place");
+        while !folder.is_complete() {
+            driver.finish();
+            folder.advance(1).unwrap();
+        }
+        let square = |index: usize| f64::from(value(index)) * f64::from(value(index));
+        let expected: f64 = (0..elements).map(square).sum();
+        assert_eq!(folder.moments().unwrap().sum_norm_squared, expected);
     }
 
     #[test]

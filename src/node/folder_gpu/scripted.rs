@@ -387,6 +387,49 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn checksums_of_payloads_on_a_gpu_are_refused_by_name() {
+        let (driver, _gpu, transport) = gpu::<Shm>();
+        let _working = driver.work_in_a_thread();
+        let memory = ShardOptions { checksums: true, ..ShardOptions::default() };
+        let options = ServerOptions { memory, ..options(OPTIMIZERS[0], 1) };
+        let made = Server::new(transport.clone(), &Address::random(), table(), &initial(), options);
+        let error = made.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "checksums", .. }), "{error}");
+
+        let options = self::options(OPTIMIZERS[0], 1);
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let their_driver = Arc::new(Scripted::new());
+                let (gpu, _, stream) = their_driver.open_gpu();
+                let _working = their_driver.work_in_a_thread();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                let plain = WorkerOptions::new(SchemeConfig::Bsp);
+                let connect = |checksums, transport| {
+                    let options = WorkerOptions { checksums, ..plain.clone() };
+                    Worker::connect(transport, std::slice::from_ref(&address), options, PATIENCE)
+                };
+                // Of the parameters, which come to host memory, there is none to be checked.
+                let mut worker = connect(true, Shm::new().with_gpu(&gpu)).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                let refused = step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap_err();
+                assert!(matches!(refused, Error::Gpu(GpuError::OnGpu { .. })), "{refused}");
+                assert!(refused.to_string().contains("checksum"), "{refused}");
+                // Out of host memory it has one, which the server cannot check.
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                let published = step.publish(None, PATIENCE).and_then(|()| worker.flush(PATIENCE));
+                published.unwrap_err().to_string()
+            });
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            let told = working.join().unwrap();
+            assert_eq!(server.status().misbehaved, 1);
+            assert!(told.contains("checksum"), "{told}");
+        });
+    }
+
+    #[test]
     fn each_failing_call_of_the_servers_driver_is_told_and_leaves_nothing() {
         let mut failures = 0;
         loop {

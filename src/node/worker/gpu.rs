@@ -15,6 +15,9 @@ use crate::transport::Transport;
 pub(super) const NEEDS_BYTES: GpuError =
     GpuError::OnGpu { operation: "measure a gradient, or add it to the worker's own copy" };
 
+/// Checksums are computed by processors.
+const NEEDS_CHECKSUM: GpuError = GpuError::OnGpu { operation: "compute the checksum of a gradient" };
+
 impl<T: Transport> Step<'_, T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
     /// `stream` has now. What `stream` gets later waits for the copy. It returns at once; the parameters are replaced
@@ -87,7 +90,7 @@ impl<T: Transport> Step<'_, T> {
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
-    /// its copy; the stream captures a graph; the transport or the driver refuses the copy; as
+    /// its copy; its gradients are to carry checksums; the stream captures a graph; the transport or the driver refuses the copy; as
     /// [`publish`](Self::publish).
     pub fn publish_from_gpu(
         self,
@@ -100,6 +103,9 @@ impl<T: Transport> Step<'_, T> {
         if from.bytes() as u64 != worker.gradient_bytes() {
             let (given, expected) = (from.bytes(), worker.gradient_bytes() as usize);
             return Err(Error::Length { given, expected });
+        }
+        if worker.options.checksums {
+            return Err(NEEDS_CHECKSUM.into());
         }
         let deadline = worker.runtime.now() + timeout;
         complete(worker.finish_outgoing(timeout))?;

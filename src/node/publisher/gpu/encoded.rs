@@ -69,7 +69,8 @@ mod tests {
             let version = publishing.wait(PATIENCE).unwrap();
             let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
             let expected = encoded(&weights_of, encoding);
-            assert_eq!(snapshot.bytes()[2..][..expected.len()], expected, "{encoding:?}, {is_on_gpu}");
+            let is_same = snapshot.bytes()[2..][..expected.len()] == expected;
+            assert!(is_same, "{encoding:?}, {is_on_gpu}: other halves than processors make");
         }
     }
 
