@@ -7,6 +7,8 @@ mod claims;
 mod folds;
 #[path = "gpu/litmus.rs"]
 mod litmus;
+#[path = "gpu/measures.rs"]
+mod measures;
 #[path = "kernels/numbers.rs"]
 mod numbers;
 #[path = "gpu/peer.rs"]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuMemory, Optimizer,
+    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuError, GpuMemory, Optimizer,
     Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Tcp, Transport, VersionTag, Wanted,
     Worker, WorkerOptions,
 };
@@ -197,6 +197,15 @@ impl Rows<'_> {
                 rows.fold(optimizer, encoding)
             });
         }
+        for (name, encoding) in [
+            ("measured fold k = 4, f32, SGD", Encoding::F32),
+            ("measured fold k = 4, bf16, SGD", Encoding::Bf16),
+        ] {
+            row(name, "device copy", "bytes_per_s", Goal::Reported, &|rows| {
+                rows.measured_fold(sgd, encoding)
+            });
+        }
+        row("f32 converted to bf16", "device copy", "bytes_per_s", Goal::Reported, &|rows| rows.converted());
         for (size, least) in [(0, 0.95), (1, 0.95)] {
             let name = versions[size];
             let (pinned, goal) = ("pinned cuMemcpyAsync", Goal::AtLeast(least));
@@ -236,12 +245,26 @@ impl Rows<'_> {
     }
 
     fn fold(&self, optimizer: Optimizer, encoding: Encoding) -> Outcome<Pairs> {
-        let arrays = Arrays::new(self.gpu, self.sizes.elements, optimizer, encoding)?;
         let kernels = GpuKernels::load(self.gpu, &optimizer)?;
+        self.folds(optimizer, encoding, |fold, ticket| kernels.launch(fold, ticket))
+    }
+
+    fn measured_fold(&self, optimizer: Optimizer, encoding: Encoding) -> Outcome<Pairs> {
+        let kernels = GpuKernels::load_measuring(self.gpu, &optimizer)?;
+        self.folds(optimizer, encoding, |fold, ticket| kernels.launch_measured(fold, 0, ticket))
+    }
+
+    fn folds(
+        &self,
+        optimizer: Optimizer,
+        encoding: Encoding,
+        launch: impl Fn(GpuFold, &mut Tickets) -> Result<(), GpuError>,
+    ) -> Outcome<Pairs> {
+        let arrays = Arrays::new(self.gpu, self.sizes.elements, optimizer, encoding)?;
         let mut bare = BareGpu::new(self.gpu, 1)?;
         let ours = || {
             let (begun, mut ticket) = (Instant::now(), Tickets::default());
-            kernels.launch(arrays.fold(), &mut ticket)?;
+            launch(arrays.fold(), &mut ticket)?;
             while !ticket.are_done()? {
                 std::hint::spin_loop();
             }
@@ -251,6 +274,24 @@ impl Rows<'_> {
         // A copy reads and writes.
         let limit = || Ok(rate(2 * from.bytes(), bare.within(&from.whole(), &to.whole())?));
         pairs(self.sizes.pairs, ours, limit)
+    }
+
+    /// Of as many elements as a fold has: 4 bytes are read of each, and 2 written.
+    fn converted(&self) -> Outcome<Pairs> {
+        let elements = self.sizes.elements;
+        let allocate = |width: usize| GpuMemory::allocate(self.gpu, elements * width);
+        let (from, to, halves) = (allocate(4)?, allocate(4)?, allocate(2)?);
+        let (bare, mut limit) = (BareGpu::new(self.gpu, 1)?, BareGpu::new(self.gpu, 1)?);
+        let ours = || {
+            let (begun, mut ticket) = (Instant::now(), Tickets::default());
+            bare.encode(&from.whole(), &halves.whole(), Encoding::Bf16, &mut ticket)?;
+            while !ticket.are_done()? {
+                std::hint::spin_loop();
+            }
+            Ok(rate(6 * elements, begun.elapsed()))
+        };
+        let copy = || Ok(rate(2 * from.bytes(), limit.within(&from.whole(), &to.whole())?));
+        pairs(self.sizes.pairs, ours, copy)
     }
 
     fn publish_to_host(&self, size: usize) -> Outcome<Pairs> {

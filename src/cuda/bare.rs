@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::driver::{DevicePointer, Driver, StreamHandle};
-use super::fold::Launch;
+use super::kernels::Launch;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
-use super::{Gpu, GpuError, GpuFold, GpuKernels, GpuMemory, GpuSlice, GpuStream};
+use super::{Gpu, GpuError, GpuFold, GpuKernels, GpuMemory, GpuSlice, GpuStream, Tickets};
 use crate::mem::{HostMemory, PAGE_SIZE, VolatileSlice};
+use crate::table::Encoding;
 
 /// The default stream of the primary context, which is there for as long as the context.
 const DEFAULT: StreamHandle = StreamHandle(0);
@@ -169,6 +170,21 @@ impl BareGpu {
         primary.call("launching a fold", |driver| launch.issue(driver, stream))?;
         self.folds.push_back((self.written + 1, launch));
         Ok(())
+    }
+
+    /// Converts the f32 elements of `from` to `into` by the library's kernel, behind what the stream has, and does not
+    /// wait for it.
+    ///
+    /// # Errors
+    /// `into` has not room for as many elements, or the driver refuses.
+    pub fn encode(
+        &self,
+        from: &GpuSlice,
+        into: &GpuSlice,
+        encoding: Encoding,
+        under_way: &mut Tickets,
+    ) -> Result<(), GpuError> {
+        self.stream()?.encode_within(from, into, encoding, under_way)
     }
 
     /// Waits for all that the stream has; the time until its end was seen.

@@ -138,7 +138,7 @@ impl GpuStream {
         [&inner.into, &inner.within].into_iter().try_for_each(|queue| queue.hold_stream(self.handle()))
     }
 
-    fn put(&self, work: GpuWork, waits: bool, under_way: &mut Tickets) -> Result<(), GpuError> {
+    pub(super) fn put(&self, work: GpuWork, waits: bool, under_way: &mut Tickets) -> Result<(), GpuError> {
         let stream = CallersStream { handle: self.handle(), waits };
         self.gpu().put(work, Some(stream), under_way)
     }
@@ -226,7 +226,7 @@ impl Gpu {
 }
 
 /// Locks a region's memory for copies of all GPUs of this process, unless it is. It stays so until the region is gone.
-fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<(), GpuError> {
+pub(super) fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<(), GpuError> {
     region.register_once(|host| {
         let memory = host.as_volatile();
         let (begin, bytes) = (memory.as_ptr(), memory.len());

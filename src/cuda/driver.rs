@@ -106,6 +106,9 @@ pub(crate) trait Driver: Send + Sync {
     /// The range is mapped, and stays so until it is unregistered.
     unsafe fn register_host(&self, begin: *mut u8, bytes: usize, flags: u32) -> Result<DevicePointer, Code>;
 
+    /// The address by which devices write a byte of registered host memory.
+    fn host_pointer(&self, host: *mut u8) -> Result<DevicePointer, Code>;
+
     /// Undoes it.
     ///
     /// # Safety

@@ -134,6 +134,22 @@ pub enum GpuError {
         /// The time that was waited.
         waited: Duration,
     },
+    /// A conversion to halves is asked for of what are not whole f32 elements, or into a range of another length.
+    #[error(
+        "cannot convert {bytes} bytes at {pointer:#x} to halves in {room} bytes at {to:#x}: they are not as many whole, \
+         aligned elements; {}",
+        remedy_of(self)
+    )]
+    Elements {
+        /// The address that is converted from.
+        pointer: u64,
+        /// Bytes from there on.
+        bytes: usize,
+        /// The address that is converted to.
+        to: u64,
+        /// Bytes from there on.
+        room: usize,
+    },
     /// A length of zero.
     #[error("memory of a GPU has at least one byte")]
     Empty,
@@ -194,6 +210,7 @@ impl Diagnostic for GpuError {
             GpuError::OnGpu { operation } => operation,
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
             GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
+            GpuError::Elements { .. } => "converting elements to halves",
             GpuError::Empty => "taking memory of a GPU",
             GpuError::Host { .. } => "allocating host memory",
             GpuError::Driver { operation, .. } => operation,
@@ -221,6 +238,9 @@ impl Diagnostic for GpuError {
             }
             GpuError::OtherDevice { .. } => "open the GPU that the memory is on",
             GpuError::BeyondAllocation { .. } => "give a range inside one allocation",
+            GpuError::Elements { .. } => {
+                "give at least one f32 element at a multiple of 4 bytes, and 2 bytes for each at a multiple of 2"
+            }
             GpuError::NotOurs { .. } => "allocate it with `GpuMemory::allocate`",
             GpuError::OnGpu { .. } => "use the call for memory of a GPU, or a transport without a GPU",
             GpuError::OtherContext { .. } => {

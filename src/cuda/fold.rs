@@ -1,33 +1,29 @@
-//! Folds by the kernels of `cuda/`: the committed PTX, which the driver compiles when it is loaded.
+//! Folds by the kernels of `cuda/`, and what they measure.
 
-use std::ffi::{CStr, CString};
 use std::mem::size_of;
 use std::ops::Range;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use super::driver::{DevicePointer, Driver, FunctionHandle, ModuleHandle, StreamHandle};
+use super::driver::{DevicePointer, FunctionHandle};
 use super::gpu::PrimaryContext;
-use super::queue::GpuWork;
-use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
-use super::{Gpu, GpuError, GpuSlice, Tickets};
+use super::kernels::{KernelModule, KernelParameter, LANES, LaneParameters, Launch, SUMS, groups};
+use super::queue::{GpuWork, QueueKind};
+use super::sys::{HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
+use super::{Gpu, GpuError, GpuMemory, GpuSlice, Tickets};
 use crate::kernel::{Optimizer, RuleConstants};
 use crate::mem::{HostMemory, PAGE_SIZE};
 use crate::table::Encoding;
 
-/// The kernels, and a NUL behind them.
-const KERNELS: &str = concat!(include_str!("../../cuda/kernels.ptx"), "\0");
-
 /// Most gradients of one fold: the parameters of a kernel take 4 KiB at most.
 pub(crate) const MAX_GRADIENTS: usize = 256;
 
-/// Threads of a block, and the elements that each of them folds at a time.
-const BLOCK: u32 = 256;
-const GROUP: usize = 4;
+/// `struct slackline_squares` of `cuda/abi.h`: the square of the sum, and those of each gradient.
+type Squares = [f64; 2];
 
-/// An address of the first page, which is never mapped.
-const NOWHERE: DevicePointer = 0x100;
+/// Bytes that one measured run leaves its sums in.
+const SUMS_BYTES: usize = SUMS * size_of::<Squares>();
 
 /// `struct slackline_fold` of `cuda/abi.h`.
 #[derive(Clone)]
@@ -81,59 +77,81 @@ pub struct GpuKernels {
 }
 
 /// What a launch needs until it is done.
-pub(super) struct LoadedKernels {
+struct LoadedKernels {
     primary: PrimaryContext,
-    module: ModuleHandle,
+    _module: Arc<KernelModule>,
     /// For gradients in f32, bf16 and f16.
     functions: [FunctionHandle; 3],
-    not_finite: HostMemory,
+    measuring: Option<Measuring>,
+    /// The word, in a page of its own, and behind it the places for sums.
+    host: HostMemory,
     pointer: DevicePointer,
 }
 
+/// What measured folds have besides.
+struct Measuring {
+    functions: [FunctionHandle; 3],
+    moments: FunctionHandle,
+    /// The squares of the lanes, which each run uses in its turn.
+    squares: GpuSlice,
+}
+
 impl GpuKernels {
-    /// Loads them.
+    /// Measured runs that may be under way at a time.
+    pub const MEASURED_RUNS: usize = 16;
+
+    /// Loads them, unless the GPU has them already.
     ///
     /// # Errors
     /// The driver does not compile them for this GPU, or there is no memory for them.
     pub fn load(gpu: &Gpu, optimizer: &Optimizer) -> Result<GpuKernels, GpuError> {
+        GpuKernels::with(gpu, optimizer, false)
+    }
+
+    /// The same, also of folds that measure their gradients: that takes 2 MiB of the GPU.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_measuring(gpu: &Gpu, optimizer: &Optimizer) -> Result<GpuKernels, GpuError> {
+        GpuKernels::with(gpu, optimizer, true)
+    }
+
+    fn with(gpu: &Gpu, optimizer: &Optimizer, measures: bool) -> Result<GpuKernels, GpuError> {
+        let module = gpu.module()?;
+        let folds = |kind: &str| -> Result<[FunctionHandle; 3], GpuError> {
+            let function =
+                |element| module.function(&format!("slackline_fold_{}_{element}{kind}", optimizer.name()));
+            Ok([function("f32")?, function("bf16")?, function("f16")?])
+        };
+        let functions = folds("")?;
+        let measuring = || -> Result<Measuring, GpuError> {
+            let squares = GpuMemory::allocate(gpu, LANES * size_of::<Squares>())?.whole();
+            let moments = module.function("slackline_moments")?;
+            Ok(Measuring { functions: folds("_measured")?, moments, squares })
+        };
+        let measuring = measures.then(measuring).transpose()?;
+        let places = if measures { GpuKernels::MEASURED_RUNS * SUMS_BYTES } else { 0 };
+        let host = HostMemory::anonymous((PAGE_SIZE + places).next_multiple_of(PAGE_SIZE));
+        let host = host.map_err(|error| GpuError::Host { reason: error.to_string() })?;
         let primary = gpu.inner().primary.clone();
-        let loading = |code| primary.error("loading the kernels that fold", code);
-        let kernels =
-            CStr::from_bytes_with_nul(KERNELS.as_bytes()).map_err(|_| loading(Code::INVALID_VALUE))?;
-        let memory = HostMemory::anonymous(PAGE_SIZE);
-        let not_finite = memory.map_err(|error| GpuError::Host { reason: error.to_string() })?;
-        let loaded = primary.within(|driver| {
-            let module = driver.load_module(kernels).map_err(loading)?;
-            let unload = |code| {
-                // The error before this one is the one to tell.
-                let _unloaded = driver.unload_module(module);
-                loading(code)
-            };
-            let mut functions = [FunctionHandle(0); 3];
-            for (function, element) in functions.iter_mut().zip(["f32", "bf16", "f16"]) {
-                let name = format!("slackline_fold_{}_{element}", optimizer.name());
-                let name = CString::new(name).map_err(|_| loading(Code::INVALID_VALUE))?;
-                *function = driver.function(module, &name).map_err(unload)?;
-            }
-            let (begin, flags) =
-                (not_finite.as_volatile().as_ptr(), HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP);
+        let (begin, bytes) = (host.as_volatile().as_ptr(), host.as_volatile().len());
+        let pointer = primary.call("locking host memory for folds", |driver| {
+            let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
             // SAFETY: the memory is kept with the kernels, which unregister it first.
-            let pointer = unsafe { driver.register_host(begin, PAGE_SIZE, flags) }.map_err(unload)?;
-            Ok((module, functions, pointer))
-        });
-        let (module, functions, pointer) = loaded?;
-        let loaded = Arc::new(LoadedKernels { primary, module, functions, not_finite, pointer });
-        Ok(GpuKernels { gpu: gpu.clone(), loaded })
+            unsafe { driver.register_host(begin, bytes, flags) }
+        })?;
+        let loaded = LoadedKernels { primary, _module: module, functions, measuring, host, pointer };
+        Ok(GpuKernels { gpu: gpu.clone(), loaded: Arc::new(loaded) })
     }
 
     /// Forgets what earlier folds have said of their parameters; none is under way.
     pub fn clear_not_finite(&self) {
-        self.loaded.not_finite.as_volatile().store_u64(0, 0);
+        self.loaded.host.as_volatile().store_u64(0, 0);
     }
 
     /// True if a fold that is done has made a parameter that is NaN or infinite.
     pub fn has_not_finite(&self) -> bool {
-        self.loaded.not_finite.as_volatile().load_u64(0) != 0
+        self.loaded.host.as_volatile().load_u64(0) != 0
     }
 
     /// Launches a fold behind those that were launched before. What it reads and writes is kept until it is done.
@@ -141,43 +159,103 @@ impl GpuKernels {
     /// # Errors
     /// An array is of another GPU, or the driver refuses.
     pub fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
-        self.gpu.put(GpuWork::Fold(Box::new(self.prepare(fold))), None, under_way)
+        self.put(self.prepare(fold), under_way)
+    }
+
+    /// The same, and measures the gradients in the same pass. What it finds is in the place of this number, below
+    /// [`MEASURED_RUNS`](Self::MEASURED_RUNS), once it is done; no other run that is under way has the place. After an
+    /// error the fold may be under way all the same, and nothing is measured.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch); or they are not loaded to measure.
+    pub fn launch_measured(
+        &self,
+        fold: GpuFold,
+        place: usize,
+        under_way: &mut Tickets,
+    ) -> Result<(), GpuError> {
+        let Some(measuring) = &self.loaded.measuring else {
+            return Err(GpuError::OnGpu { operation: "measure gradients" });
+        };
+        let function = measuring.functions[of(fold.encoding)];
+        let mut launch = self.prepare(fold);
+        let squares = &measuring.squares;
+        launch.function = function;
+        launch.slices.push(squares.clone());
+        let KernelParameter::Fold(parameters) = &mut launch.parameter else { return Err(GpuError::Empty) };
+        parameters.squares = squares.pointer();
+        let count = groups(parameters.offset, parameters.count).min(LANES) as u64;
+        self.put(launch, under_way)?;
+        // Behind the fold on its stream, and before the next one, which writes the same lanes.
+        let sums = self.loaded.pointer + self.offset(place) as u64;
+        self.put(
+            Launch {
+                function: measuring.moments,
+                parameter: KernelParameter::Moments(LaneParameters { lanes: squares.pointer(), count, sums }),
+                kind: QueueKind::Folds,
+                slices: smallvec![squares.clone()],
+                region: None,
+                _kernels: self.loaded.clone(),
+            },
+            under_way,
+        )
+    }
+
+    /// What the measured run in this place has found: `kernel::Moments::sum_norm_squared` and `each_norm_squared`. The
+    /// run is done.
+    pub fn measured(&self, place: usize) -> [f64; 2] {
+        let (host, begin) = (self.loaded.host.as_volatile(), self.offset(place));
+        let square = |at: usize| f64::from_bits(host.load_u64(begin + 8 * at));
+        (0..SUMS).fold([0.0; 2], |[sum, each], at| [sum + square(2 * at), each + square(2 * at + 1)])
+    }
+
+    /// Where the sums of a place are in the host's memory.
+    fn offset(&self, place: usize) -> usize {
+        PAGE_SIZE + place % GpuKernels::MEASURED_RUNS * SUMS_BYTES
+    }
+
+    fn put(&self, launch: Launch, under_way: &mut Tickets) -> Result<(), GpuError> {
+        self.gpu.put(GpuWork::Kernel(Box::new(launch)), None, under_way)
     }
 
     pub(super) fn prepare(&self, fold: GpuFold) -> Launch {
-        Launch::new(&self.loaded, fold)
+        let function = self.loaded.functions[of(fold.encoding)];
+        let (parameters, slices) = fold.parameters(self.loaded.pointer);
+        let (parameter, _kernels) = (KernelParameter::Fold(Box::new(parameters)), self.loaded.clone());
+        Launch { function, parameter, kind: QueueKind::Folds, slices, region: None, _kernels }
+    }
+}
+
+/// The place of the kernel for gradients of this type.
+fn of(encoding: Encoding) -> usize {
+    match encoding {
+        Encoding::F32 => 0,
+        Encoding::Bf16 => 1,
+        Encoding::F16 => 2,
     }
 }
 
 impl Drop for LoadedKernels {
     fn drop(&mut self) {
-        let begin = self.not_finite.as_volatile().as_ptr();
+        let begin = self.host.as_volatile().as_ptr();
         // SAFETY: a launch that is under way holds this.
         self.primary
             .give_back("unregistering host memory", |driver| unsafe { driver.unregister_host(begin) });
-        self.primary.give_back("unloading kernels", |driver| driver.unload_module(self.module));
     }
 }
 
-/// A launch, with all that it uses.
-pub(super) struct Launch {
-    _kernels: Arc<LoadedKernels>,
-    function: FunctionHandle,
-    parameters: FoldParameters,
-    slices: SmallVec<[GpuSlice; 8]>,
-}
-
-impl Launch {
-    fn new(kernels: &Arc<LoadedKernels>, fold: GpuFold) -> Launch {
-        let constants = RuleConstants::of(&fold.optimizer, fold.learning_rate, fold.step);
+impl GpuFold {
+    /// The parameters of its launch, and the memory that they name.
+    fn parameters(self, not_finite: DevicePointer) -> (FoldParameters, SmallVec<[GpuSlice; 8]>) {
+        let constants = RuleConstants::of(&self.optimizer, self.learning_rate, self.step);
         let mut parameters = FoldParameters {
-            offset: fold.elements.start as u64,
-            count: fold.elements.len() as u64,
+            offset: self.elements.start as u64,
+            count: self.elements.len() as u64,
             from: [0; 3],
             to: [0; 3],
-            not_finite: kernels.pointer,
+            not_finite,
             squares: 0,
-            gradients: fold.gradients.len().min(MAX_GRADIENTS) as u32,
+            gradients: self.gradients.len().min(MAX_GRADIENTS) as u32,
             rate: constants.rate,
             decay: constants.decay,
             momentum: constants.momentum,
@@ -193,66 +271,14 @@ impl Launch {
             elements: [0; MAX_GRADIENTS],
         };
         let mut slices = SmallVec::new();
-        for (index, (from, to)) in fold.arrays.into_iter().take(3).enumerate() {
+        for (index, (from, to)) in self.arrays.into_iter().take(3).enumerate() {
             (parameters.from[index], parameters.to[index]) = (from.pointer(), to.pointer());
             slices.extend([from, to]);
         }
-        for (index, (gradient, weight)) in fold.gradients.into_iter().take(MAX_GRADIENTS).enumerate() {
+        for (index, (gradient, weight)) in self.gradients.into_iter().take(MAX_GRADIENTS).enumerate() {
             (parameters.weights[index], parameters.elements[index]) = (weight, gradient.pointer());
             slices.push(gradient);
         }
-        let function = kernels.functions[match fold.encoding {
-            Encoding::F32 => 0,
-            Encoding::Bf16 => 1,
-            Encoding::F16 => 2,
-        }];
-        Launch { _kernels: kernels.clone(), function, parameters, slices }
-    }
-
-    pub(super) fn slices(&self) -> &[GpuSlice] {
-        &self.slices
-    }
-
-    /// The same launch with arrays at an address that no GPU has memory at, for tests of faults.
-    pub(super) fn pointing_nowhere(mut self) -> Launch {
-        (self.parameters.from, self.parameters.to) = ([NOWHERE; 3], [NOWHERE; 3]);
-        self
-    }
-
-    pub(super) fn issue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {
-        // One thread for each group; more do nothing, and fewer take several.
-        let groups = (self.parameters.count as usize).div_ceil(GROUP) + 1;
-        let blocks = groups.div_ceil(BLOCK as usize).min(1 << 16) as u32;
-        let begin = std::ptr::from_ref(&self.parameters).cast();
-        // SAFETY: the structure that this kernel takes, whose arrays hold all elements that it folds; they are kept
-        // until it is done. What it writes was set aside for it, and what it reads is not written meanwhile.
-        unsafe { driver.launch(self.function, blocks, BLOCK, begin, size_of::<FoldParameters>(), stream) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::mem::offset_of;
-
-    use super::*;
-
-    #[test]
-    fn the_parameters_of_a_fold_lie_where_the_kernels_look_for_them() {
-        let abi = include_str!("../../cuda/abi.h");
-        let asserted = |field: &str| -> usize {
-            let line = format!("SLACKLINE_AT(slackline_fold, {field}, ");
-            let at = abi.find(&line).unwrap_or_else(|| panic!("no line for {field}")) + line.len();
-            abi[at..].split(')').next().unwrap().parse().unwrap()
-        };
-        macro_rules! same {
-            ($($field:ident),*) => {
-                $(assert_eq!(offset_of!(FoldParameters, $field), asserted(stringify!($field)), stringify!($field));)*
-            };
-        }
-        same!(count, from, to, not_finite, squares, gradients, rate, decay, momentum, beta1, one_less_beta1);
-        same!(beta2, one_less_beta2, step_size, correction, epsilon, weights, elements);
-        assert!(abi.contains("sizeof(slackline_fold) == 3200") && size_of::<FoldParameters>() == 3200);
-        assert!(abi.contains("#define SLACKLINE_GRADIENTS 256") && MAX_GRADIENTS == 256);
-        assert!(abi.contains("#define SLACKLINE_BLOCK 256") && BLOCK == 256);
+        (parameters, slices)
     }
 }

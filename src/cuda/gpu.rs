@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::GpuError;
 use super::driver::{Context, Driver};
+use super::kernels::KernelModule;
 use super::library::DriverLibrary;
 use super::queue::GpuQueue;
 use super::sys::{CAPTURE_MODE_RELAXED, Code};
@@ -50,6 +51,8 @@ pub(super) struct GpuInner {
     pub(super) into: GpuQueue,
     pub(super) within: GpuQueue,
     pub(super) folds: GpuQueue,
+    /// The kernels, once something was to be launched.
+    module: Mutex<Option<Arc<KernelModule>>>,
     pub(super) primary: PrimaryContext,
     /// Bytes of payloads that went through blocks of host memory.
     pub(super) staged: AtomicU64,
@@ -185,8 +188,8 @@ impl Gpu {
         let queue = || GpuQueue::new(&primary);
         let (out, into, within, folds) = (queue()?, queue()?, queue()?, queue()?);
         tracing::debug!(gpu = ordinal, name, "opened a GPU");
-        let staged = AtomicU64::new(0);
-        let inner = Arc::new(GpuInner { out, into, within, folds, primary, staged, name });
+        let (module, staged) = (Mutex::default(), AtomicU64::new(0));
+        let inner = Arc::new(GpuInner { out, into, within, folds, module, primary, staged, name });
         Ok(Gpu { inner, requires_gpudirect: false })
     }
 
@@ -239,6 +242,15 @@ impl Gpu {
 
     pub(super) fn inner(&self) -> &GpuInner {
         &self.inner
+    }
+
+    /// The kernels, which the first call loads; the driver may have to compile them.
+    pub(super) fn module(&self) -> Result<Arc<KernelModule>, GpuError> {
+        let mut module = self.inner.module.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*module {
+            Some(module) => Ok(module.clone()),
+            None => Ok(module.insert(Arc::new(KernelModule::load(&self.inner.primary)?)).clone()),
+        }
     }
 
     /// True if both have the same streams for copies.

@@ -338,21 +338,22 @@ impl Driver for DriverLibrary {
     }
 
     unsafe fn register_host(&self, begin: *mut u8, bytes: usize, flags: u32) -> Result<DevicePointer, Code> {
-        let mut pointer = 0;
         // SAFETY: the caller's promise.
         check(unsafe { (self.functions.mem_host_register)(begin.cast(), bytes, flags) })?;
         if flags & HOST_REGISTER_DEVICEMAP == 0 {
             return Ok(0);
         }
-        // SAFETY: just registered.
-        match check(unsafe { (self.functions.mem_host_get_pointer)(&mut pointer, begin.cast(), 0) }) {
-            Ok(()) => Ok(pointer),
-            Err(code) => {
-                // SAFETY: no device has been told of it.
-                ignore(check(unsafe { (self.functions.mem_host_unregister)(begin.cast()) }));
-                Err(code)
-            }
-        }
+        self.host_pointer(begin).inspect_err(|_| {
+            // SAFETY: no device has been told of it.
+            ignore(check(unsafe { (self.functions.mem_host_unregister)(begin.cast()) }));
+        })
+    }
+
+    fn host_pointer(&self, host: *mut u8) -> Result<DevicePointer, Code> {
+        let mut pointer = 0;
+        // SAFETY: the driver writes the address to `pointer`, and takes `host` for a number that it knows or not.
+        check(unsafe { (self.functions.mem_host_get_pointer)(&mut pointer, host.cast(), 0) })?;
+        Ok(pointer)
     }
 
     unsafe fn unregister_host(&self, begin: *mut u8) -> Result<(), Code> {

@@ -15,16 +15,19 @@
 //! | `probe` | what a GPU can do, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
-//! | `fold` | kernels that fold gradients |
+//! | `kernels` | the kernels of `cuda/`, loaded, and launches of them |
+//! | `fold`, `encode` | kernels that fold gradients, and measure them; that convert to halves |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
 
 mod bare;
 mod copy;
 mod driver;
+mod encode;
 mod error;
 mod fold;
 mod gpu;
+mod kernels;
 mod library;
 mod memory;
 mod probe;

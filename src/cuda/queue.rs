@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
-use super::fold::Launch;
 use super::gpu::PrimaryContext;
+use super::kernels::Launch;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{GpuError, GpuSlice};
 use crate::mem::{Buffer, HostMemory, MemoryRegion, PAGE_SIZE};
@@ -36,11 +36,11 @@ impl HostBytes {
 /// The streams of this library's own, by what is put there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueKind {
-    /// Copies from the GPU to host memory.
+    /// Copies from the GPU to host memory, and conversions.
     ToHost,
     /// Copies to the GPU from host memory.
     FromHost,
-    /// Copies from memory of the GPU to memory of the GPU.
+    /// Copies from memory of the GPU to memory of the GPU, and conversions.
     Within,
     /// Kernels that fold.
     Folds,
@@ -56,8 +56,8 @@ pub(super) enum GpuWork {
     Within { from: GpuSlice, into: GpuSlice },
     /// Zeros.
     Clear { into: GpuSlice },
-    /// A kernel.
-    Fold(Box<Launch>),
+    /// A kernel of ours.
+    Kernel(Box<Launch>),
 }
 
 impl GpuWork {
@@ -66,7 +66,7 @@ impl GpuWork {
             GpuWork::ToHost { .. } => QueueKind::ToHost,
             GpuWork::FromHost { .. } => QueueKind::FromHost,
             GpuWork::Within { .. } | GpuWork::Clear { .. } => QueueKind::Within,
-            GpuWork::Fold(_) => QueueKind::Folds,
+            GpuWork::Kernel(launch) => launch.kind,
         }
     }
 
@@ -76,7 +76,7 @@ impl GpuWork {
             GpuWork::ToHost { from, .. } => (Some(from), None, &[][..]),
             GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (Some(into), None, &[][..]),
             GpuWork::Within { from, into } => (Some(from), Some(into), &[][..]),
-            GpuWork::Fold(launch) => (None, None, launch.slices()),
+            GpuWork::Kernel(launch) => (None, None, &launch.slices[..]),
         };
         one.into_iter().chain(other).chain(others)
     }
@@ -85,7 +85,8 @@ impl GpuWork {
     pub(super) fn region(&self) -> Option<&MemoryRegion> {
         match self {
             GpuWork::ToHost { host, .. } | GpuWork::FromHost { host, .. } => Some(host.region()),
-            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Fold(_) => None,
+            GpuWork::Kernel(launch) => launch.region.as_ref(),
+            GpuWork::Within { .. } | GpuWork::Clear { .. } => None,
         }
     }
 
@@ -109,7 +110,7 @@ impl GpuWork {
                     driver.copy_within(into.pointer(), from.pointer(), into.bytes(), stream)
                 }
                 GpuWork::Clear { into } => driver.fill_with_zeros(into.pointer(), into.bytes(), stream),
-                GpuWork::Fold(launch) => launch.issue(driver, stream),
+                GpuWork::Kernel(launch) => launch.issue(driver, stream),
             }
         }
     }

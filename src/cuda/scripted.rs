@@ -20,9 +20,9 @@ use std::thread::{JoinHandle, ThreadId};
 use super::driver::{
     Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
 };
-use super::fold::FoldParameters;
 use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
+use kernel::ScriptedKernel;
 use work::{GRANULARITY, ScriptedMemory, StreamWork};
 
 /// The primary context of the one device, and another context.
@@ -451,6 +451,11 @@ impl Driver for Scripted {
         })
     }
 
+    fn host_pointer(&self, host: *mut u8) -> Result<DevicePointer, Code> {
+        let pointer = host.expose_provenance() as DevicePointer;
+        self.within(|state| state.registration(pointer).map(|_| pointer).ok_or(Code::INVALID_VALUE))
+    }
+
     unsafe fn unregister_host(&self, begin: *mut u8) -> Result<(), Code> {
         self.within(|state| state.registered.remove(&begin.addr()).map(drop).ok_or(Code::INVALID_VALUE))
     }
@@ -600,13 +605,13 @@ impl Driver for Scripted {
     ) -> Result<(), Code> {
         self.within(|state| {
             let name = state.functions.get(&function.0).ok_or(INVALID_HANDLE)?.clone();
-            if bytes != size_of::<FoldParameters>() || blocks == 0 || !(1..=256).contains(&threads) {
+            if blocks == 0 || !(1..=256).contains(&threads) {
                 return Err(Code::INVALID_VALUE);
             }
             // SAFETY: the caller's promise.
-            let parameters = unsafe { parameter.cast::<FoldParameters>().read() };
+            let kernel = unsafe { ScriptedKernel::new(name, parameter, bytes) }.ok_or(Code::INVALID_VALUE)?;
             state.launches += 1;
-            state.put(stream, StreamWork::Fold { name, parameters: Box::new(parameters), done: 0 })
+            state.put(stream, StreamWork::Launch { kernel, done: 0 })
         })
     }
 

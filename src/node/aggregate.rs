@@ -375,16 +375,16 @@ impl Folder for Aggregator {
         !self.shared.tainted.load(Ordering::Relaxed)
     }
 
-    fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
+    fn non_finite(&mut self) -> Result<Option<SmallVec<[GradientId; 4]>>, Error> {
         let job = self.shared.read();
-        let Some(job) = job.as_ref() else { return SmallVec::new() };
+        let Some(job) = job.as_ref() else { return Ok(Some(SmallVec::new())) };
         let is_bad = |input: &&Input| {
             let Some(payload) = input.payload.host() else { return false };
             let payload = payload.as_volatile();
             let bytes = job.parameters.from.len() / 4 * job.encoding.bytes();
             !largest_magnitude(payload.subslice(0, bytes), job.encoding).is_finite()
         };
-        job.inputs.iter().filter(is_bad).map(|input| input.gradient).collect()
+        Ok(Some(job.inputs.iter().filter(is_bad).map(|input| input.gradient).collect()))
     }
 
     fn moments(&self) -> Option<Moments> {

@@ -48,8 +48,9 @@ pub(super) trait Folder: Send {
     /// True if all parameters that a complete job has made are finite.
     fn is_finite(&self) -> bool;
 
-    /// The gradients of a complete job that hold a NaN or an infinity: a pass over all of them. A GPU does not look.
-    fn non_finite(&self) -> SmallVec<[GradientId; 4]>;
+    /// The gradients of a complete job that hold a NaN or an infinity: a pass over all of them, or `None` while a GPU
+    /// makes it. A GPU that is not to leave them out does not look.
+    fn non_finite(&mut self) -> Result<Option<SmallVec<[GradientId; 4]>>, Error>;
 
     /// Returns the measurements of a complete job, if it was to be measured.
     fn moments(&self) -> Option<Moments>;

@@ -1,9 +1,12 @@
 //! Folds on a GPU: one launch for each run of chunks that have landed.
 //!
-//! What a launch has made counts once its ticket says that it is done. Work of a GPU cannot be called off: a job that
-//! is thrown away still reads its gradients and writes its frame until its launches are done, and the next one waits
-//! for that.
+//! What a launch has made, and what it has measured, counts once its ticket says that it is done. Work of a GPU cannot
+//! be called off: a job that is thrown away still reads its gradients and writes its frame until its launches are done,
+//! and the next one waits for that.
 
+mod look;
+#[cfg(test)]
+mod measured;
 #[cfg(test)]
 mod scripted;
 
@@ -12,6 +15,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use self::look::NonFiniteLook;
 use super::Error;
 use super::aggregate::{FoldArray, FoldJob};
 use super::folder::{FillJob, FoldMetadata, Folder};
@@ -22,32 +26,64 @@ use crate::transport::PayloadSlice;
 
 pub(super) struct GpuFolder {
     kernels: GpuKernels,
+    /// Where gradients that are not finite are left out.
+    look: Option<NonFiniteLook>,
     job: Option<FoldJob>,
     is_running: bool,
     /// Chunks of the job that are folded or being folded, and that are folded.
     launched: usize,
     done: usize,
-    /// Launches that are under way, in order: the chunk behind the last one of each, and its ticket.
-    launches: VecDeque<(usize, Tickets)>,
+    /// Launches that are under way, in order.
+    runs: VecDeque<FoldRun>,
+    /// The place of the next measured run.
+    place: usize,
+    /// The squares that the runs of the job have measured, added in their order.
+    squares: [f64; 2],
+}
+
+/// A run of chunks that is being folded.
+struct FoldRun {
+    /// The chunk behind its last one.
+    end: usize,
+    ticket: Tickets,
+    /// Where it leaves what it measures.
+    place: Option<usize>,
 }
 
 impl GpuFolder {
-    pub(super) fn new(gpu: &Gpu, optimizer: &Optimizer) -> Result<GpuFolder, Error> {
-        let (kernels, launches) = (GpuKernels::load(gpu, optimizer)?, VecDeque::new());
-        Ok(GpuFolder { kernels, job: None, is_running: false, launched: 0, done: 0, launches })
+    /// `measures`: norm and variance of gradients, `looks`: for gradients that are not finite, where they made a
+    /// parameter so.
+    pub(super) fn new(
+        gpu: &Gpu,
+        optimizer: &Optimizer,
+        measures: bool,
+        looks: bool,
+    ) -> Result<GpuFolder, Error> {
+        let kernels = match measures {
+            true => GpuKernels::load_measuring(gpu, optimizer)?,
+            false => GpuKernels::load(gpu, optimizer)?,
+        };
+        let look = looks.then(|| NonFiniteLook::new(gpu)).transpose()?;
+        let (job, runs) = (None, VecDeque::new());
+        let (is_running, launched, done, place, squares) = (false, 0, 0, 0, [0.0; 2]);
+        Ok(GpuFolder { kernels, look, job, is_running, launched, done, runs, place, squares })
     }
 
-    /// Takes note of launches that are done. True if there was one.
+    /// Takes note of runs that are done. True if there was one.
     fn retire(&mut self) -> Result<bool, GpuError> {
         let mut progress = false;
-        while let Some((end, ticket)) = self.launches.front_mut() {
+        while let Some(FoldRun { end, ticket, place }) = self.runs.front_mut() {
             // A ticket tells a fault once: its launch counts for nothing.
-            let is_done = ticket.are_done().inspect_err(|_| *end = self.done)?;
+            let is_done = ticket.are_done().inspect_err(|_| (*end, *place) = (self.done, None))?;
             if !is_done && !mutant!("fold_counts_before_it_is_made") {
                 break;
             }
             self.done = *end;
-            self.launches.pop_front();
+            if let Some(place) = *place {
+                let [sum, each] = self.kernels.measured(place);
+                self.squares = [self.squares[0] + sum, self.squares[1] + each];
+            }
+            self.runs.pop_front();
             progress = true;
         }
         if let Some(job) = self.job.as_ref().filter(|_| progress && self.is_running) {
@@ -61,14 +97,22 @@ impl GpuFolder {
         let Some(job) = self.job.as_ref().filter(|_| self.is_running) else { return Ok(false) };
         let (begin, chunks) = (self.launched, job.chunks());
         let end = (begin..chunks).find(|chunk| !job.is_ready(*chunk)).unwrap_or(chunks);
-        if begin == end {
+        let measures = job.measured.is_some();
+        // Places are taken in turns, and the runs before are over in theirs.
+        if begin == end || (measures && self.runs.len() == GpuKernels::MEASURED_RUNS) {
             return Ok(false);
         }
-        let mut ticket = Tickets::default();
-        let launched = self.kernels.launch(fold_of(job, begin, end)?, &mut ticket);
+        let (mut ticket, place) = (Tickets::default(), measures.then_some(self.place));
+        let fold = fold_of(job, begin, end)?;
+        let launched = match place {
+            Some(place) => self.kernels.launch_measured(fold, place, &mut ticket),
+            None => self.kernels.launch(fold, &mut ticket),
+        };
+        self.place = (self.place + usize::from(measures)) % GpuKernels::MEASURED_RUNS;
         // Where the driver fails late, the launch may be under way all the same. It counts for nothing: its chunks are
         // folded again, out of other arrays than they are written to.
-        self.launches.push_back((if launched.is_ok() { end } else { begin }, ticket));
+        let (end, place) = if launched.is_ok() { (end, place) } else { (begin, None) };
+        self.runs.push_back(FoldRun { end, ticket, place });
         launched?;
         self.launched = end;
         Ok(true)
@@ -107,10 +151,10 @@ fn fold_of(job: &FoldJob, begin: usize, end: usize) -> Result<GpuFold, Error> {
 
 impl Folder for GpuFolder {
     fn begin(&mut self, fill: FillJob<'_>) -> Result<(), Error> {
-        debug_assert!(self.launches.is_empty(), "launches of the job before are under way");
+        debug_assert!(self.runs.is_empty(), "launches of the job before are under way");
         self.kernels.clear_not_finite();
         self.job = Some(fill(self.job.take())?);
-        (self.is_running, self.launched, self.done) = (true, 0, 0);
+        (self.is_running, self.launched, self.done, self.squares) = (true, 0, 0, [0.0; 2]);
         Ok(())
     }
 
@@ -137,12 +181,18 @@ impl Folder for GpuFolder {
         !self.kernels.has_not_finite()
     }
 
-    fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
-        SmallVec::new()
+    fn non_finite(&mut self) -> Result<Option<SmallVec<[GradientId; 4]>>, Error> {
+        match (&mut self.look, &self.job) {
+            (Some(look), Some(job)) => look.advance(job),
+            _ => Ok(Some(SmallVec::new())),
+        }
     }
 
     fn moments(&self) -> Option<Moments> {
-        None
+        let job = self.job.as_ref().filter(|job| job.measured.is_some())?;
+        let [sum_norm_squared, each_norm_squared] = self.squares;
+        let of = Moments::of(job.inputs.iter().map(|input| input.weight));
+        Some(Moments { sum_norm_squared, each_norm_squared, ..of })
     }
 
     fn end(&mut self) {
@@ -151,10 +201,14 @@ impl Folder for GpuFolder {
         if let Some(job) = &mut self.job {
             job.inputs.clear();
         }
+        if let Some(look) = &mut self.look {
+            look.forget();
+        }
     }
 
     fn is_quiet(&mut self) -> Result<bool, Error> {
         self.retire()?;
-        Ok(self.launches.is_empty())
+        let looks = self.look.as_mut().map(NonFiniteLook::is_quiet).transpose()?;
+        Ok(self.runs.is_empty() && looks != Some(false))
     }
 }

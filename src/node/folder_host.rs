@@ -162,8 +162,8 @@ impl<U: Transport> Folder for HostFolder<U> {
         true
     }
 
-    fn non_finite(&self) -> SmallVec<[GradientId; 4]> {
-        SmallVec::new()
+    fn non_finite(&mut self) -> Result<Option<SmallVec<[GradientId; 4]>>, Error> {
+        Ok(Some(SmallVec::new()))
     }
 
     fn moments(&self) -> Option<Moments> {

@@ -46,6 +46,9 @@ macro_rules! tests_of_claims {
             what_a_busy_stream_writes_is_published_and_no_call_waits,
             memory_that_is_dropped_while_it_is_copied_is_copied_whole,
             folds_have_the_bits_that_processors_make,
+            measured_folds_agree_with_sums_in_float64,
+            folds_are_within_a_millionth_of_float64,
+            halves_are_published_with_the_bits_that_processors_make,
         }
     };
     ($scene:path; $($name:ident),* $(,)?) => {
@@ -61,6 +64,10 @@ pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
 pub(crate) use super::litmus::{
     no_version_is_torn_from_gpu_to_gpu, no_version_is_torn_from_gpu_to_host,
     no_version_is_torn_from_host_to_gpu,
+};
+pub(crate) use super::measures::{
+    folds_are_within_a_millionth_of_float64, halves_are_published_with_the_bits_that_processors_make,
+    measured_folds_agree_with_sums_in_float64,
 };
 pub(crate) use super::streams::{
     a_fault_is_an_error_and_other_processes_go_on, memory_that_is_dropped_while_it_is_copied_is_copied_whole,

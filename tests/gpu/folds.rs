@@ -6,17 +6,17 @@ use std::collections::hash_map::Entry;
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::internals::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, encode};
 use slackline::internals::mem::VolatileSlice;
-use slackline::{Encoding, Gpu, GpuMemory};
+use slackline::{Encoding, Gpu, GpuError, GpuMemory};
 
 use super::claims::Scene;
 use super::numbers::{Numbers, seed};
 use super::peer::Outcome;
 
-const ENCODINGS: [Encoding; 3] = [Encoding::F32, Encoding::Bf16, Encoding::F16];
+pub(crate) const ENCODINGS: [Encoding; 3] = [Encoding::F32, Encoding::Bf16, Encoding::F16];
 /// Gradients of a fold.
 const COUNTS: [usize; 5] = [1, 2, 4, 7, 256];
 
-fn optimizers(numbers: &mut Numbers) -> [Optimizer; 4] {
+pub(crate) fn optimizers(numbers: &mut Numbers) -> [Optimizer; 4] {
     let weight_decay = numbers.of(&[0.0, 0.01]);
     let adam = AdamParameters { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay };
     [
@@ -29,15 +29,15 @@ fn optimizers(numbers: &mut Numbers) -> [Optimizer; 4] {
 
 /// A fold of a run within arrays that begin anywhere. Parameters and states are read from `arrays`; what is written was
 /// filled with 0xAA before.
-struct Case {
-    optimizer: Optimizer,
-    encoding: Encoding,
-    step: u64,
-    learning_rate: f32,
-    run: std::ops::Range<usize>,
+pub(crate) struct Case {
+    pub(crate) optimizer: Optimizer,
+    pub(crate) encoding: Encoding,
+    pub(crate) step: u64,
+    pub(crate) learning_rate: f32,
+    pub(crate) run: std::ops::Range<usize>,
     elements: usize,
-    gradients: Vec<(Vec<u8>, f32)>,
-    arrays: Vec<Vec<u8>>,
+    pub(crate) gradients: Vec<(Vec<u8>, f32)>,
+    pub(crate) arrays: Vec<Vec<u8>>,
 }
 
 impl Case {
@@ -45,6 +45,16 @@ impl Case {
         let elements = 1 + numbers.of(&[9, 700, 100_003]) + numbers.below(9);
         let k = numbers.of(&COUNTS[..if elements > 1000 { 4 } else { 5 }]);
         let number = numbers.of(&[Numbers::wild, Numbers::tame]);
+        Case::of(numbers, (optimizer, encoding), (elements, k), number)
+    }
+
+    /// So many elements of so many gradients, of such numbers.
+    pub(crate) fn of(
+        numbers: &mut Numbers,
+        (optimizer, encoding): (Optimizer, Encoding),
+        (elements, k): (usize, usize),
+        number: fn(&mut Numbers) -> f32,
+    ) -> Case {
         let array = |numbers: &mut Numbers, encoding: Encoding, of: fn(f32) -> f32| {
             let values: Vec<f32> = (0..elements).map(|_| of(number(numbers))).collect();
             let mut bytes = vec![0; elements * encoding.bytes()];
@@ -62,7 +72,7 @@ impl Case {
         Case { optimizer, encoding, step, learning_rate, run, elements, gradients, arrays }
     }
 
-    fn on_processors(&self) -> Outcome<(Vec<Vec<u8>>, bool)> {
+    pub(crate) fn on_processors(&self) -> Outcome<(Vec<Vec<u8>>, bool)> {
         let of = |width: usize| self.run.start * width..self.run.end * width;
         let part = of(self.encoding.bytes());
         let elements = |bytes| VolatileSlice::from_ref(bytes);
@@ -96,6 +106,20 @@ impl Case {
         bare: &mut BareGpu,
         shift: usize,
     ) -> Outcome<(Vec<Vec<u8>>, bool)> {
+        let launch = |fold, ticket: &mut Tickets| kernels.launch(fold, ticket);
+        let written = self.launched(gpu, kernels, bare, shift, launch)?;
+        Ok((written, !kernels.has_not_finite()))
+    }
+
+    /// What is written by a launch that the caller makes.
+    pub(crate) fn launched(
+        &self,
+        gpu: &Gpu,
+        kernels: &GpuKernels,
+        bare: &mut BareGpu,
+        shift: usize,
+        launch: impl Fn(GpuFold, &mut Tickets) -> Result<(), GpuError>,
+    ) -> Outcome<Vec<Vec<u8>>> {
         kernels.clear_not_finite();
         let mut put = |bytes: &[u8], width: usize| -> Outcome<_> {
             let begin = shift * width;
@@ -122,16 +146,16 @@ impl Case {
             elements: self.run.clone(),
         };
         let mut ticket = Tickets::default();
-        kernels.launch(fold, &mut ticket)?;
+        launch(fold, &mut ticket)?;
         while !ticket.are_done()? {
             std::hint::spin_loop();
         }
         let written: Result<_, _> = arrays.iter().map(|(_, to)| bare.read(to)).collect();
-        Ok((written?, !kernels.has_not_finite()))
+        Ok(written?)
     }
 }
 
-fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+pub(crate) fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
 }
 

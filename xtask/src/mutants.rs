@@ -64,6 +64,22 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "the GPU has folded nothing",
     ),
     (
+        "fold_counts_before_it_is_made",
+        "node::folder_gpu::measured::tests::\
+         what_a_gpu_measures_is_read_once_it_is_measured_and_not_before",
+        "the GPU has measured nothing",
+    ),
+    (
+        "publish_before_copied",
+        "node::publisher::gpu::encoded::tests::a_gpu_publishes_f32_as_the_halves_that_processors_make",
+        "it is not converted yet",
+    ),
+    (
+        "gpu_does_not_wait_for_caller",
+        "node::publisher::gpu::encoded::tests::a_gpu_publishes_f32_as_the_halves_that_processors_make",
+        "other halves than processors make",
+    ),
+    (
         "slot_given_back_under_fold",
         "node::server::folding::tests::\
          a_slot_that_a_gpu_still_folds_is_not_given_back_when_it_is_dropped",

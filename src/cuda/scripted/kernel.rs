@@ -1,44 +1,201 @@
-//! The kernels that fold, as a plain loop over one element after the other: what `cuda/fold.cuh` says.
+//! The kernels, as plain loops over one element after the other: what `cuda/fold.cuh` and `cuda/encode.cuh` say.
 
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::size_of;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::super::driver::DevicePointer;
+use super::super::encode::EncodeParameters;
 use super::super::fold::FoldParameters;
+use super::super::kernels::{GROUP, LANES, LaneParameters, SUMS, groups};
 use super::work::ScriptedMemory;
 
-fn load(device: &mut ScriptedMemory, array: DevicePointer, index: usize) -> f32 {
-    let bytes = device.at(array + 4 * index as u64, 4).expect("an element of an array that is allocated");
-    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+/// A kernel that was launched, with its parameter.
+pub(super) enum ScriptedKernel {
+    Fold { name: String, parameters: Box<FoldParameters> },
+    Moments(LaneParameters),
+    Encode { is_bf16: bool, parameters: EncodeParameters },
 }
 
-fn half(device: &mut ScriptedMemory, array: DevicePointer, index: usize) -> u16 {
-    let bytes = device.at(array + 2 * index as u64, 2).expect("an element of an array that is allocated");
-    u16::from_le_bytes(bytes.try_into().expect("two bytes"))
+impl ScriptedKernel {
+    /// The kernel of this name, if its parameter has so many bytes.
+    ///
+    /// # Safety
+    /// The parameter has so many bytes.
+    pub(super) unsafe fn new(name: String, parameter: *const c_void, bytes: usize) -> Option<ScriptedKernel> {
+        if name.starts_with("slackline_fold_") && bytes == size_of::<FoldParameters>() {
+            // SAFETY: of this length, which no other parameter has.
+            let parameters = Box::new(unsafe { parameter.cast::<FoldParameters>().read() });
+            return Some(ScriptedKernel::Fold { name, parameters });
+        }
+        if name == "slackline_moments" && bytes == size_of::<LaneParameters>() {
+            // SAFETY: as above.
+            return Some(ScriptedKernel::Moments(unsafe { parameter.cast::<LaneParameters>().read() }));
+        }
+        let is_bf16 = name.strip_prefix("slackline_encode_")? == "bf16";
+        (bytes == size_of::<EncodeParameters>()).then(|| {
+            // SAFETY: as above.
+            let parameters = unsafe { parameter.cast::<EncodeParameters>().read() };
+            ScriptedKernel::Encode { is_bf16, parameters }
+        })
+    }
+
+    /// The elements that it goes through.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            ScriptedKernel::Fold { parameters, .. } => parameters.count as usize,
+            ScriptedKernel::Moments(_) => SUMS,
+            ScriptedKernel::Encode { parameters, .. } => parameters.count as usize,
+        }
+    }
+
+    /// True unless it folds arrays at an address that the device has no memory at.
+    pub(super) fn is_there(&self, device: &ScriptedMemory) -> bool {
+        match self {
+            ScriptedKernel::Fold { parameters, .. } => device.range(parameters.from[0]).is_some(),
+            ScriptedKernel::Moments(_) | ScriptedKernel::Encode { .. } => true,
+        }
+    }
+
+    /// Goes through a part of them, of which there may be several, in order.
+    pub(super) fn run(&self, part: Range<usize>, memory: &mut Memory<'_>) {
+        match self {
+            ScriptedKernel::Fold { name, parameters } => {
+                let kernel = name.strip_prefix("slackline_fold_").expect("a kernel that folds");
+                let (rule, element) = kernel.split_once('_').expect("a rule and a type");
+                let (element, measures) =
+                    element.strip_suffix("_measured").map_or((element, false), |element| (element, true));
+                let begin = parameters.offset as usize;
+                let is_last = part.end == self.count();
+                fold(memory, (rule, element), parameters, begin + part.start..begin + part.end);
+                // As late as may be: what it measures is read again at the end.
+                if measures && is_last {
+                    measure(memory, element, parameters);
+                }
+            }
+            ScriptedKernel::Moments(parameters) => moments(memory, parameters, part),
+            ScriptedKernel::Encode { is_bf16, parameters } => {
+                let begin = parameters.offset as usize;
+                for index in begin + part.start..begin + part.end {
+                    let value = load(memory, parameters.from, index);
+                    let half = match is_bf16 {
+                        true => half::bf16::from_f32(value).to_bits(),
+                        false => half::f16::from_f32(value).to_bits(),
+                    };
+                    memory.store(parameters.to + 2 * index as u64, &half.to_le_bytes());
+                }
+            }
+        }
+    }
 }
 
-/// Folds these elements by the kernel of this name.
-pub(super) fn fold(
-    device: &mut ScriptedMemory,
-    name: &str,
+/// The memory that a kernel reaches.
+pub(super) struct Memory<'a> {
+    pub(super) device: &'a mut ScriptedMemory,
+    /// Lengths of host memory that is registered, by its first address.
+    pub(super) registered: &'a HashMap<usize, usize>,
+}
+
+impl Memory<'_> {
+    fn load<const N: usize>(&mut self, address: DevicePointer) -> [u8; N] {
+        let bytes = self.device.at(address, N).expect("an element of an array that is allocated");
+        (&*bytes).try_into().expect("as many bytes")
+    }
+
+    /// Writes memory of the device, or host memory that is registered.
+    fn store(&mut self, address: DevicePointer, bytes: &[u8]) {
+        if let Some(to) = self.device.at(address, bytes.len()) {
+            return to.copy_from_slice(bytes);
+        }
+        let begin = address as usize;
+        let holds =
+            |(first, length): (&usize, &usize)| *first <= begin && begin + bytes.len() <= first + length;
+        assert!(self.registered.iter().any(holds), "a kernel writes memory that it has not");
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(begin);
+        // SAFETY: the range is registered, so it is mapped; that nothing else uses it is the claim of the tests that
+        // run this.
+        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+fn load(memory: &mut Memory<'_>, array: DevicePointer, index: usize) -> f32 {
+    f32::from_le_bytes(memory.load(array + 4 * index as u64))
+}
+
+/// The element of a gradient of this type.
+fn element_of(memory: &mut Memory<'_>, element: &str, array: DevicePointer, index: usize) -> f32 {
+    let half = |memory: &mut Memory<'_>| u16::from_le_bytes(memory.load(array + 2 * index as u64));
+    match element {
+        "f32" => load(memory, array, index),
+        "bf16" => half::bf16::from_bits(half(memory)).to_f32(),
+        "f16" => half::f16::from_bits(half(memory)).to_f32(),
+        other => panic!("no type {other}"),
+    }
+}
+
+/// The weighted sum of the gradients' elements at `index`, and the squares of each.
+fn sum(
+    memory: &mut Memory<'_>,
+    element: &str,
+    parameters: &FoldParameters,
+    index: usize,
+    mut see: impl FnMut(usize, f32),
+) -> f32 {
+    let mut sum = 0.0_f32;
+    for j in 0..parameters.gradients as usize {
+        let value = element_of(memory, element, parameters.elements[j], index);
+        see(j, value);
+        let term = parameters.weights[j] * value;
+        sum = if j == 0 { term } else { sum + term };
+    }
+    sum
+}
+
+/// The squares of each lane of a fold.
+fn measure(memory: &mut Memory<'_>, element: &str, parameters: &FoldParameters) {
+    let (offset, count) = (parameters.offset as usize, parameters.count as usize);
+    let (first, groups) = (offset / GROUP, groups(parameters.offset, parameters.count));
+    for lane in 0..groups.min(LANES) {
+        let [mut of_sum, mut of_each] = [0.0_f64; 2];
+        for group in (lane..groups).step_by(LANES) {
+            let begin = (first + group) * GROUP;
+            let (mut sums, mut each) = (0.0_f32, vec![0.0_f32; parameters.gradients as usize]);
+            for index in begin.max(offset)..(begin + GROUP).min(offset + count) {
+                let sum = sum(memory, element, parameters, index, |j, value| each[j] += value * value);
+                sums += sum * sum;
+            }
+            each.into_iter().for_each(|square| of_each += f64::from(square));
+            of_sum += f64::from(sums);
+        }
+        let at = parameters.squares + 16 * lane as u64;
+        memory.store(at, &of_sum.to_le_bytes());
+        memory.store(at + 8, &of_each.to_le_bytes());
+    }
+}
+
+/// These of the sums of all lanes.
+fn moments(memory: &mut Memory<'_>, parameters: &LaneParameters, part: Range<usize>) {
+    for at in part {
+        for half in [0, 8] {
+            let lanes = (at..parameters.count as usize).step_by(SUMS);
+            let square =
+                |lane: usize| f64::from_le_bytes(memory.load(parameters.lanes + 16 * lane as u64 + half));
+            let sum = lanes.map(square).fold(0.0, |sum, square| sum + square);
+            memory.store(parameters.sums + 16 * at as u64 + half, &sum.to_le_bytes());
+        }
+    }
+}
+
+/// Folds these elements by the kernel of this rule and type.
+fn fold(
+    memory: &mut Memory<'_>,
+    (rule, element): (&str, &str),
     parameters: &FoldParameters,
     elements: Range<usize>,
 ) {
-    let kernel = name.strip_prefix("slackline_fold_").expect("a kernel that folds");
-    let (rule, element) = kernel.split_once('_').expect("a rule and a type");
     for index in elements {
-        let mut sum = 0.0_f32;
-        for j in 0..parameters.gradients as usize {
-            let array = parameters.elements[j];
-            let value = match element {
-                "f32" => load(device, array, index),
-                "bf16" => half::bf16::from_bits(half(device, array, index)).to_f32(),
-                "f16" => half::f16::from_bits(half(device, array, index)).to_f32(),
-                other => panic!("no type {other}"),
-            };
-            let term = parameters.weights[j] * value;
-            sum = if j == 0 { term } else { sum + term };
-        }
+        let sum = sum(memory, element, parameters, index, |_, _| {});
         let states = match rule {
             "sgd" => 0,
             "momentum" => 1,
@@ -46,18 +203,14 @@ pub(super) fn fold(
         };
         let mut values = [0.0; 3];
         for (value, from) in values.iter_mut().zip(parameters.from).take(1 + states) {
-            *value = load(device, from, index);
+            *value = load(memory, from, index);
         }
         let results = step(rule, parameters, sum, values);
         for (result, to) in results.into_iter().zip(parameters.to).take(1 + states) {
-            let bytes =
-                device.at(to + 4 * index as u64, 4).expect("an element of an array that is allocated");
-            bytes.copy_from_slice(&result.to_le_bytes());
+            memory.store(to + 4 * index as u64, &result.to_le_bytes());
         }
         if !results[0].is_finite() {
-            let word = std::ptr::with_exposed_provenance_mut(parameters.not_finite as usize);
-            // SAFETY: a word of host memory that is registered for as long as launches are under way.
-            unsafe { AtomicU32::from_ptr(word) }.store(1, Relaxed);
+            memory.store(parameters.not_finite, &1_u32.to_le_bytes());
         }
     }
 }

@@ -9,10 +9,9 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
-use super::super::fold::FoldParameters;
 use super::super::sys::Code;
 use super::ScriptedState;
-use super::kernel::fold;
+use super::kernel::{Memory, ScriptedKernel};
 
 /// Bytes of the device.
 const CAPACITY: usize = 256 << 20;
@@ -28,7 +27,7 @@ pub(super) enum StreamWork {
     ToHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     FromHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     Within { to: DevicePointer, from: DevicePointer, bytes: usize, done: usize },
-    Fold { name: String, parameters: Box<FoldParameters>, done: usize },
+    Launch { kernel: ScriptedKernel, done: usize },
     Word { host: usize, value: u64 },
     Fill { pointer: DevicePointer, bytes: usize, value: u8 },
     Kernel { to: DevicePointer, from: DevicePointer, bytes: usize },
@@ -214,15 +213,15 @@ impl ScriptedState {
                 *done += piece;
                 done == bytes
             }
-            StreamWork::Fold { parameters, .. } if self.device.range(parameters.from[0]).is_none() => {
+            StreamWork::Launch { kernel, .. } if !kernel.is_there(&self.device) => {
                 self.fault = Some(Code::ILLEGAL_ADDRESS);
                 true
             }
-            StreamWork::Fold { name, parameters, done } => {
-                let count = parameters.count as usize;
+            StreamWork::Launch { kernel, done } => {
+                let count = kernel.count();
                 let piece = count.div_ceil(PIECES).min(count - *done);
-                let begin = parameters.offset as usize + *done;
-                fold(&mut self.device, name, parameters, begin..begin + piece);
+                let mut memory = Memory { device: &mut self.device, registered: &self.registered };
+                kernel.run(*done..*done + piece, &mut memory);
                 *done += piece;
                 *done == count
             }

@@ -6,6 +6,8 @@ mod claims;
 mod folds;
 #[path = "../../../tests/gpu/litmus.rs"]
 mod litmus;
+#[path = "../../../tests/gpu/measures.rs"]
+mod measures;
 #[path = "../../../tests/kernels/numbers.rs"]
 mod numbers;
 #[path = "../../../tests/gpu/peer.rs"]

@@ -2,13 +2,13 @@
 //! loop over the parameters that a launch has, done late and in pieces.
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
 
     use crate::clock::Version;
-    use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted};
+    use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted};
     use crate::kernel::{AdamParameters, Optimizer};
     use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::{
@@ -20,32 +20,32 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    pub(in crate::node::folder_gpu) const PATIENCE: Duration = Duration::from_secs(20);
     /// Odd, and of several chunks.
-    const ELEMENTS: usize = 1003;
+    pub(in crate::node::folder_gpu) const ELEMENTS: usize = 1003;
     const CHUNK_BYTES: u64 = 1024;
-    const OPTIMIZERS: [Optimizer; 4] = [
+    pub(in crate::node::folder_gpu) const OPTIMIZERS: [Optimizer; 4] = [
         Optimizer::Sgd { weight_decay: 0.01 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
         Optimizer::Adam(AdamParameters { weight_decay: 0.01, ..AdamParameters::DEFAULT }),
         Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::DEFAULT }),
     ];
 
-    fn table() -> Table {
+    pub(in crate::node::folder_gpu) fn table() -> Table {
         Table::flat(ELEMENTS as u64, ElementType::F32).unwrap()
     }
 
-    fn initial() -> Vec<f32> {
+    pub(in crate::node::folder_gpu) fn initial() -> Vec<f32> {
         (0..ELEMENTS).map(|index| (index as f32 * 0.37).sin()).collect()
     }
 
-    fn options(optimizer: Optimizer, workers: usize) -> ServerOptions {
+    pub(in crate::node::folder_gpu) fn options(optimizer: Optimizer, workers: usize) -> ServerOptions {
         let memory = ShardOptions { chunk_bytes: CHUNK_BYTES, ..ShardOptions::default() };
         ServerOptions { optimizer, memory, ..ServerOptions::new(SchemeConfig::Bsp, workers, 0.05) }
     }
 
     /// A driver and its GPU, and a transport with that.
-    fn gpu<T: OfGpu>() -> (Arc<Scripted>, Gpu, T) {
+    pub(in crate::node::folder_gpu) fn gpu<T: OfGpu>() -> (Arc<Scripted>, Gpu, T) {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
         let transport = T::with(&gpu);
@@ -53,7 +53,12 @@ mod tests {
     }
 
     /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
-    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
+    pub(in crate::node::folder_gpu) fn gradient(
+        worker: usize,
+        clock: usize,
+        parameters: &[f32],
+        gradient: &mut [f32],
+    ) {
         for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
             let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
             *g = (p - target) * (1.0 + worker as f32);
@@ -61,7 +66,7 @@ mod tests {
     }
 
     /// Trains with two workers under BSP, over the server's transport and one for each worker.
-    fn train<T: OfGpu>(
+    pub(in crate::node::folder_gpu) fn train<T: OfGpu>(
         server: &mut Server<T>,
         workers: [T; 2],
         encoding: Encoding,
@@ -91,7 +96,7 @@ mod tests {
         server.parameters().unwrap()
     }
 
-    fn bits(values: &[f32]) -> Vec<u32> {
+    pub(in crate::node::folder_gpu) fn bits(values: &[f32]) -> Vec<u32> {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
@@ -375,14 +380,53 @@ mod tests {
     fn what_folds_on_a_gpu_do_not_have_is_refused_by_name() {
         let (driver, _gpu, transport) = gpu::<Shm>();
         let _working = driver.work_in_a_thread();
-        let plain = || options(OPTIMIZERS[0], 1);
-        let measured = ServerOptions { measure_moments: true, ..plain() };
-        let watched = ServerOptions { non_finite: NonFinite::Drop, ..plain() };
-        for (options, name) in [(measured, "measure_moments"), (watched, "non_finite")] {
-            let made = Server::new(transport.clone(), &Address::random(), table(), &initial(), options);
-            let error = made.map(drop).unwrap_err();
-            assert!(matches!(error, Error::Option { option, .. } if option == name), "{error}");
-        }
+        let options = options(OPTIMIZERS[0], MAX_GRADIENTS + 1);
+        let made = Server::new(transport, &Address::random(), table(), &initial(), options);
+        let error = made.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "workers", .. }), "{error}");
+    }
+
+    #[test]
+    fn checksums_of_payloads_on_a_gpu_are_refused_by_name() {
+        let (driver, _gpu, transport) = gpu::<Shm>();
+        let _working = driver.work_in_a_thread();
+        let memory = ShardOptions { checksums: true, ..ShardOptions::default() };
+        let options = ServerOptions { memory, ..options(OPTIMIZERS[0], 1) };
+        let made = Server::new(transport.clone(), &Address::random(), table(), &initial(), options);
+        let error = made.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Option { option: "checksums", .. }), "{error}");
+
+        let options = self::options(OPTIMIZERS[0], 1);
+        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let their_driver = Arc::new(Scripted::new());
+                let (gpu, _, stream) = their_driver.open_gpu();
+                let _working = their_driver.work_in_a_thread();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                let plain = WorkerOptions::new(SchemeConfig::Bsp);
+                let connect = |checksums, transport| {
+                    let options = WorkerOptions { checksums, ..plain.clone() };
+                    Worker::connect(transport, std::slice::from_ref(&address), options, PATIENCE)
+                };
+                // Of the parameters, which come to host memory, there is none to be checked.
+                let mut worker = connect(true, Shm::new().with_gpu(&gpu)).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                let refused = step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap_err();
+                assert!(matches!(refused, Error::Gpu(GpuError::OnGpu { .. })), "{refused}");
+                assert!(refused.to_string().contains("checksum"), "{refused}");
+                // Out of host memory it has one, which the server cannot check.
+                let mut step = worker.step(PATIENCE).unwrap();
+                step.gradient().unwrap().fill(1.0);
+                let published = step.publish(None, PATIENCE).and_then(|()| worker.flush(PATIENCE));
+                published.unwrap_err().to_string()
+            });
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            let told = working.join().unwrap();
+            assert_eq!(server.status().misbehaved, 1);
+            assert!(told.contains("checksum"), "{told}");
+        });
     }
 
     #[test]
@@ -394,7 +438,11 @@ mod tests {
             let transport = Shm::new().with_gpu(&gpu);
             driver.fail(failures, crate::cuda::NOT_PERMITTED);
             let working = driver.work_in_a_thread();
-            let options = options(OPTIMIZERS[1], 1);
+            let options = ServerOptions {
+                measure_moments: true,
+                non_finite: NonFinite::Drop,
+                ..options(OPTIMIZERS[1], 1)
+            };
             let made = Server::new(transport, &Address::random(), table(), &initial(), options);
             drop(working);
             let outcome = made.map(drop);

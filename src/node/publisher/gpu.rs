@@ -1,6 +1,8 @@
 //! Versions that a GPU copies into the publisher's frames.
 
 #[cfg(test)]
+mod encoded;
+#[cfg(test)]
 mod scripted;
 
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -13,6 +15,7 @@ use super::super::wait::{WaitTurn, wait};
 use super::background::{Draft, Shared};
 use crate::clock::{Version, VersionTag};
 use crate::cuda::{GpuError, GpuSlice, GpuStream};
+use crate::table::Encoding;
 use crate::time::Duration;
 use crate::transport::{PayloadSlice, Transport};
 
@@ -96,6 +99,30 @@ impl<T: Transport> Draft<T> {
         match &into {
             PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
             PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
+        }
+        Ok(())
+    }
+
+    /// As [`copy_from_gpu`](Self::copy_from_gpu), of f32 elements, which the GPU rounds to `encoding` on their way: to
+    /// nearest, ties to even, as for a gradient ([`Step::encode`](crate::Step::encode)). The table is written from the
+    /// byte `offset` on, as many elements as `from` has. The first conversion on a GPU loads the library's kernels, which
+    /// the driver may have to compile: that can take seconds.
+    ///
+    /// # Errors
+    /// They are not whole f32 elements, or not aligned where they are or in the table; as
+    /// [`copy_from_gpu`](Self::copy_from_gpu).
+    pub fn encode_from_gpu(
+        &mut self,
+        offset: u64,
+        from: &GpuSlice,
+        encoding: Encoding,
+        stream: &GpuStream,
+    ) -> Result<(), Error> {
+        let into = self.range(offset, from.bytes() / 4 * encoding.bytes())?;
+        let copies = &mut self.copies.tickets;
+        match &into {
+            PayloadSlice::Host(into) => stream.encode_to_host(from, into, encoding, copies)?,
+            PayloadSlice::Gpu(into) => stream.encode_within(from, into, encoding, copies)?,
         }
         Ok(())
     }

@@ -1,17 +1,23 @@
 //! Gradients that hold a NaN or an infinity: noticed by what a fold has made, looked for only then.
 
+use smallvec::SmallVec;
+
 use super::{NonFinite, Server};
 use crate::node::Error;
 use crate::node::shard::DisconnectReason;
+use crate::scheme::GradientId;
 use crate::time::Instant;
 use crate::transport::Transport;
 
 impl<T: Transport> Server<T> {
-    /// Looks for the gradients that have made a parameter of the complete fold NaN or infinite, and counts them. Begins
-    /// the fold again without them, unless the options allow them; true if it did.
-    pub(super) fn leave_out(&mut self, now: Instant) -> Result<bool, Error> {
+    /// Counts the gradients that have made a parameter of the complete fold NaN or infinite. Begins the fold again
+    /// without them, unless the options allow them; true if it did.
+    pub(super) fn leave_out(
+        &mut self,
+        found: SmallVec<[GradientId; 4]>,
+        now: Instant,
+    ) -> Result<bool, Error> {
         let version = self.shard.frames.latest().version.next();
-        let found = self.folder.non_finite();
         self.status.non_finite += found.len() as u64;
         let Some(frame) =
             self.work.frame.filter(|_| !found.is_empty() && self.non_finite != NonFinite::Allow)

@@ -33,24 +33,13 @@ pub(super) fn folder<T: Transport>(
 
 #[cfg(feature = "cuda")]
 fn folder_on(gpu: &Gpu, options: &ServerOptions, scheme_measures: bool) -> Result<Box<dyn Folder>, Error> {
-    let refuse = |option, value: String| {
-        let reason = "folds on a GPU do not have it: leave it out, or use a transport without a GPU";
-        Err(Error::Option { option, value, reason })
-    };
-    if scheme_measures {
-        return refuse("scheme", options.scheme.to_string());
-    }
-    if options.measure_moments {
-        return refuse("measure_moments", "true".into());
-    }
-    if options.non_finite != NonFinite::Allow {
-        return refuse("non_finite", format!("{:?}", options.non_finite));
-    }
     if options.workers > MAX_GRADIENTS {
         let (option, value) = ("workers", options.workers.to_string());
         return Err(Error::Option { option, value, reason: "a GPU folds at most 256 gradients at a time" });
     }
-    Ok(Box::new(GpuFolder::new(gpu, &options.optimizer)?))
+    let measures = scheme_measures || options.measure_moments;
+    let looks = options.non_finite != NonFinite::Allow;
+    Ok(Box::new(GpuFolder::new(gpu, &options.optimizer, measures, looks)?))
 }
 
 impl<T: Transport> Server<T> {

@@ -43,8 +43,8 @@ pub struct ServerOptions {
 }
 
 /// Treatments of gradients that hold a NaN or an infinity. The server counts such gradients in any case
-/// ([`ServerStatus::non_finite`]). Noticing them costs no pass over memory; a fold that has one is done again
-/// without it.
+/// ([`ServerStatus::non_finite`]), but for one that folds on a GPU and allows them. Noticing them costs no pass over
+/// memory; a fold that has one is done again without it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NonFinite {
     /// They are folded in as they are, and the parameters are not finite from then on ([`ServerStatus::diverged`]).

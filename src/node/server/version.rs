@@ -54,9 +54,13 @@ impl<T: Transport> Server<T> {
         if !self.work.bound || !self.folder.is_complete() {
             return Ok(moved);
         }
-        if self.folder.is_finite() || !self.leave_out(now)? {
-            self.finish_fold(now);
+        if !self.folder.is_finite() {
+            let Some(found) = self.folder.non_finite()? else { return Ok(moved) };
+            if self.leave_out(found, now)? {
+                return Ok(true);
+            }
         }
+        self.finish_fold(now);
         Ok(true)
     }
 

@@ -15,6 +15,9 @@ use crate::transport::Transport;
 pub(super) const NEEDS_BYTES: GpuError =
     GpuError::OnGpu { operation: "measure a gradient, or add it to the worker's own copy" };
 
+/// Checksums are computed by processors.
+const NEEDS_CHECKSUM: GpuError = GpuError::OnGpu { operation: "compute the checksum of a gradient" };
+
 impl<T: Transport> Step<'_, T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
     /// `stream` has now. What `stream` gets later waits for the copy. It returns at once; the parameters are replaced
@@ -61,6 +64,25 @@ impl<T: Transport> Step<'_, T> {
         Ok(stream.copy_to_host(from, &into, &mut worker.copies.tickets)?)
     }
 
+    /// Has the GPU round the f32 gradient of the whole table that is in `from` to the worker's encoding, into the
+    /// gradient, as [`encode`](Self::encode) does from host memory. For the rest it is as
+    /// [`copy_gradient_from_gpu`](Self::copy_gradient_from_gpu). The first conversion on a GPU loads the library's
+    /// kernels, which the driver may have to compile: that can take seconds.
+    ///
+    /// # Errors
+    /// `from` has another length, or is not aligned to 4 bytes; as
+    /// [`copy_gradient_from_gpu`](Self::copy_gradient_from_gpu).
+    pub fn encode_gradient_from_gpu(&mut self, from: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
+        let worker = &mut *self.worker;
+        let (given, expected) = (from.bytes(), worker.table.bytes() as usize);
+        if given != expected {
+            return Err(Error::Length { given, expected });
+        }
+        let (bytes, encoding) = (worker.gradient_bytes() as usize, worker.options.encoding);
+        let into = worker.gradient_buffer()?.slice(0, bytes)?;
+        Ok(stream.encode_to_host(from, &into, encoding, &mut worker.copies.tickets)?)
+    }
+
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. The stream does not wait. Only over a transport with the GPU
@@ -68,7 +90,7 @@ impl<T: Transport> Step<'_, T> {
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
-    /// its copy; the stream captures a graph; the transport or the driver refuses the copy; as
+    /// its copy; its gradients are to carry checksums; the stream captures a graph; the transport or the driver refuses the copy; as
     /// [`publish`](Self::publish).
     pub fn publish_from_gpu(
         self,
@@ -81,6 +103,9 @@ impl<T: Transport> Step<'_, T> {
         if from.bytes() as u64 != worker.gradient_bytes() {
             let (given, expected) = (from.bytes(), worker.gradient_bytes() as usize);
             return Err(Error::Length { given, expected });
+        }
+        if worker.options.checksums {
+            return Err(NEEDS_CHECKSUM.into());
         }
         let deadline = worker.runtime.now() + timeout;
         complete(worker.finish_outgoing(timeout))?;
