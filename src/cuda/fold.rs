@@ -17,13 +17,13 @@ use crate::mem::{HostMemory, PAGE_SIZE};
 use crate::table::Encoding;
 
 /// The kernels, and a NUL behind them.
-const KERNELS: &str = concat!(include_str!("../../cuda/kernels.ptx"), "\0");
+pub(super) const KERNELS: &str = concat!(include_str!("../../cuda/kernels.ptx"), "\0");
 
 /// Most gradients of one fold: the parameters of a kernel take 4 KiB at most.
 pub(crate) const MAX_GRADIENTS: usize = 256;
 
 /// Threads of a block, and the elements that each of them folds at a time.
-const BLOCK: u32 = 256;
+pub(super) const BLOCK: u32 = 256;
 const GROUP: usize = 4;
 
 /// `struct slackline_fold` of `cuda/abi.h`.

@@ -15,7 +15,7 @@
 //! | `probe` | what a GPU can do, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
-//! | `fold` | kernels that fold gradients |
+//! | `fold`, `model` | kernels that fold gradients; kernels that compute them for models of the command line |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
 
@@ -27,6 +27,7 @@ mod fold;
 mod gpu;
 mod library;
 mod memory;
+mod model;
 mod probe;
 mod queue;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub(crate) use fold::MAX_GRADIENTS;
 pub use fold::{GpuFold, GpuKernels};
 pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};
+pub use model::{GpuLayer, GpuModel};
 pub use probe::{GpuCopies, GpuProperties};
 pub(crate) use queue::HostBytes;
 #[cfg(test)]

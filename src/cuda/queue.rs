@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
 use super::fold::Launch;
 use super::gpu::PrimaryContext;
+use super::model::ModelLaunch;
 use super::sys::{Attribute, Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{GpuError, GpuSlice};
 use crate::mem::{Buffer, HostMemory, MemoryRegion, PAGE_SIZE};
@@ -58,6 +59,8 @@ pub(super) enum GpuWork {
     Clear { into: GpuSlice },
     /// A kernel.
     Fold(Box<Launch>),
+    /// A kernel of a model, which has a queue of its own.
+    Model(Box<ModelLaunch>),
 }
 
 impl GpuWork {
@@ -66,7 +69,7 @@ impl GpuWork {
             GpuWork::ToHost { .. } => QueueKind::ToHost,
             GpuWork::FromHost { .. } => QueueKind::FromHost,
             GpuWork::Within { .. } | GpuWork::Clear { .. } => QueueKind::Within,
-            GpuWork::Fold(_) => QueueKind::Folds,
+            GpuWork::Fold(_) | GpuWork::Model(_) => QueueKind::Folds,
         }
     }
 
@@ -77,6 +80,7 @@ impl GpuWork {
             GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (Some(into), None, &[][..]),
             GpuWork::Within { from, into } => (Some(from), Some(into), &[][..]),
             GpuWork::Fold(launch) => (None, None, launch.slices()),
+            GpuWork::Model(launch) => (None, None, launch.slices()),
         };
         one.into_iter().chain(other).chain(others)
     }
@@ -85,7 +89,7 @@ impl GpuWork {
     pub(super) fn region(&self) -> Option<&MemoryRegion> {
         match self {
             GpuWork::ToHost { host, .. } | GpuWork::FromHost { host, .. } => Some(host.region()),
-            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Fold(_) => None,
+            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Fold(_) | GpuWork::Model(_) => None,
         }
     }
 
@@ -110,6 +114,7 @@ impl GpuWork {
                 }
                 GpuWork::Clear { into } => driver.fill_with_zeros(into.pointer(), into.bytes(), stream),
                 GpuWork::Fold(launch) => launch.issue(driver, stream),
+                GpuWork::Model(launch) => launch.issue(driver, stream),
             }
         }
     }
@@ -197,6 +202,11 @@ impl GpuQueue {
             Ok(())
         })?;
         Ok(queue)
+    }
+
+    /// The stream, for work that is ordered with it.
+    pub(super) fn stream(&self) -> StreamHandle {
+        self.stream
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {

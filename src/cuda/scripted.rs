@@ -8,6 +8,7 @@
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
 mod kernel;
+mod model;
 mod work;
 
 use std::collections::{HashMap, VecDeque};
@@ -21,6 +22,7 @@ use super::driver::{
     Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
 };
 use super::fold::FoldParameters;
+use super::model::{LayerParameters, ModelParameters, SoftmaxParameters};
 use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuStream};
 use work::{GRANULARITY, ScriptedMemory, StreamWork};
@@ -600,13 +602,26 @@ impl Driver for Scripted {
     ) -> Result<(), Code> {
         self.within(|state| {
             let name = state.functions.get(&function.0).ok_or(INVALID_HANDLE)?.clone();
-            if bytes != size_of::<FoldParameters>() || blocks == 0 || !(1..=256).contains(&threads) {
+            if blocks == 0 || !(1..=256).contains(&threads) {
                 return Err(Code::INVALID_VALUE);
             }
-            // SAFETY: the caller's promise.
-            let parameters = unsafe { parameter.cast::<FoldParameters>().read() };
+            // SAFETY: the caller's promise: the structure of this kernel, of which the length is a first proof.
+            let work = unsafe {
+                if name.starts_with("slackline_fold_") && bytes == size_of::<FoldParameters>() {
+                    let parameters = Box::new(parameter.cast::<FoldParameters>().read());
+                    StreamWork::Fold { name, parameters, done: 0 }
+                } else if name == "slackline_train_softmax" && bytes == size_of::<SoftmaxParameters>() {
+                    let parameters = ModelParameters::Softmax(parameter.cast::<SoftmaxParameters>().read());
+                    StreamWork::Model { name, parameters, done: 0 }
+                } else if name.starts_with("slackline_train_") && bytes == size_of::<LayerParameters>() {
+                    let parameters = ModelParameters::Layer(parameter.cast::<LayerParameters>().read());
+                    StreamWork::Model { name, parameters, done: 0 }
+                } else {
+                    return Err(Code::INVALID_VALUE);
+                }
+            };
             state.launches += 1;
-            state.put(stream, StreamWork::Fold { name, parameters: Box::new(parameters), done: 0 })
+            state.put(stream, work)
         })
     }
 

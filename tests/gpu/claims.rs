@@ -20,6 +20,8 @@ pub(crate) struct Scene {
     pub(crate) reads: (u64, u64),
     /// Folds of each rule and type.
     pub(crate) folds: usize,
+    /// Steps in which the digits are learnt.
+    pub(crate) clocks: u64,
     /// What keeps the GPU going.
     pub(crate) _working: Box<dyn Send>,
 }
@@ -37,6 +39,8 @@ macro_rules! tests_of_claims {
             no_version_of_a_publisher_that_never_pauses_is_torn,
             after_a_publisher_is_killed_the_next_one_is_read,
             folds_have_the_bits_that_processors_make,
+            digits_folded_on_a_gpu_become_the_parameters_of_processors,
+            digits_learnt_on_a_gpu_have_the_losses_of_processors,
         }
     };
     ($scene:path; $($name:ident),* $(,)?) => {
@@ -48,6 +52,10 @@ macro_rules! tests_of_claims {
 }
 pub(crate) use tests_of_claims;
 
+pub(crate) use super::digits::{
+    digits_folded_on_a_gpu_become_the_parameters_of_processors,
+    digits_learnt_on_a_gpu_have_the_losses_of_processors,
+};
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
 
 /// Odd, so that frames do not end where pages do.

@@ -7,9 +7,14 @@ use super::super::driver::DevicePointer;
 use super::super::fold::FoldParameters;
 use super::work::ScriptedMemory;
 
-fn load(device: &mut ScriptedMemory, array: DevicePointer, index: usize) -> f32 {
+pub(super) fn load(device: &mut ScriptedMemory, array: DevicePointer, index: usize) -> f32 {
     let bytes = device.at(array + 4 * index as u64, 4).expect("an element of an array that is allocated");
     f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+pub(super) fn store(device: &mut ScriptedMemory, array: DevicePointer, index: usize, value: f32) {
+    let bytes = device.at(array + 4 * index as u64, 4).expect("an element of an array that is allocated");
+    bytes.copy_from_slice(&value.to_le_bytes());
 }
 
 fn half(device: &mut ScriptedMemory, array: DevicePointer, index: usize) -> u16 {
@@ -50,9 +55,7 @@ pub(super) fn fold(
         }
         let results = step(rule, parameters, sum, values);
         for (result, to) in results.into_iter().zip(parameters.to).take(1 + states) {
-            let bytes =
-                device.at(to + 4 * index as u64, 4).expect("an element of an array that is allocated");
-            bytes.copy_from_slice(&result.to_le_bytes());
+            store(device, to, index, result);
         }
         if !results[0].is_finite() {
             let word = std::ptr::with_exposed_provenance_mut(parameters.not_finite as usize);

@@ -10,8 +10,9 @@ use rustix::fs::MemfdFlags;
 
 use super::super::driver::DevicePointer;
 use super::super::fold::FoldParameters;
-use super::ScriptedState;
+use super::super::model::ModelParameters;
 use super::kernel::fold;
+use super::{ScriptedState, model};
 
 /// Bytes of the device.
 const CAPACITY: usize = 256 << 20;
@@ -28,6 +29,7 @@ pub(super) enum StreamWork {
     FromHost { host: usize, device: DevicePointer, bytes: usize, done: usize },
     Within { to: DevicePointer, from: DevicePointer, bytes: usize, done: usize },
     Fold { name: String, parameters: Box<FoldParameters>, done: usize },
+    Model { name: String, parameters: ModelParameters, done: usize },
     Word { host: usize, value: u64 },
     Fill { pointer: DevicePointer, bytes: usize, value: u8 },
     Kernel { to: DevicePointer, from: DevicePointer, bytes: usize },
@@ -220,6 +222,13 @@ impl ScriptedState {
                 fold(&mut self.device, name, parameters, begin..begin + piece);
                 *done += piece;
                 *done == count
+            }
+            StreamWork::Model { name, parameters, done } => {
+                let results = model::results(name, parameters);
+                let piece = results.div_ceil(PIECES).min(results - *done);
+                model::compute(&mut self.device, name, parameters, *done..*done + piece);
+                *done += piece;
+                *done == results
             }
             StreamWork::Word { host, value } => {
                 // SAFETY: a word of the page of a queue, which is registered while the queue is.

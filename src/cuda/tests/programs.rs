@@ -2,6 +2,8 @@
 
 #[path = "../../../tests/gpu/claims.rs"]
 mod claims;
+#[path = "../../../tests/gpu/digits.rs"]
+mod digits;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
 #[path = "../../../tests/kernels/numbers.rs"]
@@ -28,7 +30,7 @@ fn gpu() -> (Gpu, Working) {
 
 fn scene() -> Scene {
     let (gpu, working) = gpu();
-    Scene { gpu, peer: other_process, reads: (300, 60), folds: 2, _working: Box::new(working) }
+    Scene { gpu, peer: other_process, reads: (300, 60), folds: 2, clocks: 12, _working: Box::new(working) }
 }
 
 fn other_process() -> Command {
