@@ -123,9 +123,8 @@ impl ModelKernels {
         // From here on its end unloads the module, also after an error.
         let mut kernels =
             ModelKernels { primary, module, linear: none, softmax: none, gradient: none, deltas: none };
-        let function = |name| {
-            kernels.primary.call("loading a kernel of models", |driver| driver.function(module, name))
-        };
+        let function =
+            |name| kernels.primary.call("loading a kernel of models", |driver| driver.function(module, name));
         let linear = function(c"slackline_train_linear")?;
         let softmax = function(c"slackline_train_softmax")?;
         let gradient = function(c"slackline_train_gradient")?;
@@ -159,9 +158,7 @@ impl ModelLaunch {
 
     pub(super) fn issue(&self, driver: &dyn Driver, stream: StreamHandle) -> Result<(), Code> {
         let (begin, bytes) = match &self.parameters {
-            ModelParameters::Layer(layer) => {
-                (std::ptr::from_ref(layer).cast(), size_of::<LayerParameters>())
-            }
+            ModelParameters::Layer(layer) => (std::ptr::from_ref(layer).cast(), size_of::<LayerParameters>()),
             ModelParameters::Softmax(softmax) => {
                 (std::ptr::from_ref(softmax).cast(), size_of::<SoftmaxParameters>())
             }
@@ -196,7 +193,11 @@ impl GpuModel {
         batch: usize,
     ) -> Result<GpuModel, GpuError> {
         let (first, last) = (layers[0], layers[layers.len() - 1]);
-        assert_eq!(inputs.len(), labels.len() * first.columns, "each example has the inputs of the first layer");
+        assert_eq!(
+            inputs.len(),
+            labels.len() * first.columns,
+            "each example has the inputs of the first layer"
+        );
         assert!(layers.windows(2).all(|pair| pair[0].units == pair[1].columns), "{layers:?}");
         assert!(labels.iter().all(|label| (*label as usize) < last.units), "a label is a class");
         assert!(batch > 0 && !labels.is_empty(), "a batch has examples");

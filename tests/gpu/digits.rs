@@ -102,13 +102,13 @@ fn loss_and_gradient(data: &Digits, parameters: &[f32], rows: &[usize], gradient
         let highest = scores.iter().copied().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
         loss += (sum.ln() - (scores[label] - highest)) * share;
-        let mut deltas: Vec<f64> =
-            scores.iter().map(|score| (score - highest).exp() / sum * share).collect();
+        let mut deltas: Vec<f64> = scores.iter().map(|score| (score - highest).exp() / sum * share).collect();
         deltas[label] -= share;
         add(OUTPUT, &mut sums, &hidden, &deltas);
         let weights = &parameters[OUTPUT.start..];
         let back = |unit: usize| -> f64 {
-            let by = |(class, delta): (usize, &f64)| delta * f64::from(weights[class * OUTPUT.columns + unit]);
+            let by =
+                |(class, delta): (usize, &f64)| delta * f64::from(weights[class * OUTPUT.columns + unit]);
             if hidden[unit] > 0.0 { deltas.iter().enumerate().map(by).sum() } else { 0.0 }
         };
         let before: Vec<f64> = (0..HIDDEN.units).map(back).collect();

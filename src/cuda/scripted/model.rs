@@ -61,8 +61,7 @@ fn linear(device: &mut ScriptedMemory, of: &LayerParameters, at: usize) {
     let (example, unit) = (at / units, at % units);
     let mut output = load(device, of.parameters, units * columns + unit);
     for column in 0..columns {
-        output +=
-            load(device, of.parameters, unit * columns + column) * input(device, of, example, column);
+        output += load(device, of.parameters, unit * columns + column) * input(device, of, example, column);
     }
     store(device, of.outputs, at, if of.relu != 0 && output < 0.0 { 0.0 } else { output });
 }

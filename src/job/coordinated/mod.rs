@@ -19,6 +19,7 @@ mod causes;
 mod checkpoints;
 mod child;
 mod coordinator;
+mod device;
 mod end;
 mod entries;
 mod gather;
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 pub use caller::{Caller, CoordinatorError, Wish};
 pub use coordinator::{Addresses, Coordinator};
+pub use device::ComputeDevice;
 pub use entries::{Members, Peer, Presence};
 pub use gather::{Gather, GatherError, Gathered, Parts};
 pub use group::GroupWork;
@@ -44,6 +46,8 @@ pub use member::{CoordinatedMember, MemberOptions};
 pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
 pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
 pub use serve::ServeEnd;
+#[cfg(feature = "cuda")]
+pub use work::GpuPlaces;
 pub use work::ServerWork;
 
 use crate::channel::Secret;
