@@ -28,6 +28,8 @@ mod losses;
 mod member;
 mod orders;
 mod reports;
+#[cfg(all(test, feature = "cuda", feature = "tcp"))]
+mod scripted;
 mod serve;
 mod start;
 mod work;
