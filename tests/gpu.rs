@@ -3,6 +3,8 @@
 
 #[path = "gpu/claims.rs"]
 mod claims;
+#[path = "gpu/digits.rs"]
+mod digits;
 #[path = "gpu/folds.rs"]
 mod folds;
 #[path = "gpu/litmus.rs"]
@@ -40,6 +42,7 @@ fn scene() -> Scene {
         peer: other_process,
         reads: READS,
         folds: 60,
+        clocks: 300,
         busy: BUSY,
         call: Some(CALL),
         _working: Box::new(()),

@@ -1,10 +1,14 @@
 //! The computation of one worker: gradients of its batches, slower where a run asks for that, given up where a server
 //! does.
 
+mod gpu;
+
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use slackline::sim::{Distribution, DistributionError, Sampler};
+
+pub use gpu::{GpuComputer, GpuComputerError};
 
 use crate::data::TaskPart;
 use crate::model::{Batches, ModelSpec, Scratch};

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use slackline::Gpu;
 use slackline::sim::DistributionError;
 use thiserror::Error;
 
-use crate::compute::{Computer, Pace};
+use crate::compute::{Computer, GpuComputer, GpuComputerError, Pace};
 use crate::data::{DataError, Examples, Task, TaskPart};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Shards, ShardsError};
 
@@ -30,6 +31,16 @@ pub struct Program {
     jitter: Option<String>,
 }
 
+/// What a program says, read.
+struct ReadProgram {
+    spec: ModelSpec,
+    train: TaskPart,
+    batches: Batches,
+    /// The most examples of a batch.
+    batch: usize,
+    pace: Pace,
+}
+
 /// A program that a process cannot follow.
 #[derive(Debug, Error)]
 #[allow(missing_docs)] // each message says what its fields hold
@@ -48,6 +59,8 @@ pub enum ProgramError {
     Shards(#[from] ShardsError),
     #[error(transparent)]
     Jitter(#[from] DistributionError),
+    #[error(transparent)]
+    Gpu(#[from] GpuComputerError),
 }
 
 impl Program {
@@ -89,6 +102,26 @@ impl Program {
     ///
     /// If the text is no program, or the data file is not there or not the one of the program.
     pub fn computer(text: &str, worker: usize, workers: usize) -> Result<Computer, ProgramError> {
+        let ReadProgram { spec, train, batches, pace, .. } = Program::parts(text, worker, workers)?;
+        Ok(Computer::new(spec, train, batches, pace))
+    }
+
+    /// The same for gradients that are computed on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// As [`computer`](Self::computer); there are no kernels for the model, or the GPU has no room for it.
+    pub fn gpu_computer(
+        text: &str,
+        worker: usize,
+        workers: usize,
+        gpu: &Gpu,
+    ) -> Result<GpuComputer, ProgramError> {
+        let ReadProgram { spec, train, batches, batch, pace } = Program::parts(text, worker, workers)?;
+        Ok(GpuComputer::new(gpu, &spec, &train, (batches, batch), pace)?)
+    }
+
+    fn parts(text: &str, worker: usize, workers: usize) -> Result<ReadProgram, ProgramError> {
         let program: Program = serde_json::from_str(text)?;
         let (kind, columns, classes, hidden) = &program.model;
         let spec = ModelSpec::new(*kind, *columns, *classes, hidden)?.with_penalty(program.penalty);
@@ -97,7 +130,7 @@ impl Program {
         let batches =
             Batches::sharded(shards.parse()?, seed, worker, workers, train.examples().groups(), batch)?;
         let pace = Pace::new(factor, jitter.as_deref(), seed, worker, workers)?;
-        Ok(Computer::new(spec, train, batches, pace))
+        Ok(ReadProgram { spec, train, batches, batch, pace })
     }
 
     /// The training examples, as the coordinator saw them.

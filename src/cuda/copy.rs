@@ -208,6 +208,17 @@ impl Gpu {
         stream: Option<CallersStream>,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
+        self.prepare(&work)?;
+        let kind = work.kind();
+        let (number, issued) = queue(self, kind).put(work, stream);
+        if let Some(number) = number {
+            under_way.add(CopyTicket { gpu: self.clone(), kind, number });
+        }
+        issued
+    }
+
+    /// Checks that work is of this GPU alone, and locks the host memory that it uses.
+    pub(super) fn prepare(&self, work: &GpuWork) -> Result<(), GpuError> {
         let primary = &self.inner().primary;
         if let Some(other) = work.slices().find(|slice| slice.primary().context() != primary.context()) {
             let (pointer, found) = (other.pointer(), other.primary().ordinal());
@@ -216,12 +227,7 @@ impl Gpu {
         if let Some(region) = work.region() {
             lock(primary, region)?;
         }
-        let kind = work.kind();
-        let (number, issued) = queue(self, kind).put(work, stream);
-        if let Some(number) = number {
-            under_way.add(CopyTicket { gpu: self.clone(), kind, number });
-        }
-        issued
+        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ use super::driver::{DevicePointer, Driver, FunctionHandle, ModuleHandle, StreamH
 use super::encode::EncodeParameters;
 use super::fold::FoldParameters;
 use super::gpu::PrimaryContext;
+use super::model::{LayerParameters, SoftmaxParameters};
 use super::queue::QueueKind;
 use super::sys::Code;
 use super::{GpuError, GpuSlice};
@@ -72,6 +73,9 @@ pub(super) enum KernelParameter {
     Fold(Box<FoldParameters>),
     Moments(LaneParameters),
     Encode(EncodeParameters),
+    /// The numbers that it computes, one by each thread.
+    Layer(LayerParameters, usize),
+    Softmax(SoftmaxParameters),
 }
 
 /// A launch, with all that it uses.
@@ -122,6 +126,13 @@ impl Launch {
             KernelParameter::Encode(encode) => {
                 let groups = groups(encode.offset, encode.count);
                 (std::ptr::from_ref(encode).cast(), size_of::<EncodeParameters>(), grid(groups))
+            }
+            KernelParameter::Layer(layer, results) => {
+                (std::ptr::from_ref(layer).cast(), size_of::<LayerParameters>(), grid(*results))
+            }
+            KernelParameter::Softmax(softmax) => {
+                let examples = softmax.examples as usize;
+                (std::ptr::from_ref(softmax).cast(), size_of::<SoftmaxParameters>(), grid(examples))
             }
         };
         // SAFETY: the structure that this kernel takes, whose arrays hold all elements of the run; they are kept until

@@ -17,6 +17,7 @@
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
 //! | `kernels` | the kernels of `cuda/`, loaded, and launches of them |
 //! | `fold`, `encode` | kernels that fold gradients, and measure them; that convert to halves |
+//! | `model` | kernels that compute gradients for models of the command line |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
 
@@ -30,6 +31,7 @@ mod gpu;
 mod kernels;
 mod library;
 mod memory;
+mod model;
 mod probe;
 mod queue;
 #[cfg(test)]
@@ -47,6 +49,7 @@ pub(crate) use fold::MAX_GRADIENTS;
 pub use fold::{GpuFold, GpuKernels};
 pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};
+pub use model::{GpuLayer, GpuModel};
 pub use probe::{GpuCopies, GpuProperties};
 pub(crate) use queue::HostBytes;
 #[cfg(test)]

@@ -200,6 +200,11 @@ impl GpuQueue {
         Ok(queue)
     }
 
+    /// The stream, for work that is ordered with it.
+    pub(super) fn stream(&self) -> StreamHandle {
+        self.stream
+    }
+
     fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

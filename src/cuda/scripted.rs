@@ -8,6 +8,7 @@
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
 mod kernel;
+mod model;
 mod work;
 
 use std::collections::{HashMap, VecDeque};

@@ -24,6 +24,8 @@ pub(crate) struct Scene {
     pub(crate) busy: (usize, usize),
     /// The longest time of a call that must not wait, where times mean something.
     pub(crate) call: Option<Duration>,
+    /// Steps in which the digits are learnt.
+    pub(crate) clocks: u64,
     /// What keeps the GPU going.
     pub(crate) _working: Box<dyn Send>,
 }
@@ -49,6 +51,8 @@ macro_rules! tests_of_claims {
             measured_folds_agree_with_sums_in_float64,
             folds_are_within_a_millionth_of_float64,
             halves_are_published_with_the_bits_that_processors_make,
+            digits_folded_on_a_gpu_become_the_parameters_of_processors,
+            digits_learnt_on_a_gpu_have_the_losses_of_processors,
         }
     };
     ($scene:path; $($name:ident),* $(,)?) => {
@@ -60,6 +64,10 @@ macro_rules! tests_of_claims {
 }
 pub(crate) use tests_of_claims;
 
+pub(crate) use super::digits::{
+    digits_folded_on_a_gpu_become_the_parameters_of_processors,
+    digits_learnt_on_a_gpu_have_the_losses_of_processors,
+};
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
 pub(crate) use super::litmus::{
     no_version_is_torn_from_gpu_to_gpu, no_version_is_torn_from_gpu_to_host,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use slackline::internals::cuda::GpuLayer;
+
 use super::block::{Block, CHANNELS};
 use super::error::units;
 use super::factors::Factors;
@@ -144,6 +146,16 @@ impl ModelSpec {
             Some(factors) => factors.parameters(),
             None => self.layers.last().map_or(0, |output| output.start + output.parameters()),
         }
+    }
+
+    /// The layers as the kernels of a GPU take them; `None` if there is more to the model than linear layers.
+    pub fn gpu_layers(&self) -> Option<Vec<GpuLayer>> {
+        let layer = |layer: &Layer| {
+            let Layer { start, outputs: units, inputs: columns } = *layer;
+            GpuLayer { start, units, columns }
+        };
+        let is_linear = self.blocks.is_empty() && self.factors.is_none();
+        is_linear.then(|| self.layers.iter().map(layer).collect())
     }
 
     /// Parameters to start from, the same for the same seed on every platform.

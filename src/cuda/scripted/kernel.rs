@@ -9,6 +9,8 @@ use super::super::driver::DevicePointer;
 use super::super::encode::EncodeParameters;
 use super::super::fold::FoldParameters;
 use super::super::kernels::{GROUP, LANES, LaneParameters, SUMS, groups};
+use super::super::model::{LayerParameters, SoftmaxParameters};
+use super::model::{self, ModelParameters};
 use super::work::ScriptedMemory;
 
 /// A kernel that was launched, with its parameter.
@@ -16,6 +18,7 @@ pub(super) enum ScriptedKernel {
     Fold { name: String, parameters: Box<FoldParameters> },
     Moments(LaneParameters),
     Encode { is_bf16: bool, parameters: EncodeParameters },
+    Model { name: String, parameters: ModelParameters },
 }
 
 impl ScriptedKernel {
@@ -33,6 +36,17 @@ impl ScriptedKernel {
             // SAFETY: as above.
             return Some(ScriptedKernel::Moments(unsafe { parameter.cast::<LaneParameters>().read() }));
         }
+        if name == "slackline_train_softmax" && bytes == size_of::<SoftmaxParameters>() {
+            // SAFETY: as above.
+            let parameters =
+                ModelParameters::Softmax(unsafe { parameter.cast::<SoftmaxParameters>().read() });
+            return Some(ScriptedKernel::Model { name, parameters });
+        }
+        if name.starts_with("slackline_train_") && bytes == size_of::<LayerParameters>() {
+            // SAFETY: as above.
+            let parameters = ModelParameters::Layer(unsafe { parameter.cast::<LayerParameters>().read() });
+            return Some(ScriptedKernel::Model { name, parameters });
+        }
         let is_bf16 = name.strip_prefix("slackline_encode_")? == "bf16";
         (bytes == size_of::<EncodeParameters>()).then(|| {
             // SAFETY: as above.
@@ -47,6 +61,7 @@ impl ScriptedKernel {
             ScriptedKernel::Fold { parameters, .. } => parameters.count as usize,
             ScriptedKernel::Moments(_) => SUMS,
             ScriptedKernel::Encode { parameters, .. } => parameters.count as usize,
+            ScriptedKernel::Model { name, parameters } => model::results(name, parameters),
         }
     }
 
@@ -54,7 +69,7 @@ impl ScriptedKernel {
     pub(super) fn is_there(&self, device: &ScriptedMemory) -> bool {
         match self {
             ScriptedKernel::Fold { parameters, .. } => device.range(parameters.from[0]).is_some(),
-            ScriptedKernel::Moments(_) | ScriptedKernel::Encode { .. } => true,
+            ScriptedKernel::Moments(_) | ScriptedKernel::Encode { .. } | ScriptedKernel::Model { .. } => true,
         }
     }
 
@@ -75,6 +90,7 @@ impl ScriptedKernel {
                 }
             }
             ScriptedKernel::Moments(parameters) => moments(memory, parameters, part),
+            ScriptedKernel::Model { name, parameters } => model::compute(memory, name, parameters, part),
             ScriptedKernel::Encode { is_bf16, parameters } => {
                 let begin = parameters.offset as usize;
                 for index in begin + part.start..begin + part.end {
@@ -104,7 +120,7 @@ impl Memory<'_> {
     }
 
     /// Writes memory of the device, or host memory that is registered.
-    fn store(&mut self, address: DevicePointer, bytes: &[u8]) {
+    pub(super) fn store(&mut self, address: DevicePointer, bytes: &[u8]) {
         if let Some(to) = self.device.at(address, bytes.len()) {
             return to.copy_from_slice(bytes);
         }
@@ -119,7 +135,7 @@ impl Memory<'_> {
     }
 }
 
-fn load(memory: &mut Memory<'_>, array: DevicePointer, index: usize) -> f32 {
+pub(super) fn load(memory: &mut Memory<'_>, array: DevicePointer, index: usize) -> f32 {
     f32::from_le_bytes(memory.load(array + 4 * index as u64))
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "../../../tests/gpu/claims.rs"]
 mod claims;
+#[path = "../../../tests/gpu/digits.rs"]
+mod digits;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
 #[path = "../../../tests/gpu/litmus.rs"]
@@ -41,6 +43,7 @@ fn scene() -> Scene {
         peer: other_process,
         reads,
         folds: 2,
+        clocks: 12,
         busy: (1003, 3),
         call: None,
         _working: Box::new(working),

@@ -42,7 +42,7 @@ pub struct Coordinator<C: Caller> {
     pub(super) hub: Hub,
     pub(super) roster: Roster,
     pub(super) addresses: Addresses,
-    transports: Transports,
+    pub(super) transports: Transports,
     shards: Vec<std::ops::Range<u64>>,
     pub(super) servers: Vec<ServerEntry>,
     pub(super) workers: Vec<WorkerEntry>,

@@ -19,6 +19,7 @@ mod causes;
 mod checkpoints;
 mod child;
 mod coordinator;
+mod device;
 mod end;
 mod entries;
 mod gather;
@@ -27,6 +28,8 @@ mod losses;
 mod member;
 mod orders;
 mod reports;
+#[cfg(all(test, feature = "cuda", feature = "tcp"))]
+mod scripted;
 mod serve;
 mod start;
 mod work;
@@ -37,6 +40,7 @@ use std::time::Duration;
 
 pub use caller::{Caller, CoordinatorError, Wish};
 pub use coordinator::{Addresses, Coordinator};
+pub use device::ComputeDevice;
 pub use entries::{Members, Peer, Presence};
 pub use gather::{Gather, GatherError, Gathered, Parts};
 pub use group::GroupWork;
@@ -44,6 +48,8 @@ pub use member::{CoordinatedMember, MemberOptions};
 pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
 pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
 pub use serve::ServeEnd;
+#[cfg(feature = "cuda")]
+pub use work::GpuPlaces;
 pub use work::ServerWork;
 
 use crate::channel::Secret;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::super::error_report::ErrorReport;
 use super::super::plan::{JobPlan, Resume};
 use super::super::rendezvous::MAX_MESSAGE_BYTES;
+use super::ComputeDevice;
 use super::reports::{Origin, PathTaken, ServerReport, WorkerReport};
 use crate::kernel::{Optimizer, Schedule};
 use crate::node::NonFinite;
@@ -46,6 +47,8 @@ pub struct ServerOrder {
     pub plan: JobPlan,
     /// The transports over which it is reached.
     pub listen: Vec<TransportKind>,
+    /// What folds, and where its payloads are.
+    pub device: ComputeDevice,
     /// The table, of which it holds one shard.
     pub table: Table,
     /// The number of its shard, which the coordinator fills in.
@@ -129,6 +132,8 @@ pub struct WorkerOrder {
     pub workers: usize,
     /// The number of this worker, which the coordinator fills in.
     pub worker: usize,
+    /// What computes gradients, and where they are published from.
+    pub device: ComputeDevice,
     /// The scheme.
     pub scheme: scheme::SchemeConfig,
     /// The encoding of its gradients.

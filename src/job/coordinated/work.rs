@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::member::End;
-use super::super::worker_loop::WorkerLoop;
+use super::super::worker_loop::{LoopStep, WorkerLoop};
 use super::super::{JobError, LocalSteps};
 use super::WorkerOrder;
 use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
+#[cfg(feature = "cuda")]
+use crate::cuda::{GpuSlice, GpuStream};
 use crate::node::{Error, Idle, Step, Worker, WorkerOptions};
 use crate::scheme::SchemeConfig;
 use crate::table::Encoding;
@@ -32,6 +34,27 @@ type Stop<'a> = &'a mut dyn FnMut() -> Result<bool, Error>;
 /// and returns the loss. Where it may be stopped it is also given the question, and returns `None` once the answer is
 /// yes.
 type Compute<'a> = &'a mut dyn FnMut(u64, &[f32], &mut [f32], Option<Stop<'_>>) -> Result<Option<f32>, Error>;
+
+/// The computation of one gradient on a GPU: it is given the number of a batch and the question whether to stop.
+/// Parameters and gradient are at [`GpuPlaces`].
+#[cfg(feature = "cuda")]
+type ComputeOnGpu<'a> = &'a mut dyn FnMut(u64, Stop<'_>) -> Result<Option<f32>, Error>;
+
+/// Where a computation on a GPU has what it reads and writes: all parameters and the whole gradient, in f32, and the
+/// stream that it is ordered by.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug)]
+pub struct GpuPlaces {
+    /// What the parameters are copied to.
+    pub parameters: GpuSlice,
+    /// What is published.
+    pub gradient: GpuSlice,
+    /// Copies to the parameters come before what the stream gets later; the gradient is that of what the stream has.
+    pub stream: GpuStream,
+}
+
+/// One step: the loss, or `None` if it was abandoned or its server is lost.
+type MakeStep<'a> = &'a mut dyn FnMut(LoopStep<'_>, &mut Gradients) -> Result<Option<f32>, Error>;
 
 /// The reader of a worker's counters, with the mean loss since the last call if there was a gradient.
 type Observe<'a> = &'a mut dyn FnMut(&Worker<Mixed>, Option<f64>);
@@ -123,9 +146,41 @@ impl ServerWork {
     /// # Errors
     /// A wait was longer than the timeout of the order, or a server is lost that is not waited for.
     pub fn run(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<End, JobError> {
+        let make = &mut |mut step: LoopStep<'_>, gradients: &mut Gradients| {
+            let computed = gradients.compute(&mut step.step, compute);
+            end_step(step, computed, |step, loss| step.publish(Some(loss)))
+        };
+        self.run_steps(make, observe)
+    }
+
+    /// The same with gradients that are computed on the process's GPU and published out of it, one batch to a step.
+    /// Under schemes that publish in the background it does not.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); the GPU fails, or refuses a copy.
+    #[cfg(feature = "cuda")]
+    pub fn run_on_gpu(
+        &mut self,
+        places: &GpuPlaces,
+        compute: ComputeOnGpu<'_>,
+        observe: Observe<'_>,
+    ) -> Result<End, JobError> {
+        let GpuPlaces { parameters, gradient, stream } = places;
+        let make = &mut |mut step: LoopStep<'_>, _: &mut Gradients| {
+            let own = &mut step.step;
+            let batch = own.view().clock.get();
+            let computed = own
+                .copy_parameters_to_gpu(0, parameters, stream)
+                .and_then(|()| compute(batch, &mut || own.should_stop()));
+            end_step(step, computed, |step, loss| step.publish_from_gpu(gradient, stream, Some(loss)))
+        };
+        self.run_steps(make, observe)
+    }
+
+    fn run_steps(&mut self, make: MakeStep<'_>, observe: Observe<'_>) -> Result<End, JobError> {
         self.member.report(WorkerReport::default());
         loop {
-            if let Some(end) = self.train(compute, observe)? {
+            if let Some(end) = self.train(make, observe)? {
                 return Ok(end);
             }
             self.member.report(self.report());
@@ -139,18 +194,11 @@ impl ServerWork {
     }
 
     /// Trains until all clocks are done, or until the job is over.
-    fn train(&mut self, compute: Compute<'_>, observe: Observe<'_>) -> Result<Option<End>, JobError> {
+    fn train(&mut self, make: MakeStep<'_>, observe: Observe<'_>) -> Result<Option<End>, JobError> {
         let (mut sum, mut count, mut reported) = (0.0, 0u32, Instant::now());
         while self.work.begin()? {
-            let mut step = self.work.step()?;
-            match self.gradients.compute(&mut step.step, compute) {
-                Ok(Some(loss)) => {
-                    if step.publish(Some(loss))? {
-                        (sum, count) = (sum + f64::from(loss), count + 1);
-                    }
-                }
-                Ok(None) => step.abandon()?,
-                Err(error) => step.fail(error)?,
+            if let Some(loss) = make(self.work.step()?, &mut self.gradients)? {
+                (sum, count) = (sum + f64::from(loss), count + 1);
             }
             // Cheap next to a step, but there may be thousands of steps between two reports.
             if reported.elapsed() >= REPORT_EVERY {
@@ -168,6 +216,19 @@ impl ServerWork {
 
     fn report(&self) -> WorkerReport {
         WorkerReport::of(self.work.worker.clock(), self.work.worker.statistics())
+    }
+}
+
+/// Publishes what was computed in a step, abandons the step, or ends it with its error.
+fn end_step<'a>(
+    step: LoopStep<'a>,
+    computed: Result<Option<f32>, Error>,
+    publish: impl FnOnce(LoopStep<'a>, f32) -> Result<bool, Error>,
+) -> Result<Option<f32>, Error> {
+    match computed {
+        Ok(Some(loss)) => Ok(publish(step, loss)?.then_some(loss)),
+        Ok(None) => step.abandon().map(|()| None),
+        Err(error) => step.fail(error).map(|()| None),
     }
 }
 

@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 
 use slackline::Schedule;
+use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::scheme::SchemeConfig;
 
 use super::job_args::JobArgs;
-use super::values::{EncodingName, Idle, NonFiniteName, RequiredTransport, scheme, straggler, transport};
+use super::values::{
+    EncodingName, Idle, NonFiniteName, RequiredTransport, device, scheme, straggler, transport,
+};
 use crate::failure::Failure;
 use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
@@ -49,6 +52,14 @@ pub(crate) struct TrainArgs {
     /// Threads that sum gradients, in each server
     #[arg(long, help_heading = "Processes", value_name = "N", default_value_t = 1)]
     pub(super) threads: usize,
+
+    /// Device that folds and computes gradients: cpu, cuda, or cuda:N for the GPU of this number on each host
+    ///
+    /// With cuda the processes of a host take its GPUs by turns, by their local ranks. Parameters, gradients and the
+    /// optimiser's states are in memory of the GPU then. It takes an NVIDIA driver of CUDA 12.0 or later; `slackline
+    /// doctor` looks at the GPUs.
+    #[arg(long, help_heading = "Processes", value_name = "DEVICE", value_parser = device, default_value = "cpu")]
+    pub(super) device: ComputeDevice,
 
     /// Transport; auto takes the best for each pair of processes, and any other fails if it is unavailable
     #[arg(
@@ -220,6 +231,8 @@ const EXAMPLES: &str = "Examples:
       factors of a matrix of ratings: user, film and rating in each line; without --data, of a built-in matrix
   slackline train --load mnist.safetensors --data train-images-idx3-ubyte --learning-rate 0.01
       train the saved model further
+  slackline train --scheme bsp --device cuda
+      servers fold and workers compute on GPUs of this host
   slackline train --json - | jq .final_accuracy
   srun -n 5 slackline train --scheme bsp
       a server and four workers, wherever Slurm puts them; likewise mpirun -n 5, torchrun --nproc-per-node 5

@@ -75,6 +75,9 @@ pub(super) fn run(plan: &Plan, display: &mut Display) -> Result<Outcome, Failure
     let (is_training, evaluation, reached, last) = (false, None, None, None);
     let run = Run { plan, display, events, metrics, wanted, stop, is_training, evaluation, reached, last };
     let mut job = Coordinator::open(plan.coordination(), run)?;
+    if let Some(gpu) = &plan.gpu {
+        job.use_gpu(gpu);
+    }
     match conduct(plan, &mut job, sender) {
         Ok(outcome) => {
             job.leave();

@@ -1,14 +1,16 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
+use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::{
     Encoding, Optimizer,
     scheme::{Damping, SchemeConfig},
 };
 
 use super::args::TrainArgs;
-use super::values::Idle;
+use super::values::{Idle, NonFiniteName};
 use crate::failure::Failure;
 use crate::scheme_args;
+use slackline_lab::model::ModelKind;
 
 /// Whether this scheme does what the rest of the options ask for.
 pub(super) fn check(
@@ -79,4 +81,42 @@ pub(super) fn check(
         return alone("--encoding", "and what travels is parameters, which are not rounded");
     }
     Ok(())
+}
+
+/// Whether a GPU does what the rest of the options ask for, if the run is to use one.
+pub(super) fn check_device(
+    args: &TrainArgs,
+    scheme: SchemeConfig,
+    encoding: Encoding,
+    kind: ModelKind,
+) -> Result<(), Failure> {
+    if args.device == ComputeDevice::Host {
+        return Ok(());
+    }
+    let name = scheme.name();
+    let refused = [
+        (!scheme.has_server(), "--scheme", format!("{name} has no server, which would fold on a GPU")),
+        (
+            scheme.measures_moments() || scheme.measures_magnitude(),
+            "--scheme",
+            format!("{name} measures gradients, which folds on a GPU do not"),
+        ),
+        (scheme.local_steps() > 1, "--local-steps", "there is no kernel for steps on an own copy".into()),
+        (
+            !matches!(kind, ModelKind::Softmax | ModelKind::Mlp),
+            "--model",
+            format!("there are no kernels for a {kind}; there are for softmax and mlp"),
+        ),
+        (encoding != Encoding::F32, "--encoding", "gradients are published from a GPU as f32".into()),
+        (args.checksums == Some(true), "--checksums", "they are not computed of memory of a GPU".into()),
+        (args.moments, "--moments", "folds on a GPU do not measure gradients".into()),
+        (args.non_finite != NonFiniteName::Allow, "--non-finite", "folds on a GPU take all gradients".into()),
+        (args.read_my_writes, "--read-my-writes", "a worker's own gradients are on the GPU".into()),
+        (args.threads > 1, "--threads", "the GPU folds, and no thread".into()),
+    ];
+    match refused.into_iter().find(|(is_asked_for, ..)| *is_asked_for) {
+        None => Ok(()),
+        Some((_, option, why)) => Err(Failure::usage(format!("{option} with --device cuda: {why}"))
+            .help(format!("use another {option}, or leave one of the two out"))),
+    }
 }

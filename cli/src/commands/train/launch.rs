@@ -86,6 +86,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
         role_rank: Some(role_rank),
         address: meeting_point.to_string(),
         rank: Some(rank),
+        local_rank: placement.local_rank,
         metrics: args.metrics.address(placement.local_rank)?,
         timeout: values::timeout(args.timeout)?,
         quiet: false,

@@ -80,7 +80,8 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
         let local_rank = placement.as_ref().and_then(|placement| placement.local_rank);
         let metrics = args.metrics.address(local_rank)?;
         let rank = placement.map(|placement| placement.rank);
-        Ok(Part { role, role_rank: args.role_rank, address, rank, metrics, timeout, quiet: args.child })
+        let (role_rank, quiet) = (args.role_rank, args.child);
+        Ok(Part { role, role_rank, address, rank, local_rank, metrics, timeout, quiet })
     });
     match part {
         Ok(part) => part.take(&args.job),

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackline::internals::job::coordinated::{CoordinatedMember, MemberOptions, ServeEnd};
+use slackline::internals::job::coordinated::{
+    ComputeDevice, CoordinatedMember, GpuPlaces, MemberOptions, ServeEnd, WorkerOrder,
+};
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
-use slackline::{Error, JobError};
+use slackline::{Error, Gpu, JobError};
 use slackline_lab::program::Program;
 
 use super::job_args::JobArgs;
@@ -28,6 +30,8 @@ pub(super) struct Part {
     /// The address at which the processes of the job meet.
     pub(super) address: String,
     pub(super) rank: Option<u32>,
+    /// Its rank on its host, if a launcher tells it.
+    pub(super) local_rank: Option<u32>,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) timeout: Duration,
     /// Another process, which started this one, tells the user what goes wrong.
@@ -37,6 +41,7 @@ pub(super) struct Part {
 /// The part once it is taken.
 struct Taken {
     member: CoordinatedMember,
+    local_rank: Option<u32>,
     registry: Option<Registry>,
     _served: Option<MetricsServer>,
     quiet: bool,
@@ -64,7 +69,7 @@ impl Part {
     }
 
     fn join(self, args: &JobArgs) -> Result<Taken, Failure> {
-        let Part { role, role_rank, address, rank, metrics, timeout, quiet } = self;
+        let Part { role, role_rank, address, rank, local_rank, metrics, timeout, quiet } = self;
         let secret = args.secret.secret()?;
         // Every process of a job may be sent the signal, and it is no reason to die.
         let checkpoint = checkpoint_requests()?;
@@ -80,7 +85,7 @@ impl Part {
             let role_rank = member.role_rank();
             eprintln!("joined the job at {address} as {role} {role_rank}; waiting for it to begin");
         }
-        Ok(Taken { member, registry, _served, quiet, ending: Arc::default() })
+        Ok(Taken { member, local_rank, registry, _served, quiet, ending: Arc::default() })
     }
 }
 
@@ -88,6 +93,7 @@ impl Taken {
     /// Serves a shard.
     fn serve(&self) -> Result<End, Trouble> {
         let order = self.member.server_order()?;
+        self.open_gpu(order.device, 0)?;
         let stop = order.checkpoint.is_some().then(Stop::listen).transpose();
         let stop = stop.map_err(|failure| failure.to_string())?;
         let asked = || stop.as_ref().and_then(Stop::asked);
@@ -116,6 +122,9 @@ impl Taken {
     /// Trains as a worker.
     fn work(&self) -> Result<End, Trouble> {
         let order = self.member.worker_order()?;
+        if let Some(gpu) = self.open_gpu(order.device, order.plan.server_count())? {
+            return self.work_on(&gpu, order);
+        }
         let mut computer = Program::computer(&order.program, order.worker, order.workers)?;
         if order.group.is_some() {
             let mut work = self.member.meet(order)?;
@@ -142,6 +151,33 @@ impl Taken {
                 }
             },
         )?)
+    }
+
+    /// The same with gradients that a GPU computes.
+    fn work_on(&self, gpu: &Gpu, order: WorkerOrder) -> Result<End, Trouble> {
+        let mut computer = Program::gpu_computer(&order.program, order.worker, order.workers, gpu)?;
+        let (parameters, gradient) = (computer.parameters(), computer.gradient());
+        let places = GpuPlaces { parameters, gradient, stream: computer.stream().clone() };
+        let mut work = self.member.connect(order)?;
+        self.end_with_the_job()?;
+        Ok(work.run_on_gpu(
+            &places,
+            &mut |batch, stop| computer.gradient_unless(batch, stop),
+            &mut |worker, loss| {
+                if let Some(registry) = &self.registry {
+                    registry.update(|metrics| metrics.of_worker(worker, loss));
+                }
+            },
+        )?)
+    }
+
+    /// Opens the GPU of this process, if the job is on GPUs, and puts its payloads there. Where no launcher counts the
+    /// processes of a host, `before` of them come before the first of this role.
+    fn open_gpu(&self, device: ComputeDevice, before: u32) -> Result<Option<Gpu>, Trouble> {
+        let index = self.local_rank.unwrap_or_else(|| before + self.member.role_rank());
+        let gpu = device.open(index).map_err(|error| JobError::from(Error::from(error)))?;
+        gpu.iter().for_each(|gpu| self.member.use_gpu(gpu));
+        Ok(gpu)
     }
 
     /// Ends this process with the job, also in the middle of a step. Nothing is lost by that: servers drop what was not

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use slackline::internals::job::coordinated::{
-    CheckpointOrder, Coordination, GroupOrder, ServerOrder, WorkerOrder,
+    CheckpointOrder, ComputeDevice, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
 use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Encoding, JobPlan, Optimizer, Resume, Schedule, Table,
+    Checkpoint, CheckpointOptions, ElementType, Encoding, Gpu, JobPlan, Optimizer, Resume, Schedule, Table,
     TransportKind, scheme, sim::Distribution,
 };
 use slackline_lab::data::{Task, TaskKind};
@@ -44,6 +44,9 @@ pub(super) struct Plan {
     pub(super) workers: usize,
     pub(super) servers: usize,
     pub(super) threads: usize,
+    pub(super) device: ComputeDevice,
+    /// The GPU of this process, where servers have their payloads on theirs.
+    pub(super) gpu: Option<Gpu>,
     /// Servers sleep while they wait.
     pub(super) sleeps: bool,
     pub(super) checkpoint: Option<CheckpointOrder>,
@@ -98,7 +101,7 @@ impl Plan {
         let workers = job.workers(&args)?;
         let require = args.transport;
         let may_use_tcp = require == Some(TransportKind::Tcp) || (require.is_none() && !job.is_local());
-        let checksums = args.checksums.unwrap_or(may_use_tcp);
+        let checksums = args.checksums.unwrap_or(may_use_tcp && args.device == ComputeDevice::Host);
         let scheme = args.scheme()?;
         let servers = args.servers()?;
         between("--workers", workers, WORKERS_MAX)?;
@@ -126,6 +129,7 @@ impl Plan {
             EncodingName::F16 => Encoding::F16,
         };
         fit::check(&args, scheme, optimizer, encoding)?;
+        fit::check_device(&args, scheme, encoding, kind)?;
         // What one gradient of its own does: each counts whole, or for one of all.
         let share = if args.settings.additive { 1.0 } else { 1.0 / workers as f32 };
         let own_step = args.read_my_writes.then_some(learning_rate * share);
@@ -155,6 +159,8 @@ impl Plan {
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
         probe_memory(&spec)?;
+        // The first process of its host.
+        let gpu = args.device.open(0).map_err(|error| Failure::of(&error).at("--device"))?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.model.seed)).into();
         let plan = Plan {
             scheme,
@@ -162,6 +168,8 @@ impl Plan {
             workers,
             servers,
             threads: args.threads,
+            device: args.device,
+            gpu,
             sleeps: args.idle == Idle::Sleep,
             checkpoint,
             strict_checkpoints: args.strict_checkpoints,
@@ -231,6 +239,7 @@ impl Plan {
         let server = (self.servers > 0).then(|| ServerOrder {
             plan: plan.clone(),
             listen: listen.clone(),
+            device: self.device,
             table: self.table.clone(),
             shard: 0,
             scheme: self.scheme,
@@ -262,6 +271,7 @@ impl Plan {
             plan,
             workers: self.workers,
             worker: 0,
+            device: self.device,
             scheme: self.scheme,
             encoding: self.encoding,
             sleeps: self.sleeps,

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
-use slackline::Encoding;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
+use slackline::{Encoding, Gpu};
 use slackline_lab::model::Evaluation;
 use slackline_lab::table::number;
 
@@ -46,6 +46,9 @@ struct Json<'a> {
     transport: String,
     servers: usize,
     threads: usize,
+    /// The name of the coordinator's GPU, in a run on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<&'a str>,
     encoding: &'a str,
     optimizer: &'a str,
     learning_rate: f64,
@@ -122,6 +125,7 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         transport: ways(outcome),
         servers: plan.servers,
         threads: plan.threads,
+        device: plan.gpu.as_ref().map(Gpu::name),
         encoding: encoding(plan.encoding),
         optimizer: plan.optimizer_name,
         learning_rate: decimal(plan.learning_rate),

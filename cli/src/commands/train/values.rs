@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::{NonFinite, TransportKind};
 
@@ -73,6 +74,19 @@ pub(super) fn transport() -> impl TypedValueParser<Value = RequiredTransport> {
         "rdma" => Ok(Some(TransportKind::Verbs)),
         name => name.parse().map(Some),
     })
+}
+
+/// Reads a device: `cpu`, `cuda` or `cuda:N`.
+pub(super) fn device(text: &str) -> Result<ComputeDevice, String> {
+    let ordinal = match text.strip_prefix("cuda") {
+        _ if text == "cpu" => return Ok(ComputeDevice::Host),
+        Some("") => Some(None),
+        Some(rest) => rest.strip_prefix(':').and_then(|ordinal| ordinal.parse().ok()).map(Some),
+        None => None,
+    };
+    ordinal
+        .map(ComputeDevice::Gpu)
+        .ok_or_else(|| "write cpu, cuda, or cuda:N with the number of a GPU, from 0".to_owned())
 }
 
 /// Kept as text: options may add to its settings.

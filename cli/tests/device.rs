@@ -1,0 +1,86 @@
+//! `slackline train --device` as a user meets it, on machines with a GPU and without.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use slackline::Gpu;
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    // The loader tells which libraries it looks for.
+    command.arg("train").args(arguments).env_remove("RUST_LOG").env("LD_DEBUG", "libs");
+    command.output().expect("the program starts")
+}
+
+/// What the program said, without the lines of the loader.
+fn said(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let is_own =
+        |line: &&str| !line.trim_start().starts_with(|c: char| c.is_ascii_digit()) && !line.is_empty();
+    text.lines().filter(is_own).map(str::to_owned).collect()
+}
+
+fn looks_for_the_driver(output: &Output) -> bool {
+    String::from_utf8_lossy(&output.stderr).contains("libcuda")
+}
+
+#[test]
+fn training_on_a_gpu_trains_there_or_says_why_not_and_what_to_do() {
+    let output = run(&["--scheme", "bsp", "--epochs", "2", "--device", "cuda", "--json", "-"]);
+    let said = said(&output);
+    assert!(looks_for_the_driver(&output));
+    match Gpu::open(0) {
+        Ok(gpu) => {
+            assert!(output.status.success(), "{said:?}");
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["device"], gpu.name());
+        }
+        Err(error) => {
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{said:?}");
+            let [cause, help] = &said[..] else { panic!("{said:?}") };
+            let cause = cause.strip_prefix("error: --device: ").expect("the cause").to_owned();
+            let help = help.strip_prefix("help: ").expect("the remedy");
+            assert_eq!(format!("{cause}; {help}"), error.to_string());
+        }
+    }
+}
+
+#[test]
+fn without_a_device_no_driver_is_looked_for() {
+    for device in [&[][..], &["--device", "cpu"]] {
+        let output = run(&[&["--epochs", "1", "--json", "-"], device].concat());
+        assert!(output.status.success(), "{:?}", said(&output));
+        assert!(!looks_for_the_driver(&output), "{device:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report.get("device"), None);
+    }
+}
+
+#[test]
+fn what_a_gpu_does_not_do_is_refused_by_name_before_one_is_opened() {
+    for (options, option) in [
+        (&["--scheme", "ds-sync"][..], "--scheme"),
+        (&["--scheme", "dbw"], "--scheme"),
+        (&["--scheme", "vap(bound=1)"], "--scheme"),
+        (&["--scheme", "k-sync(1, local-steps=2)", "--optimizer", "sgd"], "--local-steps"),
+        (&["--model", "convnet"], "--model"),
+        (&["--model", "factorisation"], "--model"),
+        (&["--encoding", "bf16"], "--encoding"),
+        (&["--checksums"], "--checksums"),
+        (&["--moments"], "--moments"),
+        (&["--non-finite", "drop"], "--non-finite"),
+        (&["--read-my-writes", "--optimizer", "sgd"], "--read-my-writes"),
+        (&["--threads", "2"], "--threads"),
+    ] {
+        let output = run(&[&["--device", "cuda:0"], options].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {said:?}");
+        assert!(said[0].starts_with(&format!("error: {option} with --device cuda: ")), "{said:?}");
+        assert!(said[1].starts_with("help: ") && !looks_for_the_driver(&output), "{said:?}");
+    }
+    for device in ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda0"] {
+        let output = run(&["--device", device]);
+        assert_eq!(output.status.code(), Some(2), "{device}");
+        assert!(said(&output).join(" ").contains("write cpu, cuda, or cuda:N"), "{device}");
+    }
+}
