@@ -30,6 +30,11 @@ pub(crate) fn fill_of(version: Version) -> u8 {
     (version.get() % 251) as u8
 }
 
+/// The byte at this place of a version that tells all its places apart.
+pub(crate) fn number_of(at: usize) -> u8 {
+    (at >> 10) as u8 ^ (at >> 18) as u8
+}
+
 /// A process that was started, and the address at which it publishes or serves.
 pub(crate) struct Peer {
     pub(crate) child: Child,
@@ -127,6 +132,10 @@ fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, addres
     while let Some(line) = next_line() {
         match line.as_str() {
             "publish" => drop(publish_filled(&publisher, &mut bare, &weights)?),
+            "numbered" => {
+                let numbers: Vec<u8> = (0..bytes).map(number_of).collect();
+                publish_bytes(&publisher, &mut bare, &weights, &numbers)?;
+            }
             "fault" => {
                 answer(fault(gpu, &publisher, &mut bare, &weights)?)?;
                 continue;
@@ -159,8 +168,17 @@ pub(crate) fn publish_filled<T: Transport>(
     bare: &mut BareGpu,
     weights: &GpuMemory,
 ) -> Outcome<Version> {
-    let version = publisher.version().next();
-    bare.write(&weights.whole(), &vec![fill_of(version); weights.bytes()])?;
+    let fill = fill_of(publisher.version().next());
+    publish_bytes(publisher, bare, weights, &vec![fill; weights.bytes()])
+}
+
+fn publish_bytes<T: Transport>(
+    publisher: &BackgroundPublisher<T>,
+    bare: &mut BareGpu,
+    weights: &GpuMemory,
+    bytes: &[u8],
+) -> Outcome<Version> {
+    bare.write(&weights.whole(), bytes)?;
     let mut draft = publisher.draft(PATIENCE)?;
     draft.copy_from_gpu(0, &weights.whole(), &bare.stream()?)?;
     Ok(draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?)

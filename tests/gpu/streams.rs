@@ -6,11 +6,11 @@ use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::internals::kernel::Optimizer;
 use slackline::{
     Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuMemory, Publisher, PublisherOptions, Shm,
-    Table, VersionTag, Wanted,
+    Table, Tcp, Version, VersionTag, Wanted,
 };
 
 use super::claims::{BYTES, Scene, connect, expect_pulled, pull};
-use super::peer::{Outcome, PATIENCE, Peer, fill_of};
+use super::peer::{Outcome, PATIENCE, Peer, fill_of, number_of};
 
 const SGD: Optimizer = Optimizer::Sgd { weight_decay: 0.0 };
 
@@ -19,6 +19,29 @@ fn publisher(bytes: usize) -> Outcome<BackgroundPublisher<Shm>> {
     let table = Table::flat(bytes as u64, ElementType::U8)?;
     let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
     Ok(publisher.into_background()?)
+}
+
+/// Folds that keep a stream busy.
+struct Busywork {
+    kernels: GpuKernels,
+    from: GpuMemory,
+    gradients: Vec<GpuMemory>,
+    to: GpuMemory,
+}
+
+impl Busywork {
+    fn new(gpu: &Gpu, elements: usize) -> Outcome<Busywork> {
+        let large = || GpuMemory::allocate(gpu, elements * 4);
+        let gradients = (0..4).map(|_| large()).collect::<Result<_, _>>()?;
+        Ok(Busywork { kernels: GpuKernels::load(gpu, &SGD)?, from: large()?, gradients, to: large()? })
+    }
+
+    fn launch(&self, stream: &mut BareGpu, folds: usize) -> Outcome<()> {
+        for _ in 0..folds {
+            stream.launch(&self.kernels, fold(&self.from, &self.gradients, &self.to))?;
+        }
+        Ok(())
+    }
 }
 
 /// `from` less a quarter of the sum of the gradients, into `to`.
@@ -45,16 +68,13 @@ pub(crate) fn what_a_busy_stream_writes_is_published_and_no_call_waits(scene: &S
     let gpu = &scene.gpu;
     let mut stream = BareGpu::new(gpu, ELEMENTS * 4)?;
     let mut other = BareGpu::on_another_stream(gpu, 1)?;
-    let kernels = GpuKernels::load(gpu, &SGD)?;
     let publisher = publisher(ELEMENTS * 4)?;
     let mut reader = connect(Shm::new(), &publisher.address())?;
     let parameters = filled(gpu, &mut stream, ELEMENTS, 1.0)?;
     let gradient = [filled(gpu, &mut stream, ELEMENTS, 2.0)?];
     let weights = filled(gpu, &mut stream, ELEMENTS, -1.0)?;
     let (elements, folds) = scene.busy;
-    let large = || GpuMemory::allocate(gpu, elements * 4);
-    let (from, to) = (large()?, large()?);
-    let gradients = (0..4).map(|_| large()).collect::<Result<Vec<_>, _>>()?;
+    let work = Busywork::new(gpu, elements)?;
     // The first version locks the memory of its frame, which takes its time.
     for _ in 0..8 {
         let mut draft = publisher.draft(PATIENCE)?;
@@ -63,10 +83,8 @@ pub(crate) fn what_a_busy_stream_writes_is_published_and_no_call_waits(scene: &S
     }
 
     let busy = Instant::now();
-    for _ in 0..folds {
-        stream.launch(&kernels, fold(&from, &gradients, &to))?;
-    }
-    stream.launch(&kernels, fold(&parameters, &gradient, &weights))?;
+    work.launch(&mut stream, folds)?;
+    stream.launch(&work.kernels, fold(&parameters, &gradient, &weights))?;
     let begun = Instant::now();
     let mut draft = publisher.draft(PATIENCE)?;
     draft.copy_from_gpu(0, &weights.whole(), &stream.stream()?)?;
@@ -74,7 +92,7 @@ pub(crate) fn what_a_busy_stream_writes_is_published_and_no_call_waits(scene: &S
     let call = begun.elapsed();
     // A kernel of another stream of the program.
     let result = GpuMemory::allocate(gpu, ELEMENTS * 4)?;
-    other.launch(&kernels, fold(&parameters, &gradient, &result))?;
+    other.launch(&work.kernels, fold(&parameters, &gradient, &result))?;
     other.finish()?;
     let (beside, told) = (busy.elapsed(), publishing.poll()?);
     stream.finish()?;
@@ -95,24 +113,69 @@ pub(crate) fn what_a_busy_stream_writes_is_published_and_no_call_waits(scene: &S
     Ok(())
 }
 
+/// Folds that take some milliseconds, of those that take a second.
+fn short(folds: usize) -> usize {
+    folds.div_ceil(200)
+}
+
 pub(crate) fn memory_that_is_dropped_while_it_is_copied_is_copied_whole(scene: &Scene) -> Outcome<()> {
-    let gpu = &scene.gpu;
-    let bytes = scene.busy.0;
-    let (publisher, mut bare) = (publisher(bytes)?, BareGpu::new(gpu, bytes)?);
+    let (gpu, (elements, folds)) = (&scene.gpu, scene.busy);
+    let bytes = elements.min(64 << 20);
+    let (publisher, work) = (publisher(bytes)?, Busywork::new(gpu, elements)?);
+    let (mut stream, mut other) = (BareGpu::new(gpu, 1)?, BareGpu::on_another_stream(gpu, bytes)?);
     let mut reader = connect(Shm::new(), &publisher.address())?;
-    for round in 1..=4_u8 {
+    for round in 1..=8_u8 {
         let weights = GpuMemory::allocate(gpu, bytes)?;
-        bare.write(&weights.whole(), &vec![round; bytes])?;
+        other.write(&weights.whole(), &vec![round; bytes])?;
+        // The copy begins later than the memory is dropped.
+        work.launch(&mut stream, short(folds))?;
         let mut draft = publisher.draft(PATIENCE)?;
-        draft.copy_from_gpu(0, &weights.whole(), &bare.stream()?)?;
+        draft.copy_from_gpu(0, &weights.whole(), &stream.stream()?)?;
         let mut publishing = draft.commit_when_copied(VersionTag::default());
         drop(weights);
         // What is allocated now may lie where that did.
         let next = GpuMemory::allocate(gpu, bytes)?;
-        bare.write(&next.whole(), &vec![100 + round; bytes])?;
+        other.write(&next.whole(), &vec![100 + round; bytes])?;
         let version = publishing.wait(PATIENCE)?;
         let snapshot = reader.snapshot(Wanted::exactly(version), PATIENCE)?;
         assert!(snapshot.bytes().iter().all(|byte| *byte == round), "round {round}: other bytes were copied");
+    }
+    Ok(())
+}
+
+pub(crate) fn what_is_pulled_behind_a_busy_stream_is_one_version(scene: &Scene) -> Outcome<()> {
+    let (gpu, (elements, folds)) = (&scene.gpu, scene.busy);
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let (mut bare, into) = (BareGpu::new(gpu, BYTES)?, GpuMemory::allocate(gpu, BYTES)?);
+    let work = Busywork::new(gpu, elements)?;
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    peer.publish()?;
+    peer.ask("run")?;
+    for _ in 0..200 {
+        // By the time of the copy the publisher has gone through all of its frames.
+        work.launch(&mut bare, short(folds))?;
+        let (version, seen) = pull(&mut reader, &mut bare, &into)?;
+        let is_whole = seen.iter().all(|byte| *byte == fill_of(Version::new(version)));
+        assert!(is_whole, "a mixture, or not version {version}");
+    }
+    peer.ask("stop")?;
+    Ok(())
+}
+
+pub(crate) fn over_tcp_no_block_is_used_again_before_its_copy(scene: &Scene) -> Outcome<()> {
+    let (gpu, (elements, folds)) = (&scene.gpu, scene.busy);
+    // More than the blocks of a connection hold.
+    let bytes = elements.min(48 << 20);
+    let mut peer = Peer::start((scene.peer)(), "publish-tcp", bytes)?;
+    let (mut bare, into) = (BareGpu::new(gpu, bytes)?, GpuMemory::allocate(gpu, bytes)?);
+    let work = Busywork::new(gpu, elements)?;
+    let mut reader = connect(Tcp::new().with_gpu(gpu), peer.address()?)?;
+    peer.ask("numbered")?;
+    for _ in 0..3 {
+        work.launch(&mut bare, short(folds))?;
+        let (_, seen) = pull(&mut reader, &mut bare, &into)?;
+        let other = seen.iter().enumerate().position(|(at, byte)| *byte != number_of(at));
+        assert_eq!(other, None, "the first byte from elsewhere");
     }
     Ok(())
 }
