@@ -158,7 +158,7 @@ mod tests {
         let mut folder = GpuFolder::new(&gpu, &SGD, true, false).unwrap();
         let elements = CHUNKS * CHUNK_ELEMENTS;
         let memory = || GpuMemory::allocate(&gpu, 4 * elements).unwrap();
-        let [from, to, slot] = [memory(), memory(), memory()];
+        let ([from, to], slot) = ([memory(), memory()], GpuMemory::allocate(&gpu, 4096 * 4).unwrap());
         let value = |index: usize| 1.0 + (index / CHUNK_ELEMENTS) as f32;
         let bytes: Vec<u8> = (0..elements).flat_map(|index| value(index).to_le_bytes()).collect();
         driver.set_bytes(slot.pointer(), &bytes);

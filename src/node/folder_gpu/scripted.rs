@@ -416,7 +416,7 @@ pub(super) mod tests {
                 let refused = step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap_err();
                 assert!(matches!(refused, Error::Gpu(GpuError::OnGpu { .. })), "{refused}");
                 assert!(refused.to_string().contains("checksum"), "{refused}");
-                // Out of host memory it has one, which the server cannot check.
+                // Out of host memory it has one, which the server cannot check: its log names the reason.
                 let mut step = worker.step(PATIENCE).unwrap();
                 step.gradient().unwrap().fill(1.0);
                 let published = step.publish(None, PATIENCE).and_then(|()| worker.flush(PATIENCE));
@@ -425,7 +425,7 @@ pub(super) mod tests {
             assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
             let told = working.join().unwrap();
             assert_eq!(server.status().misbehaved, 1);
-            assert!(told.contains("checksum"), "{told}");
+            assert!(told.contains("evicted"), "{told}");
         });
     }
 
