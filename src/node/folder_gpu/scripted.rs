@@ -2,7 +2,10 @@
 //! loop over the parameters that a launch has, done late and in pieces.
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(super) use tests::{ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train};
+
+#[cfg(test)]
+mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
@@ -53,12 +56,7 @@ pub(super) mod tests {
     }
 
     /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
-    pub(in crate::node::folder_gpu) fn gradient(
-        worker: usize,
-        clock: usize,
-        parameters: &[f32],
-        gradient: &mut [f32],
-    ) {
+    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
         for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
             let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
             *g = (p - target) * (1.0 + worker as f32);
