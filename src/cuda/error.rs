@@ -136,8 +136,8 @@ pub enum GpuError {
     },
     /// A conversion to halves is asked for of what are not whole f32 elements, or into a range of another length.
     #[error(
-        "cannot convert {bytes} bytes at {pointer:#x} to halves in {room} bytes at {to:#x}: they are not as many whole, \
-         aligned elements; {}",
+        "cannot convert {bytes} bytes at {pointer:#x} to halves in {room} bytes at {to:#x}: they are not as many \
+         whole, aligned elements; {}",
         remedy_of(self)
     )]
     Elements {

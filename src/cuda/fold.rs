@@ -83,7 +83,7 @@ struct LoadedKernels {
     /// For gradients in f32, bf16 and f16.
     functions: [FunctionHandle; 3],
     measuring: Option<Measuring>,
-    /// The word, in a page of its own, and behind it the places for sums.
+    /// The word, in a page of its own, and behind it the cells for sums.
     host: HostMemory,
     pointer: DevicePointer,
 }
@@ -130,8 +130,8 @@ impl GpuKernels {
             Ok(Measuring { functions: folds("_measured")?, moments, squares })
         };
         let measuring = measures.then(measuring).transpose()?;
-        let places = if measures { GpuKernels::MEASURED_RUNS * SUMS_BYTES } else { 0 };
-        let host = HostMemory::anonymous((PAGE_SIZE + places).next_multiple_of(PAGE_SIZE));
+        let cells = if measures { GpuKernels::MEASURED_RUNS * SUMS_BYTES } else { 0 };
+        let host = HostMemory::anonymous((PAGE_SIZE + cells).next_multiple_of(PAGE_SIZE));
         let host = host.map_err(|error| GpuError::Host { reason: error.to_string() })?;
         let primary = gpu.inner().primary.clone();
         let (begin, bytes) = (host.as_volatile().as_ptr(), host.as_volatile().len());
@@ -162,8 +162,8 @@ impl GpuKernels {
         self.put(self.prepare(fold), under_way)
     }
 
-    /// The same, and measures the gradients in the same pass. What it finds is in the place of this number, below
-    /// [`MEASURED_RUNS`](Self::MEASURED_RUNS), once it is done; no other run that is under way has the place. After an
+    /// The same, and measures the gradients in the same pass. What it finds is in the cell of this number, below
+    /// [`MEASURED_RUNS`](Self::MEASURED_RUNS), once it is done; no other run that is under way has the cell. After an
     /// error the fold may be under way all the same, and nothing is measured.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl GpuKernels {
     pub fn launch_measured(
         &self,
         fold: GpuFold,
-        place: usize,
+        cell: usize,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
         let Some(measuring) = &self.loaded.measuring else {
@@ -187,7 +187,7 @@ impl GpuKernels {
         let count = groups(parameters.offset, parameters.count).min(LANES) as u64;
         self.put(launch, under_way)?;
         // Behind the fold on its stream, and before the next one, which writes the same lanes.
-        let sums = self.loaded.pointer + self.offset(place) as u64;
+        let sums = self.loaded.pointer + self.offset(cell) as u64;
         self.put(
             Launch {
                 function: measuring.moments,
@@ -201,17 +201,17 @@ impl GpuKernels {
         )
     }
 
-    /// What the measured run in this place has found: `kernel::Moments::sum_norm_squared` and `each_norm_squared`. The
+    /// What the measured run in this cell has found: `kernel::Moments::sum_norm_squared` and `each_norm_squared`. The
     /// run is done.
-    pub fn measured(&self, place: usize) -> [f64; 2] {
-        let (host, begin) = (self.loaded.host.as_volatile(), self.offset(place));
+    pub fn measured(&self, cell: usize) -> [f64; 2] {
+        let (host, begin) = (self.loaded.host.as_volatile(), self.offset(cell));
         let square = |at: usize| f64::from_bits(host.load_u64(begin + 8 * at));
         (0..SUMS).fold([0.0; 2], |[sum, each], at| [sum + square(2 * at), each + square(2 * at + 1)])
     }
 
-    /// Where the sums of a place are in the host's memory.
-    fn offset(&self, place: usize) -> usize {
-        PAGE_SIZE + place % GpuKernels::MEASURED_RUNS * SUMS_BYTES
+    /// Where the sums of a cell are in the host's memory.
+    fn offset(&self, cell: usize) -> usize {
+        PAGE_SIZE + cell % GpuKernels::MEASURED_RUNS * SUMS_BYTES
     }
 
     fn put(&self, launch: Launch, under_way: &mut Tickets) -> Result<(), GpuError> {
@@ -226,7 +226,7 @@ impl GpuKernels {
     }
 }
 
-/// The place of the kernel for gradients of this type.
+/// The index of the kernel for gradients of this type.
 fn of(encoding: Encoding) -> usize {
     match encoding {
         Encoding::F32 => 0,

@@ -35,8 +35,8 @@ pub(super) struct GpuFolder {
     done: usize,
     /// Launches that are under way, in order.
     runs: VecDeque<FoldRun>,
-    /// The place of the next measured run.
-    place: usize,
+    /// The cell of the next measured run.
+    cell: usize,
     /// The squares that the runs of the job have measured, added in their order.
     squares: [f64; 2],
 }
@@ -47,7 +47,7 @@ struct FoldRun {
     end: usize,
     ticket: Tickets,
     /// Where it leaves what it measures.
-    place: Option<usize>,
+    cell: Option<usize>,
 }
 
 impl GpuFolder {
@@ -65,22 +65,22 @@ impl GpuFolder {
         };
         let look = looks.then(|| NonFiniteLook::new(gpu)).transpose()?;
         let (job, runs) = (None, VecDeque::new());
-        let (is_running, launched, done, place, squares) = (false, 0, 0, 0, [0.0; 2]);
-        Ok(GpuFolder { kernels, look, job, is_running, launched, done, runs, place, squares })
+        let (is_running, launched, done, cell, squares) = (false, 0, 0, 0, [0.0; 2]);
+        Ok(GpuFolder { kernels, look, job, is_running, launched, done, runs, cell, squares })
     }
 
     /// Takes note of runs that are done. True if there was one.
     fn retire(&mut self) -> Result<bool, GpuError> {
         let mut progress = false;
-        while let Some(FoldRun { end, ticket, place }) = self.runs.front_mut() {
+        while let Some(FoldRun { end, ticket, cell }) = self.runs.front_mut() {
             // A ticket tells a fault once: its launch counts for nothing.
-            let is_done = ticket.are_done().inspect_err(|_| (*end, *place) = (self.done, None))?;
+            let is_done = ticket.are_done().inspect_err(|_| (*end, *cell) = (self.done, None))?;
             if !is_done && !mutant!("fold_counts_before_it_is_made") {
                 break;
             }
             self.done = *end;
-            if let Some(place) = *place {
-                let [sum, each] = self.kernels.measured(place);
+            if let Some(cell) = *cell {
+                let [sum, each] = self.kernels.measured(cell);
                 self.squares = [self.squares[0] + sum, self.squares[1] + each];
             }
             self.runs.pop_front();
@@ -98,21 +98,21 @@ impl GpuFolder {
         let (begin, chunks) = (self.launched, job.chunks());
         let end = (begin..chunks).find(|chunk| !job.is_ready(*chunk)).unwrap_or(chunks);
         let measures = job.measured.is_some();
-        // Places are taken in turns, and the runs before are over in theirs.
+        // Cells are taken in turns, and the runs before have read theirs.
         if begin == end || (measures && self.runs.len() == GpuKernels::MEASURED_RUNS) {
             return Ok(false);
         }
-        let (mut ticket, place) = (Tickets::default(), measures.then_some(self.place));
+        let (mut ticket, cell) = (Tickets::default(), measures.then_some(self.cell));
         let fold = fold_of(job, begin, end)?;
-        let launched = match place {
-            Some(place) => self.kernels.launch_measured(fold, place, &mut ticket),
+        let launched = match cell {
+            Some(cell) => self.kernels.launch_measured(fold, cell, &mut ticket),
             None => self.kernels.launch(fold, &mut ticket),
         };
-        self.place = (self.place + usize::from(measures)) % GpuKernels::MEASURED_RUNS;
+        self.cell = (self.cell + usize::from(measures)) % GpuKernels::MEASURED_RUNS;
         // Where the driver fails late, the launch may be under way all the same. It counts for nothing: its chunks are
         // folded again, out of other arrays than they are written to.
-        let (end, place) = if launched.is_ok() { (end, place) } else { (begin, None) };
-        self.runs.push_back(FoldRun { end, ticket, place });
+        let (end, cell) = if launched.is_ok() { (end, cell) } else { (begin, None) };
+        self.runs.push_back(FoldRun { end, ticket, cell });
         launched?;
         self.launched = end;
         Ok(true)

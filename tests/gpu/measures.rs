@@ -49,17 +49,17 @@ pub(crate) fn measured_folds_agree_with_sums_in_float64(scene: &Scene) -> Outcom
     let mut worst = 0.0_f64;
     for optimizer in optimizers(&mut numbers) {
         let kernels = GpuKernels::load_measuring(&scene.gpu, &optimizer)?;
-        for (encoding, place) in
+        for (encoding, cell) in
             ENCODINGS.into_iter().flat_map(|e| (0..scene.folds.div_ceil(4)).map(move |n| (e, n)))
         {
             // More than the lanes take at once, in the last case of the simplest rule.
-            let is_long = optimizer.states() == 0 && place == 0;
+            let is_long = optimizer.states() == 0 && cell == 0;
             let elements = if is_long { 600_000 } else { numbers.of(&[1, 700, 100_003]) } + numbers.below(9);
             let k = if is_long { 2 } else { numbers.of(&[1, 2, 4, 7]) };
             let case = Case::of(&mut numbers, (optimizer, encoding), (elements, k), Numbers::tame);
             let shift = numbers.of(&[0, 1, 5]);
             let written = case.launched(&scene.gpu, &kernels, &mut bare, shift, |fold, ticket| {
-                kernels.launch_measured(fold, place, ticket)
+                kernels.launch_measured(fold, cell, ticket)
             })?;
             let of =
                 || format!("{optimizer:?}, {encoding:?}, {:?}, {k}, shift {shift}, seed {seed}", case.run);
@@ -69,7 +69,7 @@ pub(crate) fn measured_folds_agree_with_sums_in_float64(scene: &Scene) -> Outcom
                 pairs.into_iter().all(|(one, other)| one.to_bits() == other.to_bits())
             });
             assert!(same, "to measure changes what is folded: {}", of());
-            for (found, expected) in kernels.measured(place).into_iter().zip(squares_of(&case)) {
+            for (found, expected) in kernels.measured(cell).into_iter().zip(squares_of(&case)) {
                 let off = (found - expected).abs() / expected;
                 assert!(off <= OF_MOMENTS, "{found} for {expected}, {}", of());
                 worst = worst.max(off);

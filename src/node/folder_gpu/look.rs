@@ -32,7 +32,7 @@ pub(super) struct NonFiniteLook {
     next: (usize, usize),
     /// Windows that are under way, in order: the gradient of each, its ticket, and where it leaves what it finds.
     windows: VecDeque<(usize, Tickets, Option<usize>)>,
-    place: usize,
+    cell: usize,
     /// For each gradient, whether all windows so far are finite.
     found: Vec<bool>,
 }
@@ -42,14 +42,14 @@ impl NonFiniteLook {
         let kernels = GpuKernels::load_measuring(gpu, &RULE)?;
         let scratch = GpuMemory::allocate(gpu, 4 * WINDOW)?;
         let (windows, found) = (VecDeque::new(), Vec::new());
-        Ok(NonFiniteLook { kernels, scratch, next: (0, 0), windows, place: 0, found })
+        Ok(NonFiniteLook { kernels, scratch, next: (0, 0), windows, cell: 0, found })
     }
 
     /// Begins again with the next job. Windows that are under way go on, and count for nothing.
     pub(super) fn forget(&mut self) {
         self.next = (0, 0);
         self.found.clear();
-        self.windows.iter_mut().for_each(|(_, _, place)| *place = None);
+        self.windows.iter_mut().for_each(|(_, _, cell)| *cell = None);
     }
 
     /// True once no window is under way.
@@ -59,11 +59,11 @@ impl NonFiniteLook {
     }
 
     fn retire(&mut self) -> Result<(), GpuError> {
-        while let Some((gradient, ticket, place)) = self.windows.front_mut() {
+        while let Some((gradient, ticket, cell)) = self.windows.front_mut() {
             match ticket.are_done() {
                 Ok(false) => break,
                 Ok(true) => {
-                    let bad = place.is_some_and(|place| !self.kernels.measured(place)[0].is_finite());
+                    let bad = cell.is_some_and(|cell| !self.kernels.measured(cell)[0].is_finite());
                     if let Some(is_bad) = self.found.get_mut(*gradient).filter(|_| bad) {
                         *is_bad = true;
                     }
@@ -113,10 +113,10 @@ impl NonFiniteLook {
             elements: 0..elements,
         };
         let mut ticket = Tickets::default();
-        let launched = self.kernels.launch_measured(fold, self.place, &mut ticket);
+        let launched = self.kernels.launch_measured(fold, self.cell, &mut ticket);
         // Where the driver fails late, the window may be under way all the same. It is looked at again.
-        self.windows.push_back((gradient, ticket, launched.is_ok().then_some(self.place)));
-        self.place = (self.place + 1) % GpuKernels::MEASURED_RUNS;
+        self.windows.push_back((gradient, ticket, launched.is_ok().then_some(self.cell)));
+        self.cell = (self.cell + 1) % GpuKernels::MEASURED_RUNS;
         launched?;
         let is_last = begin + elements == whole;
         self.next = if is_last { (gradient + 1, 0) } else { (gradient, begin + elements) };

@@ -9,9 +9,7 @@ mod tests {
     use super::super::super::aggregate::{FoldArray, FoldJob, Input, Measured};
     use super::super::super::folder::Folder;
     use super::super::GpuFolder;
-    use super::super::scripted::tests::{
-        ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train,
-    };
+    use super::super::scripted::{ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train};
     use crate::clock::{Clock, Version, WorkerId};
     use crate::cuda::{GpuKernels, GpuMemory, NOT_PERMITTED, Scripted};
     use crate::kernel::Optimizer;
@@ -148,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_measured_runs_are_under_way_than_have_a_place_for_what_they_find() {
+    fn no_more_measured_runs_are_under_way_than_have_room_for_what_they_find() {
         const CHUNKS: usize = 3 * GpuKernels::MEASURED_RUNS;
         const CHUNK_ELEMENTS: usize = 16;
         /// The word by which a worker says how many chunks have landed; the test below sees that it is this one.
@@ -158,7 +156,7 @@ mod tests {
         let mut folder = GpuFolder::new(&gpu, &SGD, true, false).unwrap();
         let elements = CHUNKS * CHUNK_ELEMENTS;
         let memory = || GpuMemory::allocate(&gpu, 4 * elements).unwrap();
-        let [from, to, slot] = [memory(), memory(), memory()];
+        let ([from, to], slot) = ([memory(), memory()], GpuMemory::allocate(&gpu, 4096 * 4).unwrap());
         let value = |index: usize| 1.0 + (index / CHUNK_ELEMENTS) as f32;
         let bytes: Vec<u8> = (0..elements).flat_map(|index| value(index).to_le_bytes()).collect();
         driver.set_bytes(slot.pointer(), &bytes);
@@ -197,7 +195,7 @@ mod tests {
             assert_eq!(inbox.landed(clock), landed);
             folder.advance(1).unwrap();
         }
-        assert_eq!(driver.launches(), 2 * GpuKernels::MEASURED_RUNS, "a fold and its sums for each place");
+        assert_eq!(driver.launches(), 2 * GpuKernels::MEASURED_RUNS, "a fold and its sums for each cell");
         while !folder.is_complete() {
             driver.finish();
             folder.advance(1).unwrap();

@@ -2,7 +2,10 @@
 //! loop over the parameters that a launch has, done late and in pieces.
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(super) use tests::{ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train};
+
+#[cfg(test)]
+mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::time::Duration;
@@ -53,12 +56,7 @@ pub(super) mod tests {
     }
 
     /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
-    pub(in crate::node::folder_gpu) fn gradient(
-        worker: usize,
-        clock: usize,
-        parameters: &[f32],
-        gradient: &mut [f32],
-    ) {
+    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
         for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
             let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
             *g = (p - target) * (1.0 + worker as f32);
@@ -416,7 +414,7 @@ pub(super) mod tests {
                 let refused = step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap_err();
                 assert!(matches!(refused, Error::Gpu(GpuError::OnGpu { .. })), "{refused}");
                 assert!(refused.to_string().contains("checksum"), "{refused}");
-                // Out of host memory it has one, which the server cannot check.
+                // Out of host memory it has one, which the server cannot check: its log names the reason.
                 let mut step = worker.step(PATIENCE).unwrap();
                 step.gradient().unwrap().fill(1.0);
                 let published = step.publish(None, PATIENCE).and_then(|()| worker.flush(PATIENCE));
@@ -425,7 +423,7 @@ pub(super) mod tests {
             assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
             let told = working.join().unwrap();
             assert_eq!(server.status().misbehaved, 1);
-            assert!(told.contains("checksum"), "{told}");
+            assert!(told.contains("evicted"), "{told}");
         });
     }
 

@@ -105,8 +105,8 @@ impl<T: Transport> Draft<T> {
 
     /// As [`copy_from_gpu`](Self::copy_from_gpu), of f32 elements, which the GPU rounds to `encoding` on their way: to
     /// nearest, ties to even, as for a gradient ([`Step::encode`](crate::Step::encode)). The table is written from the
-    /// byte `offset` on, as many elements as `from` has. The first conversion on a GPU loads the library's kernels, which
-    /// the driver may have to compile: that can take seconds.
+    /// byte `offset` on, as many elements as `from` has. The first conversion on a GPU loads the library's kernels,
+    /// which the driver may have to compile: that can take seconds.
     ///
     /// # Errors
     /// They are not whole f32 elements, or not aligned where they are or in the table; as

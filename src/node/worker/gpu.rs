@@ -90,8 +90,8 @@ impl<T: Transport> Step<'_, T> {
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
-    /// its copy; its gradients are to carry checksums; the stream captures a graph; the transport or the driver refuses the copy; as
-    /// [`publish`](Self::publish).
+    /// its copy; its gradients are to carry checksums; the stream captures a graph; the transport or the driver refuses
+    /// the copy; as [`publish`](Self::publish).
     pub fn publish_from_gpu(
         self,
         from: &GpuSlice,
