@@ -24,7 +24,7 @@ const READS: (u64, u64) = (1_000_000, 90);
 
 fn scene() -> Scene {
     let gpu = Gpu::open(0).unwrap_or_else(|error| panic!("these tests are for a GPU: {error}"));
-    Scene { gpu, peer: other_process, reads: READS, folds: 60, clocks: 300, _working: Box::new(()) }
+    Scene { gpu, peer: other_process, reads: READS, folds: 60, clocks: 200, _working: Box::new(()) }
 }
 
 fn other_process() -> Command {
