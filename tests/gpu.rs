@@ -42,7 +42,7 @@ fn scene() -> Scene {
         peer: other_process,
         reads: READS,
         folds: 60,
-        clocks: 300,
+        clocks: 200,
         busy: BUSY,
         call: Some(CALL),
         _working: Box::new(()),

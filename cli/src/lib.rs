@@ -3,6 +3,7 @@
 
 mod cli;
 mod commands;
+mod device_name;
 mod everyday;
 mod failure;
 #[cfg(fuzzing)]

@@ -334,3 +334,19 @@ fn batches_that_cannot_be_are_refused() {
     assert!(matches!(refused(0, 2, 6), BatchesError::TooLarge { .. }));
     assert!(matches!(refused(0, 2, usize::MAX), BatchesError::TooLarge { .. }));
 }
+
+#[test]
+fn a_gpu_is_given_all_layers_one_behind_the_other_or_none() {
+    for (kind, hidden) in [(ModelKind::Softmax, &[][..]), (ModelKind::Mlp, &[7]), (ModelKind::Mlp, &[7, 5])] {
+        let spec = ModelSpec::new(kind, 64, 10, hidden).unwrap();
+        let (mut start, mut columns) = (0, 64);
+        for layer in spec.gpu_layers().unwrap() {
+            assert_eq!((layer.start, layer.columns), (start, columns), "{spec}");
+            (start, columns) = (start + layer.units * (columns + 1), layer.units);
+        }
+        assert_eq!((start, columns), (spec.parameters(), 10), "{spec}");
+    }
+    for (kind, hidden) in [(ModelKind::ConvNet, &[5][..]), (ModelKind::Factorisation, &[3])] {
+        assert_eq!(ModelSpec::new(kind, 64, 10, hidden).unwrap().gpu_layers(), None);
+    }
+}

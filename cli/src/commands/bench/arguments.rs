@@ -7,6 +7,7 @@ use std::time::Duration;
 use slackline::TransportKind;
 
 use super::means::DeviceArgs;
+use super::memory::MemoryArgs;
 use super::names::Op;
 use super::parse::{Sizes, at_least_one, chunk, listening, meeting, seconds, sizes, transport};
 use crate::optimizer_name::OptimizerName;
@@ -135,6 +136,8 @@ pub(crate) struct BenchArgs {
     pub(super) encrypt: bool,
     #[command(flatten)]
     pub(super) load: LoadArgs,
+    #[command(flatten)]
+    pub(super) memory: MemoryArgs,
     #[command(flatten)]
     pub(super) device: DeviceArgs,
     /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.

@@ -33,7 +33,10 @@ pub(super) trait Carrier: Transport + Clone {
 
 /// Opens what can be missing, only to see whether it is.
 pub(super) fn open(transport: TransportKind, means: &Means) -> Result<(), BenchError> {
-    if transport == TransportKind::Verbs { <Verbs as Carrier>::open(means).map(drop) } else { Ok(()) }
+    match transport {
+        TransportKind::Verbs => <Verbs as Carrier>::open(means).map(drop),
+        transport => means.memory.transport_gpu(transport == TransportKind::Shm).map(drop),
+    }
 }
 
 /// The error of a transport that is none of these.
@@ -47,8 +50,9 @@ impl Carrier for Shm {
     const SIGNAL_EVERY: u64 = 1;
     const PONGS: bool = true;
 
-    fn open(_means: &Means) -> Result<Shm, BenchError> {
-        Ok(Shm::new())
+    fn open(means: &Means) -> Result<Shm, BenchError> {
+        let gpu = means.memory.transport_gpu(true)?;
+        Ok(gpu.iter().fold(Shm::new(), Shm::with_gpu))
     }
 
     fn anywhere(_host: IpAddr) -> Address {
@@ -63,7 +67,8 @@ impl Carrier for Tcp {
     const PONGS: bool = false;
 
     fn open(means: &Means) -> Result<Tcp, BenchError> {
-        Ok(means.secret.clone().map_or_else(Tcp::new, Tcp::with_secret))
+        let (gpu, tcp) = (means.memory.transport_gpu(false)?, means.secret.clone());
+        Ok(gpu.iter().fold(tcp.map_or_else(Tcp::new, Tcp::with_secret), Tcp::with_gpu))
     }
 
     fn anywhere(host: IpAddr) -> Address {

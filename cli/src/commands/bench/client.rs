@@ -45,7 +45,8 @@ impl Client {
             flag.store(true, Ordering::Relaxed);
         });
         let peer = task.address.as_ref().and_then(beyond_loopback);
-        let means = Means { device: task.device.clone(), queue_depth: task.queue_depth, secret, peer };
+        let (device, memory, queue_depth) = (task.device.clone(), task.memory, task.queue_depth);
+        let means = Means { device, memory, queue_depth, secret, peer };
         Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, signs, is_done }
     }
 

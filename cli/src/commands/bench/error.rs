@@ -15,6 +15,8 @@ pub(super) enum BenchError {
     Node(#[from] slackline::Error),
     #[error(transparent)]
     Open(#[from] slackline::OpenError),
+    #[error(transparent)]
+    Gpu(#[from] slackline::GpuError),
     /// A variable of RDMA that is not usable, and the remedy.
     #[error(transparent)]
     Setting(#[from] slackline::internals::job::transports::SettingError),
@@ -62,6 +64,7 @@ impl Diagnostic for BenchError {
             BenchError::Secret(error) => error.remedy(),
             BenchError::Node(error) => error.remedy(),
             BenchError::Open(error) => error.remedy(),
+            BenchError::Gpu(error) => error.remedy(),
             BenchError::Setting(error) => error.remedy(),
             BenchError::Register(error) => error.remedy(),
             BenchError::Connect(error) => error.remedy(),

@@ -8,6 +8,7 @@ use slackline::internals::job::transports::rdma_options;
 use slackline::{Secret, TransportKind, VerbsOptions};
 
 use super::error::BenchError;
+use super::memory::MemoryArgs;
 
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;
@@ -110,6 +111,7 @@ impl DeviceArgs {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Means {
     pub(super) device: DeviceArgs,
+    pub(super) memory: MemoryArgs,
     pub(super) queue_depth: Option<u16>,
     /// The secret that both hosts share; none if both sides are on this host.
     pub(super) secret: Option<Secret>,

@@ -10,6 +10,7 @@ use slackline::{Address, Secret, TransportKind};
 use super::error::BenchError;
 use super::histogram::TimeHistogram;
 use super::means::DeviceArgs;
+use super::memory::MemoryArgs;
 use super::names::Op;
 use super::settings::Settings;
 use super::timing::Latency;
@@ -31,6 +32,7 @@ pub(super) struct Task {
     pub(super) bytes: u64,
     /// For one on the same host: another one has its own.
     pub(super) device: DeviceArgs,
+    pub(super) memory: MemoryArgs,
     pub(super) queue_depth: Option<u16>,
     /// The same: another one has the file. It travels in the environment, which other users cannot read.
     #[serde(skip)]
@@ -45,8 +47,9 @@ impl Task {
         let core = core.filter(|_| settings.peer.is_none());
         let device = settings.means.device.clone();
         let secret = settings.means.secret.clone();
-        let queue_depth = settings.means.queue_depth;
-        Task { transport: settings.transport, address: None, core, bytes, device, queue_depth, secret, role }
+        let (queue_depth, transport) = (settings.means.queue_depth, settings.transport);
+        let (memory, address) = (settings.means.memory.of_peer(), None);
+        Task { transport, address, core, bytes, device, memory, queue_depth, secret, role }
     }
 
     pub(super) fn address(&self) -> Result<&Address, BenchError> {

@@ -11,6 +11,7 @@ use slackline::{
 
 use super::carrier::Carrier;
 use super::error::BenchError;
+use super::gpu::{self, OnGpu};
 use super::measure::{calls, time};
 use super::messages::{INITIAL, RATE, TIMEOUT, Task, TaskRole};
 use super::pattern;
@@ -55,9 +56,17 @@ pub(super) fn publish<C: Carrier>(
         is_crowd: false,
     };
     let (address, server) = start(settings, remote, bytes, role)?;
-    let carrier = C::open(&settings.means)?;
+    let (carrier, memory) = (C::open(&settings.means)?, settings.means.memory);
+    if let Some(gpu) = memory.gpu()? {
+        let timing = gpu::publish(settings, &carrier, &address, OnGpu::new(&gpu, bytes)?)?;
+        server.end()?;
+        let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing);
+        let measured = measured.validated(settings.validate).in_memory(memory.names());
+        return Ok(carrier.describe(&settings.means, measured));
+    }
     // Read in place where that is possible: only the gradient is copied.
-    let read = if carrier.capabilities().in_place { ReadMode::InPlace } else { ReadMode::Copy };
+    let in_place = carrier.capabilities().in_place && memory.names().is_none();
+    let read = if in_place { ReadMode::InPlace } else { ReadMode::Copy };
     let options = WorkerOptions { read, ..WorkerOptions::new(SchemeConfig::Asp) };
     let servers = std::slice::from_ref(&address);
     let mut worker = Worker::connect(carrier.clone(), servers, options, TIMEOUT)?;
@@ -83,15 +92,21 @@ pub(super) fn publish<C: Carrier>(
     drop(worker);
     server.end()?;
     let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing);
-    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
+    let measured = measured.validated(settings.validate).in_memory(memory.names());
+    Ok(carrier.describe(&settings.means, measured))
 }
 
-fn gradient(index: usize) -> f32 {
+pub(super) fn gradient(index: usize) -> f32 {
     1e-3 * (1 + index % PERIOD) as f32
 }
 
 /// Whether the server has added up so many gradients, each whole.
-fn check_sum<C: Carrier>(carrier: &C, at: &Address, bytes: u64, published: u64) -> Result<(), BenchError> {
+pub(super) fn check_sum<C: Carrier>(
+    carrier: &C,
+    at: &Address,
+    bytes: u64,
+    published: u64,
+) -> Result<(), BenchError> {
     let mut wanted = [INITIAL; PERIOD];
     for _ in 0..published {
         for (index, element) in wanted.iter_mut().enumerate() {
@@ -123,7 +138,14 @@ pub(super) fn pull<C: Carrier>(
 ) -> Result<Measured, BenchError> {
     let (address, publisher) =
         start(settings, remote, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
-    let carrier = C::open(&settings.means)?;
+    let (carrier, memory) = (C::open(&settings.means)?, settings.means.memory);
+    if let Some(gpu) = memory.gpu()? {
+        let timing = gpu::pull(settings, &carrier, &address, OnGpu::new(&gpu, bytes)?)?;
+        publisher.end()?;
+        let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing);
+        let measured = measured.validated(settings.validate).in_memory(memory.names());
+        return Ok(carrier.describe(&settings.means, measured));
+    }
     let mut reader = Reader::connect(carrier.clone(), &address, ReaderOptions::default(), TIMEOUT)?;
     let into = carrier.allocate(bytes as usize, Access::LOCAL)?.whole();
     let mut retries = 0;
@@ -139,7 +161,8 @@ pub(super) fn pull<C: Carrier>(
     drop(reader);
     publisher.end()?;
     let measured = Measured::over(C::NAME, settings.op.name(), bytes, bytes, timing).with("retries", retries);
-    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
+    let measured = measured.validated(settings.validate).in_memory(memory.names());
+    Ok(carrier.describe(&settings.means, measured))
 }
 
 /// Pin, read one word, let go.

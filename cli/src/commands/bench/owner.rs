@@ -10,6 +10,7 @@ use slackline::{
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
+use super::gpu::{self, OnGpu};
 use super::local::{Arrays, Kind};
 use super::messages::{Folded, INITIAL, RATE, TIMEOUT, Task, TaskRole};
 use super::pattern;
@@ -33,6 +34,9 @@ pub(super) fn serve_publisher<C: Carrier>(
     options.memory.chunk_bytes = chunk;
     options.memory.peers = options.memory.peers.max(crowd.unwrap_or(0));
     options.memory.lease = crowd.map_or(options.memory.lease, |_| LEASE_OF_CROWD);
+    if let Some(gpu) = client.means.memory.gpu()? {
+        return gpu::serve_publisher::<C>(task, options, client, OnGpu::new(&gpu, task.bytes)?);
+    }
     let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
     let mut publisher = Publisher::new(carrier, &anywhere, table, options)?;
     let mut payload = vec![0; task.bytes as usize];

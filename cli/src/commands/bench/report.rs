@@ -71,6 +71,13 @@ impl Measured {
         self
     }
 
+    /// Adds where the payloads of both sides were, if one was on a GPU.
+    pub(super) fn in_memory(self, names: Option<[String; 2]>) -> Measured {
+        let Some([own, peer]) = names else { return self };
+        let note = format!("memory here {own}, of the other side {peer}");
+        self.with("memory", own).with("peer_memory", peer).note(note)
+    }
+
     /// Adds the counters of this host that have moved meanwhile.
     pub(super) fn counted(self, moved: &BTreeMap<String, u64>) -> Measured {
         if moved.is_empty() {

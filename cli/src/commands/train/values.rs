@@ -8,6 +8,7 @@ use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::{NonFinite, TransportKind};
 
+use crate::device_name;
 use crate::failure::Failure;
 
 /// Behaviour of processes while they wait.
@@ -78,15 +79,7 @@ pub(super) fn transport() -> impl TypedValueParser<Value = RequiredTransport> {
 
 /// Reads a device: `cpu`, `cuda` or `cuda:N`.
 pub(super) fn device(text: &str) -> Result<ComputeDevice, String> {
-    let ordinal = match text.strip_prefix("cuda") {
-        _ if text == "cpu" => return Ok(ComputeDevice::Host),
-        Some("") => Some(None),
-        Some(rest) => rest.strip_prefix(':').and_then(|ordinal| ordinal.parse().ok()).map(Some),
-        None => None,
-    };
-    ordinal
-        .map(ComputeDevice::Gpu)
-        .ok_or_else(|| "write cpu, cuda, or cuda:N with the number of a GPU, from 0".to_owned())
+    device_name::parse(text, "cpu")
 }
 
 /// Kept as text: options may add to its settings.
