@@ -198,6 +198,7 @@ impl Unordered {
         let options = VerbsOptions { in_order, ..VerbsOptions::default() };
         let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
         Verbs {
+            gpu: None,
             shared: Arc::new(VerbsShared {
                 rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
                 queue_depth,
