@@ -88,7 +88,11 @@ impl StagedPosting {
     }
 
     /// Takes a batch that was checked, all or nothing.
-    pub(in crate::transport) fn post(&mut self, lane: &mut impl StagedLane, batch: &[WorkRequest]) -> Result<(), PostError> {
+    pub(in crate::transport) fn post(
+        &mut self,
+        lane: &mut impl StagedLane,
+        batch: &[WorkRequest],
+    ) -> Result<(), PostError> {
         if self.queue.len() + batch.len() > self.depth {
             self.advance(lane);
             while self.front_is_silent() {
@@ -163,17 +167,21 @@ impl StagedPosting {
             // What is not in here any more was given up with an earlier request.
             let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
             if let Err(error) = completion.result {
-                self.cut(number, error);
+                self.tell(number, error);
+                self.finish_piece(number);
                 continue;
             }
-            if let PieceWork::Read { block, into, .. } = work {
-                let blocks = self.blocks.as_mut().ok_or((number, GpuError::Empty))?;
-                let copy = blocks.copy_in(&block, into).map_err(|error| (number, error))?;
-                self.copying.push_back((number, copy));
-                continue;
-            }
-            if let (PieceWork::Write { copy, .. }, Some(blocks)) = (work, &mut self.blocks) {
-                blocks.give_back(copy.block);
+            match work {
+                PieceWork::Read { block, into, .. } if !self.has_failed(number) => {
+                    let blocks = self.blocks.as_mut().ok_or((number, GpuError::Empty))?;
+                    let copy = blocks.copy_in(&block, into).map_err(|error| (number, error))?;
+                    self.copying.push_back((number, copy));
+                    continue;
+                }
+                PieceWork::Write { copy, .. } => {
+                    self.blocks.iter_mut().for_each(|blocks| blocks.give_back(copy.block.clone()));
+                }
+                _ => {}
             }
             self.finish_piece(number);
         }
@@ -193,6 +201,22 @@ impl StagedPosting {
             self.finish_piece(number);
         }
         Ok(())
+    }
+
+    /// A piece of a request has failed, or was flushed by one that has: the failure is what is told of the request, and
+    /// its copies are not waited for.
+    fn tell(&mut self, number: u64, error: CompletionError) {
+        let Some(request) = self.queue.get_mut((number - self.first) as usize) else { return };
+        if matches!(request.error, None | Some(CompletionError::Flushed)) {
+            request.error = Some(error);
+        }
+        let copying = self.copying.len();
+        self.copying.retain(|(of, _)| *of != number);
+        request.pieces -= copying - self.copying.len();
+    }
+
+    fn has_failed(&self, number: u64) -> bool {
+        self.queue.get((number - self.first) as usize).is_some_and(|request| request.error.is_some())
     }
 
     fn finish_piece(&mut self, number: u64) {

@@ -19,8 +19,8 @@ use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, WorkCompletion,
-    WorkRequest,
+    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError,
+    WorkCompletion, WorkRequest,
 };
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
@@ -169,7 +169,10 @@ impl VerbsEndpoint {
     }
 
     /// Calls what stages payloads of the GPU, where this side has one and the peer serves requests.
-    fn by_blocks<R>(&mut self, call: impl FnOnce(&mut StagedPosting, &mut StagedRails<'_>) -> R) -> Option<R> {
+    fn by_blocks<R>(
+        &mut self,
+        call: impl FnOnce(&mut StagedPosting, &mut StagedRails<'_>) -> R,
+    ) -> Option<R> {
         let (data, (_, staged)) = self.data.as_mut().zip(self.staged.as_mut())?;
         let mut lane = StagedRails::new(&self.shared, data);
         let result = call(staged, &mut lane);

@@ -266,8 +266,7 @@ impl Incoming for VerbsIncoming {
         match self.link.send(&Hello::Accept(ours).encode(&offer.message)) {
             Ok(()) => {
                 let (shared, theirs) = (self.shared, self.theirs);
-                let mut endpoint =
-                    VerbsEndpoint::new(shared, self.link, requester, responder, theirs, false);
+                let mut endpoint = VerbsEndpoint::new(shared, self.link, requester, responder, theirs, false);
                 self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));
                 Ok(endpoint)
             }

@@ -146,6 +146,25 @@ enum DeviceStep {
     GiveUp(usize),
 }
 
+/// The transport over a device that all processes of a test have in common, which takes its steps by itself: devices
+/// of different worlds do not reach each other.
+#[cfg(feature = "cuda")]
+pub(crate) fn common() -> Verbs {
+    static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
+        let device = Unordered::new(0, false);
+        let world = Unordered { world: device.world };
+        std::thread::spawn(move || {
+            loop {
+                if !world.step() {
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+            }
+        });
+        device
+    });
+    COMMON.verbs(None)
+}
+
 impl Unordered {
     /// Seeds of one number take the same steps in a single thread.
     pub(crate) fn new(seed: u64, says_in_order: bool) -> Unordered {
@@ -711,6 +730,8 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::
 
 #[cfg(test)]
 mod conformance;
+#[cfg(all(test, feature = "cuda"))]
+mod gpu;
 #[cfg(test)]
 mod lost_rails;
 #[cfg(test)]
