@@ -64,7 +64,7 @@ mod tests {
         const IS_STAGED: bool = true;
         const SERVES_FROM_GPU: bool = false;
 
-        /// Over one scripted device, since it connects no others.
+        /// Over one device, scripted or of a guest: a scripted one connects no others.
         fn without() -> Self {
             crate::transport::verbs::unordered::common()
         }
@@ -78,8 +78,8 @@ mod tests {
         }
     }
 
-    /// Tests of these names by RDMA over a scripted device, which is in one process, with payloads of owners in host
-    /// memory.
+    /// Tests of these names by RDMA within one process, with payloads of owners in host memory: over a scripted device,
+    /// and in a guest (`cargo xtask softroce gpu`) over soft-RoCE.
     macro_rules! over_rdma {
         ($($name:ident),* $(,)?) => {
             #[cfg(feature = "verbs")]

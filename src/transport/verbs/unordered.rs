@@ -146,10 +146,18 @@ enum DeviceStep {
     GiveUp(usize),
 }
 
-/// The transport over a device that all processes of a test have in common, which takes its steps by itself: devices
-/// of different worlds do not reach each other.
+/// The variable that names the device of `cargo xtask softroce`.
+#[cfg(feature = "cuda")]
+const RIG_DEVICE: &str = "SLACKLINE_RIG_DEVICE";
+
+/// The transport over a device that all processes of a test have in common: that of the rig, in a guest, and else one
+/// of this kind, which takes its steps by itself. Scripted devices of different worlds do not reach each other.
 #[cfg(feature = "cuda")]
 pub(crate) fn common() -> Verbs {
+    if let Ok(device) = std::env::var(RIG_DEVICE) {
+        let options = VerbsOptions { devices: vec![device], ..VerbsOptions::default() };
+        return Verbs::open(options).expect("the rig has the device");
+    }
     static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
         let device = Unordered::new(0, false);
         let world = Unordered { world: device.world };

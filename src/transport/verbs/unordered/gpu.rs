@@ -80,7 +80,7 @@ impl Scene {
             self.verbs.shared.hearing.hurry();
             let _over = (self.poster.check(), self.target.check());
         }
-        (0..20).for_each(|_| drop(self.device.step()));
+        (0..20).for_each(|_| _ = self.device.step());
     }
 
     fn post(&mut self, batch: &[WorkRequest]) {
@@ -249,7 +249,7 @@ fn a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before() {
             if !scene.device.step() {
                 scene.driver.finish();
             }
-            (0..200).for_each(|_| drop(scene.device.step()));
+            (0..200).for_each(|_| _ = scene.device.step());
         };
         assert_eq!(completion.result, Ok(()));
     };
@@ -302,8 +302,8 @@ fn payloads_arrive_before_their_words(seed: u64, rails: usize, depth: usize) {
             }
         }
         match chance {
-            0 => drop(scene.driver.work()),
-            _ => (0..10).for_each(|_| drop(scene.device.step())),
+            0 => _ = scene.driver.work(),
+            _ => (0..10).for_each(|_| _ = scene.device.step()),
         }
         while let Some(completion) = scene.poster.poll() {
             assert_eq!(completion, WorkCompletion { id: WorkRequestId(2), result: Ok(()) });
@@ -350,7 +350,7 @@ fn payloads_of_a_gpu_go_on_over_the_rails_that_are_left() {
         scene.post(&batch);
         scene.driver.finish();
         let _pending = scene.poster.poll();
-        (0..20 * seed).for_each(|_| drop(scene.device.step()));
+        (0..20 * seed).for_each(|_| _ = scene.device.step());
         scene.device.cut(2);
         assert_eq!(scene.complete(), WorkCompletion { id: WorkRequestId(3), result: Ok(()) }, "seed {seed}");
         assert!(bytes_of(&scene.regions[1])[..BYTES] == sent, "seed {seed}");
@@ -525,6 +525,12 @@ fn where_gpudirect_is_required_each_way_that_was_passed_over_is_named() {
             assert!(error.to_string().contains(part), "{part}: {error}");
         }
     }
+}
+
+#[test]
+fn tests_in_a_guest_are_over_the_device_of_the_rig() {
+    let device = std::env::var(RIG_DEVICE).unwrap_or("unordered0".into());
+    assert_eq!(common().device(), device);
 }
 
 #[test]
