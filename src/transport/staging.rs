@@ -126,7 +126,7 @@ impl StagedCopy {
     /// # Errors
     /// Work of this process on the GPU failed.
     pub(super) fn is_done(&mut self) -> Result<bool, GpuError> {
-        self.tickets.are_done()
+        if mutant!("staged_copy_done_at_once") { Ok(true) } else { self.tickets.are_done() }
     }
 }
 

@@ -34,6 +34,9 @@
 //! each word. Atomics are those of the device: atomic among requests through it, and not against processors, unless
 //! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
 //!
+//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may have memory there. They go
+//! through blocks of registered host memory; no device reaches the GPU itself.
+//!
 //! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
 //!

@@ -5,7 +5,7 @@ use super::rails::Rails;
 #[cfg(feature = "cuda")]
 use crate::{
     cuda::{Gpu, GpuError},
-    mem::Access,
+    mem::{Access, PAGE_SIZE},
     transport::staging::{StagedLane, StagingBlocks},
     transport::{PostError, WorkCompletion, WorkRequest},
 };
@@ -56,6 +56,9 @@ impl StagedLane for StagedRails<'_> {
     }
 
     fn blocks(&self, gpu: &Gpu, longest: usize) -> Result<StagingBlocks, GpuError> {
+        // A block has to fit the queue, however short both it and the requests of the device are.
+        let room = self.shared.piece_bytes().saturating_mul(self.shared.queue_depth);
+        let longest = longest.min((room / PAGE_SIZE).max(1) * PAGE_SIZE);
         StagingBlocks::new(gpu, longest, NO_WAY_TO_GPU, |memory| {
             let bytes = memory.len();
             let registered = self.shared.register(memory, Access::LOCAL);

@@ -65,6 +65,8 @@ struct DeviceState {
     events: VecDeque<sys::ibv_async_event>,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
+    /// The error number with which memory is registered; 0 is success.
+    registering: c_int,
     neighbour: Neighbour,
     /// Queue pairs that wait for a neighbour.
     waiting: usize,
@@ -187,6 +189,7 @@ impl Unordered {
             late: Vec::new(),
             events: VecDeque::new(),
             destroying: 0,
+            registering: 0,
             neighbour: Neighbour::Answers,
             waiting: 0,
             next: 1,
@@ -651,6 +654,11 @@ unsafe extern "C" fn reg_mr_iova2(
     // SAFETY: the caller's structure.
     let context = unsafe { (*pd).context };
     let mut state = state(context);
+    if state.registering != 0 {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = state.registering };
+        return std::ptr::null_mut();
+    }
     let key = state.next;
     state.next += 1;
     let (domain, address_of) = (pd.addr(), address.expose_provenance());

@@ -226,6 +226,9 @@ fn no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it() {
         let write = WorkRequest::signalled(2, write_from(&mine, 0, scene.remote[1]));
         let fenced = WorkRequest { flags: Flags::SIGNALLED | Flags::FENCE, ..write };
         scene.post(&[WorkRequest::signalled(1, read), fenced]);
+        // Nothing but the READ is to hold it up.
+        scene.driver.finish();
+        let _pending = scene.poster.poll();
         assert_eq!([(); 2].map(|()| scene.complete().id.0), [1, 2]);
         scene.arrive();
         assert!(bytes_of(&into).iter().all(|byte| *byte == 0), "seed {seed}: read what was written later");
@@ -327,6 +330,25 @@ fn payloads_arrive_before_their_words(seed: u64, rails: usize, depth: usize) {
 }
 
 #[test]
+fn a_block_fits_a_queue_of_one_short_request() {
+    const BYTES: usize = 40_000;
+    let device = Unordered::new(0, false);
+    let mut verbs = device.verbs_over(1, 1, None);
+    let shared = Arc::get_mut(&mut verbs.shared).expect("no other handle exists yet");
+    shared.rails[0].port.message_bytes = PAGE as u32;
+    let mut scene = scene_of(device, verbs, BYTES);
+    let (mine, sent) = (scene.memory(BYTES), noise(1, BYTES));
+    scene.driver.set_bytes(mine.pointer(), &sent);
+    let remote = scene.remote[1].slice(0, BYTES as u64).unwrap();
+    scene.carry_out(write_from(&mine, 0, remote));
+    scene.arrive();
+    assert!(bytes_of(&scene.regions[1])[..BYTES] == sent);
+    scene.driver.set_bytes(mine.pointer(), &[0; BYTES]);
+    scene.carry_out(read_to(&mine, 0, remote));
+    assert!(scene.driver.bytes(mine.pointer(), BYTES) == sent);
+}
+
+#[test]
 fn payloads_of_a_gpu_are_there_before_the_words_that_announce_them() {
     for (rails, depth) in [(1, DEPTH as usize), (2, DEPTH as usize), (1, 4), (2, 4)] {
         (0..3).for_each(|seed| payloads_arrive_before_their_words(seed, rails, depth));
@@ -425,6 +447,29 @@ fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
             assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
             return;
         }
+    }
+}
+
+#[test]
+fn blocks_that_the_device_does_not_register_end_the_connection_with_a_reason() {
+    for is_write in [true, false] {
+        let mut scene = scene(0, 2, PAGE);
+        let (mine, registered) = (scene.memory(PAGE), scene.device.regions());
+        let remote = scene.remote[1];
+        let request = if is_write { write_from(&mine, 0, remote) } else { read_to(&mine, 0, remote) };
+        lock(&scene.device.world.state).registering = libc::ENOMEM;
+        scene.post(&[
+            WorkRequest::signalled(1, scene.set_word(0, 1)),
+            WorkRequest::signalled(2, request),
+            WorkRequest::signalled(3, scene.set_word(0, 2)),
+        ]);
+        let [_, results @ ..] = [(); 3].map(|()| scene.complete().result);
+        assert_eq!(results, [Err(CompletionError::Gpu), Err(CompletionError::Flushed)]);
+        let over = scene.poster.check().unwrap_err();
+        assert!(over.reason.contains("its log has"), "{}", over.reason);
+        // What the peer was granted goes with the connection.
+        assert!(scene.word(0) < 2 && scene.device.regions() <= registered);
+        assert_eq!(scene.gpu.host_bytes_copied(), 0);
     }
 }
 
