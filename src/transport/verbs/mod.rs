@@ -312,10 +312,9 @@ impl Verbs {
         Ok(verbs)
     }
 
-    /// The same with a GPU. A peer publishes straight out of memory of its GPU and pulls straight into it, as far as the
-    /// caller sees. On the way the bytes pass the host: the GPU copies them into and out of blocks of locked and
-    /// registered memory, 8 of 2 MiB for each connection that needs them, while others are written and read. The other
-    /// side, and what travels, is as without a GPU.
+    /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it. On the way the bytes pass the
+    /// host: the GPU copies them into and out of blocks of locked and registered memory, 8 of 2 MiB for each connection
+    /// that needs them, while others are written and read. The other side, and what travels, is as without a GPU.
     ///
     /// An owner that serves over it has its payloads in host memory all the same, since no device reads them on a GPU,
     /// and a server folds by processors. With a GPU that [requires](Gpu::require_gpudirect) a direct way it neither

@@ -1,5 +1,6 @@
 //! Versions that go from one process's GPU memory to another's over shared memory, over TCP and by RDMA, on scripted
-//! drivers: no GPU is needed, and none is tested. The publisher and the reader have a driver each, as two processes have.
+//! drivers: no GPU is needed, and none is tested. The publisher and the reader have a driver each, as two processes
+//! have.
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ const LONG: usize = 17 * MIB + 5;
 const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
 /// An endpoint with a GPU, and its peer, which has none.
-struct Scene {
+struct StagedScene {
     device: Unordered,
     driver: Arc<Scripted>,
     gpu: Gpu,
@@ -30,7 +30,7 @@ struct Scene {
     verbs: Verbs,
 }
 
-fn scene_of(device: Unordered, verbs: Verbs, bytes: usize) -> Scene {
+fn scene_of(device: Unordered, verbs: Verbs, bytes: usize) -> StagedScene {
     let driver = Arc::new(Scripted::new());
     let (gpu, ..) = driver.open_gpu();
     let regions = [(PAGE, WORDS), (bytes, WORDS | Access::RELAXED), (bytes, Access::REMOTE_READ)]
@@ -39,11 +39,11 @@ fn scene_of(device: Unordered, verbs: Verbs, bytes: usize) -> Scene {
     let grants = regions.each_ref().map(MemoryRegion::whole);
     let offer = || Offer { message: Vec::new(), grants: grants.to_vec() };
     let ([poster, target], [remote, _]) = connect(&verbs, offer);
-    Scene { device, driver, gpu, poster, target, regions, remote, verbs }
+    StagedScene { device, driver, gpu, poster, target, regions, remote, verbs }
 }
 
 /// A scene over so many rails, in which the peer grants `bytes` of payloads of each kind.
-fn scene(seed: u64, rails: usize, bytes: usize) -> Scene {
+fn scene(seed: u64, rails: usize, bytes: usize) -> StagedScene {
     let device = Unordered::new(seed, false);
     let verbs = device.verbs_over(rails, DEPTH as usize, None);
     scene_of(device, verbs, bytes)
@@ -60,7 +60,7 @@ fn bytes_of(region: &MemoryRegion) -> Vec<u8> {
     bytes
 }
 
-impl Scene {
+impl StagedScene {
     fn memory(&self, bytes: usize) -> GpuMemory {
         GpuMemory::allocate(&self.gpu, bytes).unwrap()
     }
@@ -203,7 +203,7 @@ fn a_read_to_a_gpu_is_complete_with_its_copy_and_those_behind_it_come_later() {
 fn a_fenced_write_waits_for_the_copy_of_a_read_to_a_gpu_and_others_do_not() {
     let mut scene = scene(0, 1, PAGE);
     let mine = scene.memory(PAGE);
-    let word = |scene: &Scene, value| WorkRequest::signalled(value, scene.set_word(value, value));
+    let word = |scene: &StagedScene, value| WorkRequest::signalled(value, scene.set_word(value, value));
     let fenced = WorkRequest { flags: Flags::SIGNALLED | Flags::FENCE, ..word(&scene, 3) };
     let batch = [WorkRequest::signalled(1, read_to(&mine, 0, scene.remote[2])), word(&scene, 2), fenced];
     scene.post(&batch);
@@ -240,7 +240,7 @@ fn no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it() {
 fn a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before() {
     let mut scene = scene(0, 1, LONG);
     let mine = scene.memory(LONG);
-    let turn = |scene: &mut Scene, operation: Operation| {
+    let turn = |scene: &mut StagedScene, operation: Operation| {
         scene.post(&[WorkRequest::signalled(1, operation)]);
         // The GPU does nothing before all blocks that are free are in use, and the device has done what it can.
         let begun = std::time::Instant::now();
@@ -436,7 +436,7 @@ fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
         }
         // What is under way on the device is carried out before the endpoint goes.
         (0..100).for_each(|_| scene.turn());
-        let Scene { device, driver, gpu, poster, target, verbs, .. } = scene;
+        let StagedScene { device, driver, gpu, poster, target, verbs, .. } = scene;
         drop((batch, poster, target, mine, verbs));
         driver.finish();
         drop(gpu);
@@ -451,7 +451,7 @@ fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn blocks_that_the_device_does_not_register_end_the_connection_with_a_reason() {
+fn blocks_that_the_device_does_not_register_end_the_connection() {
     for is_write in [true, false] {
         let mut scene = scene(0, 2, PAGE);
         let (mine, registered) = (scene.memory(PAGE), scene.device.regions());
@@ -488,7 +488,7 @@ fn an_endpoint_that_goes_in_mid_copy_leaves_nothing_behind() {
                 let _pending = scene.poster.poll();
                 scene.turn();
             }
-            let Scene { device, driver, gpu, poster, target, regions, verbs, .. } = scene;
+            let StagedScene { device, driver, gpu, poster, target, regions, verbs, .. } = scene;
             drop((poster, target, regions, mine, verbs));
             driver.finish();
             drop(gpu);
@@ -502,7 +502,7 @@ fn a_peer_that_goes_in_mid_copy_ends_the_request_and_no_memory_is_left() {
     let mut scene = scene(0, 1, 3 * MIB);
     let mine = scene.memory(3 * MIB);
     scene.post(&[WorkRequest::signalled(1, read_to(&mine, 0, scene.remote[1]))]);
-    let Scene { device, driver, gpu, mut poster, target, regions, verbs, .. } = scene;
+    let StagedScene { device, driver, gpu, mut poster, target, regions, verbs, .. } = scene;
     drop(target);
     let begun = std::time::Instant::now();
     while poster.check().is_ok() {
@@ -554,7 +554,7 @@ fn an_endpoint_without_a_gpu_posts_none_and_says_what_it_lacks() {
 
 #[test]
 fn where_gpudirect_is_required_each_way_that_was_passed_over_is_named() {
-    let Scene { gpu, poster, verbs, .. } = scene(0, 1, PAGE);
+    let StagedScene { gpu, poster, verbs, .. } = scene(0, 1, PAGE);
     let path = poster.gpu_path().unwrap();
     assert!(matches!(path, GpuPath::Staged { passed_over: [_, _] }), "{path}");
     let listener = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).unwrap();
