@@ -82,6 +82,11 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "a block was used again too early",
     ),
     (
+        "staging_block_before_written",
+        "transport::verbs::unordered::gpu::payloads_of_a_gpu_are_there_before_the_words_that_announce_them",
+        "announced before it was there",
+    ),
+    (
         "staged_copy_done_at_once",
         "transport::tcp::tests::scripted::what_is_behind_a_copy_is_held_on_both_sides_until_its_ticket",
         "its copy is not made",

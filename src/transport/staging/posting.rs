@@ -307,7 +307,16 @@ impl StagedPosting {
             // What is before a failure goes out, too: the lane has to complete it.
             let Some(WorkRequest { id: WorkRequestId(first), .. }) = batch.first() else { return ended };
             match lane.post(&batch) {
-                Ok(()) => self.posted.extend(self.begun.drain(..batch.len())),
+                Ok(()) => {
+                    for piece in self.begun.drain(..batch.len()) {
+                        if let (PieceWork::Write { copy, .. }, Some(blocks)) = (&piece.work, &mut self.blocks)
+                            && mutant!("staging_block_before_written")
+                        {
+                            blocks.give_back(copy.block.clone());
+                        }
+                        self.posted.push_back(piece);
+                    }
+                }
                 Err(PostError::QueueFull { .. }) => return ended,
                 // The lane is over. Whether it tells of any of the batch does not matter: the owner hears of it here.
                 Err(_) => {

@@ -1,7 +1,8 @@
 //! A device of our own, for unit tests, that keeps no more order than the specification asks for.
 //!
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
-//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Only READs are carried out
+//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until then, or until that, it
+//! is read from where its poster has it, unless it travels in the request. Only READs are carried out
 //! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
 //! It has no atomics and no receives: nothing is told of by immediate data, and owners look for themselves.
 //!
@@ -110,10 +111,27 @@ struct ScriptedRequest {
     remote: u64,
     key: u32,
     /// The packets of a WRITE that are not in memory, each with its distance from the first byte.
-    packets: Vec<(usize, Vec<u8>)>,
+    packets: Vec<(usize, ScriptedPacket)>,
     /// Whether a READ was carried out.
     is_read: bool,
     is_told: bool,
+}
+
+/// The bytes of a packet.
+enum ScriptedPacket {
+    /// So many at an address of the poster's, which are not read yet.
+    AtPoster(usize, usize),
+    Sent(Vec<u8>),
+}
+
+impl ScriptedPacket {
+    /// Its bytes, which leave the poster now if they have not.
+    fn send(self) -> Vec<u8> {
+        match self {
+            ScriptedPacket::AtPoster(address, bytes) => fetch(address, bytes),
+            ScriptedPacket::Sent(data) => data,
+        }
+    }
 }
 
 /// A packet that is in the network still.
@@ -343,8 +361,8 @@ impl DeviceState {
         let ScriptedPair { requests, peer, .. } = &mut self.pairs[pair];
         for ScriptedRequest { remote, key, packets, .. } in requests {
             let (to, key, remote) = (*peer, *key, *remote);
-            let late = std::mem::take(packets).into_iter().map(|(offset, data)| {
-                let remote = remote + offset as u64;
+            let late = std::mem::take(packets).into_iter().map(|(offset, packet)| {
+                let (remote, data) = (remote + offset as u64, packet.send());
                 LatePacket { to, key, remote, data }
             });
             self.late.extend(late);
@@ -372,8 +390,8 @@ impl DeviceState {
         let asked = &mut pair.requests[request];
         match step {
             DeviceStep::Store(_, packet) => {
-                let (offset, data) = asked.packets.swap_remove(packet);
-                store(at + offset, &data);
+                let (offset, packet) = asked.packets.swap_remove(packet);
+                store(at + offset, &packet.send());
             }
             DeviceStep::Read(_) => {
                 asked.is_read = true;
@@ -381,6 +399,9 @@ impl DeviceState {
             }
             DeviceStep::Tell(_) => {
                 asked.is_told = true;
+                // From here on the memory is the poster's again.
+                let sent = std::mem::take(&mut asked.packets).into_iter();
+                asked.packets = sent.map(|(at, packet)| (at, ScriptedPacket::Sent(packet.send()))).collect();
                 if asked.is_signalled {
                     let wr_id = asked.number;
                     let told = sys::ibv_wc { wr_id, status: sys::IBV_WC_SUCCESS, ..Default::default() };
@@ -712,9 +733,13 @@ unsafe extern "C" fn post_send(
         };
         let (address, bytes) = piece.map_or((0, 0), |piece| (piece.addr as usize, piece.length as usize));
         let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
-        let data = if is_read { Vec::new() } else { fetch(address, bytes) };
-        let packets = data.chunks(PACKET_BYTES).map(<[u8]>::to_vec).enumerate();
+        let written = if is_read { 0 } else { bytes };
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
+        let packet = |offset: usize| {
+            let packet = ScriptedPacket::AtPoster(address + offset, (written - offset).min(PACKET_BYTES));
+            let is_in_request = is(sys::IBV_SEND_INLINE);
+            (offset, if is_in_request { ScriptedPacket::Sent(packet.send()) } else { packet })
+        };
         state.pairs[pair].requests.push_back(ScriptedRequest {
             number: asked.wr_id,
             is_signalled: is(sys::IBV_SEND_SIGNALED),
@@ -723,7 +748,7 @@ unsafe extern "C" fn post_send(
             bytes,
             remote: target.remote_addr,
             key: target.rkey,
-            packets: packets.map(|(index, data)| (index * PACKET_BYTES, data)).collect(),
+            packets: (0..written).step_by(PACKET_BYTES).map(packet).collect(),
             is_read: false,
             is_told: false,
         });
