@@ -17,6 +17,11 @@ impl NoGpu {
         match *self {}
     }
 
+    /// The ordinal by which it was opened.
+    pub fn ordinal(&self) -> u32 {
+        match *self {}
+    }
+
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         match *self {}

@@ -185,7 +185,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    #[cfg(feature = "tcp")]
+    #[cfg(any(feature = "tcp", feature = "verbs"))]
     pub(crate) fn copy_staged(&self, copy: GpuCopy, under_way: &mut Tickets) -> Result<(), GpuError> {
         let (GpuCopy::ToHost { from: piece, .. }
         | GpuCopy::FromHost { into: piece, .. }

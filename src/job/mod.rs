@@ -130,12 +130,18 @@ impl Job {
 
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
     /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
-    /// each other's memory, and those of others are reached over TCP, by way of host memory; RDMA is passed over. On
-    /// the host of a server with a GPU each worker names one, too. With a GPU that
-    /// [requires](Gpu::require_gpudirect) a direct way TCP is passed over, too.
+    /// each other's memory, and those of others are reached by RDMA or TCP, by way of host memory. On the host of a
+    /// server with a GPU each worker names one, too. With a GPU that [requires](Gpu::require_gpudirect) a direct way
+    /// RDMA and TCP are passed over.
+    ///
+    /// No RDMA device reads a server's payloads on a GPU: a server that names one is reached over TCP from other hosts,
+    /// and by RDMA only where the plan asks for that alone ([`JobPlan::transport`]). Then its payloads are in host
+    /// memory, and it folds by processors, as without a GPU.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Job {
-        self.member.transports.use_gpu(gpu);
+        let is_by_rdma_alone = self.plan.transport == Some(TransportKind::Verbs);
+        let serves_from_there = matches!(self.role, Role::Server(_)) && !is_by_rdma_alone;
+        self.member.transports.use_gpu(gpu, serves_from_there);
         self
     }
 

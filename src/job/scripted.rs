@@ -36,16 +36,30 @@ mod tests {
         Job::join(plan, &placement, None).unwrap()
     }
 
+    /// Over RDMA all of them have one scripted device, since it connects no others.
+    #[cfg(feature = "verbs")]
+    fn use_rdma(job: &Job, transport: TransportKind) {
+        if transport == TransportKind::Verbs {
+            job.member.transports.use_rdma(crate::transport::verbs::unordered::common());
+        }
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    fn use_rdma(_: &Job, _: TransportKind) {}
+
     fn serve(point: &MeetingPoint, transport: TransportKind) -> Served {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
         let _working = driver.work_in_a_thread();
         let job = job(0, point, transport).with_gpu(&gpu);
+        use_rdma(&job, transport);
         let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
         let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
         let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 2, 0.5) };
         let served = job.serve(table, &[1.0; ELEMENTS], options).unwrap();
-        assert!(driver.launches() >= CLOCKS as usize, "its GPU has folded");
+        // What is reached by RDMA is in host memory.
+        let folded = if transport == TransportKind::Verbs { 0 } else { CLOCKS as usize };
+        assert!(driver.launches() >= folded && (folded > 0) == (driver.launches() > 0), "its GPU has folded");
         assert_eq!(gpu.host_bytes_copied() > 0, transport == TransportKind::Tcp);
         served
     }
@@ -57,12 +71,14 @@ mod tests {
         let [parameters, gradient] = [(); 2].map(|()| GpuMemory::allocate(&gpu, BYTES).unwrap());
         let _working = driver.work_in_a_thread();
         let job = job(rank, point, transport).with_gpu(&gpu);
+        use_rdma(&job, transport);
         let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap();
         while let Some(mut step) = worker.next_step().unwrap() {
             step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
             driver.launch_copy(raw, gradient.pointer(), parameters.pointer(), BYTES);
             step.publish_from_gpu(&gradient.whole(), &stream, None).unwrap();
         }
+        assert_eq!(gpu.host_bytes_copied() > 0, transport != TransportKind::Shm);
     }
 
     fn a_job_trains_on_its_gpus(transport: TransportKind) {
@@ -93,7 +109,7 @@ mod tests {
     fn a_process_whose_gpu_requires_gpudirect_passes_tcp_over() {
         let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
         let transports = Transports::new(None, None, 0);
-        transports.use_gpu(&gpu.require_gpudirect());
+        transports.use_gpu(&gpu.require_gpudirect(), true);
         let address = transports.listen_at(&TransportKind::ALL).unwrap();
         assert!(matches!(address, Address::Abstract(_)), "{address}");
         // Where the plan has nothing else, it is the transport's error.
@@ -102,18 +118,44 @@ mod tests {
         assert!(matches!(error, ConnectError::Staged { operation: "listen", .. }), "{error}");
     }
 
+    #[cfg(feature = "verbs")]
     #[test]
-    fn a_process_with_a_gpu_takes_no_rdma_and_says_why() {
+    fn workers_with_gpus_train_by_rdma_with_a_server_in_host_memory() {
+        a_job_trains_on_its_gpus(TransportKind::Verbs);
+    }
+
+    #[test]
+    fn a_server_with_a_gpu_takes_no_rdma_and_says_why() {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
         let transports = Transports::new(None, None, 0);
-        transports.use_gpu(&gpu);
+        transports.use_gpu(&gpu, true);
         let error = transports.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
-        assert!(error.contains("on a GPU, which RDMA does not reach"), "{error}");
+        assert!(error.contains("on a GPU, where no RDMA device"), "{error}");
         let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
             panic!("two addresses")
         };
         assert_eq!(addresses.len(), 2);
         assert!(transports.open().gpu().is_some());
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn a_process_that_serves_no_payloads_of_its_gpu_has_rdma_beside_the_others() {
+        let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
+        let transports = Transports::new(None, None, 0);
+        transports.use_gpu(&gpu, false);
+        transports.use_rdma(crate::transport::verbs::unordered::common());
+        let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
+            panic!("three addresses")
+        };
+        assert_eq!(addresses.len(), 3);
+        // What it serves is reached over all of them, so it is in host memory.
+        assert!(transports.open().gpu().is_none());
+        let direct = Transports::new(None, None, 0);
+        direct.use_gpu(&gpu.require_gpudirect(), false);
+        direct.use_rdma(crate::transport::verbs::unordered::common());
+        let error = direct.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
+        assert!(error.contains("staged by RDMA") && error.contains("require_gpudirect"), "{error}");
     }
 }

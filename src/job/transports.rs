@@ -32,9 +32,9 @@ pub struct Transports {
     ip: Option<IpAddr>,
     /// The number of this process among those of the job, which spreads them over the devices of a host.
     index: usize,
-    /// The GPU that payloads are on.
+    /// The GPU that payloads are on, and whether those that this process serves are to be there, too.
     #[cfg(feature = "cuda")]
-    gpu: OnceLock<Gpu>,
+    gpu: OnceLock<(Gpu, bool)>,
     /// RDMA, or the reason why there is none.
     rdma: OnceLock<Result<Verbs, NoRdma>>,
 }
@@ -60,6 +60,12 @@ impl Diagnostic for NoRdma {
     }
 }
 
+#[cfg(feature = "cuda")]
+const STAGED_BY_RDMA: &str = "payloads on its GPU would be staged by RDMA, and GPUDirect is required";
+
+#[cfg(feature = "cuda")]
+const OUT_OF_REACH: &str = "its payloads are on a GPU, where no RDMA device of this library reads them";
+
 impl Transports {
     /// The transports of process `index`, which others reach at `ip` (loopback if `None`).
     pub fn new(secret: Option<Secret>, ip: Option<IpAddr>, index: usize) -> Transports {
@@ -73,10 +79,11 @@ impl Transports {
         }
     }
 
-    /// Puts payloads on a GPU from now on, unless they are on another one already. There is no RDMA then.
+    /// Puts payloads on a GPU from now on, unless they are on another one already. If those that this process serves
+    /// are to be there, it has no RDMA: no device reads them there.
     #[cfg(feature = "cuda")]
-    pub(super) fn use_gpu(&self, gpu: &Gpu) {
-        let taken = self.gpu.get_or_init(|| gpu.clone());
+    pub(super) fn use_gpu(&self, gpu: &Gpu, serves_from_there: bool) {
+        let (taken, _) = self.gpu.get_or_init(|| (gpu.clone(), serves_from_there));
         if taken.ordinal() != gpu.ordinal() {
             tracing::warn!(
                 taken = taken.ordinal(),
@@ -89,16 +96,32 @@ impl Transports {
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.
     pub fn rdma(&self) -> Result<(), NoRdma> {
         #[cfg(feature = "cuda")]
-        if self.gpu.get().is_some() {
-            let remedy = Some("use shared memory or TCP".into());
-            let reason = ErrorReport::of_cause("its payloads are on a GPU, which RDMA does not reach yet");
-            return Err(NoRdma(ErrorReport { remedy, ..reason }));
-        }
+        self.expect_rdma_for_gpu()?;
         #[cfg(feature = "verbs")]
         let open = || rdma::open(self.secret.clone(), self.ip, self.index);
         #[cfg(not(feature = "verbs"))]
         let open = || Err(NoRdma::of(&NotBuilt { transport: TransportKind::Verbs }));
         self.rdma.get_or_init(open).as_ref().map(|_| ()).map_err(NoRdma::clone)
+    }
+
+    /// Checks that RDMA serves payloads where they are to be.
+    #[cfg(feature = "cuda")]
+    fn expect_rdma_for_gpu(&self) -> Result<(), NoRdma> {
+        let Some((gpu, serves_from_there)) = self.gpu.get() else { return Ok(()) };
+        let (cause, remedy) = if gpu.requires_gpudirect() {
+            (STAGED_BY_RDMA, "put the processes on one host, or leave `Gpu::require_gpudirect` out")
+        } else if *serves_from_there {
+            (OUT_OF_REACH, "use shared memory or TCP, or have this process name no GPU")
+        } else {
+            return Ok(());
+        };
+        Err(NoRdma(ErrorReport { remedy: Some(remedy.into()), ..ErrorReport::of_cause(cause) }))
+    }
+
+    /// Takes this for RDMA instead of what the host has.
+    #[cfg(all(test, feature = "cuda", feature = "verbs"))]
+    pub(super) fn use_rdma(&self, verbs: Verbs) {
+        assert!(self.rdma.set(Ok(verbs)).is_ok(), "before it is opened");
     }
 
     /// The transports that were opened so far, side by side.
@@ -108,17 +131,18 @@ impl Transports {
         #[cfg(feature = "tcp")]
         let mixed = Mixed::new(Shm::new(), self.secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
         let rdma = self.rdma.get().and_then(|rdma| rdma.as_ref().ok());
+        let mixed = rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs);
         #[cfg(feature = "cuda")]
-        if let Some(gpu) = self.gpu.get() {
+        if let Some((gpu, _)) = self.gpu.get() {
             return mixed.with_gpu(gpu);
         }
-        rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs)
+        mixed
     }
 
     /// True if TCP would stage payloads that may not be.
     fn passes_tcp_over(&self) -> bool {
         #[cfg(feature = "cuda")]
-        return self.gpu.get().is_some_and(Gpu::requires_gpudirect);
+        return self.gpu.get().is_some_and(|(gpu, _)| gpu.requires_gpudirect());
         #[cfg(not(feature = "cuda"))]
         false
     }

@@ -1,7 +1,7 @@
 //! Transports that take a GPU, for tests that hold over each of them.
 
 #[cfg(test)]
-pub(super) use tests::{OfGpu, over_each_transport};
+pub(super) use tests::{OfGpu, over_each_transport, over_rdma};
 
 #[cfg(test)]
 mod tests {
@@ -14,8 +14,10 @@ mod tests {
     pub(in crate::node) trait OfGpu: Transport + Clone {
         /// The transport's name, and that of the module with its tests.
         const NAME: &'static str;
-        /// Payloads go through host memory.
+        /// Payloads of a GPU go through blocks of host memory.
         const IS_STAGED: bool;
+        /// An owner with a GPU has its payloads there.
+        const SERVES_FROM_GPU: bool = true;
 
         fn without() -> Self;
         fn with(gpu: &Gpu) -> Self;
@@ -55,6 +57,38 @@ mod tests {
             "127.0.0.1:0".parse().expect("an address")
         }
     }
+
+    #[cfg(feature = "verbs")]
+    impl OfGpu for crate::transport::verbs::Verbs {
+        const NAME: &'static str = "verbs";
+        const IS_STAGED: bool = true;
+        const SERVES_FROM_GPU: bool = false;
+
+        /// Over one device, scripted or of a guest: a scripted one connects no others.
+        fn without() -> Self {
+            crate::transport::verbs::unordered::common()
+        }
+
+        fn with(gpu: &Gpu) -> Self {
+            Self::without().with_gpu(gpu)
+        }
+
+        fn address() -> Address {
+            Address::Verbs(([127, 0, 0, 1], 0).into())
+        }
+    }
+
+    /// Tests of these names by RDMA within one process, with payloads of owners in host memory: over a scripted device,
+    /// and in a guest (`cargo xtask softroce gpu`) over soft-RoCE.
+    macro_rules! over_rdma {
+        ($($name:ident),* $(,)?) => {
+            #[cfg(feature = "verbs")]
+            mod verbs {
+                $(#[test] fn $name() { super::$name::<crate::transport::verbs::Verbs>() })*
+            }
+        };
+    }
+    pub(in crate::node) use over_rdma;
 
     /// Tests of these names over each transport.
     macro_rules! over_each_transport {

@@ -60,7 +60,8 @@ impl Mixed {
         Mixed { shm, tcp: Some(tcp), verbs: None }
     }
 
-    /// The same with a GPU for those that take one: shared memory, and TCP.
+    /// The same with a GPU for all of them. An owner has its payloads there if there is no RDMA beside the others, and
+    /// else in host memory, which all of them serve.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Mixed {
         let shm = self.shm.with_gpu(gpu);
@@ -68,10 +69,14 @@ impl Mixed {
         let tcp = self.tcp.map(|tcp| tcp.with_gpu(gpu));
         #[cfg(not(feature = "tcp"))]
         let tcp = self.tcp;
-        Mixed { shm, tcp, ..self }
+        #[cfg(feature = "verbs")]
+        let verbs = self.verbs.map(|verbs| verbs.with_gpu(gpu));
+        #[cfg(not(feature = "verbs"))]
+        let verbs = self.verbs;
+        Mixed { shm, tcp, verbs }
     }
 
-    /// The same with RDMA beside them.
+    /// The same with RDMA beside them. A GPU is given to all of them after that.
     pub fn with_verbs(self, verbs: Verbs) -> Mixed {
         Mixed { verbs: Some(verbs), ..self }
     }
@@ -123,7 +128,8 @@ impl Transport for Mixed {
     }
 
     fn gpu(&self) -> Option<&Gpu> {
-        self.shm.gpu()
+        // A peer that comes by RDMA reads host memory alone.
+        self.shm.gpu().filter(|_| self.verbs.is_none())
     }
 
     fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {

@@ -3,6 +3,10 @@
 use std::fmt;
 
 use super::Operation;
+#[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
+use super::{Address, ConnectError};
+#[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
+use crate::cuda::Gpu;
 use crate::cuda::{GpuMemory, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming};
 
@@ -35,6 +39,22 @@ pub enum GpuPath {
         /// The ways that would come before, each with the reason why it is not taken.
         passed_over: &'static [(&'static str, &'static str)],
     },
+}
+
+#[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
+impl GpuPath {
+    /// Checks that payloads of this GPU may take the way, which is one by host memory.
+    pub(super) fn check_allowed(
+        self,
+        gpu: Option<&Gpu>,
+        operation: &'static str,
+        address: &Address,
+    ) -> Result<(), ConnectError> {
+        if !gpu.is_some_and(Gpu::requires_gpudirect) {
+            return Ok(());
+        }
+        Err(ConnectError::Staged { operation, address: address.clone(), path: self })
+    }
 }
 
 impl fmt::Display for GpuPath {

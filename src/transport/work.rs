@@ -148,7 +148,7 @@ impl WorkRequest {
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self.operation {
             Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Err(
-                "this transport copies no memory of a GPU: use shared memory or TCP with a GPU, or host memory",
+                "this transport copies no memory of a GPU: give it the GPU (`with_gpu`), or use host memory",
             ),
             _ => self.check_ranges(),
         }

@@ -92,6 +92,39 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "a block was used again too early",
     ),
     (
+        "staging_block_before_ticket",
+        "transport::verbs::unordered::gpu::\
+         a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before",
+        "a block was used again too early",
+    ),
+    (
+        "staging_block_before_written",
+        "transport::verbs::unordered::gpu::payloads_of_a_gpu_are_there_before_the_words_that_announce_them",
+        "announced before it was there",
+    ),
+    (
+        "staged_copy_done_at_once",
+        "transport::tcp::tests::scripted::what_is_behind_a_copy_is_held_on_both_sides_until_its_ticket",
+        "its copy is not made",
+    ),
+    (
+        "staged_copy_done_at_once",
+        "transport::verbs::unordered::gpu::what_is_behind_a_copy_out_of_a_gpu_is_held_until_its_ticket",
+        "its copy is not made",
+    ),
+    (
+        "staged_copy_done_at_once",
+        "transport::verbs::unordered::gpu::\
+         a_read_to_a_gpu_is_complete_with_its_copy_and_those_behind_it_come_later",
+        "its copy is not made",
+    ),
+    (
+        "staged_fence",
+        "transport::verbs::unordered::gpu::\
+         no_piece_of_a_fenced_write_from_a_gpu_goes_ahead_of_a_read_before_it",
+        "read what was written later",
+    ),
+    (
         "pull_over_gpu_copy",
         "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
         "the GPU still copies",

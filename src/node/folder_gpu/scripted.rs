@@ -13,7 +13,7 @@ mod tests {
     use crate::clock::Version;
     use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted};
     use crate::kernel::{AdamParameters, Optimizer};
-    use crate::node::of_gpu::{OfGpu, over_each_transport};
+    use crate::node::of_gpu::{OfGpu, over_each_transport, over_rdma};
     use crate::node::{
         Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
         WorkerOptions,
@@ -221,7 +221,7 @@ mod tests {
             let _working = driver.work_in_a_thread();
             assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
         });
-        assert_eq!(driver.host_copies() > before, T::IS_STAGED);
+        assert_eq!(driver.host_copies() > before, T::IS_STAGED && T::SERVES_FROM_GPU);
         let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
         let _working = driver.work_in_a_thread();
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
@@ -465,5 +465,10 @@ mod tests {
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
+    }
+
+    over_rdma! {
+        a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
     }
 }

@@ -86,7 +86,7 @@ impl<T: Transport> Step<'_, T> {
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. The stream does not wait. Only over a transport with the GPU
-    /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`).
+    /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`, `Verbs::with_gpu`).
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to

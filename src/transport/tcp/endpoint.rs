@@ -9,11 +9,11 @@ use super::engine::{Command, Engine};
 use super::heartbeat::HeartbeatLane;
 use super::hello::Lane;
 use super::initiator::{Broken, ENDED, Initiator};
-use super::posting::StagedPosting;
 use super::socket::Socket;
 use crate::channel;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
+use crate::transport::staging::StagedPosting;
 use crate::transport::{
     Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, WorkCompletion, WorkRequest,
 };

@@ -71,10 +71,10 @@ mod heartbeat;
 mod hello;
 mod initiator;
 mod listener;
-#[cfg_attr(not(feature = "cuda"), path = "posting/absent.rs")]
-mod posting;
 mod record;
 mod socket;
+#[cfg(feature = "cuda")]
+mod staged;
 mod target;
 mod wire;
 
@@ -94,8 +94,6 @@ pub use listener::{TcpIncoming, TcpListener};
 pub(crate) use wire::{fuzz_headers, header_samples};
 
 use self::engine::Engine;
-#[cfg(feature = "cuda")]
-use self::initiator::Broken;
 use super::{
     Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport,
     wireup,
@@ -108,14 +106,6 @@ use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
 const QUEUE_DEPTH: usize = 1024;
 
 const NAME: &str = "tcp";
-
-#[cfg(feature = "cuda")]
-const NO_WAY_TO_GPU: &str = "the system sends and receives host memory alone";
-
-#[cfg(feature = "cuda")]
-const NOT_COPIED: Broken = Broken(
-    "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and connect again",
-);
 
 /// The way of payloads on a GPU.
 const GPU_PATH: GpuPath = GpuPath::Staged {
@@ -193,14 +183,6 @@ impl Tcp {
         Ok(Arc::clone(engine.insert(Arc::new(started))))
     }
 
-    /// Fails if payloads would be staged, and may not be.
-    fn expect_gpu_path(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
-        if !self.gpu.as_ref().is_some_and(Gpu::requires_gpudirect) {
-            return Ok(());
-        }
-        Err(ConnectError::Staged { operation, address: address.clone(), path: GPU_PATH })
-    }
-
     fn dial(
         &self,
         address: &Address,
@@ -208,7 +190,7 @@ impl Tcp {
         doorbell: Option<Arc<Doorbell>>,
     ) -> Result<TcpConnecting, ConnectError> {
         let socket = takes("connect", address)?;
-        self.expect_gpu_path("connect", address)?;
+        GPU_PATH.check_allowed(self.gpu.as_ref(), "connect", address)?;
         let engine = if offer.grants.is_empty() { None } else { Some(self.engine("connect", address)?) };
         let given = (offer, doorbell);
         TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), given)
@@ -266,7 +248,7 @@ impl Transport for Tcp {
 
     fn listen(&self, address: &Address) -> Result<TcpListener, ConnectError> {
         let socket = takes("listen", address)?;
-        self.expect_gpu_path("listen", address)?;
+        GPU_PATH.check_allowed(self.gpu.as_ref(), "listen", address)?;
         TcpListener::new(
             socket,
             self.engine("listen", address)?,

@@ -11,6 +11,7 @@ use super::gid::GidChoice;
 use super::hello::{Hello, Note, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use crate::channel::Channel;
+use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::doorbell::Doorbell;
@@ -21,6 +22,7 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 /// gives up.
 pub struct VerbsConnecting {
     shared: Arc<VerbsShared>,
+    gpu: Option<Gpu>,
     address: SocketAddr,
     /// What this side sleeps at, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
@@ -40,6 +42,7 @@ struct Handshake {
 impl VerbsConnecting {
     pub(super) fn new(
         shared: &Arc<VerbsShared>,
+        gpu: Option<Gpu>,
         address: SocketAddr,
         offer: Offer,
         doorbell: Option<Arc<Doorbell>>,
@@ -70,7 +73,7 @@ impl VerbsConnecting {
         link.send(&said).map_err(failed)?;
         let state = Some(Handshake { link, ours, from, requester, responder });
         let (shared, guard) = (Arc::clone(shared), ForkGuard::new());
-        Ok(VerbsConnecting { shared, address, doorbell, state, guard })
+        Ok(VerbsConnecting { shared, gpu, address, doorbell, state, guard })
     }
 
     /// Moves the handshake on; what it made once it is over.
@@ -111,6 +114,7 @@ impl VerbsConnecting {
         let requester = theirs.blob.responder.is_some().then_some(requester);
         let shared = Arc::clone(&self.shared);
         let mut endpoint = VerbsEndpoint::new(shared, link, requester, responder, theirs, true);
+        self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));
         if let Some(doorbell) = self.doorbell.take() {
             endpoint.set_doorbell(doorbell);
         }

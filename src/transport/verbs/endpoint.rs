@@ -12,12 +12,15 @@ use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
 use super::pairs::{Requester, Responder};
 use super::rails::Rails;
+use super::staged::StagedRails;
 use crate::channel::{Channel, allow_silence};
+use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
+use crate::transport::staging::StagedPosting;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, WorkCompletion,
-    WorkRequest,
+    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError,
+    WorkCompletion, WorkRequest,
 };
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
@@ -32,6 +35,10 @@ const UNREACHABLE: Disconnected = Disconnected { reason: "the peer's device does
 const FLUSHED: Disconnected = Disconnected { reason: "the queue pair of this connection is over" };
 const BROKEN: Disconnected =
     Disconnected { reason: "the RDMA device of this host could not go on with this connection" };
+const NOT_COPIED: Disconnected = Disconnected {
+    reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and \
+             connect again",
+};
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
 /// Longest time that a heartbeat waits for room; if there is none for so long, the next one will do.
@@ -83,6 +90,8 @@ pub struct VerbsEndpoint {
     link: Option<HandshakeChannel>,
     /// This side's requests; none if the peer granted nothing.
     data: Option<Rails>,
+    /// What stands before them where this side has a GPU.
+    staged: Option<(Gpu, Box<StagedPosting>)>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The peer's requests; none if it was granted nothing.
     responder: Option<Responder>,
@@ -132,6 +141,7 @@ impl VerbsEndpoint {
             shared,
             link: Some(link),
             data,
+            staged: None,
             heartbeat: Arc::new(Mutex::new(HeartbeatLane::new(heartbeat, is_ready))),
             responder,
             theirs,
@@ -148,6 +158,28 @@ impl VerbsEndpoint {
     /// Has the peer's wake-ups ring this.
     pub(super) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
         self.doorbell = Some(doorbell);
+    }
+
+    /// Lets requests have memory on this GPU.
+    pub(super) fn use_gpu(&mut self, gpu: &Gpu) {
+        let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
+        let longest = longest.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+        let staged = StagedPosting::new(gpu, longest, self.shared.queue_depth);
+        self.staged = Some(gpu.clone()).zip(staged);
+    }
+
+    /// Calls what stages payloads of the GPU, where this side has one and the peer serves requests.
+    fn by_blocks<R>(
+        &mut self,
+        call: impl FnOnce(&mut StagedPosting, &mut StagedRails<'_>) -> R,
+    ) -> Option<R> {
+        let (data, (_, staged)) = self.data.as_mut().zip(self.staged.as_mut())?;
+        let mut lane = StagedRails::new(&self.shared, data);
+        let result = call(staged, &mut lane);
+        if lane.has_failed {
+            self.fail(NOT_COPIED);
+        }
+        Some(result)
     }
 
     /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
@@ -370,13 +402,21 @@ impl VerbsEndpoint {
         self.lose_rails(lost);
     }
 
+    #[inline]
+    fn hear_news(&mut self) {
+        if self.data.as_ref().is_some_and(Rails::has_news) {
+            self.hear_of_own_requests();
+        }
+    }
+
     /// Hears of failed requests, for a caller that only checks and never polls.
     fn look_at_own_requests(&mut self) {
         if let Some(data) = &mut self.data {
             data.take_completions();
-            if data.has_news() {
-                self.hear_of_own_requests();
+            if self.staged.as_ref().is_some_and(|(_, staged)| !staged.is_idle()) {
+                self.by_blocks(|staged, lane| staged.advance(lane));
             }
+            self.hear_news();
         }
         let beat = lock(&self.heartbeat).failure();
         if beat.is_some() {
@@ -411,10 +451,14 @@ impl Endpoint for VerbsEndpoint {
             // Its queue pairs stand a moment later.
             return Err(PostError::QueueFull { free: 0, batch: batch.len() });
         }
-        let posted = data.post(batch);
-        if data.has_news() {
-            self.hear_of_own_requests();
-        }
+        let posted = match &self.staged {
+            None => data.post(batch),
+            Some((gpu, _)) => {
+                data.check(batch, gpu)?;
+                self.by_blocks(|staged, lane| staged.post(lane, batch)).unwrap_or(Ok(()))
+            }
+        };
+        self.hear_news();
         posted
     }
 
@@ -426,11 +470,11 @@ impl Endpoint for VerbsEndpoint {
         if !self.is_settled {
             self.hear();
         }
-        let data = self.data.as_mut()?;
-        let completion = data.poll();
-        if data.has_news() {
-            self.hear_of_own_requests();
-        }
+        let completion = match self.staged {
+            None => self.data.as_mut()?.poll(),
+            Some(_) => self.by_blocks(|staged, lane| staged.poll(lane))?,
+        };
+        self.hear_news();
         completion
     }
 
@@ -469,6 +513,10 @@ impl Endpoint for VerbsEndpoint {
 
     fn transport(&self) -> &'static str {
         super::NAME
+    }
+
+    fn gpu_path(&self) -> Option<GpuPath> {
+        self.staged.as_ref().map(|_| super::GPU_PATH)
     }
 
     /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
+use crate::cuda::Gpu;
 use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
@@ -231,13 +232,14 @@ impl Initiator {
 
     /// Parts that there is room for.
     #[inline]
-    fn free(&self) -> usize {
+    pub(super) fn free(&self) -> usize {
         self.depth - (self.entries.len() - self.proofs)
     }
 
-    /// Returns how many requests of the device a batch is made of, if it can be posted at all.
+    /// Returns how many requests of the device a batch is made of, if it can be posted at all. With a GPU, a request
+    /// whose memory is there counts as one.
     #[inline]
-    pub(super) fn check(&self, batch: &[WorkRequest]) -> Result<usize, PostError> {
+    pub(super) fn check(&self, batch: &[WorkRequest], gpu: Option<&Gpu>) -> Result<usize, PostError> {
         let mut parts = 0;
         for (index, request) in batch.iter().enumerate() {
             let known = |local: &LocalSlice| {
@@ -246,7 +248,8 @@ impl Initiator {
                     .then_some(())
                     .ok_or("its memory was not registered with this transport")
             };
-            let checked = request.check().and_then(|()| match &request.operation {
+            let checked = gpu.map_or_else(|| request.check(), |gpu| request.check_with(gpu));
+            let checked = checked.and_then(|()| match &request.operation {
                 Operation::FetchAdd { .. } | Operation::CompareSwap { .. } if !self.has_atomics => {
                     Err("the device has no atomics that work; ask Transport::capabilities first")
                 }
@@ -268,7 +271,7 @@ impl Initiator {
     /// Posts a batch with one doorbell, all or nothing.
     #[inline]
     pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let parts = self.check(batch)?;
+        let parts = self.check(batch, None)?;
         if parts > self.free() {
             self.take_completions();
             self.forget_silent();
@@ -364,7 +367,7 @@ impl Initiator {
             Operation::CompareSwap { local, remote, compare, swap } => {
                 self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_CMP_AND_SWP, *compare, *swap);
             }
-            // Refused when it was checked.
+            // Refused when it was checked, or cut into blocks of host memory.
             Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {}
         }
     }

@@ -17,6 +17,7 @@ use super::pairs::{Requester, Responder, connect, further};
 use super::rail::Rail;
 use super::waker::Waker;
 use crate::channel::{Channel, Secret, listen};
+use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
@@ -25,6 +26,7 @@ use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Receive
 /// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
     shared: Arc<VerbsShared>,
+    gpu: Option<Gpu>,
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
@@ -37,7 +39,11 @@ pub struct VerbsListener {
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
 impl VerbsListener {
-    pub(super) fn new(shared: &Arc<VerbsShared>, address: SocketAddr) -> Result<VerbsListener, ConnectError> {
+    pub(super) fn new(
+        shared: &Arc<VerbsShared>,
+        gpu: Option<Gpu>,
+        address: SocketAddr,
+    ) -> Result<VerbsListener, ConnectError> {
         shared.check_own("listen", &Address::Verbs(address))?;
         if !shared.terms().allow(address) {
             return Err(ConnectError::NeedsSecret { address: Address::Verbs(address) });
@@ -48,8 +54,12 @@ impl VerbsListener {
         let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
         let socket = listen(address).map_err(failed)?;
         let address = Address::Verbs(socket.local_addr().map_err(failed)?);
+        if let Some(gpu) = &gpu {
+            tracing::info!(gpu = gpu.ordinal(), "payloads that peers reach by RDMA are in host memory");
+        }
         Ok(VerbsListener {
             shared: Arc::clone(shared),
+            gpu,
             socket,
             address,
             newcomers: Newcomers::default(),
@@ -140,6 +150,7 @@ impl Listener for VerbsListener {
         let (Pending(link), (theirs, message)) = self.newcomers.next(&self.address, now)?;
         Some(VerbsIncoming {
             shared: Arc::clone(&self.shared),
+            gpu: self.gpu.clone(),
             link,
             received: theirs.received(message),
             theirs,
@@ -162,6 +173,7 @@ impl Drop for VerbsListener {
 /// A peer that has said its part and waits for an answer.
 pub struct VerbsIncoming {
     shared: Arc<VerbsShared>,
+    gpu: Option<Gpu>,
     link: Channel,
     received: Received,
     theirs: Terms,
@@ -253,7 +265,10 @@ impl Incoming for VerbsIncoming {
         };
         match self.link.send(&Hello::Accept(ours).encode(&offer.message)) {
             Ok(()) => {
-                Ok(VerbsEndpoint::new(self.shared, self.link, requester, responder, self.theirs, false))
+                let (shared, theirs) = (self.shared, self.theirs);
+                let mut endpoint = VerbsEndpoint::new(shared, self.link, requester, responder, theirs, false);
+                self.gpu.iter().for_each(|gpu| endpoint.use_gpu(gpu));
+                Ok(endpoint)
             }
             Err(error) => {
                 tracing::debug!(%error, "a peer was gone before it was accepted");

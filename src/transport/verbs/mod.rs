@@ -34,6 +34,9 @@
 //! each word. Atomics are those of the device: atomic among requests through it, and not against processors, unless
 //! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
 //!
+//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may have memory there. They go
+//! through blocks of registered host memory; no device reaches the GPU itself.
+//!
 //! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
 //!
@@ -76,6 +79,7 @@ mod region;
 #[cfg(test)]
 mod scripted;
 mod shares;
+mod staged;
 mod striper;
 #[allow(dead_code, reason = "the library as its header has it")]
 pub(crate) mod sys;
@@ -110,9 +114,11 @@ use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
 use self::region::Registered;
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport, wireup,
+    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport,
+    wireup,
 };
 use crate::channel::{self, Purpose, Secret};
+use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
 
 const NAME: &str = "verbs";
@@ -127,6 +133,14 @@ const INLINE_BYTES: u32 = 64;
 
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
+
+/// The way of payloads on a GPU.
+const GPU_PATH: GpuPath = GpuPath::Staged {
+    passed_over: &[
+        ("dma-buf", "this library registers no memory of a GPU with RDMA devices"),
+        ("nvidia-peermem", "for the same reason"),
+    ],
+};
 
 /// Settings of RDMA. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
@@ -218,6 +232,8 @@ impl Default for VerbsOptions {
 #[derive(Clone)]
 pub struct Verbs {
     shared: Arc<VerbsShared>,
+    /// The GPU that requests of this process may have memory on.
+    gpu: Option<Gpu>,
 }
 
 /// The state that all connections of one [`Verbs`] have in common.
@@ -282,7 +298,7 @@ impl Verbs {
                 }
             }
         }
-        let verbs = Verbs { shared: Arc::new(shared) };
+        let verbs = Verbs { shared: Arc::new(shared), gpu: None };
         for rail in &verbs.shared.rails {
             tracing::info!(
                 device = rail.info.name,
@@ -294,6 +310,18 @@ impl Verbs {
             );
         }
         Ok(verbs)
+    }
+
+    /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it. On the way the bytes pass the
+    /// host: the GPU copies them into and out of blocks of locked and registered memory, 8 of 2 MiB for each connection
+    /// that needs them, while others are written and read. The other side, and what travels, is as without a GPU.
+    ///
+    /// An owner that serves over it has its payloads in host memory all the same, since no device reads them on a GPU,
+    /// and a server folds by processors. With a GPU that [requires](Gpu::require_gpudirect) a direct way it neither
+    /// listens nor connects.
+    #[cfg(feature = "cuda")]
+    pub fn with_gpu(self, gpu: &Gpu) -> Verbs {
+        Verbs { gpu: Some(gpu.clone()), ..self }
     }
 
     /// The device's name. Where there are several, this and the following tell of the first.
@@ -349,6 +377,17 @@ impl Verbs {
     #[doc(hidden)]
     pub fn arrival_order(&self) -> Result<ArrivalOrder, String> {
         probe::arrival_order(&self.shared)
+    }
+
+    fn dial(
+        &self,
+        address: &Address,
+        offer: Offer,
+        doorbell: Option<Arc<Doorbell>>,
+    ) -> Result<VerbsConnecting, ConnectError> {
+        let socket = takes("connect", address)?;
+        GPU_PATH.check_allowed(self.gpu.as_ref(), "connect", address)?;
+        VerbsConnecting::new(&self.shared, self.gpu.clone(), socket, offer, doorbell)
     }
 
     /// Returns the reason why atomics are not used although the device says that it has them: the fault that was
@@ -442,6 +481,12 @@ impl VerbsShared {
         Ok(MemoryRegion::new(memory, access, keys, registered))
     }
 
+    /// The error of memory that could not be registered.
+    fn cannot_register(&self, bytes: usize, source: io::Error) -> RegisterError {
+        let (device, remedy) = (self.first().info.name.clone(), registration_remedy(&source));
+        RegisterError::Device { bytes, device, source, remedy }
+    }
+
     /// Returns the port addresses of this side on the first rails, speaking from these GIDs.
     fn port_addresses(&self, from: &[GidChoice]) -> Vec<PortAddress> {
         self.rails.iter().zip(from).map(|(rail, from)| rail.port_address(&from.gid)).collect()
@@ -522,6 +567,7 @@ impl std::fmt::Debug for Verbs {
             .field("rails", &self.rails().collect::<Vec<_>>())
             .field("queue_depth", &self.shared.queue_depth)
             .field("has_secret", &self.shared.secret.is_some())
+            .field("gpu", &self.gpu)
             .finish()
     }
 }
@@ -544,10 +590,7 @@ impl Transport for Verbs {
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
         let bytes = memory.len();
-        self.shared.register(memory, access).map_err(|source| {
-            let remedy = registration_remedy(&source);
-            RegisterError::Device { bytes, device: self.device().into(), source, remedy }
-        })
+        self.shared.register(memory, access).map_err(|source| self.shared.cannot_register(bytes, source))
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
@@ -555,7 +598,9 @@ impl Transport for Verbs {
     }
 
     fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
-        VerbsListener::new(&self.shared, takes("listen", address)?)
+        let socket = takes("listen", address)?;
+        GPU_PATH.check_allowed(self.gpu.as_ref(), "listen", address)?;
+        VerbsListener::new(&self.shared, self.gpu.clone(), socket)
     }
 
     fn access_violations(&self) -> u64 {
@@ -567,7 +612,7 @@ impl Transport for Verbs {
     }
 
     fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {
-        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer, None)
+        self.dial(address, offer, None)
     }
 
     fn connect_to_be_woken(
@@ -576,8 +621,7 @@ impl Transport for Verbs {
         offer: Offer,
         doorbell: &Arc<Doorbell>,
     ) -> Result<VerbsConnecting, ConnectError> {
-        let doorbell = Some(Arc::clone(doorbell));
-        VerbsConnecting::new(&self.shared, takes("connect", address)?, offer, doorbell)
+        self.dial(address, offer, Some(Arc::clone(doorbell)))
     }
 }
 

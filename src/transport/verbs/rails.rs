@@ -6,6 +6,7 @@ use super::initiator::Initiator;
 use super::pairs::RequesterFurther;
 use super::shares::Shares;
 use super::striper::{Dispatch, Lane, LostPart, Striper};
+use crate::cuda::Gpu;
 use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
@@ -149,6 +150,27 @@ impl Rails {
         self.first_mut().add_receives(more, in_all)
     }
 
+    /// Checks a batch, of which some memory may be on a GPU: none of that is posted here as it is.
+    pub(super) fn check(&self, batch: &[WorkRequest], gpu: &Gpu) -> Result<(), PostError> {
+        self.first().check(batch, Some(gpu)).map(|_parts| ())
+    }
+
+    /// Parts that there is room for.
+    #[cfg(feature = "cuda")]
+    pub(super) fn free(&mut self) -> usize {
+        match self {
+            Rails::One(first) => first.free(),
+            Rails::Several(striping) if striping.is_repeating => 0,
+            Rails::Several(striping) => striping.striper.free(),
+        }
+    }
+
+    /// Returns how many parts a request takes.
+    #[cfg(feature = "cuda")]
+    pub(super) fn parts(&self, request: &WorkRequest) -> usize {
+        self.first().parts(request)
+    }
+
     /// Posts a batch, all or nothing.
     #[inline]
     pub(super) fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
@@ -247,7 +269,7 @@ impl Striping {
     }
 
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let parts = self.first().check(batch)?;
+        let parts = self.first().check(batch, None)?;
         self.advance();
         if self.is_over {
             return Err(OVER.into());

@@ -215,6 +215,7 @@ pub(super) fn verbs_of_an_adapter() -> Verbs {
 /// The transport over the device.
 pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
     Verbs {
+        gpu: None,
         shared: Arc::new(VerbsShared {
             rails: vec![rail(16, 16, 16)],
             queue_depth: 4,

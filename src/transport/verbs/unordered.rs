@@ -1,7 +1,8 @@
 //! A device of our own, for unit tests, that keeps no more order than the specification asks for.
 //!
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
-//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Only READs are carried out
+//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until then, or until that, it
+//! is read from where its poster has it, unless it travels in the request. Only READs are carried out
 //! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
 //! It has no atomics and no receives: nothing is told of by immediate data, and owners look for themselves.
 //!
@@ -65,6 +66,8 @@ struct DeviceState {
     events: VecDeque<sys::ibv_async_event>,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
+    /// The error number with which memory is registered; 0 is success.
+    registering: c_int,
     neighbour: Neighbour,
     /// Queue pairs that wait for a neighbour.
     waiting: usize,
@@ -108,10 +111,27 @@ struct ScriptedRequest {
     remote: u64,
     key: u32,
     /// The packets of a WRITE that are not in memory, each with its distance from the first byte.
-    packets: Vec<(usize, Vec<u8>)>,
+    packets: Vec<(usize, ScriptedPacket)>,
     /// Whether a READ was carried out.
     is_read: bool,
     is_told: bool,
+}
+
+/// The bytes of a packet.
+enum ScriptedPacket {
+    /// So many at an address of the poster's, which are not read yet.
+    AtPoster(usize, usize),
+    Sent(Vec<u8>),
+}
+
+impl ScriptedPacket {
+    /// Its bytes, which leave the poster now if they have not.
+    fn send(self) -> Vec<u8> {
+        match self {
+            ScriptedPacket::AtPoster(address, bytes) => fetch(address, bytes),
+            ScriptedPacket::Sent(data) => data,
+        }
+    }
 }
 
 /// A packet that is in the network still.
@@ -146,6 +166,33 @@ enum DeviceStep {
     GiveUp(usize),
 }
 
+/// The variable that names the device of `cargo xtask softroce`.
+#[cfg(feature = "cuda")]
+const RIG_DEVICE: &str = "SLACKLINE_RIG_DEVICE";
+
+/// The transport over a device that all processes of a test have in common: that of the rig, in a guest, and else one
+/// of this kind, which takes its steps by itself. Scripted devices of different worlds do not reach each other.
+#[cfg(feature = "cuda")]
+pub(crate) fn common() -> Verbs {
+    if let Ok(device) = std::env::var(RIG_DEVICE) {
+        let options = VerbsOptions { devices: vec![device], ..VerbsOptions::default() };
+        return Verbs::open(options).expect("the rig has the device");
+    }
+    static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
+        let device = Unordered::new(0, false);
+        let world = Unordered { world: device.world };
+        std::thread::spawn(move || {
+            loop {
+                if !world.step() {
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+            }
+        });
+        device
+    });
+    COMMON.verbs(None)
+}
+
 impl Unordered {
     /// Seeds of one number take the same steps in a single thread.
     pub(crate) fn new(seed: u64, says_in_order: bool) -> Unordered {
@@ -160,6 +207,7 @@ impl Unordered {
             late: Vec::new(),
             events: VecDeque::new(),
             destroying: 0,
+            registering: 0,
             neighbour: Neighbour::Answers,
             waiting: 0,
             next: 1,
@@ -198,6 +246,7 @@ impl Unordered {
         let options = VerbsOptions { in_order, ..VerbsOptions::default() };
         let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
         Verbs {
+            gpu: None,
             shared: Arc::new(VerbsShared {
                 rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
                 queue_depth,
@@ -312,8 +361,8 @@ impl DeviceState {
         let ScriptedPair { requests, peer, .. } = &mut self.pairs[pair];
         for ScriptedRequest { remote, key, packets, .. } in requests {
             let (to, key, remote) = (*peer, *key, *remote);
-            let late = std::mem::take(packets).into_iter().map(|(offset, data)| {
-                let remote = remote + offset as u64;
+            let late = std::mem::take(packets).into_iter().map(|(offset, packet)| {
+                let (remote, data) = (remote + offset as u64, packet.send());
                 LatePacket { to, key, remote, data }
             });
             self.late.extend(late);
@@ -341,8 +390,8 @@ impl DeviceState {
         let asked = &mut pair.requests[request];
         match step {
             DeviceStep::Store(_, packet) => {
-                let (offset, data) = asked.packets.swap_remove(packet);
-                store(at + offset, &data);
+                let (offset, packet) = asked.packets.swap_remove(packet);
+                store(at + offset, &packet.send());
             }
             DeviceStep::Read(_) => {
                 asked.is_read = true;
@@ -350,6 +399,9 @@ impl DeviceState {
             }
             DeviceStep::Tell(_) => {
                 asked.is_told = true;
+                // From here on the memory is the poster's again.
+                let sent = std::mem::take(&mut asked.packets).into_iter();
+                asked.packets = sent.map(|(at, packet)| (at, ScriptedPacket::Sent(packet.send()))).collect();
                 if asked.is_signalled {
                     let wr_id = asked.number;
                     let told = sys::ibv_wc { wr_id, status: sys::IBV_WC_SUCCESS, ..Default::default() };
@@ -623,6 +675,11 @@ unsafe extern "C" fn reg_mr_iova2(
     // SAFETY: the caller's structure.
     let context = unsafe { (*pd).context };
     let mut state = state(context);
+    if state.registering != 0 {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = state.registering };
+        return std::ptr::null_mut();
+    }
     let key = state.next;
     state.next += 1;
     let (domain, address_of) = (pd.addr(), address.expose_provenance());
@@ -676,9 +733,13 @@ unsafe extern "C" fn post_send(
         };
         let (address, bytes) = piece.map_or((0, 0), |piece| (piece.addr as usize, piece.length as usize));
         let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
-        let data = if is_read { Vec::new() } else { fetch(address, bytes) };
-        let packets = data.chunks(PACKET_BYTES).map(<[u8]>::to_vec).enumerate();
+        let written = if is_read { 0 } else { bytes };
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
+        let packet = |offset: usize| {
+            let packet = ScriptedPacket::AtPoster(address + offset, (written - offset).min(PACKET_BYTES));
+            let is_in_request = is(sys::IBV_SEND_INLINE);
+            (offset, if is_in_request { ScriptedPacket::Sent(packet.send()) } else { packet })
+        };
         state.pairs[pair].requests.push_back(ScriptedRequest {
             number: asked.wr_id,
             is_signalled: is(sys::IBV_SEND_SIGNALED),
@@ -687,7 +748,7 @@ unsafe extern "C" fn post_send(
             bytes,
             remote: target.remote_addr,
             key: target.rkey,
-            packets: packets.map(|(index, data)| (index * PACKET_BYTES, data)).collect(),
+            packets: (0..written).step_by(PACKET_BYTES).map(packet).collect(),
             is_read: false,
             is_told: false,
         });
@@ -710,6 +771,8 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::
 
 #[cfg(test)]
 mod conformance;
+#[cfg(all(test, feature = "cuda"))]
+mod gpu;
 #[cfg(test)]
 mod lost_rails;
 #[cfg(test)]

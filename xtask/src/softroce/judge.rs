@@ -88,8 +88,10 @@ fn missing(outcome: &RunOutcome) -> Vec<String> {
     match outcome.run.job {
         Job::Script | Job::Turns if outcome.checks.is_empty() => vec!["it checked nothing".into()],
         Job::Script | Job::Turns => Vec::new(),
-        Job::Tests { .. } if !outcome.is_counted => vec!["the tests did not come to their end".into()],
-        Job::Tests { filters, .. } => {
+        Job::Tests { .. } | Job::UnitTests { .. } if !outcome.is_counted => {
+            vec!["the tests did not come to their end".into()]
+        }
+        Job::Tests { filters, .. } | Job::UnitTests { filters } => {
             let is_unmatched =
                 |filter: &&&str| !outcome.checks.iter().any(|check| check.name.contains(**filter));
             let unmatched = filters.iter().filter(is_unmatched);

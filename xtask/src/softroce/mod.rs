@@ -200,10 +200,14 @@ fn parse(arguments: &[String]) -> Result<RigOptions, Failure> {
 
 /// Builds all that a run on this host and `--bench` take, so that they begin at once. Returns the command line.
 pub(crate) fn build(site: &Site, name: &str) -> Result<PathBuf, Failure> {
-    if let Some(Run { job: Job::Tests { target, release, .. }, .. }) =
-        RUNS.iter().find(|run| run.name == name)
-    {
-        programs::test(site, &runs::selection(target, *release))?;
+    match RUNS.iter().find(|run| run.name == name).map(|run| run.job) {
+        Some(Job::Tests { target, release, .. }) => {
+            programs::test(site, &runs::selection(target, release))?;
+        }
+        Some(Job::UnitTests { .. }) => {
+            programs::test(site, &runs::UNIT_TESTS)?;
+        }
+        Some(Job::Script | Job::Turns) | None => {}
     }
     Ok(programs::turns(site)?.1.executable)
 }

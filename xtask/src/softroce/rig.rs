@@ -7,7 +7,7 @@ use super::kernel::{self, Kernel, quoted};
 use super::play::{Patience, Played, play};
 use super::programs;
 use super::report::RigReport;
-use super::runs::{Guests, Job, Run, selection};
+use super::runs::{Guests, Job, Run, UNIT_TESTS, selection};
 use super::stage::{Stage, mortal};
 use crate::cmd::Cmd;
 use crate::failure::Failure;
@@ -145,17 +145,20 @@ impl<'a> Rig<'a> {
                 Ok(format!(". {}\n", quoted(&self.scripts.join("runs").join(format!("{}.sh", run.name)))))
             }
             Job::Turns => self.turns(),
-            Job::Tests { target, release, filters } => {
-                let program = programs::test(self.site, &selection(target, release))?;
-                let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
-                Ok(format!(
-                    "cd {} && exec {} --test-threads=1 --color=never {}\n",
-                    quoted(&program.folder),
-                    quoted(&program.executable),
-                    filters.join(" ")
-                ))
-            }
+            Job::Tests { target, release, filters } => self.tests(&selection(target, release), filters),
+            Job::UnitTests { filters } => self.tests(&UNIT_TESTS, filters),
         }
+    }
+
+    fn tests(&self, selection: &[&str], filters: &[&str]) -> Result<String, Failure> {
+        let program = programs::test(self.site, selection)?;
+        let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
+        Ok(format!(
+            "cd {} && exec {} --test-threads=1 --color=never {}\n",
+            quoted(&program.folder),
+            quoted(&program.executable),
+            filters.join(" ")
+        ))
     }
 
     fn turns(&self) -> Result<String, Failure> {

@@ -27,6 +27,12 @@ pub(super) enum Job {
         /// Parts of the names of the tests to run. Each must match one test.
         filters: &'static [&'static str],
     },
+    /// Unit tests of the library, one at a time: those that take the device of the rig where there is one, and a
+    /// scripted one elsewhere.
+    UnitTests {
+        /// Parts of the names of the tests to run. Each must match one test.
+        filters: &'static [&'static str],
+    },
     /// perftest and `slackline bench` by turns (`xtask turns`).
     Turns,
 }
@@ -154,6 +160,22 @@ pub(super) const RUNS: &[Run] = &[
         timeout: Duration::from_secs(300),
     },
     Run {
+        name: "gpu",
+        about: "payloads of a GPU, which a scripted driver stands for, by RDMA in one guest",
+        guests: Guests::One,
+        devices: 1,
+        parts_links: false,
+        job: Job::UnitTests {
+            filters: &[
+                "reader::gpu::scripted::tests::verbs::",
+                "folder_gpu::scripted::tests::verbs::",
+                "workers_with_gpus_train_by_rdma",
+                "the_device_of_the_rig",
+            ],
+        },
+        timeout: Duration::from_secs(400),
+    },
+    Run {
         name: "doctor",
         about: "`slackline doctor` says what works and what is wrong, in one guest",
         guests: Guests::One,
@@ -275,13 +297,16 @@ pub(super) fn selection(target: &'static str, release: bool) -> Vec<&'static str
     [profile, &["--workspace", "--test", target]].concat()
 }
 
+/// Arguments of cargo that name the library's unit tests.
+pub(super) const UNIT_TESTS: [&str; 3] = ["-p", "slackline", "--lib"];
+
 /// The test targets that runs name, each once.
 pub(super) fn targets() -> Vec<&'static str> {
     let mut targets = Vec::new();
     for run in RUNS {
         match run.job {
             Job::Tests { target, .. } if !targets.contains(&target) => targets.push(target),
-            Job::Tests { .. } | Job::Script | Job::Turns => {}
+            Job::Tests { .. } | Job::UnitTests { .. } | Job::Script | Job::Turns => {}
         }
     }
     targets

@@ -1,5 +1,6 @@
-//! Versions that go from one process's GPU memory to another's over shared memory and over TCP, on scripted drivers: no
-//! GPU is needed, and none is tested. The publisher and the reader have a driver each, as two processes have.
+//! Versions that go from one process's GPU memory to another's over shared memory, over TCP and by RDMA, on scripted
+//! drivers: no GPU is needed, and none is tested. The publisher and the reader have a driver each, as two processes
+//! have.
 
 #[cfg(test)]
 mod tests {
@@ -8,7 +9,7 @@ mod tests {
 
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, Working};
-    use crate::node::of_gpu::{OfGpu, over_each_transport};
+    use crate::node::of_gpu::{OfGpu, over_each_transport, over_rdma};
     use crate::node::{
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,
@@ -111,9 +112,10 @@ mod tests {
         }
         let path = scene.reader.gpu_path().unwrap();
         assert_eq!(matches!(path, GpuPath::Staged { .. }), T::IS_STAGED, "{path}");
-        // Where nothing else reaches the GPU, its bytes go through the host, once on each side.
-        let by_host = if T::IS_STAGED { 5 * BYTES as u64 } else { 0 };
-        for Side { driver, stream, .. } in [scene.from, scene.into] {
+        // Where nothing else reaches the GPU, its bytes go through blocks, once on each side whose payloads are there.
+        let sides = [(scene.from, T::SERVES_FROM_GPU), (scene.into, true)];
+        for (Side { driver, stream, .. }, is_on_gpu) in sides {
+            let by_host = if T::IS_STAGED && is_on_gpu { 5 * BYTES as u64 } else { 0 };
             assert_eq!(stream.gpu().host_bytes_copied(), by_host);
             assert_eq!(driver.host_copies() > 0, T::IS_STAGED);
         }
@@ -421,6 +423,19 @@ mod tests {
         a_reader_that_is_killed_in_mid_copy_leaves_others_served,
         #[ignore = "it is a process of a test above"]
         the_reader_that_is_killed,
+        nothing_is_left_of_memory_that_was_passed,
+    }
+
+    over_rdma! {
+        a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        before_the_first_version_the_frames_are_zeros,
+        a_version_of_a_gpu_is_read_into_host_memory_too,
+        a_host_publishers_version_is_read_into_memory_of_a_gpu,
+        what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
+        the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
+        a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
+        after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
+        after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
         nothing_is_left_of_memory_that_was_passed,
     }
 }

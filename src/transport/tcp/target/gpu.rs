@@ -15,8 +15,8 @@ use crate::transport::PayloadSlice;
 use crate::transport::staging::{StagedCopy, StagingBlocks};
 use crate::transport::tcp::check::Span;
 use crate::transport::tcp::initiator::Broken;
+use crate::transport::tcp::staged::{NOT_COPIED, blocks};
 use crate::transport::tcp::wire::{Kind, Request, Response, SHORT_BYTES, checksum};
-use crate::transport::tcp::{NO_WAY_TO_GPU, NOT_COPIED};
 
 /// Most requests and copies that are held; a peer that sends more waits.
 const MAX_HELD: usize = 64;
@@ -243,7 +243,7 @@ impl Target {
 
     fn staged(&self, longest: usize) -> Result<StagedServing, Broken> {
         let gpu = self.connection.gpu.as_ref().ok_or(NOT_COPIED)?;
-        let blocks = StagingBlocks::new(gpu, longest, NO_WAY_TO_GPU).map_err(broken)?;
+        let blocks = blocks(gpu, longest).map_err(broken)?;
         let (held, leaving) = (VecDeque::with_capacity(MAX_HELD), VecDeque::new());
         Ok(StagedServing { blocks, step: StagedStep::None, filling: None, held, leaving })
     }

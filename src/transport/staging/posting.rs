@@ -1,5 +1,5 @@
 //! Requests of an endpoint whose local memory is on a GPU: they are cut into blocks of host memory, which the lane
-//! sends and receives.
+//! below sends and receives: a lane of TCP, or the queue pairs of a connection by RDMA.
 //!
 //! Requests take effect in the order of posting. A WRITE from a GPU is sent block by block, each once its copy is done,
 //! and what was posted behind it is held until then; meanwhile the copies of later blocks, also of later requests, are
@@ -9,11 +9,9 @@ use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
-use super::NOT_COPIED;
-use super::initiator::Initiator;
+use super::{StagedCopy, StagedLane, StagingBlocks};
 use crate::cuda::{Gpu, GpuError, GpuSlice};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
-use crate::transport::staging::{StagedCopy, StagingBlocks};
 use crate::transport::{
     CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
 };
@@ -22,7 +20,7 @@ use crate::transport::{
 const BATCH: usize = 8;
 
 /// The requests of an endpoint that has a GPU, all of which pass through here.
-pub(super) struct StagedPosting {
+pub(in crate::transport) struct StagedPosting {
     gpu: Gpu,
     /// Made for the first request that needs them.
     blocks: Option<StagingBlocks>,
@@ -69,7 +67,7 @@ enum PieceWork {
 
 impl StagedPosting {
     /// Requests to a peer whose longest grant has `longest` bytes; `None` in a library without GPUs.
-    pub(super) fn new(gpu: &Gpu, longest: usize, depth: usize) -> Option<Box<StagedPosting>> {
+    pub(in crate::transport) fn new(gpu: &Gpu, longest: usize, depth: usize) -> Option<Box<StagedPosting>> {
         Some(Box::new(StagedPosting {
             gpu: gpu.clone(),
             blocks: None,
@@ -85,12 +83,16 @@ impl StagedPosting {
     }
 
     /// True if no request is under way.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::transport) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
     /// Takes a batch that was checked, all or nothing.
-    pub(super) fn post(&mut self, lane: &mut Initiator, batch: &[WorkRequest]) -> Result<(), PostError> {
+    pub(in crate::transport) fn post(
+        &mut self,
+        lane: &mut impl StagedLane,
+        batch: &[WorkRequest],
+    ) -> Result<(), PostError> {
         if self.queue.len() + batch.len() > self.depth {
             self.advance(lane);
             while self.front_is_silent() {
@@ -113,7 +115,7 @@ impl StagedPosting {
     }
 
     /// The next completion, if there is one.
-    pub(super) fn poll(&mut self, lane: &mut Initiator) -> Option<WorkCompletion> {
+    pub(in crate::transport) fn poll(&mut self, lane: &mut impl StagedLane) -> Option<WorkCompletion> {
         if self.queue.is_empty() {
             return None;
         }
@@ -145,37 +147,41 @@ impl StagedPosting {
     }
 
     /// Moves on what the lane and the GPU have done, and what waited for it.
-    pub(super) fn advance(&mut self, lane: &mut Initiator) {
+    pub(in crate::transport) fn advance(&mut self, lane: &mut impl StagedLane) {
         let moved = self.take_completions(lane).and_then(|()| self.take_copies());
-        let moved = moved.and_then(|()| self.begin()).and_then(|()| self.post_begun(lane));
+        let moved = moved.and_then(|()| self.begin(lane)).and_then(|()| self.post_begun(lane));
         if let Err((number, error)) = moved {
             tracing::warn!(%error, "a payload of a GPU is not sent or received");
             self.cut(number, CompletionError::Gpu);
-            lane.fail(NOT_COPIED);
+            lane.fail();
         }
-        if lane.broken().is_some() && self.posted.is_empty() {
+        if lane.is_over() && self.posted.is_empty() {
             let unposted = self.begun.front().map_or(self.next, |piece| piece.number);
             self.cut(unposted, CompletionError::Flushed);
         }
     }
 
     /// Takes what the lane says of its requests, which it completes in order.
-    fn take_completions(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
+    fn take_completions(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
         while let Some(completion) = lane.poll() {
             // What is not in here any more was given up with an earlier request.
             let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
             if let Err(error) = completion.result {
-                self.cut(number, error);
+                self.tell(number, error);
+                self.finish_piece(number);
                 continue;
             }
-            if let PieceWork::Read { block, into, .. } = work {
-                let blocks = self.blocks.as_mut().ok_or((number, GpuError::Empty))?;
-                let copy = blocks.copy_in(&block, into).map_err(|error| (number, error))?;
-                self.copying.push_back((number, copy));
-                continue;
-            }
-            if let (PieceWork::Write { copy, .. }, Some(blocks)) = (work, &mut self.blocks) {
-                blocks.give_back(copy.block);
+            match work {
+                PieceWork::Read { block, into, .. } if !self.has_failed(number) => {
+                    let blocks = self.blocks.as_mut().ok_or((number, GpuError::Empty))?;
+                    let copy = blocks.copy_in(&block, into).map_err(|error| (number, error))?;
+                    self.copying.push_back((number, copy));
+                    continue;
+                }
+                PieceWork::Write { copy, .. } => {
+                    self.blocks.iter_mut().for_each(|blocks| blocks.give_back(copy.block.clone()));
+                }
+                _ => {}
             }
             self.finish_piece(number);
         }
@@ -197,6 +203,22 @@ impl StagedPosting {
         Ok(())
     }
 
+    /// A piece of a request has failed, or was flushed by one that has: the failure is what is told of the request, and
+    /// its copies are not waited for.
+    fn tell(&mut self, number: u64, error: CompletionError) {
+        let Some(request) = self.queue.get_mut((number - self.first) as usize) else { return };
+        if matches!(request.error, None | Some(CompletionError::Flushed)) {
+            request.error = Some(error);
+        }
+        let copying = self.copying.len();
+        self.copying.retain(|(of, _)| *of != number);
+        request.pieces -= copying - self.copying.len();
+    }
+
+    fn has_failed(&self, number: u64) -> bool {
+        self.queue.get((number - self.first) as usize).is_some_and(|request| request.error.is_some())
+    }
+
     fn finish_piece(&mut self, number: u64) {
         if let Some(request) = self.queue.get_mut((number - self.first) as usize) {
             request.pieces -= 1;
@@ -204,16 +226,22 @@ impl StagedPosting {
     }
 
     /// Begins pieces, in order, for as long as there are blocks.
-    fn begin(&mut self) -> Result<(), (u64, GpuError)> {
+    fn begin(&mut self, lane: &impl StagedLane) -> Result<(), (u64, GpuError)> {
         loop {
             let number = self.next;
             let index = (number - self.first) as usize;
-            let reads_to_gpu = |request: &StagedRequest| {
-                request.pieces > 0 && matches!(request.request.operation, Operation::ReadToGpu { .. })
-            };
             let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            if flags.contains(Flags::FENCE) && self.queue.range(..index).any(reads_to_gpu) {
+            // What a fenced request has to come behind the lane knows, but for copies. Pieces carry no fence: each of
+            // them would wait for those before it, and a lane that stripes would let later ones pass the first.
+            let waits_for: fn(&Operation) -> bool = match request.request.operation {
+                Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => brings,
+                _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),
+            };
+            let is_under_way =
+                |before: &StagedRequest| before.pieces > 0 && waits_for(&before.request.operation);
+            let is_fenced = flags.contains(Flags::FENCE) && !mutant!("staged_fence");
+            if is_fenced && self.queue.range(..index).any(is_under_way) {
                 return Ok(());
             }
             let Some(request) = self.queue.get_mut(index) else { return Ok(()) };
@@ -235,9 +263,7 @@ impl StagedPosting {
             let failed = |error| (number, error);
             let blocks = match &mut self.blocks {
                 Some(blocks) => blocks,
-                none => none.insert(
-                    StagingBlocks::new(&self.gpu, self.longest, super::NO_WAY_TO_GPU).map_err(failed)?,
-                ),
+                none => none.insert(lane.blocks(&self.gpu, self.longest).map_err(failed)?),
             };
             let Some(block) = blocks.take() else { return Ok(()) };
             let bytes = block.len().min(gpu.bytes() - request.begun);
@@ -257,13 +283,20 @@ impl StagedPosting {
     }
 
     /// Hands the lane what need not wait for a copy.
-    fn post_begun(&mut self, lane: &mut Initiator) -> Result<(), (u64, GpuError)> {
+    fn post_begun(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
         loop {
             let mut batch = SmallVec::<[WorkRequest; BATCH]>::new();
-            let (room, mut ended) = (lane.free().min(BATCH), Ok(()));
-            while batch.len() < room {
-                match self.next_copied() {
-                    Ok(Some(request)) => batch.push(request),
+            let (mut room, mut ended) = (lane.free(), Ok(()));
+            while batch.len() < BATCH {
+                match self.copied(batch.len()) {
+                    Ok(Some(request)) => {
+                        let parts = lane.parts(&request);
+                        if parts > room {
+                            break;
+                        }
+                        room -= parts;
+                        batch.push(request);
+                    }
                     Ok(None) => break,
                     Err(error) => {
                         ended = Err(error);
@@ -271,18 +304,36 @@ impl StagedPosting {
                     }
                 }
             }
-            // There is room for them; a lane that is over says so when it is polled. What is before a failure goes out,
-            // too: the lane has to complete it.
-            let is_posted = !batch.is_empty() && lane.post(&batch).is_ok();
-            if !is_posted || ended.is_err() || batch.len() < BATCH {
+            // What is before a failure goes out, too: the lane has to complete it.
+            let Some(WorkRequest { id: WorkRequestId(first), .. }) = batch.first() else { return ended };
+            match lane.post(&batch) {
+                Ok(()) => {
+                    for piece in self.begun.drain(..batch.len()) {
+                        if let (PieceWork::Write { copy, .. }, Some(blocks)) = (&piece.work, &mut self.blocks)
+                            && mutant!("staging_block_before_written")
+                        {
+                            blocks.give_back(copy.block.clone());
+                        }
+                        self.posted.push_back(piece);
+                    }
+                }
+                Err(PostError::QueueFull { .. }) => return ended,
+                // The lane is over. Whether it tells of any of the batch does not matter: the owner hears of it here.
+                Err(_) => {
+                    let first = *first;
+                    self.cut(first, CompletionError::Flushed);
+                    return ended;
+                }
+            }
+            if ended.is_err() || batch.len() < BATCH {
                 return ended;
             }
         }
     }
 
-    /// Takes the next piece, if it need not wait for a copy, as the lane is to carry it out.
-    fn next_copied(&mut self) -> Result<Option<WorkRequest>, (u64, GpuError)> {
-        let Some(LanePiece { number, work, .. }) = self.begun.front_mut() else { return Ok(None) };
+    /// The piece at this index of those that are begun, as the lane is to carry it out, if it need not wait for a copy.
+    fn copied(&mut self, index: usize) -> Result<Option<WorkRequest>, (u64, GpuError)> {
+        let Some(LanePiece { number, flags, work }) = self.begun.get_mut(index) else { return Ok(None) };
         let failed = |error| (*number, error);
         if let PieceWork::Write { copy, .. } = work
             && !copy.is_done().map_err(failed)?
@@ -303,10 +354,7 @@ impl StagedPosting {
                 Operation::Read { local: cut(block, remote)?, remote: *remote, streaming }
             }
         };
-        let Some(piece) = self.begun.pop_front() else { return Ok(None) };
-        let request = WorkRequest { id: WorkRequestId(piece.number), operation, flags: piece.flags };
-        self.posted.push_back(piece);
-        Ok(Some(request))
+        Ok(Some(WorkRequest { id: WorkRequestId(*number), operation, flags: *flags }))
     }
 
     /// Gives up the requests from this number on: the first of them has failed, and those behind it are flushed.
@@ -322,4 +370,12 @@ impl StagedPosting {
         self.copying.retain(|(of, _)| *of < number);
         self.next = self.first + self.queue.len() as u64;
     }
+}
+
+/// True for what fences wait for.
+fn brings(operation: &Operation) -> bool {
+    !matches!(
+        operation,
+        Operation::Write { .. } | Operation::WriteInline { .. } | Operation::WriteFromGpu { .. }
+    )
 }

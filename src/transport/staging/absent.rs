@@ -1,6 +1,5 @@
 //! Stands in for requests whose memory is on a GPU where the library is built without them.
 
-use super::initiator::Initiator;
 use crate::cuda::Gpu;
 use crate::transport::{PostError, WorkCompletion, WorkRequest};
 
@@ -18,15 +17,15 @@ impl NoPosting {
         match *self {}
     }
 
-    pub(super) fn post(&mut self, _: &mut Initiator, _: &[WorkRequest]) -> Result<(), PostError> {
+    pub(super) fn post<L>(&mut self, _: &mut L, _: &[WorkRequest]) -> Result<(), PostError> {
         match *self {}
     }
 
-    pub(super) fn poll(&mut self, _: &mut Initiator) -> Option<WorkCompletion> {
+    pub(super) fn poll<L>(&mut self, _: &mut L) -> Option<WorkCompletion> {
         match *self {}
     }
 
-    pub(super) fn advance(&mut self, _: &mut Initiator) {
+    pub(super) fn advance<L>(&mut self, _: &mut L) {
         match *self {}
     }
 }

@@ -1,0 +1,68 @@
+//! The queue pairs of one side as the way of payloads of a GPU, which go through blocks of registered host memory.
+
+use super::VerbsShared;
+use super::rails::Rails;
+#[cfg(feature = "cuda")]
+use crate::{
+    cuda::{Gpu, GpuError},
+    mem::{Access, PAGE_SIZE},
+    transport::staging::{StagedLane, StagingBlocks},
+    transport::{PostError, WorkCompletion, WorkRequest},
+};
+
+#[cfg(feature = "cuda")]
+const NO_WAY_TO_GPU: &str = "this library registers no memory of a GPU with RDMA devices";
+
+/// The queue pairs, for one call.
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is no GPU to stage payloads of"))]
+pub(super) struct StagedRails<'a> {
+    shared: &'a VerbsShared,
+    rails: &'a mut Rails,
+    /// Set if a GPU of this process did not copy a payload.
+    pub(super) has_failed: bool,
+}
+
+impl StagedRails<'_> {
+    pub(super) fn new<'a>(shared: &'a VerbsShared, rails: &'a mut Rails) -> StagedRails<'a> {
+        StagedRails { shared, rails, has_failed: false }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl StagedLane for StagedRails<'_> {
+    fn free(&mut self) -> usize {
+        self.rails.free()
+    }
+
+    fn parts(&self, request: &WorkRequest) -> usize {
+        self.rails.parts(request)
+    }
+
+    fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+        self.rails.post(batch)
+    }
+
+    fn poll(&mut self) -> Option<WorkCompletion> {
+        self.rails.poll()
+    }
+
+    fn is_over(&self) -> bool {
+        self.rails.has_failed()
+    }
+
+    fn fail(&mut self) {
+        self.has_failed = true;
+        self.rails.end();
+    }
+
+    fn blocks(&self, gpu: &Gpu, longest: usize) -> Result<StagingBlocks, GpuError> {
+        // A block has to fit the queue, however short both it and the requests of the device are.
+        let room = self.shared.piece_bytes().saturating_mul(self.shared.queue_depth);
+        let longest = longest.min((room / PAGE_SIZE).max(1) * PAGE_SIZE);
+        StagingBlocks::new(gpu, longest, NO_WAY_TO_GPU, |memory| {
+            let bytes = memory.len();
+            let registered = self.shared.register(memory, Access::LOCAL);
+            registered.map_err(|source| self.shared.cannot_register(bytes, source))
+        })
+    }
+}
