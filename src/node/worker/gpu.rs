@@ -61,6 +61,15 @@ impl<T: Transport> Step<'_, T> {
         Ok(stream.copy_to_host(from, &into, &mut worker.copies.tickets)?)
     }
 
+    /// True once GPUs have copied all that this step has asked for. It does not wait.
+    ///
+    /// # Errors
+    /// Work of this process on a GPU failed; its copies are over and were not made.
+    #[doc(hidden)]
+    pub fn is_copied(&mut self) -> Result<bool, Error> {
+        self.worker.copies.are_done()
+    }
+
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. The stream does not wait. Only over a transport with the GPU
