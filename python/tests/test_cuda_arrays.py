@@ -49,7 +49,7 @@ class Fake:
     def __init__(self, *shape: int, strides: tuple[int, ...] | None = None, device: tuple[int, int] = (CUDA, 0)):
         self.device, self.asked, self.deleted = device, list[dict[str, Any]](), 0
         sides = ctypes.c_int64 * len(shape)
-        self.sides = (sides(*shape), None if strides is None else sides(*strides))
+        self.sides: tuple[Any, Any] = (sides(*shape), None if strides is None else sides(*strides))
         self.deleter = DELETER(self.delete)
 
     def delete(self, _managed: int) -> None:
@@ -61,8 +61,8 @@ class Fake:
     def __dlpack__(self, *, stream: int | None = None) -> Any:
         self.asked.append({"stream": stream})
         shape, strides = self.sides
-        as_pointer = lambda sides: ctypes.cast(sides, ctypes.POINTER(ctypes.c_int64))  # noqa: E731
-        tensor = DLTensor(NOWHERE, *self.device, len(shape), 2, 32, 1, as_pointer(shape), as_pointer(strides), 0)
+        pointers = [ctypes.cast(sides, ctypes.POINTER(ctypes.c_int64)) for sides in (shape, strides)]
+        tensor = DLTensor(NOWHERE, *self.device, len(shape), 2, 32, 1, *pointers, 0)
         self.managed = DLManagedTensor(tensor, None, self.deleter)
         make = ctypes.pythonapi.PyCapsule_New
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -175,10 +175,14 @@ def test_dlpack_is_asked_for_the_stream_of_the_copies(publisher: slackline.Publi
 
 
 def test_what_is_no_stream_and_the_stream_of_each_thread_are_refused(publisher: slackline.Publisher) -> None:
-    for call, array in [(publisher.publish, Fake(2, 3)), (slackline.Reader(publisher.address).pull, Fake(2, 3))]:
-        for stream in ("current", 2, -1):
+    reader = slackline.Reader(publisher.address)
+    for stream in ("current", 2, -1):
+        for call in (
+            lambda: publisher.publish({"a": Fake(2, 3)}, stream=stream),
+            lambda: reader.pull({"a": Fake(2, 3)}, stream=stream),
+        ):
             with pytest.raises(slackline.BadOption, match="stream") as refused:
-                call({"a": array}, stream=stream)
+                call()
             assert refused.value.remedy
     with pytest.raises(slackline.BadOption, match="each thread"):
         publisher.publish({"a": Interface(2, 3, stream=2)})
