@@ -120,7 +120,9 @@ impl OnGpu {
     /// takes its time.
     pub(crate) fn stream(&self) -> Result<(Gpu, GpuStream), Failure> {
         let gpu = gpu::open(self.ordinal)?;
-        let stream = gpu::stream(&gpu, self.stream)?;
+        // SAFETY: the caller's stream, which the pages say is to live until the call has returned; it is not 2. The
+        // value is of that call alone: the library uses a stream only within its calls.
+        let stream = unsafe { GpuStream::of_caller(&gpu, self.stream)? };
         Ok((gpu, stream))
     }
 

@@ -1,12 +1,11 @@
 //! `slackline.Gpu`, and the streams of the caller's that copies are ordered with.
-#![allow(unsafe_code, reason = "streams are known by handles of the caller's")]
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use slackline::{Gpu, GpuError, GpuStream};
+use slackline::{Gpu, GpuError};
 
 use crate::errors::{Class, Failure};
 
@@ -150,11 +149,4 @@ fn torchs_current(array: &Bound<'_, PyAny>, ordinal: u32) -> PyResult<Option<usi
 
 fn refused(cause: impl std::fmt::Display, remedy: &str) -> Failure {
     Failure::new(Class::BadOption, "choosing a stream", cause, remedy)
-}
-
-/// The stream of this handle.
-pub(crate) fn stream(gpu: &Gpu, handle: usize) -> Result<GpuStream, GpuError> {
-    // SAFETY: the caller's stream, which the pages say is to live until the call has returned; it is not 2. This value
-    // is of that call alone: the library uses a stream only within its calls.
-    unsafe { GpuStream::of_caller(gpu, handle) }
 }

@@ -182,7 +182,7 @@ fn pull_to_gpu(
     })?;
     is_there.ok_or_else(|| PyErr::from(request.late(timeout, newest)))?;
     let facts = py.detach(|| -> Result<Facts, Failure> {
-        let bytes = reading.reader.copied_table().bytes() as usize;
+        let bytes = reading.reader.copy_bytes();
         let (array, _) = targets.on_gpu().next().ok_or_else(no_snapshot)?;
         let (gpu, by) = array.stream()?;
         let left = || deadline.saturating_duration_since(Instant::now());

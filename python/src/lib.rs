@@ -35,6 +35,7 @@ mod tables;
 mod view;
 mod wait;
 mod worker;
+mod working;
 
 /// What `slackline` imports.
 #[pyo3::pymodule(gil_used = false)]

@@ -187,7 +187,9 @@ mod tests {
             let options = WorkerOptions::new(SchemeConfig::Bsp);
             let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
             let mut step = worker.step(PATIENCE).unwrap();
+            assert!(step.is_copied().unwrap(), "nothing was asked for");
             step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+            assert!(!step.is_copied().unwrap(), "the GPU has not begun");
             let late = step.publish(None, Duration::from_millis(20)).unwrap_err();
             assert!(matches!(late, Error::Gpu(GpuError::NotCopied { .. })), "{late}");
             driver.finish();
