@@ -137,7 +137,7 @@ impl PyPublisher {
     /// buffer protocol, DLPack or numpy's array interface, and need not be contiguous.
     ///
     /// Waits, at most `timeout` seconds, only if readers pin all other frames: then FramesPinned. Raises LayoutMismatch
-    /// if the arrays do not fit the table. After any error the version before is still the newest.
+    /// if the arrays do not fit the table. After an error the version before is still the newest.
     ///
     /// `step` (below 2**64) and `label` (at most 32 bytes) travel with the version.
     ///
@@ -145,7 +145,8 @@ impl PyPublisher {
     /// stream has at the time of the call; `publish` waits for that, and then the tensors may change. The stream is
     /// `stream` (a handle, or an object with `cuda_stream`), else torch's current one for tensors of torch, else the
     /// one that the array names, else the default stream. If that takes longer than `timeout`, a DeadlineError: then
-    /// the version is published as soon as it is copied, and the tensors are to be left alone until then.
+    /// the version is published as soon as it is copied, and the tensors are to be left alone until then. While it is
+    /// copied the next version has to wait, and is a DeadlineError with nothing published if that takes too long.
     #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn publish(

@@ -49,7 +49,7 @@ def python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     def start(code: str, environment: dict[str, str] | None = None, **names: Any) -> subprocess.Popen[str]:
         given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
         child = subprocess.Popen(
-            [sys.executable, "-u", "-c", BEGIN + given + code],
+            [sys.executable, "-P", "-u", "-c", BEGIN + given + code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
