@@ -125,6 +125,24 @@ def test_arrays_of_the_host_and_tensors_of_the_gpu_share_a_version() -> None:
             snapshot["host"]
 
 
+class Interface:
+    """A tensor that only has CUDA's array interface, as numba's arrays do."""
+
+    def __init__(self, tensor: Any):
+        self.tensor, self.__cuda_array_interface__ = tensor, tensor.__cuda_array_interface__
+
+
+def test_arrays_with_cuda_s_interface_alone_are_copied_behind_the_default_stream(route: tuple[str, bool]) -> None:
+    given, into = (torch.zeros(1003, device="cuda")[2:] for _ in range(2))
+    with publisher_of({"t": Interface(given)}, *route) as publisher:
+        with slackline.Reader(publisher.address, gpu=gpu_of(route[1])) as reader:
+            torch.cuda._sleep(BUSY)
+            given.fill_(7)
+            publisher.publish({"t": Interface(given)})
+            reader.pull({"t": Interface(into)})
+            assert bool((into == 7).all())
+
+
 def test_a_version_has_what_the_busy_stream_writes_before_it_is_published(route: tuple[str, bool]) -> None:
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         given = tensors()
