@@ -30,11 +30,12 @@ pub(crate) struct Opened {
 
 opaque!(slackline_gpu: Opened);
 
-/// Opens a GPU by its number, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`). The NVIDIA driver, of CUDA 12.0 or
-/// later, is looked for at this call; `SLACKLINE_STATUS_UNSUPPORTED` says that it or the GPU is not there, and the
-/// message why. If `require_gpudirect` is not 0, no payload of an object that is made with this handle is staged through
-/// the memory of the host: where nothing else is left, making the object is `SLACKLINE_STATUS_UNSUPPORTED`. The call
-/// takes the time that the driver takes. The handle is the caller's, to be destroyed; on failure it is NULL.
+/// Opens a GPU by its number, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`). The NVIDIA driver, of CUDA 12.0
+/// or later, is looked for at this call; `SLACKLINE_STATUS_UNSUPPORTED` says that it or the GPU is not there, and
+/// the message why. If `require_gpudirect` is not 0, no payload of an object that is made with this handle is
+/// staged through the memory of the host: where nothing else is left, making the object is
+/// `SLACKLINE_STATUS_UNSUPPORTED`. The call takes the time that the driver takes. The handle is the caller's, to be
+/// destroyed; on failure it is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_gpu_open(
     ordinal: u32,
@@ -351,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_gpu_is_unsupported_and_memory_of_others_a_bad_argument() {
+    fn a_machine_without_a_gpu_is_unsupported_and_other_memory_an_argument() {
         let reason = "no such file".into();
         assert_eq!(Failure::from(GpuError::NoDriver { reason }).status, slackline_status::Unsupported);
         assert_eq!(Failure::from(GpuError::Empty).status, slackline_status::BadArgument);

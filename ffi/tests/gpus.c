@@ -1,7 +1,6 @@
 /*
- * Memory of GPUs, as far as it goes without one: what is refused, that owners are let go of, and versions of a publisher
- * that waits for GPUs and has none. What a GPU does is shown by the tests of the library. Exits with 0 if all checks
- * passed.
+ * Memory of GPUs, as far as it goes without one: what is refused, that owners are let go of, and versions of a
+ * publisher that waits for GPUs and has none. The library's own tests are of copies. Exits with 0 if all checks passed.
  */
 #include "check.h"
 

@@ -114,8 +114,8 @@ impl Streams {
         self.ordinal
     }
 
-    /// The handle for an array on a GPU: the stream that was given, else torch's current one for a tensor of torch, else
-    /// the one that the array names itself, else the default stream.
+    /// The handle for an array on a GPU: the stream that was given, else torch's current one for a tensor of torch,
+    /// else the one that the array names itself, else the default stream.
     pub(crate) fn handle(
         &self,
         array: &Bound<'_, PyAny>,

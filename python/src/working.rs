@@ -98,7 +98,10 @@ impl Working {
     ) -> Result<bool, Failure> {
         let (Some(gpu), Some(Given::Gpu(first))) = (&self.gpu, arrays.first()) else { return Ok(false) };
         let (ordinal, handle) = (gpu.ordinal, first.stream);
-        let is_there = |array: &Given| matches!(array, Given::Gpu(array) if (array.ordinal, array.stream) == (ordinal, handle));
+        let is_there = |array: &Given| match array {
+            Given::Gpu(array) => (array.ordinal, array.stream) == (ordinal, handle),
+            Given::Host(_) => false,
+        };
         if !arrays.iter().all(is_there) {
             return Ok(false);
         }

@@ -105,7 +105,9 @@ def test_without_a_driver_the_error_is_typed_and_has_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("kind", [Fake, Interface])
-def test_an_array_on_a_gpu_that_is_not_there_is_refused_as_the_gpu_is(publisher: slackline.Publisher, kind: Any) -> None:
+def test_an_array_on_a_gpu_that_is_not_there_is_refused_as_the_gpu_is(
+    publisher: slackline.Publisher, kind: Any
+) -> None:
     expected = str(no_gpu())
     for call in refusals(publisher, kind(2, 3)):
         with pytest.raises(slackline.Unsupported) as refused:

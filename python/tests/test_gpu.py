@@ -1,5 +1,6 @@
-"""Tensors of torch on a GPU, published, pulled and trained with. It takes torch, a GPU and its driver; where one of them
-is missing, all of this is skipped, and says so.
+"""Tensors of torch on a GPU, published, pulled and trained with.
+
+It takes torch, a GPU and its driver. Where one of them is missing, all of this is skipped, and says so.
 
 It shares nothing with the other tests but `gpu_tensors.py`, so that it runs where little is installed.
 """
@@ -132,7 +133,7 @@ class Interface:
         self.tensor, self.__cuda_array_interface__ = tensor, tensor.__cuda_array_interface__
 
 
-def test_arrays_with_cuda_s_interface_alone_are_copied_behind_the_default_stream(route: tuple[str, bool]) -> None:
+def test_arrays_with_cuda_s_interface_alone_use_the_default_stream(route: tuple[str, bool]) -> None:
     given, into = (torch.zeros(1003, device="cuda")[2:] for _ in range(2))
     with publisher_of({"t": Interface(given)}, *route) as publisher:
         with slackline.Reader(publisher.address, gpu=gpu_of(route[1])) as reader:
