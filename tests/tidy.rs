@@ -67,6 +67,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/transport/verbs/",
     "src/cuda/",
     "ffi/src/",
+    "python/src/device.rs",
     "python/src/dlpack.rs",
     "python/src/into.rs",
     "python/src/memory.rs",
@@ -74,6 +75,7 @@ const UNSAFE_FILES: &[&str] = &[
     "python/src/server.rs",
     "python/src/source.rs",
     "python/src/view.rs",
+    "python/src/working.rs",
     "tests/node/memory.rs",
     "tests/rdma/fork.rs",
 ];

@@ -24,7 +24,7 @@
  *
  * Objects (slackline_job, slackline_server, slackline_worker, slackline_publisher, slackline_reader,
  * slackline_group, slackline_relay, slackline_snapshot, slackline_tables, slackline_local_steps,
- * slackline_checkpoint) are known by pointer only.
+ * slackline_checkpoint, slackline_gpu) are known by pointer only.
  * Each has a function that makes it and one that destroys it. An object is used by one thread at a time; it may
  * wander from thread to thread. Different objects are independent. An object that a forked child inherits is of no
  * use there: fork first, then create. Functions that take no object may be called by several threads at once.
@@ -59,7 +59,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 9
+#define SLACKLINE_VERSION_PATCH 10
 
 /**
  * The version of this header as one number that grows with it.
@@ -776,6 +776,14 @@ typedef uint64_t slackline_until;
 typedef struct slackline_checkpoint slackline_checkpoint;
 
 /**
+ * A GPU of this process, in the context that the CUDA runtime uses. Objects that are made with it keep it.
+ *
+ * Thread-safety: one thread at a time, any thread. A call while another thread is in one is
+ * `SLACKLINE_STATUS_OUT_OF_TURN` and does nothing; destroying it meanwhile is undefined.
+ */
+typedef struct slackline_gpu slackline_gpu;
+
+/**
  * One member of a group whose members all hold all parameters and average them in rounds, without a server. One round
  * is: change the parameters, then average. A thread of its own tells the others that it lives, however long it
  * computes.
@@ -902,6 +910,93 @@ typedef uint32_t (*slackline_compute)(void *context,
                                       float *gradient,
                                       size_t len,
                                       float *loss);
+
+/**
+ * Called once, by any thread, when the library uses memory of the caller's no more, with the `context` that was
+ * given. It returns soon and calls no function of this library.
+ */
+typedef void (*slackline_release)(void *context);
+
+/**
+ * A range of memory of a GPU, and the stream with which its copies are ordered.
+ *
+ * The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
+ * uses it any more. Neither `pointer` nor `bytes` need any alignment.
+ */
+typedef struct slackline_gpu_range {
+    /**
+     * The GPU that the memory is on.
+     */
+    const struct slackline_gpu *gpu;
+    /**
+     * The address of the first byte: of `cudaMalloc`, `cuMemCreate` or a tensor.
+     */
+    uint64_t pointer;
+    /**
+     * Length in bytes, at least 1.
+     */
+    size_t bytes;
+    /**
+     * A `cudaStream_t` or `CUstream` of the context that the CUDA runtime uses, which lives until the call returns;
+     * NULL is the default stream. The default stream of each thread is not taken.
+     */
+    void *stream;
+    /**
+     * May be NULL.
+     */
+    slackline_release release;
+    /**
+     * What `release` is called with.
+     */
+    void *context;
+} slackline_gpu_range;
+
+/**
+ * The copy that a reader holds after a refresh. Set `size` before the call that fills it.
+ */
+typedef struct slackline_fresh {
+    /**
+     * `sizeof(struct slackline_fresh)`.
+     */
+    size_t size;
+    /**
+     * Its version.
+     */
+    uint64_t version;
+    /**
+     * Number of versions by which it is behind the newest.
+     */
+    uint64_t behind;
+    /**
+     * The epoch of the owner's incarnation: another number after it was started again.
+     */
+    uint64_t epoch;
+    /**
+     * Copies begun again because the frame changed under them.
+     */
+    uint64_t retries;
+    /**
+     * 0 if the copy at hand was fresh enough and nothing was read but its age.
+     */
+    uint32_t copied;
+    /**
+     * The publisher's own number for the version (`struct slackline_tag`); 0 from a server.
+     */
+    uint64_t step;
+    /**
+     * The publisher's own words about the version; zeros from a server.
+     */
+    uint8_t label[SLACKLINE_LABEL_BYTES];
+    /**
+     * The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
+     * server.
+     */
+    uint64_t published_ns;
+    /**
+     * The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
+     */
+    uint64_t origin;
+} slackline_fresh;
 
 /**
  * Settings of a group, the same in all its members. Set `size`, call `slackline_group_options_init`, change what
@@ -1063,6 +1158,11 @@ typedef struct slackline_job_options {
      * job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
+    /**
+     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. The job then does without
+     * RDMA. By default NULL: there is none.
+     */
+    const struct slackline_gpu *gpu;
 } slackline_job_options;
 
 /**
@@ -1204,6 +1304,12 @@ typedef struct slackline_server_options {
      * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
+    /**
+     * The GPU that the parameters, the states and the gradients are on, and that folds them, over shared memory and
+     * TCP: see `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does
+     * not look at it.
+     */
+    const struct slackline_gpu *gpu;
 } slackline_server_options;
 
 /**
@@ -1266,6 +1372,11 @@ typedef struct slackline_worker_options {
      * encrypted if SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
+    /**
+     * The GPU that `slackline_worker_publish_from_gpu` publishes from, over shared memory and TCP: see
+     * `slackline_gpu_open`. By default NULL: there is none. `slackline_job_worker` does not look at it.
+     */
+    const struct slackline_gpu *gpu;
 } slackline_worker_options;
 
 /**
@@ -1358,6 +1469,11 @@ typedef struct slackline_publisher_options {
      * SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
+    /**
+     * The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. By default NULL: they are in
+     * the memory of the host. A publisher of tables and a relay have none.
+     */
+    const struct slackline_gpu *gpu;
 } slackline_publisher_options;
 
 /**
@@ -1432,60 +1548,12 @@ typedef struct slackline_reader_options {
      * SLACKLINE_TCP_ENCRYPT is 1.
      */
     uint64_t encrypt;
+    /**
+     * The GPU that `slackline_reader_pull_to_gpu` copies to, over shared memory and TCP: see `slackline_gpu_open`. By
+     * default NULL: there is none.
+     */
+    const struct slackline_gpu *gpu;
 } slackline_reader_options;
-
-/**
- * Called once, by any thread, when the library uses memory of the caller's no more, with the `context` that was
- * given. It returns soon and calls no function of this library.
- */
-typedef void (*slackline_release)(void *context);
-
-/**
- * The copy that a reader holds after a refresh. Set `size` before the call that fills it.
- */
-typedef struct slackline_fresh {
-    /**
-     * `sizeof(struct slackline_fresh)`.
-     */
-    size_t size;
-    /**
-     * Its version.
-     */
-    uint64_t version;
-    /**
-     * Number of versions by which it is behind the newest.
-     */
-    uint64_t behind;
-    /**
-     * The epoch of the owner's incarnation: another number after it was started again.
-     */
-    uint64_t epoch;
-    /**
-     * Copies begun again because the frame changed under them.
-     */
-    uint64_t retries;
-    /**
-     * 0 if the copy at hand was fresh enough and nothing was read but its age.
-     */
-    uint32_t copied;
-    /**
-     * The publisher's own number for the version (`struct slackline_tag`); 0 from a server.
-     */
-    uint64_t step;
-    /**
-     * The publisher's own words about the version; zeros from a server.
-     */
-    uint8_t label[SLACKLINE_LABEL_BYTES];
-    /**
-     * The time at which it was published, in nanoseconds since 1970 by the clock of the publisher's host; 0 from a
-     * server.
-     */
-    uint64_t published_ns;
-    /**
-     * The epoch of the publisher that made the version: another one than `epoch` behind a relay. 0 from a server.
-     */
-    uint64_t origin;
-} slackline_fresh;
 
 /**
  * The needs and promises of a scheme, as a callback answers them. The library has set all fields to their defaults:
@@ -2433,6 +2501,104 @@ slackline_status slackline_local_steps_gradient(struct slackline_local_steps *st
  * Frees the memory of the steps. NULL does nothing.
  */
 void slackline_local_steps_destroy(struct slackline_local_steps *steps);
+
+/**
+ * Opens a GPU by its number, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`). The NVIDIA driver, of CUDA 12.0 or
+ * later, is looked for at this call; `SLACKLINE_STATUS_UNSUPPORTED` says that it or the GPU is not there, and the
+ * message why. If `require_gpudirect` is not 0, no payload of an object that is made with this handle is staged through
+ * the memory of the host: where nothing else is left, making the object is `SLACKLINE_STATUS_UNSUPPORTED`. The call
+ * takes the time that the driver takes. The handle is the caller's, to be destroyed; on failure it is NULL.
+ */
+slackline_status slackline_gpu_open(uint32_t ordinal,
+                                    uint32_t require_gpudirect,
+                                    struct slackline_gpu **gpu);
+
+/**
+ * Lends the name of the model. It is valid until the handle is destroyed.
+ */
+slackline_status slackline_gpu_name(const struct slackline_gpu *gpu, const char **name);
+
+/**
+ * Sets `bytes` to those of payloads that connections have carried through blocks of host memory since the GPU was
+ * opened, because the network does not reach its memory.
+ */
+slackline_status slackline_gpu_host_bytes_copied(const struct slackline_gpu *gpu,
+                                                 uint64_t *bytes);
+
+/**
+ * Lets go of the handle. The GPU is closed once no object and no copy uses it any more. NULL does nothing.
+ */
+void slackline_gpu_destroy(struct slackline_gpu *gpu);
+
+/**
+ * Has the GPU copy a range into the next version, from the byte `offset` of the table on, behind the work that the
+ * stream has now, and does not wait for it. The stream does not wait either: the range stays as it is until
+ * `slackline_publisher_commit_when_copied` has told the version. The first call for a version waits as
+ * `slackline_publisher_begin` does, and for the copies of the version before. `slackline_publisher_abort` gives the
+ * version up. For publishers with `background` in their options.
+ */
+slackline_status slackline_publisher_copy_from_gpu(struct slackline_publisher *publisher,
+                                                   uint64_t offset,
+                                                   const struct slackline_gpu_range *range,
+                                                   uint64_t timeout_ms);
+
+/**
+ * Publishes what `slackline_publisher_copy_from_gpu` and `slackline_publisher_begin` have begun once GPUs have copied
+ * all of it, and waits for that; `version`, unless NULL, becomes its number. `SLACKLINE_STATUS_DEADLINE` says that it
+ * is not copied yet: it will be published once it is, and the same call waits for that again.
+ */
+slackline_status slackline_publisher_commit_when_copied(struct slackline_publisher *publisher,
+                                                        uint64_t timeout_ms,
+                                                        uint64_t *version);
+
+/**
+ * Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
+ * a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
+ * NULL, is told; `fresh->size` must be set. The GPU copies straight out of the owner's memory, or over TCP by way of
+ * blocks of host memory. For readers with `gpu` in their options. After a failure the range may hold anything.
+ */
+slackline_status slackline_reader_pull_to_gpu(struct slackline_reader *reader,
+                                              const struct slackline_gpu_range *range,
+                                              uint64_t max_staleness,
+                                              uint64_t timeout_ms,
+                                              struct slackline_fresh *fresh);
+
+/**
+ * Has the GPU copy the bytes of a snapshot from `offset` on to a range, behind the work that the stream has now. What
+ * the stream gets later waits for the copy. It returns at once, and the snapshot may be destroyed.
+ */
+slackline_status slackline_snapshot_copy_to_gpu(const struct slackline_snapshot *snapshot,
+                                                uint64_t offset,
+                                                const struct slackline_gpu_range *range);
+
+/**
+ * Has the GPU copy the parameters of the open step, from the byte `offset` of the table on, to a range, behind the
+ * work that the stream has now. What the stream gets later waits for the copy. It returns at once.
+ */
+slackline_status slackline_worker_copy_parameters_to_gpu(struct slackline_worker *worker,
+                                                         uint64_t offset,
+                                                         const struct slackline_gpu_range *range);
+
+/**
+ * Has the GPU copy a range into the gradient of the open step, from the byte `offset` on of the whole gradient in the
+ * worker's encoding, behind the work that the stream has now, and does not wait for it. The stream does not wait
+ * either: the range stays as it is until `slackline_worker_publish` has returned, which waits for the copy, and
+ * abandons the step if it is not done by its timeout.
+ */
+slackline_status slackline_worker_copy_gradient_from_gpu(struct slackline_worker *worker,
+                                                         uint64_t offset,
+                                                         const struct slackline_gpu_range *range);
+
+/**
+ * Publishes the gradient that is in a range, the whole of it in the worker's encoding, straight out of memory of the
+ * GPU, behind the work that the stream has now; otherwise as `slackline_worker_publish` under schemes other than
+ * "bap". When it returns `SLACKLINE_STATUS_OK` the range may change; the stream does not wait. For workers with `gpu`
+ * in their options, or in those of their job.
+ */
+slackline_status slackline_worker_publish_from_gpu(struct slackline_worker *worker,
+                                                   const struct slackline_gpu_range *range,
+                                                   const float *loss,
+                                                   uint64_t timeout_ms);
 
 /**
  * Sets all options but `size`, which the caller has set, to their defaults.

@@ -231,6 +231,7 @@ fn status_of(error: &Error) -> Status {
         Error::Checkpoint(error) => checkpoint_status(error),
         Error::Bounds(_) => Status::Protocol,
         Error::Group(error) => group_status(error),
+        Error::Gpu(error) => crate::gpu::gpu_status(error),
         _ => Status::Internal,
     }
 }
@@ -280,6 +281,7 @@ fn connect_status(error: &ConnectError) -> Status {
         ConnectError::Closed { .. } => Status::ServerLost,
         ConnectError::Channel { source, .. } => channel_status(source),
         ConnectError::Offer { .. } => Status::Protocol,
+        ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => Status::Unsupported,
         _ => Status::Internal,
     }
 }

@@ -8,6 +8,7 @@ use slackline::internals::job::rendezvous;
 use slackline::{Job, JobError, MeetingPoint, Placement, Role};
 
 use crate::error::{Failure, slackline_status};
+use crate::gpu::named;
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
     self, slackline_job_options, slackline_server_options, slackline_tensor, slackline_worker_options,
@@ -52,9 +53,15 @@ pub unsafe extern "C" fn slackline_job_from_env(
 ) -> slackline_status {
     let join = || {
         // SAFETY: the contract.
-        let (plan, secret) = unsafe { sized(options, "options")?.translate()? };
+        let options = unsafe { sized(options, "options")? };
+        // SAFETY: the contract.
+        let ((plan, secret), gpu) = unsafe { (options.translate()?, named(options.gpu)?) };
         let placement = Placement::from_env().map_err(JobError::from)?.ok_or(JobError::NotLaunched)?;
-        Ok(Job::join(plan, &placement, secret.read()?)?)
+        let job = Job::join(plan, &placement, secret.read()?)?;
+        Ok(match &gpu {
+            Some(gpu) => job.with_gpu(gpu),
+            None => job,
+        })
     };
     // SAFETY: the contract.
     unsafe { create(job, join) }
@@ -73,7 +80,9 @@ pub unsafe extern "C" fn slackline_job_join(
 ) -> slackline_status {
     let join = || {
         // SAFETY: the contract.
-        let (plan, secret) = unsafe { sized(options, "options")?.translate()? };
+        let options = unsafe { sized(options, "options")? };
+        // SAFETY: the contract.
+        let ((plan, secret), gpu) = unsafe { (options.translate()?, named(options.gpu)?) };
         // SAFETY: the contract.
         let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
         let meeting_point =
@@ -83,7 +92,11 @@ pub unsafe extern "C" fn slackline_job_join(
             return Err(Failure::bad_argument(message));
         }
         let placement = Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() };
-        Ok(Job::join(plan, &placement, secret.read()?)?)
+        let job = Job::join(plan, &placement, secret.read()?)?;
+        Ok(match &gpu {
+            Some(gpu) => job.with_gpu(gpu),
+            None => job,
+        })
     };
     // SAFETY: the contract.
     unsafe { create(job, join) }

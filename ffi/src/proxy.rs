@@ -7,6 +7,7 @@ use slackline::{Server, Worker, now};
 
 use crate::error::slackline_status;
 use crate::fabric::fabric;
+use crate::gpu::expect_none;
 use crate::handle::create;
 use crate::options::{self, slackline_server_options, slackline_worker_options};
 use crate::server::{Serving, slackline_server};
@@ -42,6 +43,7 @@ pub unsafe extern "C" fn slackline_server_for_host(
             unsafe { (read_addresses(servers, server_count)?, options::listen_address(address)?) };
         // SAFETY: the contract.
         let (upstream, options) = unsafe { (sized(upstream, "upstream")?, sized(options, "options")?) };
+        expect_none(upstream.gpu, "what stands for a host")?;
         // SAFETY: the contract.
         let (above, below) = unsafe {
             (
@@ -51,6 +53,7 @@ pub unsafe extern "C" fn slackline_server_for_host(
         };
         // SAFETY: the contract.
         let upstream = unsafe { upstream.translate()? };
+        expect_none(options.gpu, "what stands for a host")?;
         let memory = options.memory()?;
         let below = fabric(below, std::slice::from_ref(&address))?;
         let upstream = Worker::connect(fabric(above, &servers)?, &servers, upstream, deadline - now())?;

@@ -6,12 +6,13 @@ use std::time::Duration;
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
 use slackline::{
-    Address, BackgroundPublisher, Draft, Error, Named, Publication, Publisher, ReaderStatus, Table, Version,
-    VersionTag, now,
+    Address, BackgroundPublisher, Draft, Error, GpuError, GpuSlice, GpuStream, Named, Publication, Publisher,
+    Publishing as Copying, ReaderStatus, Table, Version, VersionTag, now,
 };
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
+use crate::gpu::on_gpu;
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
@@ -34,6 +35,8 @@ pub(crate) struct Publishing {
     address: CString,
     /// The record that was lent last.
     publication: CString,
+    /// The version that GPUs still copy.
+    copying: Option<Copying>,
 }
 
 /// A publisher whose readers its calls look after, or a thread.
@@ -159,6 +162,8 @@ impl Looked {
     }
 }
 
+const NO_THREAD: &str = "copies of a GPU take a publisher with a thread: set `background` in its options";
+
 /// The version that is being written.
 fn begun(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
     let reason = "call `slackline_publisher_begin` first";
@@ -178,7 +183,8 @@ impl Publishing {
             0 => Looked::ByCalls(Box::new(publisher)),
             _ => Looked::ByThread(publisher.into_background()?, None),
         };
-        Ok(Publishing { publisher, tag: VersionTag::default(), address, publication: CString::default() })
+        let (tag, publication) = (VersionTag::default(), CString::default());
+        Ok(Publishing { publisher, tag, address, publication, copying: None })
     }
 
     /// As `slackline_publisher_publish`; the number of the version, and its record.
@@ -195,6 +201,40 @@ impl Publishing {
     pub(crate) fn commit_recorded(&mut self) -> Result<(u64, *const c_char), Failure> {
         let publication = self.publisher.commit_recorded(self.tag)?;
         Ok(self.lend(&publication))
+    }
+
+    /// Has a GPU copy into the next version, which is begun if it was not.
+    pub(crate) fn copy_from_gpu(
+        &mut self,
+        offset: u64,
+        from: &GpuSlice,
+        stream: &GpuStream,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let Looked::ByThread(publisher, draft) = &mut self.publisher else {
+            return Err(Failure::bad_argument(NO_THREAD));
+        };
+        let draft = match draft {
+            Some(draft) => draft,
+            None => draft.insert(publisher.draft(timeout)?),
+        };
+        Ok(draft.copy_from_gpu(offset, from, stream)?)
+    }
+
+    /// Publishes what was begun once it is copied, and waits for that.
+    pub(crate) fn commit_when_copied(&mut self, timeout: Duration) -> Result<Version, Failure> {
+        let Looked::ByThread(_, draft) = &mut self.publisher else {
+            return Err(Failure::bad_argument(NO_THREAD));
+        };
+        let mut copying = match (self.copying.take(), &draft) {
+            (Some(copying), None) => copying,
+            _ => begun(draft)?.commit_when_copied(std::mem::take(&mut self.tag)),
+        };
+        let published = copying.wait(timeout);
+        if matches!(published, Err(Error::Gpu(GpuError::NotCopied { .. }))) {
+            self.copying = Some(copying);
+        }
+        Ok(published?)
     }
 
     fn lend(&mut self, publication: &Publication) -> (u64, *const c_char) {
@@ -258,7 +298,9 @@ pub unsafe extern "C" fn slackline_publisher_create(
         let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
-        let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
+        // SAFETY: the contract.
+        let fabric = unsafe { on_gpu(fabric(secret, std::slice::from_ref(&address))?, options.gpu)? };
+        let fabric = Named::new(fabric, name);
         Publishing::begin(fabric, &address, table, &options)
     };
     // SAFETY: the contract.

@@ -8,6 +8,7 @@ use slackline::{Fresh, Named, Reader, Snapshot, Version, VolatileSlice, Wanted, 
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
+use crate::gpu::on_gpu;
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice_mut, with};
 use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_reader_options, slackline_tensor};
@@ -123,7 +124,9 @@ pub unsafe extern "C" fn slackline_reader_connect(
         let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
         // SAFETY: the contract.
         let name = unsafe { options::table_name(options.table)? };
-        let fabric = Named::new(fabric(secret, std::slice::from_ref(&address))?, name);
+        // SAFETY: the contract.
+        let fabric = unsafe { on_gpu(fabric(secret, std::slice::from_ref(&address))?, options.gpu)? };
+        let fabric = Named::new(fabric, name);
         let timeout = Duration::from_millis(timeout_ms);
         let reader = Reader::connect(fabric, &address, options.translate()?, timeout)?;
         let tensors = Tensors::of(reader.table())?;
@@ -197,7 +200,7 @@ pub unsafe extern "C" fn slackline_reader_refresh_to(
 /// # Safety
 ///
 /// The contract.
-unsafe fn read(
+pub(crate) unsafe fn read(
     reader: *mut slackline_reader,
     wanted: (Wanted, bool),
     fresh: *mut slackline_fresh,

@@ -7,6 +7,7 @@ use slackline::{Server, ServerStatus, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
+use crate::gpu::on_gpu;
 use crate::handle::{Handle, Out, call, copy_out, create, destroy, opaque, slice, with};
 use crate::options::{self, slackline_server_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized};
@@ -72,7 +73,8 @@ pub unsafe extern "C" fn slackline_server_create(
         let (secret, translated) = unsafe {
             (options::secret(options.secret, options.secret_file, options.encrypt)?, options.translate()?)
         };
-        let fabric = fabric(secret, std::slice::from_ref(&address))?;
+        // SAFETY: the contract.
+        let fabric = unsafe { on_gpu(fabric(secret, std::slice::from_ref(&address))?, options.gpu)? };
         let server = match options.resume(&translated)? {
             Some(checkpoint) => Server::resume(fabric, &address, table, checkpoint, translated)?,
             None => Server::new(fabric, &address, table, initial, translated)?,

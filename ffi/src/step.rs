@@ -17,7 +17,7 @@ use crate::worker::{Open, Working, slackline_worker};
 /// # Safety
 ///
 /// As for [`with`].
-unsafe fn with_step<R>(
+pub(crate) unsafe fn with_step<R>(
     worker: *const slackline_worker,
     operation: impl FnOnce(&mut Step<'_, Fabric>) -> Result<R, Failure>,
 ) -> Result<R, Failure> {

@@ -6,6 +6,7 @@ use slackline::{Mixed, Tables};
 
 use crate::error::slackline_status;
 use crate::fabric::fabric;
+use crate::gpu::expect_none;
 use crate::handle::{Handle, Out, call, create, destroy, opaque, with};
 use crate::options::{self, slackline_publisher_options, slackline_tensor};
 use crate::publisher::{Publishing, slackline_publisher};
@@ -77,6 +78,7 @@ pub unsafe extern "C" fn slackline_tables_publisher(
     let begin = || {
         // SAFETY: the contract.
         let options = unsafe { sized_or_default(options, "options")? };
+        expect_none(options.gpu, "a publisher of tables")?;
         // SAFETY: the contract.
         let table = unsafe { options::aligned_table(tensors, tensor_count, options.alignment)? };
         // SAFETY: the contract.

@@ -11,6 +11,7 @@ use slackline::{
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::fabric;
+use crate::gpu::expect_none;
 use crate::handle::{
     Handle, Opaque, Out, OutArray, call, create, destroy, opaque, slice, slice_mut, text, value, with,
 };
@@ -223,7 +224,7 @@ pub struct slackline_snapshot(Handle<Held>);
 
 /// A snapshot, and its table as C reads it.
 pub(crate) struct Held {
-    snapshot: Snapshot,
+    pub(crate) snapshot: Snapshot,
     tensors: Tensors,
     /// The record of the read, once it was asked for.
     certificate: Option<CString>,
@@ -433,6 +434,7 @@ unsafe fn passing(
     // SAFETY: the contract.
     let (address, options) =
         unsafe { (options::listen_address(address)?, sized_or_default(options, "options")?) };
+    expect_none(options.gpu, "a relay")?;
     // SAFETY: the contract.
     let secret = unsafe { options::secret(options.secret, options.secret_file, options.encrypt)? };
     let all: Vec<Address> = upstream.iter().chain([&address]).cloned().collect();

@@ -8,6 +8,7 @@ use slackline::{Address, Step, Worker, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};
+use crate::gpu::on_gpu;
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, slice, with};
 use crate::memory::{Release, caller_memory, slackline_release};
 use crate::options::{self, slackline_tensor, slackline_worker_options};
@@ -112,6 +113,7 @@ pub unsafe extern "C" fn slackline_worker_connect(
     let connect = || {
         // SAFETY: the contract.
         let options = unsafe { sized(options, "options")? };
+        let gpu = options.gpu;
         // SAFETY: the contract.
         let (secret, options) = unsafe {
             (options::secret(options.secret, options.secret_file, options.encrypt)?, options.translate()?)
@@ -119,7 +121,9 @@ pub unsafe extern "C" fn slackline_worker_connect(
         // SAFETY: the contract.
         let servers = unsafe { read_addresses(addresses, address_count)? };
         let timeout = Duration::from_millis(timeout_ms);
-        let worker = Worker::connect(fabric(secret, &servers)?, &servers, options, timeout)?;
+        // SAFETY: the contract.
+        let fabric = unsafe { on_gpu(fabric(secret, &servers)?, gpu)? };
+        let worker = Worker::connect(fabric, &servers, options, timeout)?;
         Working::new(worker)
     };
     // SAFETY: the contract.

@@ -13,9 +13,9 @@ fn library(name: &str) -> PathBuf {
 }
 
 /// The programs; `check.h` is what they share.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "smoke", "ages", "settings", "nodes", "weights", "traces", "steps", "jobs", "groups", "schemes",
-    "weighing",
+    "weighing", "gpus",
 ];
 
 /// Compiles all programs with `link`, runs them, and shows all that one says if it fails.

@@ -33,6 +33,7 @@ from ._errors import (
 from ._slackline import (
     ArrayView,
     Frame,
+    Gpu,
     Gradient,
     Job,
     Pin,
@@ -66,6 +67,7 @@ __all__ = [
     "Error",
     "Frame",
     "FramesPinned",
+    "Gpu",
     "Gradient",
     "Job",
     "JobFailed",

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias, TypeVar, final, overload
 __all__ = [
     "ArrayView",
     "Frame",
+    "Gpu",
     "Gradient",
     "Job",
     "Pin",
@@ -29,7 +30,8 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_Array: TypeAlias = Any  # what has the buffer protocol, DLPack or numpy's array interface
+_Array: TypeAlias = Any  # what has the buffer protocol, DLPack, or numpy's or CUDA's array interface
+_Stream: TypeAlias = Any  # a handle, or what has one as `cuda_stream`
 _Selection: TypeAlias = Sequence[str] | Mapping[str, tuple[slice, ...] | None]
 _Secret: TypeAlias = bytes | str | PathLike[str] | None
 
@@ -122,6 +124,16 @@ class Frame(_Tensors):
 class Gradient(_Tensors): ...
 
 @final
+class Gpu:
+    def __new__(cls, ordinal: int = 0, *, require_gpudirect: bool = False) -> Self: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def host_bytes_copied(self) -> int: ...
+
+@final
 class Publisher:
     def __new__(
         cls,
@@ -138,9 +150,16 @@ class Publisher:
         deltas: int = 0,
         delta_bytes: int | None = None,
         checksums: bool = False,
+        gpu: Gpu | None = None,
     ) -> Self: ...
     def publish(
-        self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
+        self,
+        tensors: Mapping[str, _Array],
+        *,
+        step: int = 0,
+        label: bytes | None = None,
+        timeout: float = 30.0,
+        stream: _Stream = None,
     ) -> int: ...
     def publish_recorded(
         self, tensors: Mapping[str, _Array], *, step: int = 0, label: bytes | None = None, timeout: float = 30.0
@@ -254,6 +273,7 @@ class Reader:
         timeout: float = 30.0,
         secret: _Secret = None,
         tree: bool = False,
+        gpu: Gpu | None = None,
     ) -> Self: ...
     def reconnect(self, *, timeout: float = 30.0) -> None: ...
     def latest(self, *, timeout: float = 30.0) -> int: ...
@@ -265,6 +285,7 @@ class Reader:
         min_version: int = 0,
         version: int | None = None,
         timeout: float = 30.0,
+        stream: _Stream = None,
     ) -> Snapshot: ...
     def pin(self, *, max_staleness: int | None = None, min_version: int = 0, timeout: float = 30.0) -> Pin: ...
     def prefetch(self, *, max_staleness: int | None = None, min_version: int = 0, timeout: float = 30.0) -> None: ...
@@ -273,6 +294,8 @@ class Reader:
     def metadata(self) -> list[TensorSpec]: ...
     @property
     def address(self) -> str: ...
+    @property
+    def gpu_path(self) -> str | None: ...
     @property
     def epoch(self) -> int: ...
     def close(self) -> None: ...
@@ -343,6 +366,7 @@ class Server:
         transport: str = "auto",
         secret: _Secret = None,
         idle: str = "poll",
+        gpu: Gpu | None = None,
     ) -> Self: ...
     @property
     def address(self) -> str: ...
@@ -370,8 +394,11 @@ class Worker:
         idle: str = "poll",
         timeout: float = 30.0,
         secret: _Secret = None,
+        gpu: Gpu | None = None,
     ) -> Self: ...
-    def step(self, *, timeout: float = 30.0) -> Step: ...
+    def step(
+        self, into: Mapping[str, _Array] | None = None, *, timeout: float = 30.0, stream: _Stream = None
+    ) -> Step: ...
     def flush(self, *, timeout: float = 30.0) -> None: ...
     def finish(self, *, timeout: float = 30.0) -> None: ...
     @property
@@ -398,7 +425,14 @@ class Step:
     def staleness(self) -> int: ...
     @property
     def should_stop(self) -> bool: ...
-    def publish(self, loss: float | None = None, *, timeout: float = 30.0) -> None: ...
+    def publish(
+        self,
+        loss: float | None = None,
+        gradient: Mapping[str, _Array] | None = None,
+        *,
+        timeout: float = 30.0,
+        stream: _Stream = None,
+    ) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /
@@ -407,7 +441,9 @@ class Step:
 @final
 class Job:
     @staticmethod
-    def from_env(*, servers: int = 1, transport: str = "auto", timeout: float = 60.0) -> Job: ...
+    def from_env(
+        *, servers: int = 1, transport: str = "auto", timeout: float = 60.0, gpu: Gpu | None = None
+    ) -> Job: ...
     @property
     def role(self) -> str: ...
     @property

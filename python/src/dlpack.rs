@@ -17,6 +17,9 @@ use crate::lease::Lease;
 /// Memory that a processor can read: pageable, or pinned for a GPU.
 pub(crate) const CPU: i32 = 1;
 const CPU_PINNED: i32 = 3;
+/// Memory of a GPU, and memory that the driver moves between it and the host.
+pub(crate) const CUDA: i32 = 2;
+pub(crate) const CUDA_MANAGED: i32 = 13;
 
 const MAJOR: u32 = 1;
 const READ_ONLY: u64 = 1;
@@ -225,6 +228,8 @@ unsafe extern "C" fn drop_capsule(raw: *mut pyo3::ffi::PyObject) {
 /// A tensor of another library, which is deleted when this is dropped.
 pub(crate) struct Incoming {
     managed: Kind,
+    /// Kind and number of its device.
+    pub(crate) device: (i32, i32),
     pub(crate) data: *mut u8,
     pub(crate) dtype: &'static Dtype,
     pub(crate) shape: Vec<usize>,
@@ -262,15 +267,32 @@ impl Drop for Incoming {
 }
 
 impl Incoming {
-    /// Takes the tensor of an object that has `__dlpack__`.
-    pub(crate) fn get(object: &Bound<'_, PyAny>) -> PyResult<Incoming> {
+    /// Fails unless a processor can read the tensor.
+    pub(crate) fn expect_on_host(&self) -> Result<(), Failure> {
+        let (device, _) = self.device;
+        if [CPU, CPU_PINNED].contains(&device) {
+            return Ok(());
+        }
+        let cause = format_args!("the array is on device {device}");
+        let remedy = "copy it to the memory of the host first";
+        Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy))
+    }
+
+    /// Takes the tensor of an object that has `__dlpack__`. If `stream` is given, one of a GPU, its work comes behind
+    /// what the library of the tensor has under way there.
+    pub(crate) fn get(object: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Incoming> {
         let py = object.py();
         let arguments = pyo3::types::PyDict::new(py);
+        if let Some(stream) = stream {
+            arguments.set_item("stream", stream)?;
+        }
+        let call = || object.call_method("__dlpack__", (), Some(&arguments));
         arguments.set_item("max_version", (MAJOR, 1))?;
-        let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
+        let capsule = match call() {
             // Older libraries know no versions.
             Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-                object.call_method0("__dlpack__")?
+                arguments.del_item("max_version")?;
+                call()?
             }
             other => other?,
         };
@@ -308,11 +330,6 @@ impl Incoming {
     ) -> PyResult<Incoming> {
         // SAFETY: the capsule holds a valid tensor of this type, as its name says.
         let tensor = unsafe { managed.as_ref().tensor() };
-        if ![CPU, CPU_PINNED].contains(&tensor.device_type) {
-            let cause = format_args!("the array is on device {}", tensor.device_type);
-            let remedy = "copy it to the memory of the host first";
-            return Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into());
-        }
         // Elements that share bytes come as arrays of their bytes.
         let dtype = Dtype::from_dlpack(tensor.code, tensor.bits);
         let dtype = dtype.filter(|dtype| tensor.lanes == 1 && !dtype.is_packed());
@@ -336,6 +353,7 @@ impl Incoming {
         let bytes = dtype.bytes() as isize;
         Ok(Incoming {
             managed: kind,
+            device: (tensor.device_type, tensor.device_id),
             data,
             dtype,
             shape: shape.iter().map(|side| usize::try_from(*side).unwrap_or_default()).collect(),

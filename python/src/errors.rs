@@ -11,7 +11,7 @@ use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::RegisterError;
 use slackline::{
-    AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError,
+    AddressError, ConnectError, Diagnostic, Error, GpuError, JobError, OpenError, SecretError, TableError,
 };
 
 /// A class of `slackline._errors`.
@@ -166,6 +166,31 @@ impl From<OpenError> for Failure {
     }
 }
 
+impl From<GpuError> for Failure {
+    fn from(error: GpuError) -> Failure {
+        Failure::of(gpu_class(&error), &error)
+    }
+}
+
+fn gpu_class(error: &GpuError) -> Class {
+    match error {
+        GpuError::NoDriver { .. }
+        | GpuError::OldDriver { .. }
+        | GpuError::StubDriver
+        | GpuError::NoSymbol { .. }
+        | GpuError::NoDevice { .. }
+        | GpuError::OnGpu { .. } => Class::Unsupported,
+        GpuError::NotOnDevice { .. }
+        | GpuError::OtherDevice { .. }
+        | GpuError::BeyondAllocation { .. }
+        | GpuError::Empty => Class::LayoutMismatch,
+        GpuError::OtherContext { .. } => Class::BadOption,
+        GpuError::Capturing | GpuError::Forked => Class::OutOfTurn,
+        GpuError::NotCopied { .. } => Class::Deadline,
+        _ => Class::Error,
+    }
+}
+
 fn class_of(error: &Error) -> Class {
     match error {
         Error::Deadline { .. } => Class::Deadline,
@@ -182,6 +207,7 @@ fn class_of(error: &Error) -> Class {
         Error::Pull { source: PullError::Checksum { .. }, .. } => Class::DigestMismatch,
         Error::Pin { source: PinError::NotMapped, .. } => Class::Unsupported,
         Error::Connect(error) => connect_class(error),
+        Error::Gpu(error) => gpu_class(error),
         Error::Table(_) | Error::NotF32 | Error::Length { .. } | Error::Shards { .. } => {
             Class::LayoutMismatch
         }
@@ -210,7 +236,9 @@ fn connect_class(error: &ConnectError) -> Class {
             Class::PeerGone
         }
         ConnectError::WrongAddress { .. } => Class::BadOption,
-        ConnectError::NotBuilt { .. } => Class::Unsupported,
+        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => {
+            Class::Unsupported
+        }
         _ => Class::Error,
     }
 }

@@ -13,6 +13,7 @@ use slackline::{
 };
 
 use crate::errors::{Class, Failure};
+use crate::gpu;
 
 /// The transports of publishers, readers and relays, whose table has a name, or an empty one.
 pub(crate) type NamedFabric = Named<Mixed>;
@@ -40,9 +41,14 @@ fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
     })
 }
 
-/// Opens what is needed to listen at `address`. RDMA is looked for only if the address is of that kind.
-pub(crate) fn fabric(source: Option<SecretSource>, address: &Address) -> Result<Mixed, Failure> {
-    open(secret(source)?, address)
+/// Opens what is needed to listen at `address`. RDMA is looked for only if the address is of that kind. With a GPU,
+/// payloads are on it.
+pub(crate) fn fabric(
+    source: Option<SecretSource>,
+    address: &Address,
+    gpu: Option<&gpu::Named>,
+) -> Result<Mixed, Failure> {
+    open(secret(source)?, address, gpu)
 }
 
 /// Opens what is needed to reach the table of this name at each of the addresses.
@@ -50,9 +56,10 @@ pub(crate) fn fabrics(
     source: Option<SecretSource>,
     table: &str,
     addresses: &[Address],
+    gpu: Option<&gpu::Named>,
 ) -> Result<Vec<NamedFabric>, Failure> {
     let secret = secret(source)?;
-    addresses.iter().map(|address| Ok(Named::new(open(secret.clone(), address)?, table))).collect()
+    addresses.iter().map(|address| Ok(Named::new(open(secret.clone(), address, gpu)?, table))).collect()
 }
 
 /// The secret for processes that only read, made of the job's: bytes for the argument `secret` of a Reader, or for a
@@ -72,8 +79,12 @@ pub(crate) fn reading_secret(py: Python<'_>, secret: Option<SecretSource>) -> Py
     Ok(PyBytes::new(py, secret.reading().expose().as_bytes()))
 }
 
-fn open(secret: Option<Secret>, address: &Address) -> Result<Mixed, Failure> {
+fn open(secret: Option<Secret>, address: &Address, gpu: Option<&gpu::Named>) -> Result<Mixed, Failure> {
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
+    let mixed = match gpu {
+        Some(gpu) => mixed.with_gpu(&gpu.gpu),
+        None => mixed,
+    };
     let Some(peer) = rdma(address) else { return Ok(mixed) };
     let options = rdma_options().map_err(|error| Failure::of(Class::BadOption, &error))?;
     Ok(mixed.with_verbs(Verbs::open(VerbsOptions { secret, peer: Some(peer.ip()), ..options })?))

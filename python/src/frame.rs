@@ -8,9 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{BackgroundPublisher, Draft, Error, Publication, VersionTag};
+use slackline::{
+    BackgroundPublisher, Draft, Error, GpuError, Publication, Publishing as Copying, Version, VersionTag,
+};
 
-use crate::errors::Failure;
+use crate::device::OnGpu;
+use crate::errors::{Class, Failure};
 use crate::fabric::NamedFabric;
 use crate::lease::Lease;
 use crate::snapshot::{Storage, Tensors, mapping};
@@ -49,17 +52,21 @@ impl Publishing {
     /// Asks for the memory of the next version.
     pub(crate) fn draft(&self, py: Python<'_>, timeout: Duration) -> PyResult<Drafting> {
         let publisher = self.get(PUBLISHING)?;
-        let mut last = None;
+        // The time that was waited in all, and not the last slice's.
+        let (mut late, waited) = (Error::Pinned { version: Version::default(), waited: timeout }, timeout);
         let draft = in_slices(py, timeout, |slice| match publisher.draft(slice) {
             Ok(draft) => Ok(Some(draft)),
             Err(Error::Pinned { version, .. }) => {
-                last = Some(version);
+                late = Error::Pinned { version, waited };
+                Ok(None)
+            }
+            Err(Error::Gpu(GpuError::NotCopied { .. })) => {
+                late = GpuError::NotCopied { waited }.into();
                 Ok(None)
             }
             Err(error) => Err(error.into()),
         })?;
-        let version = last.unwrap_or_default();
-        let draft = draft.ok_or_else(|| Failure::from(Error::Pinned { version, waited: timeout }))?;
+        let draft = draft.ok_or_else(|| Failure::from(late))?;
         Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.guard })
     }
 }
@@ -73,6 +80,20 @@ impl Drop for Publishing {
     }
 }
 
+fn ended() -> Failure {
+    Failure::out_of_turn(PUBLISHING, "the frame has ended", "ask for another one")
+}
+
+/// Waits until the GPU has copied a version, and it is published.
+pub(crate) fn published(py: Python<'_>, mut copying: Copying, timeout: Duration) -> PyResult<u64> {
+    let version = in_slices(py, timeout, |slice| match copying.wait(slice) {
+        Ok(version) => Ok(Some(version.get())),
+        Err(Error::Gpu(GpuError::NotCopied { .. })) => Ok(None),
+        Err(error) => Err(error.into()),
+    })?;
+    version.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }).into())
+}
+
 /// The memory of the next version, until it is published or given up.
 pub(crate) struct Drafting {
     draft: Mutex<Option<Draft<NamedFabric>>>,
@@ -84,16 +105,28 @@ impl Drafting {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where it lies. It stays there for as long as the draft.
-    pub(crate) fn extent(&self) -> (*mut u8, usize) {
+    /// Where it lies. It stays there for as long as the draft. Fails if that is on a GPU.
+    pub(crate) fn extent(&self) -> Result<(*mut u8, usize), Failure> {
+        let on_gpu = |_| {
+            let remedy = "publish tensors of that GPU, or make a publisher without gpu=";
+            let cause = "the publisher's frames are in memory of a GPU";
+            Failure::new(Class::Unsupported, PUBLISHING, cause, remedy)
+        };
         let mut draft = self.lock();
-        let memory = draft.as_mut().and_then(|draft| draft.memory().ok()); // `Mixed` has none on a GPU
-        memory.map_or((std::ptr::null_mut(), 0), |memory| (memory.as_ptr(), memory.len()))
+        let draft = draft.as_mut().ok_or_else(ended)?;
+        let memory = draft.memory().map_err(on_gpu)?;
+        Ok((memory.as_ptr(), memory.len()))
+    }
+
+    /// Has the GPU copy an array into it, from the byte `offset` on.
+    pub(crate) fn copy_from_gpu(&self, offset: usize, array: &OnGpu) -> Result<(), Failure> {
+        let (gpu, stream) = array.stream()?;
+        let from = array.memory(&gpu)?;
+        Ok(self.lock().as_mut().ok_or_else(ended)?.copy_from_gpu(offset as u64, &from, &stream)?)
     }
 
     fn take(&self) -> Result<Draft<NamedFabric>, Failure> {
         crate::fork::check(self.guard, PUBLISHING)?;
-        let ended = || Failure::out_of_turn(PUBLISHING, "the frame has ended", "ask for another one");
         self.lock().take().ok_or_else(ended)
     }
 
@@ -101,7 +134,12 @@ impl Drafting {
         Ok(self.take()?.commit(tag)?.get())
     }
 
-    /// The same with a record of it.
+    /// Publishes it once the GPU has copied all of it.
+    pub(crate) fn commit_when_copied(&self, tag: VersionTag) -> Result<Copying, Failure> {
+        Ok(self.take()?.commit_when_copied(tag))
+    }
+
+    /// The same as `commit`, with a record of it.
     pub(crate) fn commit_recorded(&self, tag: VersionTag) -> Result<Publication, Failure> {
         Ok(self.take()?.commit_recorded(tag)?)
     }
@@ -141,14 +179,19 @@ struct Published {
 }
 
 impl Frame {
-    pub(crate) fn new(layout: Arc<Layout>, drafting: Drafting, tag: VersionTag, is_recorded: bool) -> Frame {
+    pub(crate) fn new(
+        layout: Arc<Layout>,
+        drafting: Drafting,
+        tag: VersionTag,
+        is_recorded: bool,
+    ) -> Result<Frame, Failure> {
         let drafting = Arc::new(drafting);
-        let (pointer, bytes) = drafting.extent();
+        let (pointer, bytes) = drafting.extent()?;
         let (owner, ending) = (Arc::clone(&drafting), Arc::clone(&drafting));
         let lease = Lease::new(pointer, bytes, owner);
         let lease = Arc::new(lease.for_a_while("the frame has ended", move || ending.give_up()));
         let tensors = Tensors { layout, storage: Storage::Whole(Arc::clone(&lease)), is_read_only: false };
-        Frame { tensors, lease, drafting, tag, is_recorded, published: Mutex::default() }
+        Ok(Frame { tensors, lease, drafting, tag, is_recorded, published: Mutex::default() })
     }
 
     fn published(&self) -> MutexGuard<'_, Published> {

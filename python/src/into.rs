@@ -1,4 +1,4 @@
-//! Pulls into arrays of the caller's.
+//! Copies into arrays of the caller's: of versions that are pulled, and of a step's parameters.
 #![allow(unsafe_code, reason = "the caller's arrays are written through pointers")]
 
 use std::sync::Arc;
@@ -9,49 +9,82 @@ use pyo3::prelude::*;
 use slackline::Version;
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
-use crate::errors::Failure;
+use crate::device::OnGpu;
+use crate::errors::{Class, Failure};
+use crate::gpu::Streams;
 use crate::lease::Lease;
 use crate::reading::{self, Reading, Request, newest_from};
 use crate::record::Asked;
 use crate::snapshot::Facts;
-use crate::source::Foreign;
+use crate::source::{Foreign, Given};
 use crate::table::Layout;
 
 /// One writable array for each tensor of a table.
 pub(crate) struct Targets {
     layout: Arc<Layout>,
-    arrays: Vec<Foreign>,
+    arrays: Vec<Given>,
 }
 
 impl Targets {
-    pub(crate) fn of(layout: &Arc<Layout>, into: &Bound<'_, PyAny>) -> PyResult<Targets> {
-        let arrays = layout.arrays(into, "pulling into arrays")?;
+    pub(crate) fn of(
+        layout: &Arc<Layout>,
+        into: &Bound<'_, PyAny>,
+        operation: &str,
+        streams: &Streams,
+    ) -> PyResult<Targets> {
+        let arrays = layout.arrays(into, operation, streams)?;
         for array in &arrays {
-            array.writable()?;
+            match array {
+                Given::Host(array) => drop(array.writable()?),
+                Given::Gpu(array) if array.is_read_only => {
+                    let (cause, remedy) = ("it is read-only", "give one that can be written");
+                    return Err(Failure::new(Class::LayoutMismatch, operation, cause, remedy).into());
+                }
+                Given::Gpu(_) => {}
+            }
         }
         Ok(Targets { layout: Arc::clone(layout), arrays })
     }
 
-    /// Copies a whole version out of the memory at `from`.
+    /// The arrays that are in memory of the host, with where their tensors begin in the table.
+    fn on_host(&self) -> impl Iterator<Item = (&Foreign, usize)> {
+        self.arrays.iter().zip(&self.layout.specs).filter_map(|(array, spec)| match array {
+            Given::Host(array) => Some((array, spec.offset)),
+            Given::Gpu(_) => None,
+        })
+    }
+
+    /// The same of those that are on a GPU.
+    pub(crate) fn on_gpu(&self) -> impl Iterator<Item = (&OnGpu, usize)> {
+        self.arrays.iter().zip(&self.layout.specs).filter_map(|(array, spec)| match array {
+            Given::Gpu(array) => Some((array, spec.offset)),
+            Given::Host(_) => None,
+        })
+    }
+
+    /// Copies a whole version out of the memory at `from` into the arrays that are not on a GPU.
     ///
     /// # Safety
     /// The memory at `from` has the bytes of the table. A peer may be writing it: then the arrays hold some bytes.
-    unsafe fn fill_from(&self, from: *mut u8) {
-        for (array, spec) in self.arrays.iter().zip(&self.layout.specs) {
+    pub(crate) unsafe fn fill_from(&self, from: *mut u8) {
+        for (array, offset) in self.on_host() {
             let Ok((target, bytes)) = array.writable() else { continue };
             // SAFETY: the tensor lies in the table, by the caller's promise; the array is writable and as long, and was
             // given to be written.
             unsafe {
-                let tensor = VolatileSlice::new(from.wrapping_add(spec.offset), bytes, false);
+                let tensor = VolatileSlice::new(from.wrapping_add(offset), bytes, false);
                 VolatileSlice::new(target, bytes, true).copy_from(tensor, Streaming::ByLength);
             }
         }
     }
 
-    pub(crate) fn into_leases(self) -> Vec<Arc<Lease>> {
-        let lease = |array: Foreign| {
-            let (pointer, bytes) = array.extent();
-            Arc::new(Lease::new(pointer, bytes, array))
+    pub(crate) fn into_leases(self) -> Vec<Option<Arc<Lease>>> {
+        let lease = |array: Given| match array {
+            Given::Host(array) => {
+                let (pointer, bytes) = array.extent();
+                Some(Arc::new(Lease::new(pointer, bytes, array)))
+            }
+            Given::Gpu(_) => None,
         };
         self.arrays.into_iter().map(lease).collect()
     }
@@ -65,11 +98,23 @@ pub(crate) fn pull(
     targets: &Targets,
     timeout: Duration,
 ) -> PyResult<(Facts, Asked)> {
+    if let Some(stream) = straight_to_gpu(reading, targets) {
+        return pull_to_gpu(py, reading, request, targets, stream, timeout);
+    }
     let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
-    if !reading.copies_from_frames || !is_whole || request.exactly.is_some() {
+    let is_on_gpu = targets.on_gpu().next().is_some();
+    if !reading.copies_from_frames || !is_whole || is_on_gpu || request.exactly.is_some() {
         let (facts, lease, asked) = reading::pull(py, reading, request, timeout)?;
-        // SAFETY: the lease is of a copy of the whole table, which no code writes.
-        py.detach(|| unsafe { targets.fill_from(lease.at(0)) });
+        py.detach(|| -> Result<(), Failure> {
+            // SAFETY: the lease is of a copy of the whole table, which no code writes.
+            unsafe { targets.fill_from(lease.at(0)) };
+            for (array, offset) in targets.on_gpu() {
+                let (gpu, stream) = array.stream()?;
+                let snapshot = lease.owner::<slackline::Snapshot>().ok_or_else(no_snapshot)?;
+                snapshot.copy_to_gpu(offset as u64, &array.memory(&gpu)?, &stream)?;
+            }
+            Ok(())
+        })?;
         return Ok((facts, asked.ended()));
     }
     let deadline = Instant::now() + timeout;
@@ -100,4 +145,61 @@ pub(crate) fn pull(
             return Err(request.late(timeout, newest).into());
         }
     }
+}
+
+fn no_snapshot() -> Failure {
+    Failure::new(Class::Error, "copying to a GPU", "the copy is not one of this reader", "please report it")
+}
+
+/// The stream of all arrays, if the reader's GPU can bring a version straight into them.
+fn straight_to_gpu(reading: &Reading, targets: &Targets) -> Option<usize> {
+    let gpu = reading.gpu.as_ref()?;
+    let stream = targets.on_gpu().next()?.0.stream;
+    let same = |array: &Given| match array {
+        Given::Gpu(array) => (array.ordinal, array.stream) == (gpu.ordinal, stream),
+        Given::Host(_) => false,
+    };
+    targets.arrays.iter().all(same).then_some(stream)
+}
+
+/// Pulls by the reader's GPU: the whole copy into memory of that GPU, and from there into the arrays. One array that is
+/// the whole copy is written straight.
+fn pull_to_gpu(
+    py: Python<'_>,
+    reading: &mut Reading,
+    request: Request,
+    targets: &Targets,
+    stream: usize,
+    timeout: Duration,
+) -> PyResult<(Facts, Asked)> {
+    let deadline = Instant::now() + timeout;
+    let asked = reading.begin(request);
+    let (least, mut newest) = (reading.least(&request), 0);
+    let is_there = crate::wait::in_slices(py, timeout, |slice| {
+        let there = newest_from(&mut reading.reader, least, slice)?;
+        newest = there.unwrap_or(newest);
+        Ok(there)
+    })?;
+    is_there.ok_or_else(|| PyErr::from(request.late(timeout, newest)))?;
+    let facts = py.detach(|| -> Result<Facts, Failure> {
+        let bytes = reading.reader.copy_bytes();
+        let (array, _) = targets.on_gpu().next().ok_or_else(no_snapshot)?;
+        let (gpu, by) = array.stream()?;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        if targets.arrays.len() == 1 && array.bytes() == bytes {
+            let into = array.memory(&gpu)?;
+            return Ok(Facts::of(&reading.reader.pull_to_gpu(request.wanted(), &into, &by, left())?));
+        }
+        let staging = reading.staging(&gpu, stream, bytes)?;
+        let fresh = reading.reader.pull_to_gpu(request.wanted(), &staging.whole(), &by, left())?;
+        for (array, offset) in targets.on_gpu() {
+            by.copy(
+                &staging.slice(offset, array.bytes()).map_err(slackline::Error::from)?,
+                &array.memory(&gpu)?,
+            )?;
+        }
+        Ok(Facts::of(&fresh))
+    })?;
+    reading.has_brought(&request, &facts);
+    Ok((facts, asked.ended()))
 }

@@ -9,6 +9,7 @@ use slackline::internals::mem::ForkGuard;
 use slackline::{Job, JobError, JobPlan, Placement, Role, TransportKind, WorkerOptions};
 
 use crate::errors::{Class, Failure};
+use crate::gpu::{self, PyGpu};
 use crate::server::{self, Status};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::Layout;
@@ -22,6 +23,7 @@ pub(crate) struct PyJob {
     job: Arc<Job>,
     local_rank: Option<u32>,
     timeout: Duration,
+    gpu: Option<gpu::Named>,
     guard: ForkGuard,
 }
 
@@ -30,9 +32,19 @@ impl PyJob {
     /// Joins the job. All processes call it with the same `servers` and `transport`. `timeout`, in seconds, is the
     /// longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if
     /// the secrets differ, JobFailed if the job has failed.
+    ///
+    /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. The
+    /// job does without RDMA then.
     #[staticmethod]
-    #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0))]
-    fn from_env(py: Python<'_>, servers: u32, transport: &str, timeout: f64) -> PyResult<PyJob> {
+    #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0, gpu=None))]
+    fn from_env(
+        py: Python<'_>,
+        servers: u32,
+        transport: &str,
+        timeout: f64,
+        gpu: Option<&Bound<'_, PyGpu>>,
+    ) -> PyResult<PyJob> {
+        let gpu = gpu::named(gpu);
         let timeout = seconds(timeout)?;
         let plan = JobPlan::servers(servers).timeout(timeout);
         let plan = match transport {
@@ -49,7 +61,11 @@ impl PyJob {
         let placement = Placement::from_env().map_err(|error| Failure::from(JobError::from(error)))?;
         let local_rank = placement.and_then(|placement| placement.local_rank);
         let job = in_thread(py, "joining the job", move |_| Ok(Job::from_env(plan)?))?;
-        Ok(PyJob { job: Arc::new(job), local_rank, timeout, guard: ForkGuard::new() })
+        let job = match &gpu {
+            Some(gpu) => job.with_gpu(&gpu.gpu),
+            None => job,
+        };
+        Ok(PyJob { job: Arc::new(job), local_rank, timeout, gpu, guard: ForkGuard::new() })
     }
 
     /// "server" or "worker".
@@ -144,7 +160,7 @@ impl PyJob {
         let (job, idle) = (Arc::clone(&self.job), way_to_idle(idle)?);
         let options = WorkerOptions { idle, ..WorkerOptions::default() };
         let worker = in_thread(py, "connecting", move |_| Ok(job.connect(options)?))?;
-        Ok(PyWorker::of(worker, Some(Arc::clone(&self.job)))?)
+        Ok(PyWorker::of(worker, Some(Arc::clone(&self.job)), self.gpu.clone())?)
     }
 
     fn __repr__(&self) -> String {

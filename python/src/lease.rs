@@ -20,7 +20,7 @@ pub(crate) struct Lease {
     /// Called once, when the lease has ended and no export is left.
     let_go: Option<Box<dyn Fn() + Send + Sync>>,
     /// Keeps the memory valid.
-    _owner: Box<dyn Any + Send + Sync>,
+    owner: Box<dyn Any + Send + Sync>,
 }
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Lease {
             state: Mutex::default(),
             ended: "",
             let_go: None,
-            _owner: Box::new(owner),
+            owner: Box::new(owner),
         }
     }
 
@@ -49,6 +49,11 @@ impl Lease {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// What keeps the memory, if it is of this type.
+    pub(crate) fn owner<T: Any>(&self) -> Option<&T> {
+        self.owner.downcast_ref()
     }
 
     /// The address of a byte of it.

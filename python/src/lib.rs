@@ -9,12 +9,14 @@
 //! [`lease`] and `VolatileSlice`s where it is copied.
 
 mod check;
+mod device;
 mod dlpack;
 mod dtype;
 mod errors;
 mod fabric;
 mod fork;
 mod frame;
+mod gpu;
 mod into;
 mod job;
 mod lease;
@@ -33,6 +35,7 @@ mod tables;
 mod view;
 mod wait;
 mod worker;
+mod working;
 
 /// What `slackline` imports.
 #[pyo3::pymodule(gil_used = false)]
@@ -43,6 +46,8 @@ mod _slackline {
     use crate::fabric::reading_secret;
     #[pymodule_export]
     use crate::frame::Frame;
+    #[pymodule_export]
+    use crate::gpu::PyGpu;
     #[pymodule_export]
     use crate::job::PyJob;
     #[pymodule_export]

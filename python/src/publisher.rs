@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "arrays are copied into the frame, which peers read")]
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
@@ -13,7 +13,9 @@ use slackline::{
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
-use crate::frame::{Drafting, Frame, PUBLISHING, Publishing};
+use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
+use crate::gpu::{self, PyGpu, Streams};
+use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
 use crate::wait::{in_slices, timeout as seconds};
 
@@ -36,6 +38,9 @@ const ALIGN: u64 = 256;
 /// memory. A version that differs by more than `delta_bytes` (without it a sixteenth of the table, and 4,096 at least)
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
 ///
+/// With `gpu`, a Gpu, the frames are in its memory, over shared memory and TCP: tensors of that GPU alone are published
+/// then, and readers of this host have a GPU, too. It excludes `deltas` and `checksums`.
+///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.
 #[pyclass(frozen, module = "slackline", name = "Publisher")]
@@ -44,6 +49,8 @@ pub(crate) struct PyPublisher {
     layout: Arc<Layout>,
     address: String,
     epoch: u64,
+    /// The GPU that the frames are on, if they are on one.
+    gpu: Option<gpu::Named>,
 }
 
 impl PyPublisher {
@@ -53,6 +60,7 @@ impl PyPublisher {
         table: &Bound<'_, PyAny>,
         address: &Address,
         options: PublisherOptions,
+        gpu: Option<gpu::Named>,
         fabric: impl FnOnce() -> Result<NamedFabric, Failure> + Send,
     ) -> PyResult<PyPublisher> {
         let (table, _arrays) = table::table(table, ALIGN)?;
@@ -61,21 +69,27 @@ impl PyPublisher {
             Ok(Publisher::new(fabric()?, address, table, options)?.into_background()?)
         })?;
         let (address, epoch) = (publisher.address().to_string(), publisher.epoch());
-        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch })
+        Ok(PyPublisher { publishing: Publishing::new(publisher), layout, address, epoch, gpu })
     }
 
-    /// The next version, with these tensors copied into it.
-    fn filled(&self, py: Python<'_>, tensors: &Bound<'_, PyAny>, timeout: Duration) -> PyResult<Drafting> {
-        let arrays = self.layout.arrays(tensors, PUBLISHING)?;
+    /// The next version, with these arrays copied into it, or by GPUs that are still at it.
+    fn filled(&self, py: Python<'_>, arrays: Vec<Given>, timeout: Duration) -> PyResult<Drafting> {
         let drafting = self.publishing.draft(py, timeout)?;
-        py.detach(|| {
-            let (frame, _bytes) = drafting.extent();
+        py.detach(|| -> Result<(), Failure> {
             for (array, spec) in arrays.iter().zip(&self.layout.specs) {
-                // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the tensor lies
-                // inside of it; an array of the caller's lies apart, as no array of a frame outlives its frame.
-                unsafe { array.copy_to(frame.add(spec.offset)) };
+                match array {
+                    Given::Gpu(array) => drafting.copy_from_gpu(spec.offset, array)?,
+                    Given::Host(array) => {
+                        let (frame, _bytes) = drafting.extent()?;
+                        // SAFETY: the frame is ours until the commit, no reader takes it for whole before, and the
+                        // tensor lies inside of it; an array of the caller's lies apart, as no array of a frame
+                        // outlives its frame.
+                        unsafe { array.copy_to(frame.add(spec.offset)) };
+                    }
+                }
             }
-        });
+            Ok(())
+        })?;
         Ok(drafting)
     }
 }
@@ -84,7 +98,7 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false))]
+        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, gpu=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -100,7 +114,9 @@ impl PyPublisher {
         deltas: u8,
         delta_bytes: Option<u64>,
         checksums: bool,
+        gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyPublisher> {
+        let gpu = gpu::named(gpu);
         let address = fabric::listen_address(address, transport)?;
         let memory = ShardOptions {
             frames,
@@ -111,8 +127,8 @@ impl PyPublisher {
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
         let options = PublisherOptions { memory, begin_at, deltas, branches };
-        PyPublisher::begin(py, table, &address, options, || {
-            Ok(Named::new(fabric::fabric(secret, &address)?, ""))
+        PyPublisher::begin(py, table, &address, options, gpu.clone(), || {
+            Ok(Named::new(fabric::fabric(secret, &address, gpu.as_ref())?, ""))
         })
     }
 
@@ -121,10 +137,18 @@ impl PyPublisher {
     /// buffer protocol, DLPack or numpy's array interface, and need not be contiguous.
     ///
     /// Waits, at most `timeout` seconds, only if readers pin all other frames: then FramesPinned. Raises LayoutMismatch
-    /// if the arrays do not fit the table. After any error the version before is still the newest.
+    /// if the arrays do not fit the table. After an error the version before is still the newest.
     ///
     /// `step` (below 2**64) and `label` (at most 32 bytes) travel with the version.
-    #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0))]
+    ///
+    /// Tensors of a GPU (DLPack or `__cuda_array_interface__`, in C order) are copied by it, behind the work that a
+    /// stream has at the time of the call; `publish` waits for that, and then the tensors may change. The stream is
+    /// `stream` (a handle, or an object with `cuda_stream`), else torch's current one for tensors of torch, else the
+    /// one that the array names, else the default stream. If that takes longer than `timeout`, a DeadlineError: then
+    /// the version is published as soon as it is copied, and the tensors are to be left alone until then. While it is
+    /// copied the next version has to wait, and is a DeadlineError with nothing published if that takes too long.
+    #[pyo3(signature = (tensors, *, step=0, label=None, timeout=30.0, stream=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn publish(
         &self,
         py: Python<'_>,
@@ -132,10 +156,21 @@ impl PyPublisher {
         step: u64,
         label: Option<Vec<u8>>,
         timeout: f64,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
         let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
-        let drafting = self.filled(py, tensors, timeout)?;
-        Ok(py.detach(|| drafting.commit(tag))?)
+        let deadline = Instant::now() + timeout;
+        let streams = Streams::new(stream, self.gpu.as_ref())?;
+        let arrays = self.layout.arrays(tensors, PUBLISHING, &streams)?;
+        let is_copied = !arrays.iter().any(|array| matches!(array, Given::Gpu(_)));
+        let drafting = self.filled(py, arrays, timeout)?;
+        if is_copied {
+            return Ok(py.detach(|| drafting.commit(tag))?);
+        }
+        let copying = drafting.commit_when_copied(tag)?;
+        let published = frame::published(py, copying, deadline.saturating_duration_since(Instant::now()));
+        crate::device::release(py);
+        published
     }
 
     /// As `publish`, and returns the record of the version, a line of JSON without its end: by it and the readers'
@@ -151,7 +186,11 @@ impl PyPublisher {
         timeout: f64,
     ) -> PyResult<String> {
         let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
-        let drafting = self.filled(py, tensors, timeout)?;
+        let arrays = self.layout.arrays(tensors, PUBLISHING, &Streams::new(None, None)?)?;
+        for array in &arrays {
+            array.on_host("recording a version")?;
+        }
+        let drafting = self.filled(py, arrays, timeout)?;
         Ok(py.detach(|| drafting.commit_recorded(tag))?.to_string())
     }
 
@@ -173,7 +212,7 @@ impl PyPublisher {
     ) -> PyResult<Frame> {
         let tag = tag(step, label.as_deref().unwrap_or_default())?;
         let drafting = self.publishing.draft(py, seconds(timeout)?)?;
-        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded))
+        Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?)
     }
 
     /// Waits until so many readers (without a number: all that are in when the call begins) hold `version` or a newer

@@ -12,6 +12,7 @@ use slackline::{Address, Error, Reader, ReaderOptions};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};
+use crate::gpu::{self, PyGpu, Streams};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
 use crate::pin::Pin;
@@ -40,6 +41,9 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 /// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
 /// relay on the same host if there is one. `reconnect` then asks it again.
 ///
+/// With `gpu`, a Gpu, pulls into tensors of that GPU come straight out of the owner's memory, over shared memory and
+/// TCP. `gpu_path` says which way they take.
+///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
 /// Raises PeerGone if no process listens, Refused if the secrets differ or if there is no table of that name (after
@@ -52,6 +56,7 @@ pub(crate) struct PyReader {
     whole: Arc<Layout>,
     address: String,
     staged: Mutex<Option<Staged>>,
+    gpu: Option<gpu::Named>,
 }
 
 impl PyReader {
@@ -182,6 +187,7 @@ fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled,
 }
 
 const PULLING: &str = "pulling a version";
+const PULLING_INTO: &str = "pulling into arrays";
 const PINNING: &str = "pinning a version";
 const PREFETCHING: &str = "prefetching a version";
 
@@ -189,7 +195,7 @@ const PREFETCHING: &str = "prefetching a version";
 impl PyReader {
     #[new]
     #[pyo3(signature = (address, *, table="", select=None, checksums=false, idle="poll", timeout=30.0, secret=None,
-        tree=false))]
+        tree=false, gpu=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -201,13 +207,16 @@ impl PyReader {
         timeout: f64,
         secret: Option<SecretSource>,
         tree: bool,
+        gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyReader> {
+        let gpu = gpu::named(gpu);
+        let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
         let options =
             ReaderOptions { checksums, in_tree: tree, idle: way_to_idle(idle)?, ..ReaderOptions::default() };
         let (addresses, table) = (fabric::peer_addresses(address)?, table.to_owned());
         let mut reader = in_thread(py, "connecting", move |is_given_up| {
-            let transports = fabric::fabrics(secret, &table, &addresses)?;
+            let transports = fabric::fabrics(secret, &table, &addresses, transport_gpu.as_ref())?;
             connect(&transports, &addresses, options, timeout, is_given_up)
         })?;
         let whole = Layout::of(reader.table())?;
@@ -219,8 +228,8 @@ impl PyReader {
                 Layout::of(reader.copied_table())?
             }
         };
-        let (shared, staged) = (Arc::new(Shared::new(reader, checksums)), Mutex::new(None));
-        Ok(PyReader { shared, layout, whole, address: address.into(), staged })
+        let (shared, staged) = (Arc::new(Shared::new(reader, checksums, gpu.clone())), Mutex::new(None));
+        Ok(PyReader { shared, layout, whole, address: address.into(), staged, gpu })
     }
 
     /// The number of the newest version, by reads of 128 bytes in all, whatever the size of the table.
@@ -251,7 +260,14 @@ impl PyReader {
     /// Raises DeadlineError after `timeout` seconds, StaleError if `version` is overwritten, PeerGone if the publisher
     /// is lost, EpochChanged if it was started again, DigestMismatch if a checksum does not match, LayoutMismatch if
     /// `into` does not fit, OutOfTurn during a pin of this reader.
-    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0))]
+    ///
+    /// Tensors of a GPU in `into` (DLPack or `__cuda_array_interface__`, in C order) are written by it, behind the work
+    /// that a stream has at the time of the call; what that stream gets after the call sees the version, and the arrays
+    /// of the snapshot cannot be looked at. `stream` is as for `Publisher.publish`. With a reader's `gpu` the GPU
+    /// copies straight out of the owner's memory, by way of memory of its own; once the version is there, that copy
+    /// does not look for signals.
+    #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0, stream=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn pull(
         &self,
         py: Python<'_>,
@@ -260,10 +276,12 @@ impl PyReader {
         min_version: u64,
         version: Option<u64>,
         timeout: f64,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
         let timeout = seconds(timeout)?;
         let request = Request { max_staleness, at_least: min_version, exactly: version };
-        let targets = into.map(|into| Targets::of(&self.layout, into)).transpose()?;
+        let streams = Streams::new(stream, self.gpu.as_ref())?;
+        let targets = into.map(|into| Targets::of(&self.layout, into, PULLING_INTO, &streams)).transpose()?;
         let Some(targets) = targets else {
             let pulled =
                 self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
@@ -365,6 +383,13 @@ impl PyReader {
     #[getter]
     fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The way that payloads take to the `gpu`, and why none of those before; None without one.
+    #[getter]
+    fn gpu_path(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let path = |reading: &mut Reading| Ok(reading.reader.gpu_path().map(|path| path.to_string()));
+        self.with(py, "asking for the way to a GPU", seconds(30.0)?, path)
     }
 
     /// The incarnation of the owner that is read from: of the publisher, or behind a relay of that relay.

@@ -9,10 +9,11 @@ use pyo3::{PyResult, Python};
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
-use slackline::{Error, Reader, Version, Wanted};
+use slackline::{Error, Gpu, GpuMemory, Reader, Version, Wanted};
 
 use crate::errors::Failure;
 use crate::fabric::NamedFabric;
+use crate::gpu;
 use crate::lease::Lease;
 use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
@@ -32,6 +33,11 @@ pub(crate) struct Reading {
     /// True if the publisher's memory is mapped into this process, and what is copied out of it is not to be compared
     /// with a checksum.
     pub(crate) copies_from_frames: bool,
+    /// The GPU that the transport has, unless checksums are to be compared: it copies straight out of the owner's
+    /// memory.
+    pub(crate) gpu: Option<gpu::Named>,
+    /// Memory of the GPU for a whole copy, and the stream with which it was used.
+    staging: Option<(usize, GpuMemory)>,
 }
 
 /// A version that was read, in memory of its own.
@@ -61,7 +67,7 @@ impl Request {
         }
     }
 
-    fn wanted(&self) -> Wanted {
+    pub(crate) fn wanted(&self) -> Wanted {
         match (self.exactly, self.max_staleness) {
             (Some(version), _) => Wanted::exactly(Version::new(version)),
             (None, Some(most)) => Wanted::at_least(Version::new(self.at_least)).max_staleness(most),
@@ -207,13 +213,43 @@ pub(crate) fn hold(
 }
 
 impl Reading {
-    fn new(mut reader: Reader<NamedFabric>, checksums: bool) -> Reading {
+    fn new(mut reader: Reader<NamedFabric>, checksums: bool, gpu: Option<gpu::Named>) -> Reading {
         let asked = reader.hold(Bound::NONE, Duration::ZERO);
         let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
         reader.release();
         let (calls, prefetches) = (Reads::new(), Reads::new());
         let copies_from_frames = is_mapped && !checksums;
-        Reading { reader, newest: None, brought: 0, copying: None, calls, prefetches, copies_from_frames }
+        let gpu = gpu.filter(|_| !checksums);
+        Reading {
+            reader,
+            newest: None,
+            brought: 0,
+            copying: None,
+            calls,
+            prefetches,
+            copies_from_frames,
+            gpu,
+            staging: None,
+        }
+    }
+
+    /// Memory of the GPU for a whole copy. The one that was used with another stream is left to its copies: this stream
+    /// does not wait for them.
+    pub(crate) fn staging(&mut self, gpu: &Gpu, stream: usize, bytes: usize) -> Result<GpuMemory, Failure> {
+        match &self.staging {
+            Some((of, memory)) if *of == stream && memory.bytes() == bytes => Ok(memory.clone()),
+            _ => {
+                self.staging = None;
+                let memory = GpuMemory::allocate(gpu, bytes)?;
+                self.staging = Some((stream, memory.clone()));
+                Ok(memory)
+            }
+        }
+    }
+
+    /// The oldest version that a read without a number may bring.
+    pub(crate) fn least(&self, request: &Request) -> u64 {
+        request.exactly.unwrap_or(request.at_least.max(self.brought))
     }
 
     /// A read of a call's, which copies nothing into memory of the reader's, begins.
@@ -253,9 +289,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(reader: Reader<NamedFabric>, checksums: bool) -> Shared {
+    pub(crate) fn new(reader: Reader<NamedFabric>, checksums: bool, gpu: Option<gpu::Named>) -> Shared {
         Shared {
-            reading: Mutex::new(Some(Reading::new(reader, checksums))),
+            reading: Mutex::new(Some(Reading::new(reader, checksums, gpu))),
             is_pinned: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),

@@ -83,7 +83,7 @@ impl PyRelay {
         let table = table.to_owned();
         let start = move |_: &_| {
             let all = Address::Several(upstream.iter().chain([&address]).cloned().collect());
-            let fabric = Named::new(fabric::fabric(secret, &all)?, &table);
+            let fabric = Named::new(fabric::fabric(secret, &all, None)?, &table);
             match (tree, &upstream[..]) {
                 (false, _) => Ok(Relay::start(fabric, &upstream, &address, options, timeout)?),
                 (true, [publisher]) => Ok(Relay::join(fabric, publisher, &address, options, timeout)?),

@@ -17,6 +17,7 @@ use slackline::{
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
+use crate::gpu::{self, PyGpu};
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
@@ -57,6 +58,7 @@ pub(crate) fn initial(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<f32>)> {
     let mut values = vec![0.0f32; (table.bytes() / 4) as usize];
     let begin = values.as_mut_ptr().cast::<u8>();
     for (array, spec) in arrays.iter().zip(&layout.specs) {
+        let array = array.on_host("taking initial values")?;
         // SAFETY: the tensor lies in the table, whose size the vector has; the array is of another library.
         unsafe { array.copy_to(begin.add(spec.offset)) };
     }
@@ -154,7 +156,9 @@ impl Drop for Serving {
 /// "ssp(2)", ... `workers` is their number: nothing is applied before that many have joined. `optimizer` is "sgd",
 /// "adam" or "adamw", with the formulas of torch.optim. `address`, `transport` and `secret` are as for a Publisher.
 /// Readers may connect, too. `idle` is "poll", or "sleep": then workers wake the server, it takes less of a processor
-/// while there is nothing to do, and calls of this object take up to 20 ms.
+/// while there is nothing to do, and calls of this object take up to 20 ms. With `gpu`, a Gpu, the parameters, the
+/// optimiser's states and the gradients are in its memory, and it folds them; workers and readers of this host have a
+/// GPU then, too.
 #[pyclass(frozen, module = "slackline", name = "Server")]
 pub(crate) struct PyServer {
     serving: Arc<Serving>,
@@ -181,7 +185,7 @@ impl PyServer {
 impl PyServer {
     #[new]
     #[pyo3(signature = (initial, *, scheme="bsp", workers=1, learning_rate=0.1, optimizer="sgd", momentum=0.0,
-        weight_decay=0.0, address=None, transport="auto", secret=None, idle="poll"))]
+        weight_decay=0.0, address=None, transport="auto", secret=None, idle="poll", gpu=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -196,7 +200,9 @@ impl PyServer {
         transport: &str,
         secret: Option<SecretSource>,
         idle: &str,
+        gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyServer> {
+        let gpu = gpu::named(gpu);
         let mut options = options(scheme, workers, learning_rate, optimizer, momentum, weight_decay)?;
         options.memory.idle = way_to_idle(idle)?;
         let sleeps = options.memory.idle == Idle::Sleep;
@@ -204,7 +210,7 @@ impl PyServer {
         let layout = Layout::of(&table)?;
         let address = fabric::listen_address(address, transport)?;
         py.detach(|| {
-            let fabric = fabric::fabric(secret, &address)?;
+            let fabric = fabric::fabric(secret, &address, gpu.as_ref())?;
             let server = Server::new(fabric, &address, table, &values, options)?;
             let (address, epoch) = (server.address().to_string(), server.epoch());
             let serving = Arc::new(Serving {

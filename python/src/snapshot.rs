@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
 
 use slackline::{Fresh, VersionTag};
 
-use crate::errors::Failure;
+use crate::errors::{Class, Failure};
 use crate::lease::Lease;
 use crate::record::{self, Read};
 use crate::table::Layout;
@@ -19,8 +19,13 @@ use crate::view::ArrayView;
 pub(crate) enum Storage {
     /// All of them, laid out as the table says.
     Whole(Arc<Lease>),
-    /// Each in an array of the caller's.
-    Each(Vec<Arc<Lease>>),
+    /// Each in an array of the caller's; those that are on a GPU cannot be lent.
+    Each(Vec<Option<Arc<Lease>>>),
+}
+
+fn on_gpu() -> Failure {
+    let remedy = "use the tensor that the version was pulled into";
+    Failure::new(Class::Unsupported, "looking at an array", "it is in memory of a GPU", remedy)
 }
 
 /// Tensors of a table, by name.
@@ -35,7 +40,7 @@ impl Tensors {
         let spec = Arc::clone(&self.layout.specs[index]);
         let (lease, offset) = match &self.storage {
             Storage::Whole(lease) => (lease, spec.offset),
-            Storage::Each(leases) => (&leases[index], 0),
+            Storage::Each(leases) => (leases[index].as_ref().ok_or_else(on_gpu)?, 0),
         };
         lease.check()?;
         Ok(ArrayView::new(Arc::clone(lease), offset, spec, self.is_read_only))

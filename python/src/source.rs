@@ -7,11 +7,58 @@ use pyo3::types::PyString;
 
 use slackline::internals::mem::{Streaming, VolatileSlice};
 
+use crate::device::OnGpu;
 use crate::dlpack::Incoming;
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
+use crate::gpu::Streams;
 
-/// An array of the caller's. Its memory stays where it is for as long as this lives.
+/// An array of the caller's, wherever it is.
+pub(crate) enum Given {
+    Host(Foreign),
+    Gpu(OnGpu),
+}
+
+impl Given {
+    /// Looks at an array.
+    pub(crate) fn get(object: &Bound<'_, PyAny>, streams: &Streams) -> PyResult<Given> {
+        if let Ok(buffer) = PyUntypedBuffer::get(object) {
+            return Ok(Given::Host(Foreign::from_buffer(buffer)?));
+        }
+        match OnGpu::get(object, streams)? {
+            Some(array) => Ok(Given::Gpu(array)),
+            None => Ok(Given::Host(Foreign::get(object)?)),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> &'static Dtype {
+        match self {
+            Given::Host(array) => array.dtype,
+            Given::Gpu(array) => array.dtype,
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        match self {
+            Given::Host(array) => &array.shape,
+            Given::Gpu(array) => &array.shape,
+        }
+    }
+
+    /// The array, which has to be in memory of the host.
+    pub(crate) fn on_host(&self, operation: &str) -> Result<&Foreign, Failure> {
+        match self {
+            Given::Host(array) => Ok(array),
+            Given::Gpu(array) => {
+                let cause = format_args!("an array is in memory of GPU {}", array.ordinal);
+                let remedy = "copy it to the memory of the host first";
+                Err(Failure::new(Class::Unsupported, operation, cause, remedy))
+            }
+        }
+    }
+}
+
+/// An array of the caller's in memory of the host. Its memory stays where it is for as long as this lives.
 pub(crate) struct Foreign {
     data: *mut u8,
     pub(crate) dtype: &'static Dtype,
@@ -35,14 +82,14 @@ unsafe impl Send for Foreign {}
 unsafe impl Sync for Foreign {}
 
 impl Foreign {
-    /// Looks at an array.
-    pub(crate) fn get(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
-        if let Ok(buffer) = PyUntypedBuffer::get(object) {
-            return Self::from_buffer(buffer);
-        }
+    /// Looks at an array that has no buffer.
+    fn get(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         if object.hasattr("__dlpack__")? {
-            match Incoming::get(object) {
-                Ok(tensor) => return Ok(Self::from_tensor(tensor)),
+            match Incoming::get(object, None) {
+                Ok(tensor) => {
+                    tensor.expect_on_host()?;
+                    return Ok(Self::from_tensor(tensor));
+                }
                 // numpy has no DLPack for types that it does not know, and the array interface for all of them.
                 Err(error) if !object.hasattr("__array_interface__")? => return Err(error),
                 Err(_) => {}
@@ -109,9 +156,7 @@ impl Foreign {
     }
 
     fn is_dense(&self) -> bool {
-        let dense = c_strides(&self.shape, self.dtype.bytes());
-        let matters = |(side, (own, dense)): (&usize, (&isize, &isize))| *side <= 1 || own == dense;
-        self.shape.iter().zip(self.strides.iter().zip(&dense)).all(matters)
+        is_dense(&self.shape, &self.strides, self.dtype.bytes())
     }
 
     /// Where it begins, and its bytes.
@@ -173,6 +218,13 @@ impl Foreign {
             unsafe { self.copy_side(side + 1, from, target) };
         }
     }
+}
+
+/// True if an array with these strides is in C order without gaps.
+pub(crate) fn is_dense(shape: &[usize], strides: &[isize], bytes: usize) -> bool {
+    let dense = c_strides(shape, bytes);
+    let matters = |(side, (own, dense)): (&usize, (&isize, &isize))| *side <= 1 || own == dense;
+    shape.iter().zip(strides.iter().zip(&dense)).all(matters)
 }
 
 /// The strides of an array in C order, in bytes.

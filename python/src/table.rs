@@ -11,7 +11,8 @@ use slackline::{Selection, Table, Tensor};
 
 use crate::dtype::{self, Dtype};
 use crate::errors::{Class, Failure};
-use crate::source::Foreign;
+use crate::gpu::Streams;
+use crate::source::Given;
 
 /// One tensor of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,23 +76,32 @@ impl Layout {
     }
 
     /// Takes one array for each of the tensors, which must fit it.
-    pub(crate) fn arrays(&self, tensors: &Bound<'_, PyAny>, operation: &str) -> PyResult<Vec<Foreign>> {
+    pub(crate) fn arrays(
+        &self,
+        tensors: &Bound<'_, PyAny>,
+        operation: &str,
+        streams: &Streams,
+    ) -> PyResult<Vec<Given>> {
+        crate::device::release(tensors.py());
         let refuse = |cause: String| {
             let remedy = "give the names, types and shapes of the table";
             PyErr::from(Failure::new(Class::LayoutMismatch, operation, cause, remedy))
         };
-        let mut found: Vec<Option<Foreign>> = self.specs.iter().map(|_| None).collect();
+        let mut found: Vec<Option<Given>> = self.specs.iter().map(|_| None).collect();
         for pair in tensors.call_method0("items")?.try_iter()? {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
             let index =
                 self.find(&name).ok_or_else(|| refuse(format!("the table has no tensor {name:?}")))?;
-            let array = Foreign::get(&array)?;
+            let array = Given::get(&array, streams)?;
             let spec = &self.specs[index];
-            let fits = array.shape.iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());
-            if !spec.dtype.takes(array.dtype) || !fits {
+            let fits = array.shape().iter().map(|side| *side as isize).eq(spec.lent_shape.iter().copied());
+            if !spec.dtype.takes(array.dtype()) || !fits {
                 return Err(refuse(format!(
                     "{name:?} is {} {:?}, and an array of {} {:?} was given",
-                    spec.dtype.name, spec.lent_shape, array.dtype.name, array.shape
+                    spec.dtype.name,
+                    spec.lent_shape,
+                    array.dtype().name,
+                    array.shape()
                 )));
             }
             found[index] = Some(array);
@@ -152,15 +162,16 @@ impl TensorSpec {
 
 /// Makes a table of a mapping of names to arrays, or of a sequence of [`TensorSpec`], with each tensor at a multiple of
 /// `align` bytes. For a mapping it also returns the arrays, in order.
-pub(crate) fn table(given: &Bound<'_, PyAny>, align: u64) -> PyResult<(Table, Vec<Foreign>)> {
+pub(crate) fn table(given: &Bound<'_, PyAny>, align: u64) -> PyResult<(Table, Vec<Given>)> {
+    let streams = Streams::new(None, None)?;
     let mut builder = Table::builder().align(align);
     let mut arrays = Vec::new();
     if given.hasattr("items")? {
         for pair in given.call_method0("items")?.try_iter()? {
             let (name, array): (String, Bound<'_, PyAny>) = pair?.extract()?;
-            let array = Foreign::get(&array)?;
-            let shape: Vec<u64> = array.shape.iter().map(|side| *side as u64).collect();
-            builder = builder.tensor(name, &shape, array.dtype.element()?);
+            let array = Given::get(&array, &streams)?;
+            let shape: Vec<u64> = array.shape().iter().map(|side| *side as u64).collect();
+            builder = builder.tensor(name, &shape, array.dtype().element()?);
             arrays.push(array);
         }
     } else {

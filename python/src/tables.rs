@@ -51,7 +51,7 @@ impl PyTables {
     ) -> PyResult<PyTables> {
         let address = fabric::listen_address(address, transport)?;
         let tables = py.detach(|| -> Result<_, Failure> {
-            Ok(Tables::listen(fabric::fabric(secret, &address)?, &address).map_err(Error::from)?)
+            Ok(Tables::listen(fabric::fabric(secret, &address, None)?, &address).map_err(Error::from)?)
         })?;
         let address = tables.address().to_string();
         Ok(PyTables { tables: Mutex::new(Some(tables)), guard: ForkGuard::new(), address })
@@ -89,7 +89,7 @@ impl PyTables {
         let options = PublisherOptions { memory, begin_at, deltas, branches };
         let (named, address) =
             self.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
-        PyPublisher::begin(py, table, &address, options, || Ok(named))
+        PyPublisher::begin(py, table, &address, options, None, || Ok(named))
     }
 
     /// The address at which all tables are reached.

@@ -1,82 +1,33 @@
 //! `slackline.Worker` and its steps.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
-use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Error, Job, Mixed, View, Worker, WorkerOptions, now};
+use slackline::{Error, GpuError, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
+use crate::gpu::{self, PyGpu, Streams};
+use crate::into::Targets;
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
 use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
-
-/// A worker that steps share, with the memory that it computes in.
-pub(crate) struct Working {
-    worker: Mutex<Option<Worker<Mixed>>>,
-    parameters: Arc<Memory>,
-    gradient: Arc<Memory>,
-    bytes: usize,
-    /// True while a step is open in Python.
-    is_in_step: AtomicBool,
-    guard: ForkGuard,
-}
-
-impl Working {
-    fn new(mut worker: Worker<Mixed>) -> Result<Working, Failure> {
-        let bytes = worker.table().bytes() as usize;
-        let (parameters, gradient) = (Arc::new(Memory::new(bytes)?), Arc::new(Memory::new(bytes)?));
-        worker.use_memory(Some(parameters.lend(bytes)), Some(gradient.lend(bytes)))?;
-        let worker = Mutex::new(Some(worker));
-        let is_in_step = AtomicBool::new(false);
-        Ok(Working { worker, parameters, gradient, bytes, is_in_step, guard: ForkGuard::new() })
-    }
-
-    fn with<R>(
-        &self,
-        py: Python<'_>,
-        operation: &'static str,
-        timeout: Duration,
-        with: impl FnOnce(&mut Worker<Mixed>) -> PyResult<R>,
-    ) -> PyResult<R> {
-        crate::fork::check(self.guard, operation)?;
-        match &mut *lock(py, &self.worker, operation, timeout)? {
-            Some(worker) => with(worker),
-            None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
-        }
-    }
-}
-
-/// Gives up the step that is open, if one is.
-fn abandon(worker: &mut Worker<Mixed>) -> Result<(), Failure> {
-    match worker.resume() {
-        Ok(step) => Ok(step.abandon()?),
-        Err(_) => Ok(()),
-    }
-}
-
-impl Drop for Working {
-    fn drop(&mut self) {
-        // In a forked child its threads are not there, and its connections are the parent's.
-        if self.guard.is_inherited() {
-            std::mem::forget(self.worker.get_mut().map_or(None, Option::take));
-        }
-    }
-}
+use crate::working::{Working, abandon, copied};
 
 const STEPPING: &str = "waiting for parameters";
 const PUBLISHING: &str = "publishing a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
+
+const COPYING: &str = "copying parameters into arrays";
 
 /// For a call that waits for another thread's call alone.
 const LONG: Duration = Duration::from_secs(30);
@@ -90,7 +41,8 @@ fn late(operation: &'static str, waited: Duration) -> Failure {
 ///
 /// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
 /// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
-/// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader.
+/// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With
+/// `gpu`, a Gpu, gradients on that GPU are published straight out of its memory, over shared memory and TCP.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,
@@ -100,16 +52,21 @@ pub(crate) struct PyWorker {
 }
 
 impl PyWorker {
-    pub(crate) fn of(worker: Worker<Mixed>, job: Option<Arc<Job>>) -> Result<PyWorker, Failure> {
+    pub(crate) fn of(
+        worker: Worker<Mixed>,
+        job: Option<Arc<Job>>,
+        gpu: Option<gpu::Named>,
+    ) -> Result<PyWorker, Failure> {
         let layout = Layout::of(worker.table())?;
-        Ok(PyWorker { working: Arc::new(Working::new(worker)?), layout, job })
+        Ok(PyWorker { working: Arc::new(Working::new(worker, gpu)?), layout, job })
     }
 }
 
 #[pymethods]
 impl PyWorker {
     #[new]
-    #[pyo3(signature = (servers, *, rank=None, idle="poll", timeout=30.0, secret=None))]
+    #[pyo3(signature = (servers, *, rank=None, idle="poll", timeout=30.0, secret=None, gpu=None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
         servers: Vec<String>,
@@ -117,28 +74,42 @@ impl PyWorker {
         idle: &str,
         timeout: f64,
         secret: Option<SecretSource>,
+        gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyWorker> {
+        let gpu = gpu::named(gpu);
         let timeout = seconds(timeout)?;
         let mut addresses = Vec::with_capacity(servers.len());
         for server in &servers {
             addresses.push(fabric::peer_addresses(server)?.swap_remove(0));
         }
-        let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()))?;
+        let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()), gpu.as_ref())?;
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
         let worker =
             in_thread(py, "connecting", move |_| Ok(Worker::connect(fabric, &addresses, options, timeout)?))?;
-        Ok(PyWorker::of(worker, None)?)
+        Ok(PyWorker::of(worker, None, gpu)?)
     }
 
     /// Waits, as the scheme says and at most `timeout` seconds, for the parameters of the next clock: a context
     /// manager. Leaving its block without `publish` abandons the step, and the next one begins the same clock again.
     ///
-    /// Raises DeadlineError (call again), PeerGone if a server is lost, OutOfTurn while a step is open.
-    #[pyo3(signature = (*, timeout=30.0))]
-    fn step(&self, py: Python<'_>, timeout: f64) -> PyResult<Step> {
+    /// `into` is a mapping of all names to writable arrays in C order, which the parameters are copied into; tensors of
+    /// a GPU among them are written by it, as by `Reader.pull`, and `stream` is as for `Publisher.publish`.
+    ///
+    /// Raises DeadlineError (call again), PeerGone if a server is lost, OutOfTurn while a step is open, LayoutMismatch
+    /// if `into` does not fit.
+    #[pyo3(signature = (into=None, *, timeout=30.0, stream=None))]
+    fn step(
+        &self,
+        py: Python<'_>,
+        into: Option<&Bound<'_, PyAny>>,
+        timeout: f64,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Step> {
         let timeout = seconds(timeout)?;
+        let streams = Streams::new(stream, self.working.gpu.as_ref())?;
+        let targets = into.map(|into| Targets::of(&self.layout, into, COPYING, &streams)).transpose()?;
         let view = self.working.with(py, STEPPING, timeout, |worker| {
             if self.working.is_in_step.load(Ordering::Acquire) {
                 return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
@@ -161,6 +132,9 @@ impl PyWorker {
                 _ => late(STEPPING, timeout),
             };
             let view = view.ok_or_else(|| PyErr::from(why(reason)))?;
+            if let Some(targets) = &targets {
+                py.detach(|| self.working.copy_parameters(worker, targets))?;
+            }
             self.working.is_in_step.store(true, Ordering::Release);
             Ok(view)
         })?;
@@ -180,6 +154,7 @@ impl PyWorker {
             gradient: Py::new(py, Gradient { tensors: tensors(&gradient, false) })?,
             leases: [parameters, gradient],
             view,
+            layout: Arc::clone(&self.layout),
             working: Arc::clone(&self.working),
             is_open: AtomicBool::new(true),
         })
@@ -268,6 +243,7 @@ pub(crate) struct Step {
     gradient: Py<Gradient>,
     leases: [Arc<Lease>; 2],
     view: View,
+    layout: Arc<Layout>,
     working: Arc<Working>,
     is_open: AtomicBool,
 }
@@ -332,17 +308,53 @@ impl Step {
     /// Publishes the gradient, and ends the step: when it returns, every server has the gradient whole. `loss` is told
     /// to the servers. After a DeadlineError the gradient is still on its way, and the next step finishes it. Under
     /// "bap", too, it waits for this gradient: the arrays of a step are the same memory in each.
-    #[pyo3(signature = (loss=None, *, timeout=30.0))]
-    fn publish(&self, py: Python<'_>, loss: Option<f32>, timeout: f64) -> PyResult<()> {
+    ///
+    /// `gradient` is a mapping of all names to float32 arrays, which are copied into the memory for the gradient first;
+    /// tensors of a GPU among them by that GPU, as by `Publisher.publish`, and `stream` is as there. They may change
+    /// once it returns. After the DeadlineError of a copy that took longer than `timeout` the step is still open.
+    #[pyo3(signature = (loss=None, gradient=None, *, timeout=30.0, stream=None))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        loss: Option<f32>,
+        gradient: Option<&Bound<'_, PyAny>>,
+        timeout: f64,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        self.working.with(py, PUBLISHING, timeout, |worker| {
+        let deadline = Instant::now() + timeout;
+        let streams = Streams::new(stream, self.working.gpu.as_ref())?;
+        let arrays =
+            gradient.map(|gradient| self.layout.arrays(gradient, PUBLISHING, &streams)).transpose()?;
+        let ended = || Failure::out_of_turn(PUBLISHING, "this step has ended", "begin the next one");
+        let published = self.working.with(py, PUBLISHING, timeout, |worker| {
+            if !self.is_open.load(Ordering::Acquire) {
+                return Err(ended().into());
+            }
+            let (working, layout) = (&self.working, &self.layout);
+            let mut is_on_its_way = false;
+            if let Some(arrays) = &arrays {
+                is_on_its_way = py.detach(|| -> Result<bool, Failure> {
+                    let is_on_its_way = working.publish_from_gpu(worker, arrays, layout, loss)?;
+                    if !is_on_its_way {
+                        working.copy_gradient(worker, arrays, layout)?;
+                    }
+                    Ok(is_on_its_way)
+                })?;
+            }
+            if !is_on_its_way {
+                let copied = in_slices(py, timeout, |slice| copied(worker, slice))?;
+                copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }))?;
+            }
             // Not before: another thread would begin the next step, and this gradient would be taken for that one's.
             if !self.end() {
-                let cause = "this step has ended";
-                return Err(Failure::out_of_turn(PUBLISHING, cause, "begin the next one").into());
+                return Err(ended().into());
             }
-            worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
-            let published = in_slices(py, timeout, |slice| {
+            if !is_on_its_way {
+                worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let published = in_slices(py, left, |slice| {
                 let (deadline, mut backoff) = (Instant::now() + slice, Backoff::new());
                 while worker.is_publishing() {
                     match worker.poll(now())? {
@@ -354,7 +366,10 @@ impl Step {
                 Ok(Some(()))
             })?;
             published.ok_or_else(|| late(PUBLISHING, timeout).into())
-        })
+        });
+        drop(arrays);
+        crate::device::release(py);
+        published
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -118,6 +118,21 @@ impl GpuStream {
         self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, false, under_way)
     }
 
+    /// Copies `from` to `into`, which is as long, both memory of the GPU, behind what this stream has now, and does not
+    /// wait for it. What the stream gets later waits for the copy. Both are kept until it is done.
+    ///
+    /// # Errors
+    /// The lengths differ, the memory is that of another GPU, the stream is capturing, or the driver refuses the copy.
+    #[doc(hidden)]
+    pub fn copy(&self, from: &GpuSlice, into: &GpuSlice) -> Result<(), GpuError> {
+        if from.bytes() != into.bytes() {
+            let (pointer, bytes, available) = (into.pointer(), from.bytes(), into.bytes());
+            return Err(GpuError::BeyondAllocation { pointer, bytes, available });
+        }
+        // Nobody waits for its end.
+        self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, true, &mut Tickets::default())
+    }
+
     /// Has all copies that are asked for later wait for what this stream has now.
     ///
     /// # Errors

@@ -98,6 +98,20 @@ fn what_the_callers_stream_gets_after_a_copy_to_the_gpu_sees_its_bytes() {
 }
 
 #[test]
+fn a_copy_within_the_gpu_comes_between_earlier_and_later_work_of_its_stream() {
+    let Scene { driver, gpu, raw, stream, pointer, memory, .. } = scene(Scripted::new()).unwrap();
+    let (into, seen) = (GpuMemory::allocate(&gpu, BYTES).unwrap(), driver.memory(BYTES));
+    driver.launch_fill(raw, pointer, BYTES, 5);
+    stream.copy(&memory.whole(), &into.whole()).unwrap();
+    driver.launch_fill(raw, pointer, BYTES, 6);
+    driver.launch_copy(raw, seen, into.pointer(), BYTES);
+    driver.finish();
+    assert_eq!(driver.bytes(seen, BYTES), vec![5; BYTES]);
+    let short = into.slice(0, BYTES - 1).unwrap();
+    assert!(matches!(stream.copy(&memory.whole(), &short), Err(GpuError::BeyondAllocation { .. })));
+}
+
+#[test]
 fn memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer() {
     let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
     let into = region(4096);

@@ -10,6 +10,7 @@ use super::texts::secret;
 use super::values::{resume_of, slackline_resume};
 use crate::error::Failure;
 use crate::fabric::Source;
+use crate::gpu::slackline_gpu;
 use crate::handle::text;
 use crate::sized::Measured;
 
@@ -45,6 +46,9 @@ pub struct slackline_job_options {
     /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret. The
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
+    /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. The job then does without
+    /// RDMA. By default NULL: there is none.
+    pub gpu: *const slackline_gpu,
 }
 
 impl Default for slackline_job_options {
@@ -60,6 +64,7 @@ impl Default for slackline_job_options {
             secret: null(),
             secret_file: null(),
             encrypt: 0,
+            gpu: null(),
         }
     }
 }

@@ -8,6 +8,7 @@ use slackline::{DeltaOptions, PublisherOptions, ShardOptions, Version};
 
 use super::values::{idle, milliseconds, slackline_idle};
 use crate::error::Failure;
+use crate::gpu::slackline_gpu;
 use crate::sized::Measured;
 
 /// Settings of a publisher. Set `size`, call `slackline_publisher_options_init`, change what should differ.
@@ -59,6 +60,9 @@ pub struct slackline_publisher_options {
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
+    /// The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. By default NULL: they are in
+    /// the memory of the host. A publisher of tables and a relay have none.
+    pub gpu: *const slackline_gpu,
 }
 
 impl Measured for slackline_publisher_options {
@@ -86,6 +90,7 @@ impl Default for slackline_publisher_options {
             branches: 2,
             alignment: 0,
             encrypt: 0,
+            gpu: null(),
         }
     }
 }

@@ -7,6 +7,7 @@ use slackline::ReaderOptions;
 
 use super::values::{idle, slackline_idle};
 use crate::error::Failure;
+use crate::gpu::slackline_gpu;
 use crate::sized::Measured;
 
 /// Settings of a reader. Set `size`, call `slackline_reader_options_init`, change what should differ.
@@ -37,6 +38,9 @@ pub struct slackline_reader_options {
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
+    /// The GPU that `slackline_reader_pull_to_gpu` copies to, over shared memory and TCP: see `slackline_gpu_open`. By
+    /// default NULL: there is none.
+    pub gpu: *const slackline_gpu,
 }
 
 impl Measured for slackline_reader_options {
@@ -55,6 +59,7 @@ impl Default for slackline_reader_options {
             idle: slackline_idle::Poll as u64,
             follow: 0,
             encrypt: 0,
+            gpu: null(),
         }
     }
 }

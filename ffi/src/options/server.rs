@@ -15,6 +15,7 @@ use super::values::{
     slackline_optimizer, slackline_resume,
 };
 use crate::error::Failure;
+use crate::gpu::slackline_gpu;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
@@ -95,6 +96,10 @@ pub struct slackline_server_options {
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
+    /// The GPU that the parameters, the states and the gradients are on, and that folds them, over shared memory and
+    /// TCP: see `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does
+    /// not look at it.
+    pub gpu: *const slackline_gpu,
 }
 
 impl Measured for slackline_server_options {
@@ -137,6 +142,7 @@ impl Default for slackline_server_options {
             schedule: null(),
             additive: 0,
             encrypt: 0,
+            gpu: null(),
         }
     }
 }

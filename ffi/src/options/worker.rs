@@ -8,6 +8,7 @@ use slackline::WorkerOptions;
 use super::texts::scheme;
 use super::values::{encoding, idle, read_mode, slackline_element, slackline_idle, slackline_read};
 use crate::error::Failure;
+use crate::gpu::slackline_gpu;
 use crate::scheme::SLACKLINE_NO_STALENESS;
 use crate::sized::Measured;
 
@@ -47,6 +48,9 @@ pub struct slackline_worker_options {
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
+    /// The GPU that `slackline_worker_publish_from_gpu` publishes from, over shared memory and TCP: see
+    /// `slackline_gpu_open`. By default NULL: there is none. `slackline_job_worker` does not look at it.
+    pub gpu: *const slackline_gpu,
 }
 
 impl Measured for slackline_worker_options {
@@ -70,6 +74,7 @@ impl Default for slackline_worker_options {
             own_step: 0.0,
             idle: slackline_idle::Poll as u64,
             encrypt: 0,
+            gpu: null(),
         }
     }
 }

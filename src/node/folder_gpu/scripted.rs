@@ -213,7 +213,12 @@ mod tests {
                 let copied = their_driver.host_copies();
                 // The stream is busy when the gradient is published, and computes it only then: 0x3f3f3f3f throughout.
                 their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
-                step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE).unwrap();
+                // It is begun, and the worker polled until it is there, as a caller does that cannot wait in one piece.
+                let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
+                assert!(matches!(begun, Ok(()) | Err(Error::Deadline { .. })), "{begun:?}");
+                while worker.is_publishing() {
+                    worker.poll(crate::node::now()).unwrap();
+                }
                 assert_eq!(their_driver.host_copies() > copied, T::IS_STAGED);
                 worker.flush(PATIENCE).unwrap();
                 drop(working);

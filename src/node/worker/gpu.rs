@@ -83,6 +83,15 @@ impl<T: Transport> Step<'_, T> {
         Ok(stream.encode_to_host(from, &into, encoding, &mut worker.copies.tickets)?)
     }
 
+    /// True once GPUs have copied all that this step has asked for. It does not wait.
+    ///
+    /// # Errors
+    /// Work of this process on a GPU failed; its copies are over and were not made.
+    #[doc(hidden)]
+    pub fn is_copied(&mut self) -> Result<bool, Error> {
+        self.worker.copies.are_done()
+    }
+
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
     /// the memory may change then. The stream does not wait. Only over a transport with the GPU
@@ -203,7 +212,9 @@ mod tests {
             let options = WorkerOptions::new(SchemeConfig::Bsp);
             let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
             let mut step = worker.step(PATIENCE).unwrap();
+            assert!(step.is_copied().unwrap(), "nothing was asked for");
             step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+            assert!(!step.is_copied().unwrap(), "the GPU has not begun");
             let late = step.publish(None, Duration::from_millis(20)).unwrap_err();
             assert!(matches!(late, Error::Gpu(GpuError::NotCopied { .. })), "{late}");
             driver.finish();
