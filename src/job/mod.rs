@@ -139,8 +139,7 @@ impl Job {
     /// memory, and it folds by processors, as without a GPU.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Job {
-        let is_by_rdma_alone = self.plan.transport == Some(TransportKind::Verbs);
-        let serves_from_there = matches!(self.role, Role::Server(_)) && !is_by_rdma_alone;
+        let serves_from_there = matches!(self.role, Role::Server(_)) && self.plan.serves_from_gpus();
         self.member.transports.use_gpu(gpu, serves_from_there);
         self
     }

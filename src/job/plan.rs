@@ -125,6 +125,14 @@ impl JobPlan {
         self.servers
     }
 
+    /// Whether servers that name a GPU have their payloads there. No RDMA device reads them there, so where the job is to
+    /// go by RDMA alone they are in host memory.
+    #[doc(hidden)]
+    #[cfg(feature = "cuda")]
+    pub fn serves_from_gpus(&self) -> bool {
+        self.transport != Some(TransportKind::Verbs)
+    }
+
     /// The transports over which the servers are reached.
     pub(super) fn transports(&self) -> Vec<TransportKind> {
         self.transport.map_or_else(|| TransportKind::ALL.to_vec(), |one| vec![one])

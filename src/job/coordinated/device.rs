@@ -37,10 +37,10 @@ impl ComputeDevice {
 
 #[cfg(feature = "cuda")]
 impl CoordinatedMember {
-    /// Puts the payloads of this process on a GPU, as [`Job::with_gpu`](crate::Job::with_gpu) does, before it serves or
-    /// connects.
-    pub fn use_gpu(&self, gpu: &Gpu) {
-        self.member.transports.use_gpu(gpu);
+    /// Names the GPU of this process, as [`Job::with_gpu`](crate::Job::with_gpu) does, before it serves or connects.
+    /// `serves_from_there`: what it serves is to be on that GPU.
+    pub fn use_gpu(&self, gpu: &Gpu, serves_from_there: bool) {
+        self.member.transports.use_gpu(gpu, serves_from_there);
     }
 }
 
@@ -48,6 +48,6 @@ impl CoordinatedMember {
 impl<C: Caller> Coordinator<C> {
     /// Has what reads the parameters map the memory of servers on a GPU.
     pub fn use_gpu(&self, gpu: &Gpu) {
-        self.transports.use_gpu(gpu);
+        self.transports.use_gpu(gpu, false);
     }
 }

@@ -123,7 +123,7 @@ mod tests {
         let member = join(MemberRole::Server, address);
         let order = member.server_order().unwrap();
         assert_eq!(order.device, ComputeDevice::Gpu(None));
-        member.use_gpu(&gpu);
+        member.use_gpu(&gpu, true);
         let end = member.serve(order, |_| {}, || false).unwrap().end;
         assert!(driver.launches() >= CLOCKS as usize, "its GPU has folded");
         end
@@ -140,7 +140,7 @@ mod tests {
         let member = join(MemberRole::Worker, address);
         let order = member.worker_order().unwrap();
         assert_eq!(order.device, ComputeDevice::Gpu(None));
-        member.use_gpu(&gpu);
+        member.use_gpu(&gpu, false);
         let mut work = member.connect(order).unwrap();
         let mut batches = Vec::new();
         let places = GpuPlaces { parameters, gradient, stream };

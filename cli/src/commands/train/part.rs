@@ -93,7 +93,8 @@ impl Taken {
     /// Serves a shard.
     fn serve(&self) -> Result<End, Trouble> {
         let order = self.member.server_order()?;
-        self.open_gpu(order.device, 0)?;
+        let serves_from_gpu = order.plan.serves_from_gpus();
+        self.open_gpu(order.device, 0, serves_from_gpu)?;
         let stop = order.checkpoint.is_some().then(Stop::listen).transpose();
         let stop = stop.map_err(|failure| failure.to_string())?;
         let asked = || stop.as_ref().and_then(Stop::asked);
@@ -122,7 +123,7 @@ impl Taken {
     /// Trains as a worker.
     fn work(&self) -> Result<End, Trouble> {
         let order = self.member.worker_order()?;
-        if let Some(gpu) = self.open_gpu(order.device, order.plan.server_count())? {
+        if let Some(gpu) = self.open_gpu(order.device, order.plan.server_count(), false)? {
             return self.work_on(&gpu, order);
         }
         let mut computer = Program::computer(&order.program, order.worker, order.workers)?;
@@ -171,12 +172,13 @@ impl Taken {
         )?)
     }
 
-    /// Opens the GPU of this process, if the job is on GPUs, and puts its payloads there. Where no launcher counts the
-    /// processes of a host, `before` of them come before the first of this role.
-    fn open_gpu(&self, device: ComputeDevice, before: u32) -> Result<Option<Gpu>, Trouble> {
+    /// Opens the GPU of this process, if the job is on GPUs, and names it to the job. Where no launcher counts the
+    /// processes of a host, `before` of them come before the first of this role. `serves`: what this process serves is on
+    /// the GPU.
+    fn open_gpu(&self, device: ComputeDevice, before: u32, serves: bool) -> Result<Option<Gpu>, Trouble> {
         let index = self.local_rank.unwrap_or_else(|| before + self.member.role_rank());
         let gpu = device.open(index).map_err(|error| JobError::from(Error::from(error)))?;
-        gpu.iter().for_each(|gpu| self.member.use_gpu(gpu));
+        gpu.iter().for_each(|gpu| self.member.use_gpu(gpu, serves));
         Ok(gpu)
     }
 
