@@ -27,7 +27,7 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
 /// and one for those within its memory, and folds on a fourth, in the order in which they were asked for: a copy that
 /// waits for a busy stream of the caller's holds up those behind it. No call waits for a copy. The driver itself may
 /// hold up a call: the first one for a table locks its memory, which takes seconds for many gigabytes, and a stream
-/// takes some hundred commands before the next has to wait.
+/// takes a thousand commands or so before the next has to wait (1,021 were counted on an H200).
 ///
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
 ///
