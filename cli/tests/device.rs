@@ -60,15 +60,12 @@ fn without_a_device_no_driver_is_looked_for() {
 fn what_a_gpu_does_not_do_is_refused_by_name_before_one_is_opened() {
     for (options, option) in [
         (&["--scheme", "ds-sync"][..], "--scheme"),
-        (&["--scheme", "dbw"], "--scheme"),
         (&["--scheme", "vap(bound=1)"], "--scheme"),
         (&["--scheme", "k-sync(1, local-steps=2)", "--optimizer", "sgd"], "--local-steps"),
         (&["--model", "convnet"], "--model"),
         (&["--model", "factorisation"], "--model"),
         (&["--encoding", "bf16"], "--encoding"),
         (&["--checksums"], "--checksums"),
-        (&["--moments"], "--moments"),
-        (&["--non-finite", "drop"], "--non-finite"),
         (&["--read-my-writes", "--optimizer", "sgd"], "--read-my-writes"),
         (&["--threads", "2"], "--threads"),
     ] {

@@ -22,7 +22,7 @@ const TOLERANCE: f32 = 1e-5;
 const OTHERWISE: f32 = 0.01;
 
 /// Images of eight by eight pixels, and the digits that they show.
-struct Digits {
+struct LabelledImages {
     inputs: Vec<f32>,
     labels: Vec<u32>,
 }
@@ -32,10 +32,10 @@ const HIDDEN: GpuLayer = GpuLayer { start: 0, units: 16, columns: 64 };
 const OUTPUT: GpuLayer = GpuLayer { start: 16 * 65, units: 10, columns: 16 };
 const PARAMETERS: usize = 16 * 65 + 10 * 17;
 
-impl Digits {
+impl LabelledImages {
     /// The examples to learn from, and every fifth one to judge by.
-    fn read() -> Outcome<[Digits; 2]> {
-        let mut parts = [(); 2].map(|()| Digits { inputs: Vec::new(), labels: Vec::new() });
+    fn read() -> Outcome<[LabelledImages; 2]> {
+        let mut parts = [(); 2].map(|()| LabelledImages { inputs: Vec::new(), labels: Vec::new() });
         for (row, line) in include_str!("../../lab/data/digits.csv").lines().enumerate() {
             let (pixels, label) = line.rsplit_once(',').ok_or("a line without a label")?;
             let part = &mut parts[usize::from(row % 5 == 0)];
@@ -93,7 +93,7 @@ fn run(parameters: &[f32], input: &[f32]) -> [Vec<f64>; 3] {
 }
 
 /// Mean loss and gradient by a processor.
-fn loss_and_gradient(data: &Digits, parameters: &[f32], rows: &[usize], gradient: &mut [f32]) -> f32 {
+fn loss_and_gradient(data: &LabelledImages, parameters: &[f32], rows: &[usize], gradient: &mut [f32]) -> f32 {
     let (mut sums, mut loss) = (vec![0.0; PARAMETERS], 0.0);
     let share = 1.0 / rows.len() as f64;
     for row in rows {
@@ -119,7 +119,7 @@ fn loss_and_gradient(data: &Digits, parameters: &[f32], rows: &[usize], gradient
 }
 
 /// The part of the examples that is classified as it should be.
-fn accuracy(data: &Digits, parameters: &[f32]) -> f32 {
+fn accuracy(data: &LabelledImages, parameters: &[f32]) -> f32 {
     let is_right = |row: &usize| {
         let [_, _, scores] = run(parameters, data.input(*row));
         let best = (0..scores.len()).max_by(|one, other| scores[*one].total_cmp(&scores[*other]));
@@ -174,7 +174,7 @@ fn train<S: FnMut(JobStep<'_>) -> Outcome<()>>(
 }
 
 /// The same with gradients of processors.
-fn train_by_processors(data: &Digits, gpu: Option<&Gpu>, clocks: u64) -> Outcome<Vec<f32>> {
+fn train_by_processors(data: &LabelledImages, gpu: Option<&Gpu>, clocks: u64) -> Outcome<Vec<f32>> {
     train(gpu, clocks, |worker| {
         Ok(move |mut step: JobStep<'_>| {
             let rows = data.rows(worker, step.view().clock.get());
@@ -187,7 +187,7 @@ fn train_by_processors(data: &Digits, gpu: Option<&Gpu>, clocks: u64) -> Outcome
 }
 
 pub(crate) fn digits_folded_on_a_gpu_become_the_parameters_of_processors(scene: &Scene) -> Outcome<()> {
-    let [data, test] = Digits::read()?;
+    let [data, test] = LabelledImages::read()?;
     let ours = train_by_processors(&data, Some(&scene.gpu), scene.clocks)?;
     let theirs = train_by_processors(&data, None, scene.clocks)?;
     let other = ours.iter().zip(&theirs).position(|(one, other)| one.to_bits() != other.to_bits());
@@ -198,7 +198,7 @@ pub(crate) fn digits_folded_on_a_gpu_become_the_parameters_of_processors(scene: 
 }
 
 pub(crate) fn digits_learnt_on_a_gpu_have_the_losses_of_processors(scene: &Scene) -> Outcome<()> {
-    let ([data, test], gpu) = (Digits::read()?, &scene.gpu);
+    let ([data, test], gpu) = (LabelledImages::read()?, &scene.gpu);
     let data = &data;
     let ours = train(Some(gpu), scene.clocks, |worker| {
         let layers = vec![HIDDEN, OUTPUT];

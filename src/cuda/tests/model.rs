@@ -93,24 +93,40 @@ fn the_rows_of_a_batch_stay_until_the_gpu_has_copied_them() {
 }
 
 #[test]
-fn each_call_of_a_model_that_fails_is_told_and_leaves_nothing() {
-    let run = |driver: &Arc<Scripted>| -> Result<(), GpuError> {
+fn each_call_that_fails_while_a_model_is_made_is_told() {
+    let mut failures = 0;
+    loop {
+        let driver = Arc::new(Scripted::new());
+        driver.fail(failures, Code::OUT_OF_MEMORY);
+        let made = Gpu::with_driver(driver.clone(), 0).and_then(|gpu| model(&gpu, layers(&[5, 4, 3])));
+        if !driver.has_failed() {
+            assert!(made.is_ok());
+            break;
+        }
+        // What is not told only failed to be given back; the first upload may be under way.
+        assert!(made.is_err() || driver.open() > 0, "call {failures} failed and was not told");
+        failures += 1;
+    }
+    assert!(failures > 60, "only {failures} calls");
+}
+
+#[test]
+fn each_call_of_a_gradient_that_fails_is_told_and_leaves_nothing() {
+    let run = |driver: &Arc<Scripted>, failing: u32| -> Result<(), GpuError> {
         let gpu = Gpu::with_driver(driver.clone(), 0)?;
         let mut model = model(&gpu, layers(&[5, 4, 3]))?;
+        driver.finish();
+        driver.fail(failing, Code::OUT_OF_MEMORY);
         let begun = model.begin(&[0, 6]);
         driver.finish();
         begun?;
-        let ended = (0..1000).find_map(|_| match model.loss() {
-            Ok(None) => None,
-            ended => Some(ended),
-        });
+        let ended = (0..1000).find_map(|_| model.loss().transpose());
         ended.expect("it ends").map(drop)
     };
     let mut failures = 0;
     loop {
         let driver = Arc::new(Scripted::new());
-        driver.fail(failures, Code::OUT_OF_MEMORY);
-        let outcome = run(&driver);
+        let outcome = run(&driver, failures);
         if !driver.has_failed() {
             assert!(outcome.is_ok());
             break;
@@ -119,7 +135,7 @@ fn each_call_of_a_model_that_fails_is_told_and_leaves_nothing() {
         assert!(driver.open() <= usize::from(outcome.is_ok()), "call {failures}: {} left", driver.open());
         failures += 1;
     }
-    assert!(failures > 100, "only {failures} calls");
+    assert!(failures > 40, "only {failures} calls");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use slackline::{
 };
 
 use super::args::TrainArgs;
-use super::values::{Idle, NonFiniteName};
+use super::values::Idle;
 use crate::failure::Failure;
 use crate::scheme_args;
 use slackline_lab::model::ModelKind;
@@ -97,9 +97,9 @@ pub(super) fn check_device(
     let refused = [
         (!scheme.has_server(), "--scheme", format!("{name} has no server, which would fold on a GPU")),
         (
-            scheme.measures_moments() || scheme.measures_magnitude(),
+            scheme.measures_magnitude(),
             "--scheme",
-            format!("{name} measures gradients, which folds on a GPU do not"),
+            format!("{name} has workers measure gradients, which are on the GPU"),
         ),
         (scheme.local_steps() > 1, "--local-steps", "there is no kernel for steps on an own copy".into()),
         (
@@ -109,8 +109,6 @@ pub(super) fn check_device(
         ),
         (encoding != Encoding::F32, "--encoding", "gradients are published from a GPU as f32".into()),
         (args.checksums == Some(true), "--checksums", "they are not computed of memory of a GPU".into()),
-        (args.moments, "--moments", "folds on a GPU do not measure gradients".into()),
-        (args.non_finite != NonFiniteName::Allow, "--non-finite", "folds on a GPU take all gradients".into()),
         (args.read_my_writes, "--read-my-writes", "a worker's own gradients are on the GPU".into()),
         (args.threads > 1, "--threads", "the GPU folds, and no thread".into()),
     ];
