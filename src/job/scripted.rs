@@ -130,6 +130,9 @@ mod tests {
         let (gpu, ..) = driver.open_gpu();
         let transports = Transports::new(None, None, 0);
         transports.use_gpu(&gpu, true);
+        // It has a device.
+        #[cfg(feature = "verbs")]
+        transports.use_rdma(crate::transport::verbs::unordered::common());
         let error = transports.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
         assert!(error.contains("on a GPU, where no RDMA device"), "{error}");
         let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {

@@ -131,6 +131,8 @@ impl Transports {
         #[cfg(feature = "tcp")]
         let mixed = Mixed::new(Shm::new(), self.secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
         let rdma = self.rdma.get().and_then(|rdma| rdma.as_ref().ok());
+        #[cfg(feature = "cuda")]
+        let rdma = rdma.filter(|_| self.expect_rdma_for_gpu().is_ok());
         let mixed = rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs);
         #[cfg(feature = "cuda")]
         if let Some((gpu, _)) = self.gpu.get() {

@@ -1,10 +1,10 @@
 //! A device of our own, for unit tests, that keeps no more order than the specification asks for.
 //!
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
-//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until then, or until that, it
-//! is read from where its poster has it, unless it travels in the request. Only READs are carried out
-//! after all that was posted before them, and only what has a fence begins after earlier READs are complete.
-//! It has no atomics and no receives: nothing is told of by immediate data, and owners look for themselves.
+//! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until either it is read from
+//! where its poster has it, unless it travels in the request. Only READs are carried out after all that was posted
+//! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
+//! nothing is told of by immediate data, and owners look for themselves.
 //!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
 //! when chance says, as long as the queue pair that they are for lives.
