@@ -1470,8 +1470,8 @@ typedef struct slackline_publisher_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. By default NULL: they are in
-     * the memory of the host. A publisher of tables and a relay have none.
+     * The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. A publisher of tables and
+     * a relay have none. By default NULL: they are in the memory of the host.
      */
     const struct slackline_gpu *gpu;
 } slackline_publisher_options;
@@ -2503,11 +2503,12 @@ slackline_status slackline_local_steps_gradient(struct slackline_local_steps *st
 void slackline_local_steps_destroy(struct slackline_local_steps *steps);
 
 /**
- * Opens a GPU by its number, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`). The NVIDIA driver, of CUDA 12.0 or
- * later, is looked for at this call; `SLACKLINE_STATUS_UNSUPPORTED` says that it or the GPU is not there, and the
- * message why. If `require_gpudirect` is not 0, no payload of an object that is made with this handle is staged through
- * the memory of the host: where nothing else is left, making the object is `SLACKLINE_STATUS_UNSUPPORTED`. The call
- * takes the time that the driver takes. The handle is the caller's, to be destroyed; on failure it is NULL.
+ * Opens a GPU by its number, from 0 on, as CUDA counts (`CUDA_VISIBLE_DEVICES`). The NVIDIA driver, of CUDA 12.0
+ * or later, is looked for at this call; `SLACKLINE_STATUS_UNSUPPORTED` says that it or the GPU is not there, and
+ * the message why. If `require_gpudirect` is not 0, no payload of an object that is made with this handle is
+ * staged through the memory of the host: where nothing else is left, making the object is
+ * `SLACKLINE_STATUS_UNSUPPORTED`. The call takes the time that the driver takes. The handle is the caller's, to be
+ * destroyed; on failure it is NULL.
  */
 slackline_status slackline_gpu_open(uint32_t ordinal,
                                     uint32_t require_gpudirect,

@@ -225,6 +225,28 @@ def test_memory_that_is_freed_at_once_and_used_again_is_right(route: tuple[str, 
             assert reused > 0, "the allocator gave no memory out again: the test shows nothing"
 
 
+def test_a_tensor_is_kept_while_its_late_copy_is_under_way(route: tuple[str, bool]) -> None:
+    size = 5_000_003
+    spec = [slackline.TensorSpec("t", "uint8", (size,))]
+    with publisher_of(spec, *route) as publisher:
+        with slackline.Reader(publisher.address, gpu=gpu_of(route[1])) as reader:
+            publisher.publish({"t": torch.zeros(size, dtype=torch.uint8, device="cuda")})  # locks what it has to
+            tensor, stream = torch.empty(size, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+            tensor.copy_(pattern(tensor, 2))
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(5 * BUSY)
+            with pytest.raises(slackline.DeadlineError, match="did not copy"):
+                publisher.publish({"t": tensor}, stream=stream, timeout=0.05)
+            place = tensor.data_ptr()
+            del tensor
+            other = torch.full((size,), 255, dtype=torch.uint8, device="cuda")
+            assert other.data_ptr() != place, "the memory was given out under the copy"
+            torch.cuda.synchronize()
+            reader.pull({"t": other}, min_version=2)
+            assert holds({"t": other}, 2)
+
+
 def test_tensors_are_let_go_of_once_their_copies_are_over(route: tuple[str, bool]) -> None:
     size = 1 << 20
     spec = [slackline.TensorSpec("t", "uint8", (size,))]
