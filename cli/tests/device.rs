@@ -1,4 +1,4 @@
-//! `slackline train --device` as a user meets it, on machines with a GPU and without.
+//! `slackline train --device` and `bench --memory` as a user meets them, on machines with a GPU and without.
 
 use std::process::{Command, Output};
 
@@ -6,10 +6,14 @@ use serde_json::Value;
 use slackline::Gpu;
 
 fn run(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    run_command("train", arguments)
+}
+
+fn run_command(command: &str, arguments: &[&str]) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_slackline"));
     // The loader tells which libraries it looks for.
-    command.arg("train").args(arguments).env_remove("RUST_LOG").env("LD_DEBUG", "libs");
-    command.output().expect("the program starts")
+    program.arg(command).args(arguments).env_remove("RUST_LOG").env("LD_DEBUG", "libs");
+    program.output().expect("the program starts")
 }
 
 /// What the program said, without the lines of the loader.
@@ -79,5 +83,44 @@ fn what_a_gpu_does_not_do_is_refused_by_name_before_one_is_opened() {
         let output = run(&["--device", device]);
         assert_eq!(output.status.code(), Some(2), "{device}");
         assert!(said(&output).join(" ").contains("write cpu, cuda, or cuda:N"), "{device}");
+    }
+}
+
+#[test]
+fn payloads_on_a_gpu_are_measured_or_it_is_said_why_not() {
+    let few = ["--bytes", "64K", "--iterations", "12", "--warmup", "3", "--validate", "--json", "-"];
+    for (transport, op) in [("shm", "pull"), ("shm", "publish"), ("tcp", "pull"), ("tcp", "publish")] {
+        for memory in [["cuda", "cuda"], ["cuda", "host"], ["host", "cuda"]] {
+            let [own, peer] = memory;
+            let way = ["--transport", transport, "--op", op, "--memory", own, "--peer-memory", peer];
+            let output = run_command("bench", &[&way[..], &few].concat());
+            let said = said(&output);
+            let gpu = Gpu::open(0);
+            assert!(gpu.is_err() || output.status.success(), "{memory:?}: {said:?}");
+            match gpu {
+                Ok(_) => {
+                    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+                    assert_eq!((&report["memory"], &report["peer_memory"]), (&own.into(), &peer.into()));
+                }
+                Err(error) => {
+                    assert_eq!(output.status.code(), Some(1), "{memory:?}: {said:?}");
+                    let cause = error.to_string();
+                    assert!(cause.starts_with(said[0].trim_start_matches("error: ")), "{said:?}");
+                    assert!(said[1].starts_with("help: "), "{said:?}");
+                }
+            }
+        }
+    }
+    let output = run_command("bench", &["--op", "pull", "--bytes", "64K", "--iterations", "9"]);
+    assert!(output.status.success() && !looks_for_the_driver(&output), "{:?}", said(&output));
+    for (options, why) in [
+        (&["--op", "write", "--memory", "cuda"][..], "publish and pull alone"),
+        (&["--op", "pull", "--transport", "verbs", "--peer-memory", "cuda"], "RDMA does not reach"),
+        (&["--op", "pull", "--peers", "4", "--memory", "cuda:1"], "does not go with --peers"),
+    ] {
+        let output = run_command("bench", options);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{options:?}: {said:?}");
+        assert!(said[0].contains(why) && !looks_for_the_driver(&output), "{said:?}");
     }
 }

@@ -49,7 +49,7 @@ pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
 pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
 pub use serve::ServeEnd;
 #[cfg(feature = "cuda")]
-pub use work::GpuPlaces;
+pub use work::GpuBuffers;
 pub use work::ServerWork;
 
 use crate::channel::Secret;

@@ -1,5 +1,5 @@
-//! A coordinated job whose processes have GPUs, on scripted drivers: no GPU is needed, and none is tested. The processes
-//! are threads, each with a driver of its own.
+//! A coordinated job whose processes have GPUs, on scripted drivers: no GPU is needed, and none is tested. The
+//! processes are threads, each with a driver of its own.
 
 #[cfg(test)]
 mod tests {
@@ -11,7 +11,7 @@ mod tests {
 
     use super::super::{
         Caller, ComputeDevice, CoordinatedMember, Coordination, Coordinator, CoordinatorError, Gather,
-        GpuPlaces, MemberOptions, Members, Parts, ServerOrder, Wish, WorkerOrder,
+        GpuBuffers, MemberOptions, Members, Parts, ServerOrder, Wish, WorkerOrder,
     };
     use crate::cuda::{GpuMemory, Scripted};
     use crate::job::member::End;
@@ -143,13 +143,13 @@ mod tests {
         member.use_gpu(&gpu, false);
         let mut work = member.connect(order).unwrap();
         let mut batches = Vec::new();
-        let places = GpuPlaces { parameters, gradient, stream };
+        let buffers = GpuBuffers { parameters, gradient, stream };
         let compute = &mut |batch, stop: &mut dyn FnMut() -> Result<bool, crate::node::Error>| {
             batches.push(batch);
             driver.launch_copy(raw, to, from, BYTES);
             Ok((!stop()?).then_some(1.0))
         };
-        let end = work.run_on_gpu(&places, compute, &mut |_, _| {}).unwrap();
+        let end = work.run_on_gpu(&buffers, compute, &mut |_, _| {}).unwrap();
         assert_eq!(batches, (0..CLOCKS).collect::<Vec<_>>());
         end
     }

@@ -36,7 +36,7 @@ type Stop<'a> = &'a mut dyn FnMut() -> Result<bool, Error>;
 type Compute<'a> = &'a mut dyn FnMut(u64, &[f32], &mut [f32], Option<Stop<'_>>) -> Result<Option<f32>, Error>;
 
 /// The computation of one gradient on a GPU: it is given the number of a batch and the question whether to stop.
-/// Parameters and gradient are at [`GpuPlaces`].
+/// Parameters and gradient are at [`GpuBuffers`].
 #[cfg(feature = "cuda")]
 type ComputeOnGpu<'a> = &'a mut dyn FnMut(u64, Stop<'_>) -> Result<Option<f32>, Error>;
 
@@ -44,7 +44,7 @@ type ComputeOnGpu<'a> = &'a mut dyn FnMut(u64, Stop<'_>) -> Result<Option<f32>, 
 /// stream that it is ordered by.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Debug)]
-pub struct GpuPlaces {
+pub struct GpuBuffers {
     /// What the parameters are copied to.
     pub parameters: GpuSlice,
     /// What is published.
@@ -161,11 +161,11 @@ impl ServerWork {
     #[cfg(feature = "cuda")]
     pub fn run_on_gpu(
         &mut self,
-        places: &GpuPlaces,
+        buffers: &GpuBuffers,
         compute: ComputeOnGpu<'_>,
         observe: Observe<'_>,
     ) -> Result<End, JobError> {
-        let GpuPlaces { parameters, gradient, stream } = places;
+        let GpuBuffers { parameters, gradient, stream } = buffers;
         let make = &mut |mut step: LoopStep<'_>, _: &mut Gradients| {
             let own = &mut step.step;
             let batch = own.view().clock.get();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slackline::internals::job::coordinated::{
-    ComputeDevice, CoordinatedMember, GpuPlaces, MemberOptions, ServeEnd, WorkerOrder,
+    ComputeDevice, CoordinatedMember, GpuBuffers, MemberOptions, ServeEnd, WorkerOrder,
 };
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
@@ -158,11 +158,11 @@ impl Taken {
     fn work_on(&self, gpu: &Gpu, order: WorkerOrder) -> Result<End, Trouble> {
         let mut computer = Program::gpu_computer(&order.program, order.worker, order.workers, gpu)?;
         let (parameters, gradient) = (computer.parameters(), computer.gradient());
-        let places = GpuPlaces { parameters, gradient, stream: computer.stream().clone() };
+        let buffers = GpuBuffers { parameters, gradient, stream: computer.stream().clone() };
         let mut work = self.member.connect(order)?;
         self.end_with_the_job()?;
         Ok(work.run_on_gpu(
-            &places,
+            &buffers,
             &mut |batch, stop| computer.gradient_unless(batch, stop),
             &mut |worker, loss| {
                 if let Some(registry) = &self.registry {
