@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuError, GpuMemory, Optimizer,
-    Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Tcp, Transport, VersionTag, Wanted,
-    Worker, WorkerOptions,
+    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuError, GpuMemory, GpuStream,
+    Optimizer, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Tcp, Transport, VersionTag,
+    Wanted, Worker, WorkerOptions,
 };
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
@@ -102,6 +102,18 @@ fn pull<T: Transport>(reader: &mut Reader<T>, into: &GpuMemory, bare: &BareGpu) 
     let stream = bare.stream()?;
     let begun = Instant::now();
     reader.pull_to_gpu(Wanted::newest(), &into.whole(), &stream, PATIENCE)?;
+    Ok(begun.elapsed())
+}
+
+/// Publishes a gradient of the next step; the time until the server has been told.
+fn publish_gradient<T: Transport>(
+    worker: &mut Worker<T>,
+    gradient: &GpuMemory,
+    stream: &GpuStream,
+) -> Outcome<Duration> {
+    let step = worker.step(PATIENCE)?;
+    let begun = Instant::now();
+    step.publish_from_gpu(&gradient.whole(), stream, None, PATIENCE)?;
     Ok(begun.elapsed())
 }
 
@@ -226,6 +238,13 @@ impl Rows<'_> {
             row(&format!("publish {name} {between}"), "device copy", "bytes_per_s", goal, &|rows| {
                 rows.publish_within(size)
             });
+            row(
+                &format!("publish a gradient of {name} {between}"),
+                "device copy",
+                "bytes_per_s",
+                goal,
+                &|rows| rows.gradient_within(size),
+            );
             row(&format!("pull {name} {between}"), "device copy", "bytes_per_s", goal, &|rows| {
                 rows.pull_within(size)
             });
@@ -330,13 +349,7 @@ impl Rows<'_> {
         let (mut bare, gradient) = (BareGpu::new(self.gpu, bytes)?, GpuMemory::allocate(self.gpu, bytes)?);
         bare.write(&gradient.whole(), &vec![0; bytes])?;
         let stream = bare.stream()?;
-        let ours = || {
-            let mut worker = worker.borrow_mut();
-            let step = worker.step(PATIENCE)?;
-            let begun = Instant::now();
-            step.publish_from_gpu(&gradient.whole(), &stream, None, PATIENCE)?;
-            Ok(rate(bytes, begun.elapsed()))
-        };
+        let ours = || Ok(rate(bytes, publish_gradient(&mut worker.borrow_mut(), &gradient, &stream)?));
         let from_host = || {
             let mut worker = worker.borrow_mut();
             let mut step = worker.step(PATIENCE)?;
@@ -346,6 +359,23 @@ impl Rows<'_> {
             Ok(rate(bytes, begun.elapsed()))
         };
         pairs(self.sizes.pairs, ours, from_host)
+    }
+
+    /// A gradient that goes into a slot on the GPU of a server in another process, which folds it before the next one.
+    fn gradient_within(&self, size: usize) -> Outcome<Pairs> {
+        let bytes = self.version(size);
+        let peer = Peer::start((self.other_process)(), "serve", bytes)?;
+        let transport = Shm::new().with_gpu(self.gpu);
+        let options = WorkerOptions::new(SchemeConfig::Bsp);
+        let mut worker = Worker::connect(transport, &[peer.address()?.clone()], options, PATIENCE)?;
+        let allocate = || GpuMemory::allocate(self.gpu, bytes);
+        let (gradient, other) = (allocate()?, allocate()?);
+        let (mut bare, mut limit) = (BareGpu::new(self.gpu, bytes)?, BareGpu::new(self.gpu, 1)?);
+        bare.write(&gradient.whole(), &vec![0; bytes])?;
+        let stream = bare.stream()?;
+        let ours = || Ok(rate(bytes, publish_gradient(&mut worker, &gradient, &stream)?));
+        let copy = || Ok(rate(bytes, limit.within(&gradient.whole(), &other.whole())?));
+        pairs(self.sizes.pairs, ours, copy)
     }
 
     fn publish_within(&self, size: usize) -> Outcome<Pairs> {

@@ -14,7 +14,7 @@ use crate::cuda::GpuSlice;
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, Inline, Operation, PayloadSlice, PostError,
+    CompletionError, Disconnected, Endpoint, Flags, GpuPath, Inline, Operation, PayloadSlice, PostError,
     WorkCompletion, WorkRequest,
 };
 
@@ -125,6 +125,9 @@ enum PublishStep {
 
 /// Chunks in one batch: long enough to keep a queue busy, short enough not to fill it.
 const CHUNKS_PER_BATCH: usize = 8;
+
+/// Longest single copy between memory of GPUs.
+const MAX_COPY_BYTES: u64 = 1 << 30;
 
 /// Ids of a publish's requests have this bit.
 pub(crate) const PUBLISH_TAG: u64 = 1 << 62;
@@ -461,7 +464,7 @@ impl Publish {
         if self.is_held && first == chunks {
             return Ok(false);
         }
-        let end = chunks.min(first + CHUNKS_PER_BATCH);
+        let end = chunks.min(first + self.chunks_of_batch(endpoint));
         let is_last = end == chunks && !self.is_held;
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
@@ -478,6 +481,16 @@ impl Publish {
         Ok(false)
     }
 
+    /// Chunks of the next batch. Between memory of GPUs a copy is so fast that to fold along with it gains nothing; and
+    /// one GPU has kernels of two processes take turns, of a millisecond or so each.
+    fn chunks_of_batch(&self, endpoint: &impl Endpoint) -> usize {
+        let is_on_gpu = matches!(self.pending, Some((GradientSource::Gpu(_), _)));
+        match is_on_gpu && endpoint.gpu_path() == Some(GpuPath::CopyEngines) {
+            true => (MAX_COPY_BYTES / self.geometry.chunk_bytes()).max(1) as usize,
+            false => CHUNKS_PER_BATCH,
+        }
+    }
+
     fn build(
         &self,
         batch: &mut Vec<WorkRequest>,
@@ -489,9 +502,12 @@ impl Publish {
         let chunks = geometry.chunks();
         let (slot, total_bytes) = (self.slot()?, geometry.payload_bytes() as usize);
         if let Some(memory) = self.pending.as_ref().and_then(|(source, _)| source.payload()) {
-            for chunk in range {
+            // Each word waits for the copy before it, so a copy of a GPU has all chunks of the batch.
+            let run = if matches!(memory, PayloadSlice::Gpu(_)) { range.len().max(1) } else { 1 };
+            for chunk in range.clone().step_by(run) {
+                let end = range.end.min(chunk + run);
                 let begin = chunk as u64 * geometry.chunk_bytes();
-                let len = geometry.chunk_bytes().min(geometry.payload_bytes() - begin);
+                let len = geometry.payload_bytes().min(end as u64 * geometry.chunk_bytes()) - begin;
                 batch.push(WorkRequest::unsignalled(
                     PUBLISH_TAG,
                     memory
@@ -499,7 +515,7 @@ impl Publish {
                         .write(slot.slice(begin, len)?, Streaming::PieceOf { total_bytes }),
                 ));
                 if chunks > 1 {
-                    let landed = landed_word(header.clock.get(), chunk + 1);
+                    let landed = landed_word(header.clock.get(), end);
                     let mut request =
                         self.inline(self.page.slice(inbox::LANDED as u64, 8)?, Inline::word(landed));
                     if chunk == 0 {

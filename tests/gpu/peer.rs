@@ -45,7 +45,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
-    /// `publish-tcp`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a
+    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a
     /// version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -103,7 +103,8 @@ pub(crate) fn serve(gpu: &Gpu) -> Outcome<bool> {
         ("publish", _) => publish(gpu, bytes, Shm::new().with_gpu(gpu), Address::random())?,
         ("publish-host", _) => publish(gpu, bytes, Shm::new(), Address::random())?,
         ("publish-tcp", _) => publish(gpu, bytes, Tcp::new().with_gpu(gpu), tcp)?,
-        ("serve-tcp", _) => serve_gradients(bytes, &tcp)?,
+        ("serve", _) => serve_gradients(bytes, Shm::new().with_gpu(gpu), &Address::random())?,
+        ("serve-tcp", _) => serve_gradients(bytes, Tcp::new(), &tcp)?,
         ("read", address) => read(gpu, bytes, &address.parse()?)?,
         _ => return Err(format!("there is no role {role}").into()),
     }
@@ -218,12 +219,12 @@ fn fault<T: Transport>(
     Err("the fault was never told".into())
 }
 
-/// A server of parameters in host memory.
-fn serve_gradients(bytes: usize, address: &Address) -> Outcome<()> {
+/// A server of parameters where the transport has its payloads.
+fn serve_gradients<T: Transport>(bytes: usize, transport: T, address: &Address) -> Outcome<()> {
     let elements = bytes / 4;
     let table = Table::flat(elements as u64, ElementType::F32)?;
     let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
-    let mut server = Server::new(Tcp::new(), address, table, &vec![1.0; elements], options)?;
+    let mut server = Server::new(transport, address, table, &vec![1.0; elements], options)?;
     answer(server.address())?;
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| -> Outcome<()> {
