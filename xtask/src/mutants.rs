@@ -93,8 +93,7 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "staging_block_before_ticket",
-        "transport::verbs::unordered::gpu::\
-         a_block_is_used_again_once_the_gpu_has_copied_it_and_not_before",
+        "transport::verbs::unordered::gpu::a_block_fits_a_queue_of_one_short_request",
         "a block was used again too early",
     ),
     (

@@ -345,7 +345,8 @@ fn a_block_fits_a_queue_of_one_short_request() {
     assert!(bytes_of(&scene.regions[1])[..BYTES] == sent);
     scene.driver.set_bytes(mine.pointer(), &[0; BYTES]);
     scene.carry_out(read_to(&mine, 0, remote));
-    assert!(scene.driver.bytes(mine.pointer(), BYTES) == sent);
+    let is_whole = scene.driver.bytes(mine.pointer(), BYTES) == sent;
+    assert!(is_whole, "a block was used again too early");
 }
 
 #[test]
