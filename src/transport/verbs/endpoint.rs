@@ -165,7 +165,7 @@ impl VerbsEndpoint {
         let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
         let longest = longest.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
         let staged = StagedPosting::new(gpu, longest, self.shared.queue_depth);
-        self.staged = Some(gpu.clone()).zip(staged);
+        self.staged = Some(gpu).cloned().zip(staged);
     }
 
     /// Calls what stages payloads of the GPU, where this side has one and the peer serves requests.
