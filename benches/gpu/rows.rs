@@ -189,7 +189,7 @@ impl Rows<'_> {
         });
         for name in NOT_THERE {
             tell(
-                json!({ "name": name, "missing": "RDMA stages payloads of a GPU: no device has its memory registered" }),
+                json!({ "name": name, "missing": "RDMA stages payloads of a GPU: no device registers them" }),
             );
         }
     }

@@ -79,8 +79,8 @@ impl BareGpu {
     /// # Errors
     /// The driver refuses.
     pub fn stream(&self) -> Result<GpuStream, GpuError> {
-        // SAFETY: the default stream, which is there for as long as the context, or one that lives as long as this value:
-        // the caller of this hidden call keeps it.
+        // SAFETY: the default stream, which is there for as long as the context, or one that lives as long as this
+        // value: the caller of this hidden call keeps it.
         unsafe { GpuStream::of_caller(&self.gpu, self.stream.0) }
     }
 

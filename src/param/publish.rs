@@ -481,8 +481,8 @@ impl Publish {
         Ok(false)
     }
 
-    /// Chunks of the next batch. Between memory of GPUs a copy is so fast that to fold along with it gains nothing, and a
-    /// GPU takes more than a tenth of a millisecond to change between two processes.
+    /// Chunks of the next batch. Between memory of GPUs a copy is so fast that to fold along with it gains nothing, and
+    /// a GPU takes more than a tenth of a millisecond to change between two processes.
     fn chunks_of_batch(&self, endpoint: &impl Endpoint) -> usize {
         let is_on_gpu = matches!(self.pending, Some((GradientSource::Gpu(_), _)));
         match is_on_gpu && endpoint.gpu_path() == Some(GpuPath::CopyEngines) {

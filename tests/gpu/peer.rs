@@ -30,7 +30,7 @@ pub(crate) fn fill_of(version: Version) -> u8 {
     (version.get() % 251) as u8
 }
 
-/// The byte at this place of a version that tells all its places apart.
+/// A byte of a version whose bytes differ from block to block, by its index.
 pub(crate) fn number_of(at: usize) -> u8 {
     (at >> 10) as u8 ^ (at >> 18) as u8
 }
@@ -45,8 +45,8 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Starts `program` as the other process. The roles are `publish` and `publish-host` over shared memory,
-    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of a
-    /// version.
+    /// `publish-tcp`, `serve`, `serve-tcp` and, with the address of a publisher behind it, `read`; `bytes` are those of
+    /// a version.
     pub(crate) fn start(mut program: Command, role: &str, bytes: usize) -> Outcome<Peer> {
         program.env(ROLE, format!("{bytes} {role}")).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = program.spawn()?;

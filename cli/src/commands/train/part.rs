@@ -173,8 +173,8 @@ impl Taken {
     }
 
     /// Opens the GPU of this process, if the job is on GPUs, and names it to the job. Where no launcher counts the
-    /// processes of a host, `before` of them come before the first of this role. `serves`: what this process serves is on
-    /// the GPU.
+    /// processes of a host, `before` of them come before the first of this role. `serves`: what this process serves is
+    /// on the GPU.
     fn open_gpu(&self, device: ComputeDevice, before: u32, serves: bool) -> Result<Option<Gpu>, Trouble> {
         let index = self.local_rank.unwrap_or_else(|| before + self.member.role_rank());
         let gpu = device.open(index).map_err(|error| JobError::from(Error::from(error)))?;
