@@ -1,5 +1,5 @@
 //! Whether RDMA devices can reach memory of a GPU, as far as the driver and the system tell: the kernel module,
-//! dma-bufs, nvidia-peermem, BAR1, the order in which writes become visible, and the way to each adapter on PCI Express.
+//! dma-bufs, nvidia-peermem, BAR1, the order in which writes become visible, and the way to each adapter.
 
 use std::fmt::{self, Display, Formatter};
 use std::fs;
