@@ -1159,8 +1159,9 @@ typedef struct slackline_job_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. The job then does without
-     * RDMA. By default NULL: there is none.
+     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. A server that names one is
+     * not reached by RDMA, or has its payloads in host memory where the job goes by RDMA alone. By default NULL: there
+     * is none.
      */
     const struct slackline_gpu *gpu;
 } slackline_job_options;
@@ -1373,8 +1374,8 @@ typedef struct slackline_worker_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU that `slackline_worker_publish_from_gpu` publishes from, over shared memory and TCP: see
-     * `slackline_gpu_open`. By default NULL: there is none. `slackline_job_worker` does not look at it.
+     * The GPU that `slackline_worker_publish_from_gpu` publishes from: see `slackline_gpu_open`. By default NULL:
+     * there is none. `slackline_job_worker` does not look at it.
      */
     const struct slackline_gpu *gpu;
 } slackline_worker_options;
@@ -1549,8 +1550,7 @@ typedef struct slackline_reader_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU that `slackline_reader_pull_to_gpu` copies to, over shared memory and TCP: see `slackline_gpu_open`. By
-     * default NULL: there is none.
+     * The GPU that `slackline_reader_pull_to_gpu` copies to: see `slackline_gpu_open`. By default NULL: there is none.
      */
     const struct slackline_gpu *gpu;
 } slackline_reader_options;
@@ -2555,8 +2555,8 @@ slackline_status slackline_publisher_commit_when_copied(struct slackline_publish
 /**
  * Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
  * a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
- * NULL, is told; `fresh->size` must be set. The GPU copies straight out of the owner's memory, or over TCP by way of
- * blocks of host memory. For readers with `gpu` in their options. After a failure the range may hold anything.
+ * NULL, is told; `fresh->size` must be set. The GPU copies straight out of the owner's memory, or over TCP and RDMA by
+ * way of blocks of host memory. For readers with `gpu` in their options. After a failure the range may hold anything.
  */
 slackline_status slackline_reader_pull_to_gpu(struct slackline_reader *reader,
                                               const struct slackline_gpu_range *range,

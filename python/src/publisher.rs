@@ -39,7 +39,7 @@ const ALIGN: u64 = 256;
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
 ///
 /// With `gpu`, a Gpu, the frames are in its memory, over shared memory and TCP: tensors of that GPU alone are published
-/// then, and readers of this host have a GPU, too. It excludes `deltas` and `checksums`.
+/// then, and readers over shared memory have a GPU, too. It excludes `deltas` and `checksums`.
 ///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.

@@ -41,8 +41,8 @@ type Staged = Receiver<Result<Pulled, Failure>>;
 /// With `tree` the address is that of a Publisher whose relays are in a tree: it says from whom this reader reads, a
 /// relay on the same host if there is one. `reconnect` then asks it again.
 ///
-/// With `gpu`, a Gpu, pulls into tensors of that GPU come straight out of the owner's memory, over shared memory and
-/// TCP. `gpu_path` says which way they take.
+/// With `gpu`, a Gpu, pulls into tensors of that GPU come straight out of the owner's memory over shared memory, and by
+/// way of blocks of host memory over TCP and RDMA. `gpu_path` says which way they take.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///
@@ -263,9 +263,8 @@ impl PyReader {
     ///
     /// Tensors of a GPU in `into` (DLPack or `__cuda_array_interface__`, in C order) are written by it, behind the work
     /// that a stream has at the time of the call; what that stream gets after the call sees the version, and the arrays
-    /// of the snapshot cannot be looked at. `stream` is as for `Publisher.publish`. With a reader's `gpu` the GPU
-    /// copies straight out of the owner's memory, by way of memory of its own; once the version is there, that copy
-    /// does not look for signals.
+    /// of the snapshot cannot be looked at. `stream` is as for `Publisher.publish`. With a reader's `gpu` several
+    /// tensors come by way of memory of that GPU; once the version is there, that copy does not look for signals.
     #[pyo3(signature = (into=None, *, max_staleness=None, min_version=0, version=None, timeout=30.0, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn pull(

@@ -25,9 +25,9 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
 /// It uses the primary context of the device, which is that of the CUDA runtime and of PyTorch. The context is current
 /// on the calling thread only within calls of this library. Copies run on three streams of its own, one for each way
 /// and one for those within its memory, and folds on a fourth, in the order in which they were asked for: a copy that
-/// waits for a busy stream of the caller's holds up those behind it. No call waits for a copy. The driver itself may
-/// hold up a call: the first one for a table locks its memory, which takes seconds for many gigabytes, and a stream
-/// takes a thousand commands or so before the next has to wait (1,021 were counted on an H200).
+/// waits for a busy stream of the caller's holds up those behind it. No call that asks for a copy waits for it. The
+/// driver itself may hold up a call: the first one for a table locks its memory, which takes seconds for many
+/// gigabytes, and a stream takes a thousand commands or so before the next has to wait (1,021 on an H200).
 ///
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
 ///

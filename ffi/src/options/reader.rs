@@ -38,8 +38,7 @@ pub struct slackline_reader_options {
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU that `slackline_reader_pull_to_gpu` copies to, over shared memory and TCP: see `slackline_gpu_open`. By
-    /// default NULL: there is none.
+    /// The GPU that `slackline_reader_pull_to_gpu` copies to: see `slackline_gpu_open`. By default NULL: there is none.
     pub gpu: *const slackline_gpu,
 }
 

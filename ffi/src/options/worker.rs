@@ -48,8 +48,8 @@ pub struct slackline_worker_options {
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU that `slackline_worker_publish_from_gpu` publishes from, over shared memory and TCP: see
-    /// `slackline_gpu_open`. By default NULL: there is none. `slackline_job_worker` does not look at it.
+    /// The GPU that `slackline_worker_publish_from_gpu` publishes from: see `slackline_gpu_open`. By default NULL:
+    /// there is none. `slackline_job_worker` does not look at it.
     pub gpu: *const slackline_gpu,
 }
 
