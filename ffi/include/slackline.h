@@ -921,11 +921,12 @@ typedef void (*slackline_release)(void *context);
  * A range of memory of a GPU, and the stream with which its copies are ordered.
  *
  * The range stays allocated until `release` is called: once, also if the call that it is given to fails, when no copy
- * uses it any more. Neither `pointer` nor `bytes` need any alignment.
+ * uses it any more. That a copy is over which nothing waits for is noticed by the next copy of that GPU the same way,
+ * or when the GPU is closed: no program should wait for `release`. Neither `pointer` nor `bytes` need any alignment.
  */
 typedef struct slackline_gpu_range {
     /**
-     * The GPU that the memory is on.
+     * The GPU that the memory is on. A call that is given the range uses the handle: threads open one each.
      */
     const struct slackline_gpu *gpu;
     /**

@@ -129,7 +129,8 @@ impl OnGpu {
     /// Its memory, which is kept until the last copy from or to it is over.
     pub(crate) fn memory(&self, gpu: &Gpu) -> Result<GpuSlice, Failure> {
         // SAFETY: what the array came with keeps the range allocated. Its copies are ordered with the stream that the
-        // caller has named; a copy from it is waited for before the call returns that it was given to.
+        // caller has named. A copy from it is waited for by the call that it was given to, or, after the deadline of
+        // that, the pages have the caller leave the array alone.
         let memory =
             unsafe { GpuMemory::of_caller(gpu, self.pointer, self.bytes(), Arc::clone(&self.owner))? };
         Ok(memory.whole())

@@ -81,13 +81,18 @@ pub(crate) fn reading_secret(py: Python<'_>, secret: Option<SecretSource>) -> Py
 
 fn open(secret: Option<Secret>, address: &Address, gpu: Option<&gpu::Named>) -> Result<Mixed, Failure> {
     let mixed = Mixed::new(Shm::new(), secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
-    let mixed = match gpu {
-        Some(gpu) => mixed.with_gpu(&gpu.gpu),
+    let mixed = match rdma(address) {
+        Some(peer) => {
+            let options = rdma_options().map_err(|error| Failure::of(Class::BadOption, &error))?;
+            mixed.with_verbs(Verbs::open(VerbsOptions { secret, peer: Some(peer.ip()), ..options })?)
+        }
         None => mixed,
     };
-    let Some(peer) = rdma(address) else { return Ok(mixed) };
-    let options = rdma_options().map_err(|error| Failure::of(Class::BadOption, &error))?;
-    Ok(mixed.with_verbs(Verbs::open(VerbsOptions { secret, peer: Some(peer.ip()), ..options })?))
+    // The last one: all of its transports take the GPU.
+    Ok(match gpu {
+        Some(gpu) => mixed.with_gpu(&gpu.gpu),
+        None => mixed,
+    })
 }
 
 fn rdma(address: &Address) -> Option<SocketAddr> {

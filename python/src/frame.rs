@@ -120,6 +120,9 @@ impl Drafting {
 
     /// Has the GPU copy an array into it, from the byte `offset` on.
     pub(crate) fn copy_from_gpu(&self, offset: usize, array: &OnGpu) -> Result<(), Failure> {
+        if array.bytes() == 0 {
+            return Ok(());
+        }
         let (gpu, stream) = array.stream()?;
         let from = array.memory(&gpu)?;
         Ok(self.lock().as_mut().ok_or_else(ended)?.copy_from_gpu(offset as u64, &from, &stream)?)

@@ -57,7 +57,8 @@ impl Targets {
     /// The same of those that are on a GPU.
     pub(crate) fn on_gpu(&self) -> impl Iterator<Item = (&OnGpu, usize)> {
         self.arrays.iter().zip(&self.layout.specs).filter_map(|(array, spec)| match array {
-            Given::Gpu(array) => Some((array, spec.offset)),
+            // Memory without bytes is nothing that a GPU copies.
+            Given::Gpu(array) => (array.bytes() > 0).then_some((array, spec.offset)),
             Given::Host(_) => None,
         })
     }

@@ -18,6 +18,7 @@ use crate::into::Targets;
 use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
+use crate::source::Given;
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
 use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
@@ -334,6 +335,14 @@ impl Step {
             }
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;
+            let wait_for_copies = |worker: &mut _| -> PyResult<()> {
+                let copied = in_slices(py, timeout, |slice| copied(worker, slice))?;
+                Ok(copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }))?)
+            };
+            // A GPU may still copy what an earlier call that has ended at its deadline was given.
+            if arrays.iter().flatten().any(|array| matches!(array, Given::Host(_))) {
+                wait_for_copies(worker)?;
+            }
             if let Some(arrays) = &arrays {
                 is_on_its_way = py.detach(|| -> Result<bool, Failure> {
                     let is_on_its_way = working.publish_from_gpu(worker, arrays, layout, loss)?;
@@ -344,8 +353,7 @@ impl Step {
                 })?;
             }
             if !is_on_its_way {
-                let copied = in_slices(py, timeout, |slice| copied(worker, slice))?;
-                copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }))?;
+                wait_for_copies(worker)?;
             }
             // Not before: another thread would begin the next step, and this gradient would be taken for that one's.
             if !self.end() {

@@ -77,6 +77,7 @@ impl Working {
             match array {
                 // SAFETY: the memory of the gradient has the bytes of the table; the array is of another library.
                 Given::Host(array) => unsafe { array.copy_to(self.gradient.pointer().add(spec.offset)) },
+                Given::Gpu(array) if array.bytes() == 0 => {}
                 Given::Gpu(array) => {
                     let (gpu, stream) = array.stream()?;
                     step.copy_gradient_from_gpu(spec.offset as u64, &array.memory(&gpu)?, &stream)?;
@@ -109,10 +110,18 @@ impl Working {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         let staging = match &*staging {
             Some(memory) => memory.clone(),
-            None => staging.insert(GpuMemory::allocate(&gpu, self.bytes)?).clone(),
+            None => {
+                let memory = staging.insert(GpuMemory::allocate(&gpu, self.bytes)?).clone();
+                // Between the tensors of a table there may be bytes that are of none.
+                stream.clear(&memory.whole())?;
+                memory
+            }
         };
         for (array, spec) in arrays.iter().zip(&layout.specs) {
             let Given::Gpu(array) = array else { continue };
+            if array.bytes() == 0 {
+                continue;
+            }
             let into = staging.slice(spec.offset, array.bytes()).map_err(Error::from)?;
             stream.copy(&array.memory(&gpu)?, &into)?;
         }

@@ -133,6 +133,17 @@ impl GpuStream {
         self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, true, &mut Tickets::default())
     }
 
+    /// Makes `into`, memory of the GPU, zero, behind what this stream has now, and does not wait for it. What the
+    /// stream gets later, and later copies within the GPU, come behind that.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    #[doc(hidden)]
+    pub fn clear(&self, into: &GpuSlice) -> Result<(), GpuError> {
+        // Nobody waits for its end.
+        self.put(GpuWork::Clear { into: into.clone() }, true, &mut Tickets::default())
+    }
+
     /// Has all copies that are asked for later wait for what this stream has now.
     ///
     /// # Errors

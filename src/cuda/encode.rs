@@ -23,7 +23,6 @@ pub(super) struct EncodeParameters {
 /// What a kernel converts to: its address and length, and the host's region that it is in.
 struct EncodeTarget {
     pointer: DevicePointer,
-    bytes: usize,
     region: Option<MemoryRegion>,
     kind: QueueKind,
 }
@@ -43,14 +42,15 @@ impl GpuStream {
         encoding: Encoding,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
+        let (begin, room) = (into.as_volatile().as_ptr(), into.as_volatile().len());
+        expect_elements(from, (begin.addr() as DevicePointer, room), encoding)?;
         let Some(name) = name_of(encoding) else { return self.copy_to_host(from, into, under_way) };
         let (primary, region) = (&self.gpu().inner().primary, into.region().clone());
         lock(primary, &region)?;
-        let begin = into.as_volatile().as_ptr();
         let asking = "asking for the address of host memory";
         let pointer = primary.call(asking, |driver| driver.host_pointer(begin))?;
-        let (bytes, kind) = (into.as_volatile().len(), QueueKind::ToHost);
-        self.launch(name, from, EncodeTarget { pointer, bytes, region: Some(region), kind }, None, under_way)
+        let target = EncodeTarget { pointer, region: Some(region), kind: QueueKind::ToHost };
+        self.launch(name, from, target, None, under_way)
     }
 
     /// The same into memory of the GPU.
@@ -64,9 +64,9 @@ impl GpuStream {
         encoding: Encoding,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
+        expect_elements(from, (into.pointer(), into.bytes()), encoding)?;
         let Some(name) = name_of(encoding) else { return self.copy_within(from, into, under_way) };
-        let (pointer, bytes, kind) = (into.pointer(), into.bytes(), QueueKind::Within);
-        let target = EncodeTarget { pointer, bytes, region: None, kind };
+        let target = EncodeTarget { pointer: into.pointer(), region: None, kind: QueueKind::Within };
         self.launch(name, from, target, Some(into), under_way)
     }
 
@@ -78,12 +78,8 @@ impl GpuStream {
         into: Option<&GpuSlice>,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
-        let EncodeTarget { pointer: to, bytes: room, region, kind } = target;
+        let EncodeTarget { pointer: to, region, kind } = target;
         let (pointer, bytes) = (from.pointer(), from.bytes());
-        let is_aligned = pointer.is_multiple_of(4) && to.is_multiple_of(2);
-        if bytes == 0 || !bytes.is_multiple_of(4) || room != bytes / 2 || !is_aligned {
-            return Err(GpuError::Elements { pointer, bytes, to, room });
-        }
         let module = self.gpu().module()?;
         let function = module.function(name)?;
         let parameter = EncodeParameters { offset: 0, count: bytes as u64 / 4, from: pointer, to };
@@ -92,6 +88,20 @@ impl GpuStream {
         let parameter = KernelParameter::Encode(parameter);
         let launch = Launch { function, parameter, kind, slices, region, _kernels: module };
         self.put(GpuWork::Kernel(Box::new(launch)), false, under_way)
+    }
+}
+
+/// Checks that `from` has whole f32 elements, and that there is room for as many at `to`, all of them aligned.
+fn expect_elements(
+    from: &GpuSlice,
+    (to, room): (DevicePointer, usize),
+    encoding: Encoding,
+) -> Result<(), GpuError> {
+    let (pointer, bytes, width) = (from.pointer(), from.bytes(), encoding.bytes());
+    let are_whole = bytes > 0 && bytes.is_multiple_of(4) && room == bytes / 4 * width;
+    match are_whole && pointer.is_multiple_of(4) && to.is_multiple_of(width as u64) {
+        true => Ok(()),
+        false => Err(GpuError::Elements { pointer, bytes, to, room }),
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) struct NonFiniteLook {
     /// Windows that are under way, in order: the gradient of each, its ticket, and where it leaves what it finds.
     windows: VecDeque<(usize, Tickets, Option<usize>)>,
     cell: usize,
-    /// For each gradient, whether all windows so far are finite.
+    /// For each gradient, whether a window so far is not finite.
     found: Vec<bool>,
 }
 

@@ -158,7 +158,8 @@ impl GpuRecord {
         }))
     }
 
-    /// The names of the tests and rows that have failed. A goal that is missed is none.
+    /// The names of the tests and rows that have failed. A goal that is missed is none, and neither is something left
+    /// out that a test has not noticed: whether one can depends on the device.
     pub(super) fn failed(&self) -> Vec<String> {
         let of = |list: &str, field: &str, good: fn(&str) -> bool| -> Vec<String> {
             let entries = self.0[list].as_array().into_iter().flatten();

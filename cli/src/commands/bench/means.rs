@@ -120,6 +120,11 @@ pub(super) struct Means {
 }
 
 impl Means {
+    /// The same for an owner, which a GPU of its peers alone does not concern.
+    pub(super) fn of_owner(&self) -> Means {
+        Means { memory: self.memory.of_owner(), ..self.clone() }
+    }
+
     /// The settings of RDMA: those of the environment, as far as no option says otherwise.
     pub(super) fn verbs(&self) -> Result<VerbsOptions, BenchError> {
         Ok(self.over(rdma_options()?))

@@ -73,6 +73,11 @@ impl MemoryArgs {
         MemoryArgs { memory: self.peer_memory, peer_memory: self.memory }
     }
 
+    /// The same of an owner, whose payloads are where they are, wherever those of its peers are.
+    pub(super) fn of_owner(&self) -> MemoryArgs {
+        MemoryArgs { memory: self.memory, peer_memory: ComputeDevice::Host }
+    }
+
     /// Opens the GPU that has this side's payloads, if one has.
     pub(super) fn gpu(&self) -> Result<Option<Gpu>, BenchError> {
         Ok(self.memory.open(0)?)

@@ -37,7 +37,7 @@ pub(super) fn serve_publisher<C: Carrier>(
     if let Some(gpu) = client.means.memory.gpu()? {
         return gpu::serve_publisher::<C>(task, options, client, OnGpu::new(&gpu, task.bytes)?);
     }
-    let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
+    let (carrier, anywhere) = (C::open(&client.means.of_owner())?, C::anywhere(client.host));
     let mut publisher = Publisher::new(carrier, &anywhere, table, options)?;
     let mut payload = vec![0; task.bytes as usize];
     pattern::fill(VolatileSlice::from_mut(&mut payload));
@@ -71,7 +71,7 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     if is_crowd {
         options.memory.lease = LEASE_OF_CROWD;
     }
-    let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
+    let (carrier, anywhere) = (C::open(&client.means.of_owner())?, C::anywhere(client.host));
     let mut server = Server::new(carrier, &anywhere, table, &vec![INITIAL; elements as usize], options)?;
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
     alone.measure(folds.div_ceil(2))?;
