@@ -129,7 +129,7 @@ impl GpuStream {
             let (pointer, bytes, available) = (into.pointer(), from.bytes(), into.bytes());
             return Err(GpuError::BeyondAllocation { pointer, bytes, available });
         }
-        // Nobody waits for its end.
+        // Nothing waits for its end.
         self.put(GpuWork::Within { from: from.clone(), into: into.clone() }, true, &mut Tickets::default())
     }
 
@@ -140,7 +140,7 @@ impl GpuStream {
     /// As [`copy`](Self::copy).
     #[doc(hidden)]
     pub fn clear(&self, into: &GpuSlice) -> Result<(), GpuError> {
-        // Nobody waits for its end.
+        // Nothing waits for its end.
         self.put(GpuWork::Clear { into: into.clone() }, true, &mut Tickets::default())
     }
 

@@ -4,12 +4,15 @@
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use std::sync::atomic::AtomicBool;
 
     use super::super::super::aggregate::{FoldArray, FoldJob, Input, Measured};
     use super::super::super::folder::Folder;
     use super::super::GpuFolder;
-    use super::super::scripted::{ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train};
+    use super::super::scripted::{
+        ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, publish_while_the_gpu_rests, table,
+        train,
+    };
     use crate::clock::{Clock, Version, WorkerId};
     use crate::cuda::{GpuKernels, GpuMemory, NOT_PERMITTED, Scripted};
     use crate::kernel::Optimizer;
@@ -64,34 +67,11 @@ mod tests {
 
     #[test]
     fn what_a_gpu_measures_is_read_once_it_is_measured_and_not_before() {
-        let (driver, _gpu, transport) = gpu::<Shm>();
-        let making = driver.work_in_a_thread();
-        let options = measuring(SGD, 1);
-        let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
-        let (address, may_publish) = (server.address(), &AtomicBool::new(false));
-        let (their_driver, _their_gpu, theirs) = gpu::<Shm>();
-        let _their_work = their_driver.work_in_a_thread();
-        std::thread::scope(|scope| {
-            let working = scope.spawn(move || {
-                let options = WorkerOptions::new(SchemeConfig::Bsp);
-                let mut worker = Worker::connect(theirs, &[address], options, PATIENCE).unwrap();
-                while !may_publish.load(Relaxed) {
-                    std::thread::yield_now();
-                }
-                let mut step = worker.step(PATIENCE).unwrap();
-                step.gradient().unwrap().fill(0.5);
-                step.publish(None, PATIENCE).unwrap();
-                worker.flush(PATIENCE).unwrap();
-            });
-            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
-            drop(making);
-            may_publish.store(true, Relaxed);
+        let (_driver, server) = publish_while_the_gpu_rests(measuring(SGD, 1), 0.5, |driver, server| {
             assert!(server.drive(|_| driver.launches() > 1, PATIENCE).unwrap());
             let is_told = |server: &Server<Shm>| server.status().mean_norm_squared.is_some();
             let told = server.drive(is_told, Duration::from_millis(30)).unwrap();
             assert!(!told, "the GPU has measured nothing: {:?}", server.status().mean_norm_squared);
-            let _working = driver.work_in_a_thread();
-            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
         });
         assert_eq!(server.status().mean_norm_squared, Some(0.25 * ELEMENTS as f64));
     }

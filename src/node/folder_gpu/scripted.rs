@@ -2,7 +2,9 @@
 //! loop over the parameters that a launch has, done late and in pieces.
 
 #[cfg(test)]
-pub(super) use tests::{ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, table, train};
+pub(super) use tests::{
+    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, publish_while_the_gpu_rests, table, train,
+};
 
 #[cfg(test)]
 mod tests {
@@ -121,11 +123,15 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_version_is_announced_once_the_gpu_has_folded_it_and_not_before() {
+    /// A worker publishes one gradient to a server whose GPU does nothing until `look` has looked. Then it folds, and
+    /// the worker leaves.
+    pub(in crate::node::folder_gpu) fn publish_while_the_gpu_rests(
+        options: ServerOptions,
+        gradient: f32,
+        look: impl FnOnce(&Scripted, &mut Server<Shm>),
+    ) -> (Arc<Scripted>, Server<Shm>) {
         let (driver, _gpu, transport) = gpu::<Shm>();
         let making = driver.work_in_a_thread();
-        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
         let mut server = Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
         let (address, may_publish) = (server.address(), &AtomicBool::new(false));
         let (their_driver, _their_gpu, theirs) = gpu::<Shm>();
@@ -138,7 +144,7 @@ mod tests {
                     std::thread::yield_now();
                 }
                 let mut step = worker.step(PATIENCE).unwrap();
-                step.gradient().unwrap().fill(1.0);
+                step.gradient().unwrap().fill(gradient);
                 step.publish(None, PATIENCE).unwrap();
                 worker.flush(PATIENCE).unwrap();
             });
@@ -146,13 +152,21 @@ mod tests {
             assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
             drop(making);
             may_publish.store(true, Relaxed);
-            let is_launched = |_: &Server<Shm>| driver.launches() > 0;
-            assert!(server.drive(is_launched, PATIENCE).unwrap());
+            look(&driver, &mut server);
+            let _working = driver.work_in_a_thread();
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+        });
+        (driver, server)
+    }
+
+    #[test]
+    fn a_version_is_announced_once_the_gpu_has_folded_it_and_not_before() {
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let (driver, server) = publish_while_the_gpu_rests(options, 1.0, |driver, server| {
+            assert!(server.drive(|_| driver.launches() > 0, PATIENCE).unwrap());
             let is_published = |server: &Server<Shm>| server.status().version > Version::new(0);
             let published = server.drive(is_published, Duration::from_millis(30)).unwrap();
             assert!(!published, "the GPU has folded nothing");
-            let _working = driver.work_in_a_thread();
-            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
         });
         let expected: Vec<f32> = initial().iter().map(|value| value - 0.05).collect();
         let _working = driver.work_in_a_thread();

@@ -52,7 +52,7 @@ impl MemoryArgs {
         let wrong = [
             (
                 transport == TransportKind::Verbs,
-                "--memory cuda: RDMA does not reach memory of GPUs yet",
+                "--memory cuda is not measured over RDMA, which stages it",
                 "use --transport shm or tcp",
             ),
             (
