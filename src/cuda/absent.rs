@@ -1,7 +1,7 @@
 //! Stands in for memory of GPUs where the library is built without it: no value of these types exists.
 #![forbid(unsafe_code)]
 
-use crate::mem::OutOfBounds;
+use crate::mem::{DeviceKeys, OutOfBounds};
 
 /// A GPU, its memory, or a range of that.
 #[derive(Clone, Debug)]
@@ -12,6 +12,26 @@ pub(crate) use NoGpu as GpuMemory;
 pub(crate) use NoGpu as GpuSlice;
 
 impl NoGpu {
+    /// True if both are one block of memory.
+    pub fn same_as(&self, _: &NoGpu) -> bool {
+        match *self {}
+    }
+
+    /// What it is a range of.
+    pub fn memory(&self) -> &NoGpu {
+        match *self {}
+    }
+
+    /// The address of its first byte.
+    pub fn pointer(&self) -> u64 {
+        match *self {}
+    }
+
+    /// The keys of its registration in a domain.
+    pub fn device_keys(&self, _: u32, _: bool) -> Option<DeviceKeys> {
+        match *self {}
+    }
+
     /// True if payloads may not be staged.
     pub fn requires_gpudirect(&self) -> bool {
         match *self {}

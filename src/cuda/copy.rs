@@ -40,7 +40,7 @@ fn queue(gpu: &Gpu, kind: QueueKind) -> &GpuQueue {
 }
 
 /// Copies that are under way, of which the newest of each stream tells about those before it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tickets {
     tickets: SmallVec<[CopyTicket; 1]>,
     /// The first fault, which is told once no copy is under way any more.

@@ -84,6 +84,13 @@ pub(crate) trait Driver: Send + Sync {
     /// A descriptor by which another process of this host maps memory of [`allocate`](Self::allocate).
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code>;
 
+    /// A dma-buf of a range of memory of a device, by which RDMA devices register it. The range begins and ends at
+    /// pages of the host. Each dma-buf takes a window of the device's PCI address space of its own.
+    fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Result<OwnedFd, Code>;
+
+    /// Makes visible to the device what RDMA devices have written to its memory, as far as the processor knows of it.
+    fn flush_rdma_writes(&self) -> Result<(), Code>;
+
     /// Maps memory that another process has exported, all of its `bytes`, for a device of this process.
     fn import(
         &self,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::GpuError;
@@ -56,6 +56,9 @@ pub(super) struct GpuInner {
     pub(super) primary: PrimaryContext,
     /// Bytes of payloads that went through blocks of host memory.
     pub(super) staged: AtomicU64,
+    /// True if what RDMA devices have written to its memory has to be made visible to it.
+    #[cfg(feature = "verbs")]
+    pub(super) flushes: AtomicBool,
     name: String,
 }
 
@@ -189,7 +192,18 @@ impl Gpu {
         let (out, into, within, folds) = (queue()?, queue()?, queue()?, queue()?);
         tracing::debug!(gpu = ordinal, name, "opened a GPU");
         let (module, staged) = (Mutex::default(), AtomicU64::new(0));
-        let inner = Arc::new(GpuInner { out, into, within, folds, module, primary, staged, name });
+        let inner = Arc::new(GpuInner {
+            out,
+            into,
+            within,
+            folds,
+            module,
+            primary,
+            staged,
+            #[cfg(feature = "verbs")]
+            flushes: AtomicBool::new(false),
+            name,
+        });
         Ok(Gpu { inner, requires_gpudirect: false })
     }
 

@@ -65,6 +65,8 @@ functions! {
     mem_release: "cuMemRelease" as fn(u64);
     mem_export: "cuMemExportToShareableHandle" as fn(*mut c_void, u64, c_int, u64);
     mem_import: "cuMemImportFromShareableHandle" as fn(*mut u64, *mut c_void, c_int);
+    mem_get_range_handle: "cuMemGetHandleForAddressRange" as fn(*mut c_void, DevicePointer, usize, c_int, u64);
+    flush_rdma_writes: "cuFlushGPUDirectRDMAWrites" as fn(c_int, c_int);
     mem_address_reserve: "cuMemAddressReserve" as fn(*mut DevicePointer, usize, usize, DevicePointer, u64);
     mem_address_free: "cuMemAddressFree" as fn(DevicePointer, usize);
     mem_map: "cuMemMap" as fn(DevicePointer, usize, usize, u64, u64);
@@ -310,6 +312,20 @@ impl Driver for DriverLibrary {
         })?;
         // SAFETY: a new descriptor, which nothing else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Result<OwnedFd, Code> {
+        let mut file: c_int = -1;
+        let to = ptr::from_mut(&mut file).cast();
+        // SAFETY: as above; a descriptor is what is written for this kind of handle.
+        check(unsafe { (self.functions.mem_get_range_handle)(to, pointer, bytes, HANDLE_DMA_BUF, 0) })?;
+        // SAFETY: a new descriptor, which nothing else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn flush_rdma_writes(&self) -> Result<(), Code> {
+        // SAFETY: as above.
+        check(unsafe { (self.functions.flush_rdma_writes)(FLUSH_CURRENT_CONTEXT, FLUSH_TO_OWNER) })
     }
 
     fn import(

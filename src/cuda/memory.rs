@@ -3,7 +3,11 @@
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+#[cfg(feature = "verbs")]
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+#[cfg(feature = "verbs")]
+use super::direct::GpuRegistration;
 use super::driver::{Allocation, DevicePointer};
 use super::gpu::PrimaryContext;
 use super::sys::{Code, MEMORY_TYPE_DEVICE, PointerAttribute};
@@ -19,14 +23,17 @@ pub struct GpuMemory {
     block: Arc<GpuBlock>,
 }
 
-struct GpuBlock {
-    primary: PrimaryContext,
-    pointer: DevicePointer,
-    bytes: usize,
-    backing: GpuBacking,
+pub(super) struct GpuBlock {
+    pub(super) primary: PrimaryContext,
+    pub(super) pointer: DevicePointer,
+    pub(super) bytes: usize,
+    pub(super) backing: GpuBacking,
+    /// With RDMA devices. They are undone before the memory goes.
+    #[cfg(feature = "verbs")]
+    registrations: Mutex<Vec<Arc<GpuRegistration>>>,
 }
 
-enum GpuBacking {
+pub(super) enum GpuBacking {
     Own(Allocation),
     Caller {
         /// Dropped once no slice and no copy uses the memory any more.
@@ -54,8 +61,7 @@ impl GpuMemory {
     ) -> Result<GpuMemory, GpuError> {
         let primary = gpu.inner().primary.clone();
         expect_memory_of(&primary, pointer, bytes)?;
-        let backing = GpuBacking::Caller { _owner: Box::new(owner) };
-        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+        Ok(GpuMemory::new(primary, pointer, bytes, GpuBacking::Caller { _owner: Box::new(owner) }))
     }
 
     /// `bytes` of memory of this library's own on the GPU. It is freed with its last clone, also while kernels of the
@@ -74,8 +80,7 @@ impl GpuMemory {
                 code => primary.error("allocating memory of a GPU", code),
             })
         })?;
-        let (pointer, backing) = (allocation.pointer, GpuBacking::Own(allocation));
-        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+        Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
     }
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU. It stays
@@ -93,8 +98,7 @@ impl GpuMemory {
         let allocation = primary.call("mapping memory of a GPU that a peer has granted", |driver| {
             driver.import(primary.device(), file, bytes, is_writable)
         })?;
-        let (pointer, backing) = (allocation.pointer, GpuBacking::Own(allocation));
-        Ok(GpuMemory { block: Arc::new(GpuBlock { primary, pointer, bytes, backing }) })
+        Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
     }
 
     /// What another process of this host maps it by, and the length that it maps: this memory was
@@ -109,6 +113,29 @@ impl GpuMemory {
         };
         let exported = primary.call("exporting memory of a GPU", |driver| driver.export(allocation));
         Ok((exported?, allocation.bytes))
+    }
+
+    fn new(primary: PrimaryContext, pointer: DevicePointer, bytes: usize, backing: GpuBacking) -> GpuMemory {
+        let block = GpuBlock {
+            primary,
+            pointer,
+            bytes,
+            backing,
+            #[cfg(feature = "verbs")]
+            registrations: Mutex::default(),
+        };
+        GpuMemory { block: Arc::new(block) }
+    }
+
+    #[cfg(feature = "verbs")]
+    pub(super) fn block(&self) -> &GpuBlock {
+        &self.block
+    }
+
+    /// True if both are one block of memory.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn same_as(&self, other: &GpuMemory) -> bool {
+        Arc::ptr_eq(&self.block, &other.block)
     }
 
     /// Length in bytes.
@@ -141,8 +168,17 @@ impl GpuMemory {
     }
 }
 
+#[cfg(feature = "verbs")]
+impl GpuBlock {
+    pub(super) fn registrations(&self) -> MutexGuard<'_, Vec<Arc<GpuRegistration>>> {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Drop for GpuBlock {
     fn drop(&mut self) {
+        #[cfg(feature = "verbs")]
+        self.registrations().clear();
         if let GpuBacking::Own(allocation) = self.backing {
             // SAFETY: the last slice is gone, and copies that are under way hold one.
             self.primary.give_back("freeing memory of a GPU", |driver| unsafe { driver.free(allocation) });
@@ -190,7 +226,13 @@ impl GpuSlice {
         self.primary().context() == gpu.inner().primary.context()
     }
 
-    pub(super) fn pointer(&self) -> DevicePointer {
+    /// What it is a range of.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn memory(&self) -> &GpuMemory {
+        &self.memory
+    }
+
+    pub(crate) fn pointer(&self) -> DevicePointer {
         self.memory.pointer() + self.offset as u64
     }
 

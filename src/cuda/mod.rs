@@ -12,6 +12,7 @@
 //! | `library`, `sys` | `libcuda.so.1`, opened at run time, and what its header says |
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
+//! | `direct` | memory of a GPU as RDMA devices reach it |
 //! | `probe` | what a GPU can do, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
@@ -23,6 +24,8 @@
 
 mod bare;
 mod copy;
+#[cfg(feature = "verbs")]
+mod direct;
 mod driver;
 mod encode;
 mod error;
@@ -44,6 +47,8 @@ mod tests;
 pub use bare::BareGpu;
 pub(crate) use copy::GpuCopy;
 pub use copy::Tickets;
+#[cfg(feature = "verbs")]
+pub(crate) use direct::{GpuPages, GpuRegistration, RdmaVisibility};
 pub use error::GpuError;
 pub(crate) use fold::MAX_GRADIENTS;
 pub use fold::{GpuFold, GpuKernels};
@@ -53,7 +58,7 @@ pub use model::{GpuLayer, GpuModel};
 pub use probe::{GpuCopies, GpuProperties};
 pub(crate) use queue::HostBytes;
 #[cfg(test)]
-pub(crate) use scripted::{Scripted, Working};
+pub(crate) use scripted::{PRIMARY, Scripted, Working};
 pub use stream::GpuStream;
 
 /// Errors that tests give to the scripted driver.

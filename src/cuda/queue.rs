@@ -58,6 +58,8 @@ pub(super) enum GpuWork {
     Clear { into: GpuSlice },
     /// A kernel of ours.
     Kernel(Box<Launch>),
+    /// Nothing: its end is that of all before it. It stands for what a device will do to the memory then.
+    Mark { memory: GpuSlice, writes: bool },
 }
 
 impl GpuWork {
@@ -67,13 +69,15 @@ impl GpuWork {
             GpuWork::FromHost { .. } => QueueKind::FromHost,
             GpuWork::Within { .. } | GpuWork::Clear { .. } => QueueKind::Within,
             GpuWork::Kernel(launch) => launch.kind,
+            GpuWork::Mark { writes: true, .. } => QueueKind::FromHost,
+            GpuWork::Mark { writes: false, .. } => QueueKind::ToHost,
         }
     }
 
     /// The memory of the GPU that it uses.
     pub(super) fn slices(&self) -> impl Iterator<Item = &GpuSlice> {
         let (one, other, others) = match self {
-            GpuWork::ToHost { from, .. } => (Some(from), None, &[][..]),
+            GpuWork::ToHost { from, .. } | GpuWork::Mark { memory: from, .. } => (Some(from), None, &[][..]),
             GpuWork::FromHost { into, .. } | GpuWork::Clear { into } => (Some(into), None, &[][..]),
             GpuWork::Within { from, into } => (Some(from), Some(into), &[][..]),
             GpuWork::Kernel(launch) => (None, None, &launch.slices[..]),
@@ -86,7 +90,7 @@ impl GpuWork {
         match self {
             GpuWork::ToHost { host, .. } | GpuWork::FromHost { host, .. } => Some(host.region()),
             GpuWork::Kernel(launch) => launch.region.as_ref(),
-            GpuWork::Within { .. } | GpuWork::Clear { .. } => None,
+            GpuWork::Within { .. } | GpuWork::Clear { .. } | GpuWork::Mark { .. } => None,
         }
     }
 
@@ -111,6 +115,7 @@ impl GpuWork {
                 }
                 GpuWork::Clear { into } => driver.fill_with_zeros(into.pointer(), into.bytes(), stream),
                 GpuWork::Kernel(launch) => launch.issue(driver, stream),
+                GpuWork::Mark { .. } => Ok(()),
             }
         }
     }

@@ -21,7 +21,10 @@ use std::thread::{JoinHandle, ThreadId};
 use super::driver::{
     Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
 };
-use super::sys::{Attribute, CAPTURE_MODE_RELAXED, Code, MEMORY_TYPE_DEVICE, PointerAttribute};
+use super::sys::{
+    Attribute, CAPTURE_MODE_RELAXED, Code, FLUSH_OPTION_HOST, MEMORY_TYPE_DEVICE, ORDERING_OWNER,
+    PointerAttribute,
+};
 use super::{Gpu, GpuStream};
 use kernel::ScriptedKernel;
 use work::{GRANULARITY, ScriptedMemory, StreamWork};
@@ -44,6 +47,11 @@ struct ScriptedState {
     primary: Context,
     version: i32,
     has_stream_words: bool,
+    /// Whether it exports dma-bufs.
+    has_dma_bufs: bool,
+    /// Whether its kernels see in order what RDMA devices write; and what a flush does, if it has one.
+    sees_rdma_writes: bool,
+    flush: Option<Arc<dyn Fn() + Send + Sync>>,
     calls: u32,
     fail: Option<(u32, Code)>,
     fault: Option<Code>,
@@ -82,6 +90,9 @@ impl Scripted {
                 primary: PRIMARY,
                 version: 12000,
                 has_stream_words: true,
+                has_dma_bufs: false,
+                sees_rdma_writes: true,
+                flush: None,
                 calls: 0,
                 fail: None,
                 fault: None,
@@ -134,6 +145,18 @@ impl Scripted {
         self
     }
 
+    /// Makes the driver one that exports dma-bufs.
+    pub(crate) fn with_dma_bufs(self) -> Scripted {
+        self.state().has_dma_bufs = true;
+        self
+    }
+
+    /// Makes the device one whose kernels see what RDMA devices have written after this flush, if there is one.
+    pub(crate) fn set_flush(&self, flush: Option<Arc<dyn Fn() + Send + Sync>>) {
+        let mut state = self.state();
+        (state.sees_rdma_writes, state.flush) = (false, flush);
+    }
+
     /// Makes the call with this number, counted from now on from 0, fail.
     pub(crate) fn fail(&self, call: u32, code: Code) {
         let mut state = self.state();
@@ -169,6 +192,11 @@ impl Scripted {
     /// The caller's memory on the device.
     pub(crate) fn memory(&self, bytes: usize) -> DevicePointer {
         self.state().device.reserve(bytes).expect("room on the device")
+    }
+
+    /// Takes the caller's memory away again.
+    pub(crate) fn free_memory(&self, pointer: DevicePointer) {
+        self.state().device.free(pointer);
     }
 
     /// Makes the memory at `pointer` managed, or that of another device.
@@ -355,6 +383,9 @@ impl Driver for Scripted {
         self.call(|state| {
             Ok(match attribute {
                 Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS => state.has_stream_words.into(),
+                Attribute::DMA_BUF_SUPPORTED => state.has_dma_bufs.into(),
+                Attribute::GPU_DIRECT_RDMA_WRITES_ORDERING if state.sees_rdma_writes => ORDERING_OWNER,
+                Attribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS if state.flush.is_some() => FLUSH_OPTION_HOST,
                 _ => 0,
             })
         })
@@ -402,6 +433,7 @@ impl Driver for Scripted {
             Ok(match attribute {
                 PointerAttribute::MEMORY_TYPE => MEMORY_TYPE_DEVICE.into(),
                 PointerAttribute::IS_MANAGED => is_managed.into(),
+                PointerAttribute::BUFFER_ID => state.device.number(pointer).ok_or(Code::INVALID_VALUE)?,
                 _ => ordinal.into(),
             })
         })
@@ -422,6 +454,19 @@ impl Driver for Scripted {
 
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
         self.within(|state| state.device.export(allocation.pointer).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Result<OwnedFd, Code> {
+        self.within(|state| {
+            let exported = state.has_dma_bufs.then(|| state.device.dma_buf(pointer, bytes)).flatten();
+            exported.ok_or(Code::INVALID_VALUE)
+        })
+    }
+
+    fn flush_rdma_writes(&self) -> Result<(), Code> {
+        let flush = self.within(|state| state.flush.clone().ok_or(Code::NOT_SUPPORTED))?;
+        flush();
+        Ok(())
     }
 
     fn import(&self, _: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {

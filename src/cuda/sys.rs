@@ -95,6 +95,8 @@ pub(crate) struct PointerAttribute(pub(crate) c_int);
 
 impl PointerAttribute {
     pub(crate) const MEMORY_TYPE: PointerAttribute = PointerAttribute(2);
+    /// A number that no other allocation of the process has had or will have.
+    pub(crate) const BUFFER_ID: PointerAttribute = PointerAttribute(7);
     pub(crate) const IS_MANAGED: PointerAttribute = PointerAttribute(8);
     pub(crate) const DEVICE_ORDINAL: PointerAttribute = PointerAttribute(9);
     pub(crate) const RANGE_START: PointerAttribute = PointerAttribute(11);
@@ -103,6 +105,16 @@ impl PointerAttribute {
 
 /// `CU_MEMORYTYPE_DEVICE`.
 pub(crate) const MEMORY_TYPE_DEVICE: u32 = 2;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+pub(crate) const HANDLE_DMA_BUF: c_int = 1;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`.
+pub(crate) const FLUSH_CURRENT_CONTEXT: c_int = 0;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER`: writes become visible to the GPU whose memory they are to.
+pub(crate) const FLUSH_TO_OWNER: c_int = 100;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`: the call by which the host flushes is there.
+pub(crate) const FLUSH_OPTION_HOST: i32 = 1;
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU sees the writes in order without a flush.
+pub(crate) const ORDERING_OWNER: i32 = 100;
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream.
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.

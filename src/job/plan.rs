@@ -125,8 +125,8 @@ impl JobPlan {
         self.servers
     }
 
-    /// Whether servers that name a GPU have their payloads there. No RDMA device reads them there, so where the job is
-    /// to go by RDMA alone they are in host memory.
+    /// Whether servers that name a GPU have their payloads there, whatever else that costs. Where the job is to go by
+    /// RDMA alone, they are in host memory if the devices do not reach the GPU.
     #[doc(hidden)]
     #[cfg(feature = "cuda")]
     pub fn serves_from_gpus(&self) -> bool {

@@ -15,6 +15,8 @@ mod tests {
     use crate::node::{ServerOptions, WorkerOptions};
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
+    #[cfg(feature = "verbs")]
+    use crate::transport::verbs::unordered;
     use crate::transport::{Address, ConnectError, Transport, TransportKind};
 
     const ELEMENTS: usize = 1003;
@@ -36,57 +38,97 @@ mod tests {
         Job::join(plan, &placement, None).unwrap()
     }
 
-    /// Over RDMA all of them have one scripted device, since it connects no others.
-    #[cfg(feature = "verbs")]
-    fn use_rdma(job: &Job, transport: TransportKind) {
-        if transport == TransportKind::Verbs {
-            job.member.transports.use_rdma(crate::transport::verbs::unordered::common());
+    /// The way of a job's payloads.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Way {
+        Shm,
+        Tcp,
+        #[cfg(feature = "verbs")]
+        StagedRdma,
+        /// The device reaches memory of the GPUs itself.
+        #[cfg(feature = "verbs")]
+        Rdma,
+    }
+
+    impl Way {
+        fn transport(self) -> TransportKind {
+            match self {
+                Way::Shm => TransportKind::Shm,
+                Way::Tcp => TransportKind::Tcp,
+                #[cfg(feature = "verbs")]
+                Way::StagedRdma | Way::Rdma => TransportKind::Verbs,
+            }
+        }
+
+        /// Over RDMA all processes have one scripted device, since it connects no others.
+        fn prepare(self, job: &Job) {
+            match self {
+                Way::Shm | Way::Tcp => _ = job,
+                #[cfg(feature = "verbs")]
+                Way::StagedRdma => job.member.transports.use_rdma(unordered::common()),
+                #[cfg(feature = "verbs")]
+                Way::Rdma => job.member.transports.use_rdma(unordered::lingering().verbs(None)),
+            }
+        }
+
+        fn driver(self) -> Arc<Scripted> {
+            #[cfg(feature = "verbs")]
+            if self == Way::Rdma {
+                let driver = Scripted::new().with_dma_bufs();
+                driver.set_flush(Some(unordered::lingering().flush()));
+                return Arc::new(driver);
+            }
+            Arc::new(Scripted::new())
         }
     }
 
-    #[cfg(not(feature = "verbs"))]
-    fn use_rdma(_: &Job, _: TransportKind) {}
-
-    fn serve(point: &MeetingPoint, transport: TransportKind) -> Served {
-        let driver = Arc::new(Scripted::new());
+    fn serve(point: &MeetingPoint, way: Way) -> Served {
+        let driver = way.driver();
         let (gpu, ..) = driver.open_gpu();
         let _working = driver.work_in_a_thread();
-        let job = job(0, point, transport).with_gpu(&gpu);
-        use_rdma(&job, transport);
+        let job = job(0, point, way.transport()).with_gpu(&gpu);
+        way.prepare(&job);
         let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
         let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
         let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 2, 0.5) };
         let served = job.serve(table, &[1.0; ELEMENTS], options).unwrap();
-        // What is reached by RDMA is in host memory.
-        let folded = if transport == TransportKind::Verbs { 0 } else { CLOCKS as usize };
+        #[cfg(feature = "verbs")]
+        let is_on_host = way == Way::StagedRdma;
+        #[cfg(not(feature = "verbs"))]
+        let is_on_host = false;
+        let folded = if is_on_host { 0 } else { CLOCKS as usize };
         assert!(driver.launches() >= folded && (folded > 0) == (driver.launches() > 0), "its GPU has folded");
-        assert_eq!(gpu.host_bytes_copied() > 0, transport == TransportKind::Tcp);
+        assert_eq!(gpu.host_bytes_copied() > 0, way == Way::Tcp);
         served
     }
 
     /// Descends on p^2 / 2, whose gradient is p: the scripted GPU "computes" it by copying the parameters.
-    fn work(rank: u32, point: &MeetingPoint, transport: TransportKind) {
-        let driver = Arc::new(Scripted::new());
+    fn work(rank: u32, point: &MeetingPoint, way: Way) {
+        let driver = way.driver();
         let (gpu, raw, stream) = driver.open_gpu();
         let [parameters, gradient] = [(); 2].map(|()| GpuMemory::allocate(&gpu, BYTES).unwrap());
         let _working = driver.work_in_a_thread();
-        let job = job(rank, point, transport).with_gpu(&gpu);
-        use_rdma(&job, transport);
+        let job = job(rank, point, way.transport()).with_gpu(&gpu);
+        way.prepare(&job);
         let mut worker = job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap();
         while let Some(mut step) = worker.next_step().unwrap() {
             step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
             driver.launch_copy(raw, gradient.pointer(), parameters.pointer(), BYTES);
             step.publish_from_gpu(&gradient.whole(), &stream, None).unwrap();
         }
-        assert_eq!(gpu.host_bytes_copied() > 0, transport != TransportKind::Shm);
+        #[cfg(feature = "verbs")]
+        let is_direct = matches!(way, Way::Shm | Way::Rdma);
+        #[cfg(not(feature = "verbs"))]
+        let is_direct = way == Way::Shm;
+        assert_eq!(gpu.host_bytes_copied() == 0, is_direct);
     }
 
-    fn a_job_trains_on_its_gpus(transport: TransportKind) {
+    fn a_job_trains_on_its_gpus(way: Way) {
         let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
         let served = std::thread::scope(|scope| {
-            let serving = scope.spawn(move || serve(point, transport));
+            let serving = scope.spawn(move || serve(point, way));
             for rank in 1..WORLD {
-                scope.spawn(move || work(rank, point, transport));
+                scope.spawn(move || work(rank, point, way));
             }
             serving.join().unwrap()
         });
@@ -97,12 +139,12 @@ mod tests {
 
     #[test]
     fn a_job_trains_on_its_gpus_over_shared_memory() {
-        a_job_trains_on_its_gpus(TransportKind::Shm);
+        a_job_trains_on_its_gpus(Way::Shm);
     }
 
     #[test]
     fn a_job_trains_on_its_gpus_over_tcp() {
-        a_job_trains_on_its_gpus(TransportKind::Tcp);
+        a_job_trains_on_its_gpus(Way::Tcp);
     }
 
     #[test]
@@ -121,7 +163,29 @@ mod tests {
     #[cfg(feature = "verbs")]
     #[test]
     fn workers_with_gpus_train_by_rdma_with_a_server_in_host_memory() {
-        a_job_trains_on_its_gpus(TransportKind::Verbs);
+        a_job_trains_on_its_gpus(Way::StagedRdma);
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn a_job_trains_on_gpus_that_rdma_devices_reach_themselves() {
+        a_job_trains_on_its_gpus(Way::Rdma);
+    }
+
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn a_server_whose_gpu_the_devices_reach_has_rdma_beside_the_others() {
+        let driver = Way::Rdma.driver();
+        let (gpu, ..) = driver.open_gpu();
+        let transports = Transports::new(None, None, 0);
+        transports.use_gpu(&gpu.require_gpudirect(), true);
+        transports.use_rdma(unordered::lingering().verbs(None));
+        let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
+            panic!("two addresses")
+        };
+        // TCP would stage.
+        assert!(matches!(addresses[..], [Address::Abstract(_), Address::Verbs(_)]), "{addresses:?}");
+        assert!(transports.open().gpu().is_some());
     }
 
     #[test]
@@ -132,9 +196,9 @@ mod tests {
         transports.use_gpu(&gpu, true);
         // It has a device.
         #[cfg(feature = "verbs")]
-        transports.use_rdma(crate::transport::verbs::unordered::common());
+        transports.use_rdma(unordered::common());
         let error = transports.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
-        assert!(error.contains("on a GPU, where no RDMA device"), "{error}");
+        assert!(error.contains("which its RDMA device does not reach"), "{error}");
         let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
             panic!("two addresses")
         };
@@ -148,7 +212,7 @@ mod tests {
         let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
         let transports = Transports::new(None, None, 0);
         transports.use_gpu(&gpu, false);
-        transports.use_rdma(crate::transport::verbs::unordered::common());
+        transports.use_rdma(unordered::common());
         let Ok(Address::Several(addresses)) = transports.listen_at(&TransportKind::ALL) else {
             panic!("three addresses")
         };
@@ -157,7 +221,7 @@ mod tests {
         assert!(transports.open().gpu().is_none());
         let direct = Transports::new(None, None, 0);
         direct.use_gpu(&gpu.require_gpudirect(), false);
-        direct.use_rdma(crate::transport::verbs::unordered::common());
+        direct.use_rdma(unordered::common());
         let error = direct.listen_at(&[TransportKind::Verbs]).unwrap_err().to_string();
         assert!(error.contains("staged by RDMA") && error.contains("require_gpudirect"), "{error}");
     }

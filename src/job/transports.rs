@@ -19,7 +19,7 @@ use crate::diagnostic::Diagnostic;
 use crate::transport::mixed::Mixed;
 #[cfg(feature = "verbs")]
 use crate::transport::verbs::Verbs;
-use crate::transport::{Address, TransportKind};
+use crate::transport::{Address, Transport, TransportKind};
 #[cfg(not(feature = "verbs"))]
 use crate::transport::{NotBuilt, absent::Absent as Verbs};
 #[cfg(feature = "tcp")]
@@ -37,6 +37,9 @@ pub struct Transports {
     gpu: OnceLock<(Gpu, bool)>,
     /// RDMA, or the reason why there is none.
     rdma: OnceLock<Result<Verbs, NoRdma>>,
+    /// The same with the GPU, once both are known.
+    #[cfg(feature = "cuda")]
+    rdma_of_gpu: OnceLock<Verbs>,
 }
 
 /// The reason why this process has no RDMA.
@@ -64,7 +67,7 @@ impl Diagnostic for NoRdma {
 const STAGED_BY_RDMA: &str = "payloads on its GPU would be staged by RDMA, and GPUDirect is required";
 
 #[cfg(feature = "cuda")]
-const OUT_OF_REACH: &str = "its payloads are on a GPU, where no RDMA device of this library reads them";
+const OUT_OF_REACH: &str = "its payloads are on a GPU, which its RDMA device does not reach";
 
 impl Transports {
     /// The transports of process `index`, which others reach at `ip` (loopback if `None`).
@@ -76,11 +79,13 @@ impl Transports {
             #[cfg(feature = "cuda")]
             gpu: OnceLock::new(),
             rdma: OnceLock::new(),
+            #[cfg(feature = "cuda")]
+            rdma_of_gpu: OnceLock::new(),
         }
     }
 
     /// Puts payloads on a GPU from now on, unless they are on another one already. If those that this process serves
-    /// are to be there, it has no RDMA: no device reads them there.
+    /// are to be there, it has RDMA only if its devices reach them there.
     #[cfg(feature = "cuda")]
     pub(super) fn use_gpu(&self, gpu: &Gpu, serves_from_there: bool) {
         let (taken, _) = self.gpu.get_or_init(|| (gpu.clone(), serves_from_there));
@@ -95,27 +100,33 @@ impl Transports {
 
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.
     pub fn rdma(&self) -> Result<(), NoRdma> {
-        #[cfg(feature = "cuda")]
-        self.expect_rdma_for_gpu()?;
         #[cfg(feature = "verbs")]
         let open = || rdma::open(self.secret.clone(), self.ip, self.index);
         #[cfg(not(feature = "verbs"))]
         let open = || Err(NoRdma::of(&NotBuilt { transport: TransportKind::Verbs }));
-        self.rdma.get_or_init(open).as_ref().map(|_| ()).map_err(NoRdma::clone)
+        self.rdma.get_or_init(open).as_ref().map_err(NoRdma::clone)?;
+        self.rdma_for_payloads().map(|_| ())
     }
 
-    /// Checks that RDMA serves payloads where they are to be.
-    #[cfg(feature = "cuda")]
-    fn expect_rdma_for_gpu(&self) -> Result<(), NoRdma> {
-        let Some((gpu, serves_from_there)) = self.gpu.get() else { return Ok(()) };
-        let (cause, remedy) = if gpu.requires_gpudirect() {
-            (STAGED_BY_RDMA, "put the processes on one host, or leave `Gpu::require_gpudirect` out")
-        } else if *serves_from_there {
-            (OUT_OF_REACH, "use shared memory or TCP, or have this process name no GPU")
-        } else {
-            return Ok(());
-        };
-        Err(NoRdma(ErrorReport { remedy: Some(remedy.into()), ..ErrorReport::of_cause(cause) }))
+    /// RDMA, if it was opened and serves payloads where they are to be.
+    fn rdma_for_payloads(&self) -> Result<Option<&Verbs>, NoRdma> {
+        let rdma = self.rdma.get().and_then(|rdma| rdma.as_ref().ok());
+        #[cfg(feature = "cuda")]
+        if let (Some(rdma), Some((gpu, serves_from_there))) = (rdma, self.gpu.get()) {
+            let rdma = self.rdma_of_gpu.get_or_init(|| with_gpu(rdma, gpu));
+            if rdma.gpu().is_some() || !(gpu.requires_gpudirect() || *serves_from_there) {
+                return Ok(Some(rdma));
+            }
+            let (cause, remedy) = match gpu.requires_gpudirect() {
+                true => {
+                    (STAGED_BY_RDMA, "put the processes on one host, or leave `Gpu::require_gpudirect` out")
+                }
+                false => (OUT_OF_REACH, "use shared memory or TCP, or have this process name no GPU"),
+            };
+            let remedy = format!("{remedy}; `slackline doctor` says what the device and the GPU lack");
+            return Err(NoRdma(ErrorReport { remedy: Some(remedy), ..ErrorReport::of_cause(cause) }));
+        }
+        Ok(rdma)
     }
 
     /// Takes this for RDMA instead of what the host has.
@@ -130,15 +141,12 @@ impl Transports {
         let mixed = Mixed::default();
         #[cfg(feature = "tcp")]
         let mixed = Mixed::new(Shm::new(), self.secret.clone().map_or_else(Tcp::new, Tcp::with_secret));
-        let rdma = self.rdma.get().and_then(|rdma| rdma.as_ref().ok());
         #[cfg(feature = "cuda")]
-        let rdma = rdma.filter(|_| self.expect_rdma_for_gpu().is_ok());
-        let mixed = rdma.cloned().into_iter().fold(mixed, Mixed::with_verbs);
-        #[cfg(feature = "cuda")]
-        if let Some((gpu, _)) = self.gpu.get() {
-            return mixed.with_gpu(gpu);
-        }
-        mixed
+        let mixed = match self.gpu.get() {
+            Some((gpu, _)) => mixed.with_gpu(gpu),
+            None => mixed,
+        };
+        self.rdma_for_payloads().ok().flatten().cloned().into_iter().fold(mixed, Mixed::with_verbs)
     }
 
     /// True if TCP would stage payloads that may not be.
@@ -176,6 +184,16 @@ impl Transports {
         }
         Ok(if addresses.len() == 1 { addresses.remove(0) } else { Address::Several(addresses) })
     }
+}
+
+#[cfg(all(feature = "cuda", feature = "verbs"))]
+fn with_gpu(rdma: &Verbs, gpu: &Gpu) -> Verbs {
+    rdma.clone().with_gpu(gpu)
+}
+
+#[cfg(all(feature = "cuda", not(feature = "verbs")))]
+fn with_gpu(rdma: &Verbs, _: &Gpu) -> Verbs {
+    rdma.clone()
 }
 
 /// Lists the addresses of a listener, which may have one for each transport.

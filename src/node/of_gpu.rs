@@ -1,11 +1,15 @@
 //! Transports that take a GPU, for tests that hold over each of them.
 
+#[cfg(all(test, feature = "verbs"))]
+pub(super) use tests::GpuDirect;
 #[cfg(test)]
-pub(super) use tests::{OfGpu, over_each_transport, over_rdma};
+pub(super) use tests::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
 
 #[cfg(test)]
 mod tests {
-    use crate::cuda::Gpu;
+    use std::sync::Arc;
+
+    use crate::cuda::{Gpu, Scripted};
     use crate::transport::shm::Shm;
     use crate::transport::tcp::Tcp;
     use crate::transport::{Address, Transport};
@@ -18,6 +22,11 @@ mod tests {
         const IS_STAGED: bool;
         /// An owner with a GPU has its payloads there.
         const SERVES_FROM_GPU: bool = true;
+
+        /// A driver of a GPU for it.
+        fn driver() -> Arc<Scripted> {
+            Arc::new(Scripted::new())
+        }
 
         fn without() -> Self;
         fn with(gpu: &Gpu) -> Self;
@@ -89,6 +98,95 @@ mod tests {
         };
     }
     pub(in crate::node) use over_rdma;
+
+    /// RDMA whose device reaches memory of GPUs itself.
+    #[cfg(feature = "verbs")]
+    mod gpudirect {
+        use super::*;
+        use crate::mem::{Access, HostMemory, MemoryRegion};
+        use crate::transport::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsListener, unordered};
+        use crate::transport::{Capabilities, ConnectError, Doorbell, Offer, RegisterError};
+
+        #[derive(Clone)]
+        pub(in crate::node) struct GpuDirect(Verbs);
+
+        impl Transport for GpuDirect {
+            type Endpoint = VerbsEndpoint;
+            type Listener = VerbsListener;
+            type Connecting = VerbsConnecting;
+
+            fn capabilities(&self) -> Capabilities {
+                self.0.capabilities()
+            }
+
+            fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+                self.0.register(memory, access)
+            }
+
+            fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
+                self.0.allocate(bytes, access)
+            }
+
+            fn gpu(&self) -> Option<&Gpu> {
+                self.0.gpu()
+            }
+
+            fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
+                self.0.listen(address)
+            }
+
+            fn connect(&self, address: &Address, offer: Offer) -> Result<VerbsConnecting, ConnectError> {
+                self.0.connect(address, offer)
+            }
+
+            fn connect_to_be_woken(
+                &self,
+                address: &Address,
+                offer: Offer,
+                doorbell: &Arc<Doorbell>,
+            ) -> Result<VerbsConnecting, ConnectError> {
+                self.0.connect_to_be_woken(address, offer, doorbell)
+            }
+        }
+
+        impl OfGpu for GpuDirect {
+            const NAME: &'static str = "gpudirect";
+            const IS_STAGED: bool = false;
+
+            /// What its device writes to the GPU lingers, and is seen after a flush.
+            fn driver() -> Arc<Scripted> {
+                let driver = Scripted::new().with_dma_bufs();
+                driver.set_flush(Some(unordered::lingering().flush()));
+                Arc::new(driver)
+            }
+
+            fn without() -> Self {
+                GpuDirect(unordered::lingering().verbs(None))
+            }
+
+            fn with(gpu: &Gpu) -> Self {
+                GpuDirect(Self::without().0.with_gpu(gpu))
+            }
+
+            fn address() -> Address {
+                Address::Verbs(([127, 0, 0, 1], 0).into())
+            }
+        }
+    }
+    #[cfg(feature = "verbs")]
+    pub(in crate::node) use gpudirect::GpuDirect;
+
+    /// Tests of these names by RDMA within one process, with payloads of owners on a GPU that the scripted device
+    /// reaches.
+    macro_rules! over_gpudirect {
+        ($($name:ident),* $(,)?) => {
+            #[cfg(feature = "verbs")]
+            mod gpudirect {
+                $(#[test] fn $name() { super::$name::<crate::node::of_gpu::GpuDirect>() })*
+            }
+        };
+    }
+    pub(in crate::node) use over_gpudirect;
 
     /// Tests of these names over each transport.
     macro_rules! over_each_transport {

@@ -60,8 +60,8 @@ impl Mixed {
         Mixed { shm, tcp: Some(tcp), verbs: None }
     }
 
-    /// The same with a GPU for all of them. An owner has its payloads there if there is no RDMA beside the others, and
-    /// else in host memory, which all of them serve.
+    /// The same with a GPU for all of them. An owner has its payloads there unless there is RDMA beside the others whose
+    /// devices do not reach the GPU: then they are in host memory, which all of them serve.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Mixed {
         let shm = self.shm.with_gpu(gpu);
@@ -76,7 +76,7 @@ impl Mixed {
         Mixed { shm, tcp, verbs }
     }
 
-    /// The same with RDMA beside them. A GPU is given to all of them after that.
+    /// The same with RDMA beside them. Where there is a GPU, it is given to all of them after that, or to RDMA before.
     pub fn with_verbs(self, verbs: Verbs) -> Mixed {
         Mixed { verbs: Some(verbs), ..self }
     }
@@ -128,8 +128,8 @@ impl Transport for Mixed {
     }
 
     fn gpu(&self) -> Option<&Gpu> {
-        // A peer that comes by RDMA reads host memory alone.
-        self.shm.gpu().filter(|_| self.verbs.is_none())
+        // A peer that comes by RDMA reads what the devices reach.
+        self.shm.gpu().filter(|_| self.verbs.as_ref().is_none_or(|verbs| verbs.gpu().is_some()))
     }
 
     fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {

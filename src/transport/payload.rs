@@ -1,6 +1,7 @@
 //! Memory of payloads, which is the host's or a GPU's. Words, which announce payloads, are in host memory always.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::Operation;
 #[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
@@ -29,31 +30,37 @@ pub enum PayloadSlice {
 }
 
 /// The way that payloads of this process's GPU take over a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GpuPath {
     /// Copy engines copy straight between both sides' memory, which is on one host.
     CopyEngines,
+    /// RDMA devices read and write the memory of the GPU themselves (GPUDirect). Memory that they do not register is
+    /// staged all the same, and the log says so, unless the GPU [requires](crate::Gpu::require_gpudirect) a direct way.
+    Rdma {
+        /// How the memory comes to the devices: "dma-buf" or "nvidia-peermem".
+        by: &'static str,
+    },
     /// They go through blocks of locked host memory on this side.
     Staged {
         /// The ways that would come before, each with the reason why it is not taken.
-        passed_over: &'static [(&'static str, &'static str)],
+        passed_over: Arc<[(&'static str, String)]>,
     },
 }
 
 #[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
 impl GpuPath {
-    /// Checks that payloads of this GPU may take the way, which is one by host memory.
+    /// Checks that payloads of this GPU may take the way.
     pub(super) fn check_allowed(
-        self,
+        &self,
         gpu: Option<&Gpu>,
         operation: &'static str,
         address: &Address,
     ) -> Result<(), ConnectError> {
-        if !gpu.is_some_and(Gpu::requires_gpudirect) {
+        if !gpu.is_some_and(Gpu::requires_gpudirect) || !matches!(self, GpuPath::Staged { .. }) {
             return Ok(());
         }
-        Err(ConnectError::Staged { operation, address: address.clone(), path: self })
+        Err(ConnectError::Staged { operation, address: address.clone(), path: self.clone() })
     }
 }
 
@@ -61,6 +68,7 @@ impl fmt::Display for GpuPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GpuPath::CopyEngines => f.write_str("copy engines of GPUs"),
+            GpuPath::Rdma { by } => write!(f, "RDMA devices, by {by}"),
             GpuPath::Staged { passed_over } => {
                 f.write_str("blocks of host memory")?;
                 passed_over.iter().try_for_each(|(path, reason)| write!(f, "; not {path}: {reason}"))

@@ -8,7 +8,7 @@ mod posting;
 pub(super) use posting::StagedPosting;
 
 use super::{PostError, RegisterError, WorkCompletion, WorkRequest};
-use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice, Tickets};
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
 use crate::mem::{HostMemory, LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE};
 
 /// Blocks of one side of a connection, and the bytes of each where payloads are not shorter.
@@ -17,6 +17,22 @@ const BLOCK_BYTES: usize = 2 << 20;
 
 /// What carries the pieces of requests between blocks and a peer, in order. It completes each signalled request once.
 pub(super) trait StagedLane {
+    /// True if the lane carries this memory of a GPU without blocks.
+    ///
+    /// # Errors
+    /// It does not, and the memory may not be staged.
+    fn reaches(&self, _memory: &GpuMemory) -> Result<bool, GpuError> {
+        Ok(false)
+    }
+
+    /// Has later work of the GPU see what the lane has written to its memory itself.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    fn see(&self, _gpu: &Gpu) -> Result<(), GpuError> {
+        Ok(())
+    }
+
     /// Parts of requests that there is room for.
     fn free(&mut self) -> usize;
 
@@ -57,7 +73,7 @@ impl StagingBlocks {
     pub(super) fn new(
         gpu: &Gpu,
         longest: usize,
-        reason: &'static str,
+        reason: &str,
         register: impl FnOnce(HostMemory) -> Result<MemoryRegion, RegisterError>,
     ) -> Result<StagingBlocks, GpuError> {
         let bytes = longest.clamp(1, BLOCK_BYTES).next_multiple_of(PAGE_SIZE);

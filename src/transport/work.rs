@@ -121,6 +121,20 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// True for a READ, wherever it goes.
+    #[inline]
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self, Operation::Read { .. } | Operation::ReadToGpu { .. })
+    }
+
+    /// True for what fences wait for: READs and atomics.
+    #[inline]
+    pub(crate) fn brings(&self) -> bool {
+        self.is_read() || matches!(self, Operation::FetchAdd { .. } | Operation::CompareSwap { .. })
+    }
+}
+
 /// One one-sided operation.
 #[derive(Clone, Debug)]
 pub struct WorkRequest {
@@ -166,7 +180,8 @@ impl WorkRequest {
         }
     }
 
-    fn check_ranges(&self) -> Result<(), &'static str> {
+    /// The same for one that has registered the memory, wherever it is.
+    pub(crate) fn check_ranges(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
         if let Operation::Read { local, .. }
         | Operation::FetchAdd { local, .. }

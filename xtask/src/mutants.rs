@@ -124,6 +124,30 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "read what was written later",
     ),
     (
+        "direct_before_its_ticket",
+        "transport::verbs::unordered::gpudirect::\
+         a_device_reads_and_writes_a_gpu_after_the_work_that_was_before",
+        "the kernel has not run",
+    ),
+    (
+        "rdma_writes_not_flushed",
+        "transport::verbs::unordered::gpudirect::\
+         a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two",
+        "1 rails, seed",
+    ),
+    (
+        "rdma_writes_not_flushed",
+        "transport::verbs::unordered::gpudirect::\
+         what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete_over_one_rail_and_two",
+        "1 rails, seed",
+    ),
+    (
+        "sentinel_in_host_memory",
+        "transport::verbs::unordered::gpudirect::\
+         a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two",
+        "2 rails, seed",
+    ),
+    (
         "pull_over_gpu_copy",
         "node::worker::gpu::tests::parameters_that_a_gpu_copies_are_not_replaced",
         "the GPU still copies",

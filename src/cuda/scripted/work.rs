@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Release};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -17,6 +18,8 @@ use super::kernel::{Memory, ScriptedKernel};
 const CAPACITY: usize = 256 << 20;
 /// Memory of the library's own is a multiple of so many bytes.
 pub(super) const GRANULARITY: usize = 16 << 10;
+/// Bytes of a page of the host.
+const PAGE: usize = 4096;
 /// A copy is made in so many pieces.
 const PIECES: usize = 3;
 
@@ -40,10 +43,14 @@ pub(super) struct ScriptedMemory {
     blocks: BTreeMap<DevicePointer, ScriptedBlock>,
     /// Blocks of the library's own.
     pub(super) own: usize,
+    /// Blocks that there have been.
+    made: u64,
 }
 
 struct ScriptedBlock {
     bytes: usize,
+    /// No other block ever has it.
+    number: u64,
     is_managed: bool,
     ordinal: u32,
     /// A file, so that other drivers can be given it, in this process and in others.
@@ -60,18 +67,19 @@ impl ScriptedMemory {
             let nothing = rustix::mm::MprotectFlags::empty();
             rustix::mm::mprotect(addresses.as_mut_ptr().cast(), CAPACITY, nothing).expect("no access");
         }
-        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0 }
+        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0, made: 0 }
     }
 
     fn base(&self) -> DevicePointer {
         self.addresses.as_ptr().addr() as DevicePointer
     }
 
-    /// A block of its own, behind all others and 256 bytes from the last. It holds what others have left there.
+    /// A block of its own, behind all others and 256 bytes from the last, which begins at a page if it is as long. It
+    /// holds what others have left there.
     pub(super) fn reserve(&mut self, bytes: usize) -> Option<DevicePointer> {
         let name = "slackline-scripted";
         let file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
-        file.set_len(bytes as u64).expect("its length");
+        file.set_len(bytes.next_multiple_of(if bytes < PAGE { 1 } else { PAGE }) as u64).expect("its length");
         let begin = self.map(file, bytes)?;
         self.at(begin, bytes)?.fill(0xCD);
         Some(begin)
@@ -81,13 +89,33 @@ impl ScriptedMemory {
     fn map(&mut self, file: File, bytes: usize) -> Option<DevicePointer> {
         let end =
             self.blocks.last_key_value().map_or(self.base(), |(begin, block)| begin + block.bytes as u64);
-        let begin = (end + 256).next_multiple_of(256);
+        let begin = (end + 256).next_multiple_of(if bytes < PAGE { 256 } else { PAGE as u64 });
         if begin + bytes as u64 > self.base() + CAPACITY as u64 {
             return None;
         }
         let backing = MmapOptions::new().len(bytes).map_raw(&file).expect("a mapping");
-        self.blocks.insert(begin, ScriptedBlock { bytes, is_managed: false, ordinal: 0, file, backing });
+        self.made += 1;
+        let number = self.made;
+        let block = ScriptedBlock { bytes, number, is_managed: false, ordinal: 0, file, backing };
+        self.blocks.insert(begin, block);
         Some(begin)
+    }
+
+    /// A descriptor for whole pages of a block, as far as they are its own: what the file has from where it stands on.
+    pub(super) fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Option<OwnedFd> {
+        let (begin, block) = self.block(pointer)?;
+        let (page, offset) = (PAGE as u64, pointer - begin);
+        let is_whole = pointer.is_multiple_of(page) && bytes.is_multiple_of(PAGE);
+        let is_inside = offset as usize + bytes <= block.bytes.next_multiple_of(PAGE);
+        // Another description of the file, which stands elsewhere.
+        let path = format!("/proc/self/fd/{}", block.file.as_raw_fd());
+        let mut file = File::options().read(true).write(true).open(path).ok()?;
+        file.seek(SeekFrom::Start(offset)).ok()?;
+        (is_whole && is_inside).then(|| file.into())
+    }
+
+    pub(super) fn number(&self, pointer: DevicePointer) -> Option<u64> {
+        self.block(pointer).map(|(_, block)| block.number)
     }
 
     pub(super) fn export(&self, pointer: DevicePointer) -> Option<OwnedFd> {

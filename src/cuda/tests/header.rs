@@ -64,10 +64,20 @@ fn values_are_those_of_the_header() {
         Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS.0 => device::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS,
         Attribute::DMA_BUF_SUPPORTED.0 => device::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
         PointerAttribute::MEMORY_TYPE.0 => pointer::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+        PointerAttribute::BUFFER_ID.0 => pointer::CU_POINTER_ATTRIBUTE_BUFFER_ID,
         PointerAttribute::IS_MANAGED.0 => pointer::CU_POINTER_ATTRIBUTE_IS_MANAGED,
         PointerAttribute::DEVICE_ORDINAL.0 => pointer::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         PointerAttribute::RANGE_START.0 => pointer::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         PointerAttribute::RANGE_BYTES.0 => pointer::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        HANDLE_DMA_BUF => header::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+        FLUSH_CURRENT_CONTEXT
+            => header::CUflushGPUDirectRDMAWritesTarget_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+        FLUSH_TO_OWNER
+            => header::CUflushGPUDirectRDMAWritesScope_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+        FLUSH_OPTION_HOST
+            => header::CUflushGPUDirectRDMAWritesOptions_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST,
+        ORDERING_OWNER
+            => header::CUGPUDirectRDMAWritesOrdering_enum::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER,
         MEMORY_TYPE_DEVICE => header::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
         STREAM_NON_BLOCKING => header::CUstream_flags_enum::CU_STREAM_NON_BLOCKING,
         EVENT_DISABLE_TIMING => header::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING,

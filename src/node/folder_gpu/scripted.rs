@@ -15,7 +15,7 @@ mod tests {
     use crate::clock::Version;
     use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted};
     use crate::kernel::{AdamParameters, Optimizer};
-    use crate::node::of_gpu::{OfGpu, over_each_transport, over_rdma};
+    use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
     use crate::node::{
         Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
         WorkerOptions,
@@ -51,7 +51,7 @@ mod tests {
 
     /// A driver and its GPU, and a transport with that.
     pub(in crate::node::folder_gpu) fn gpu<T: OfGpu>() -> (Arc<Scripted>, Gpu, T) {
-        let driver = Arc::new(Scripted::new());
+        let driver = T::driver();
         let (gpu, ..) = driver.open_gpu();
         let transport = T::with(&gpu);
         (driver, gpu, transport)
@@ -216,7 +216,7 @@ mod tests {
         let before = driver.host_copies();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let their_driver = Arc::new(Scripted::new());
+                let their_driver = T::driver();
                 let (gpu, raw, stream) = their_driver.open_gpu();
                 let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
                 let options = WorkerOptions::new(SchemeConfig::Bsp);
@@ -255,7 +255,7 @@ mod tests {
         let address = server.address();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let their_driver = Arc::new(Scripted::new());
+                let their_driver = T::driver();
                 let (gpu, _, stream) = their_driver.open_gpu();
                 let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
                 let working = their_driver.work_in_a_thread();
@@ -489,5 +489,12 @@ mod tests {
     over_rdma! {
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+    }
+
+    over_gpudirect! {
+        a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
+        a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+        a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
     }
 }

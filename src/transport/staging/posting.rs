@@ -1,16 +1,18 @@
-//! Requests of an endpoint whose local memory is on a GPU: they are cut into blocks of host memory, which the lane
-//! below sends and receives: a lane of TCP, or the queue pairs of a connection by RDMA.
+//! Requests of an endpoint whose local memory is on a GPU. Where the lane below, one of TCP or the queue pairs of a
+//! connection by RDMA, carries memory of the GPU itself, it is given them as they are. Where it does not, they are cut
+//! into blocks of host memory, which it sends and receives.
 //!
-//! Requests take effect in the order of posting. A WRITE from a GPU is sent block by block, each once its copy is done,
-//! and what was posted behind it is held until then; meanwhile the copies of later blocks, also of later requests, are
-//! begun. A READ to a GPU is complete once the copy of its last block is. Nothing here waits.
+//! Requests take effect in the order of posting. What the lane carries itself it is given once the GPU has done the work
+//! before it. A WRITE from a GPU that is staged is sent block by block, each once its copy is done. What was posted
+//! behind either is held until then; meanwhile the copies of later blocks, also of later requests, are begun. A READ to a
+//! GPU is complete once the copy of its last block is, or once kernels see what the lane has written. Nothing here waits.
 
 use std::collections::VecDeque;
 
 use smallvec::SmallVec;
 
 use super::{StagedCopy, StagedLane, StagingBlocks};
-use crate::cuda::{Gpu, GpuError, GpuSlice};
+use crate::cuda::{Gpu, GpuError, GpuSlice, Tickets};
 use crate::mem::{LocalSlice, OutOfBounds, RemoteSlice, Streaming};
 use crate::transport::{
     CompletionError, Flags, Operation, PostError, WorkCompletion, WorkRequest, WorkRequestId,
@@ -59,6 +61,8 @@ struct LanePiece {
 enum PieceWork {
     /// A request as it is.
     Whole,
+    /// The same of memory of a GPU, once the work before it is done.
+    Direct { before: Tickets },
     /// A block, once the GPU has filled it.
     Write { copy: StagedCopy, remote: RemoteSlice },
     /// A block, and where its bytes go then.
@@ -163,6 +167,7 @@ impl StagedPosting {
 
     /// Takes what the lane says of its requests, which it completes in order.
     fn take_completions(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
+        let mut is_written = false;
         while let Some(completion) = lane.poll() {
             // What is not in here any more was given up with an earlier request.
             let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
@@ -181,11 +186,12 @@ impl StagedPosting {
                 PieceWork::Write { copy, .. } => {
                     self.blocks.iter_mut().for_each(|blocks| blocks.give_back(copy.block.clone()));
                 }
+                PieceWork::Direct { .. } => is_written |= self.reads(number),
                 _ => {}
             }
             self.finish_piece(number);
         }
-        Ok(())
+        if is_written { lane.see(&self.gpu).map_err(|error| (self.first, error)) } else { Ok(()) }
     }
 
     /// Takes the copies to the GPU that are done.
@@ -215,6 +221,12 @@ impl StagedPosting {
         request.pieces -= copying - self.copying.len();
     }
 
+    /// Whether the request brings something to the GPU.
+    fn reads(&self, number: u64) -> bool {
+        let request = self.queue.get((number - self.first) as usize);
+        request.is_some_and(|request| request.request.operation.is_read())
+    }
+
     fn has_failed(&self, number: u64) -> bool {
         self.queue.get((number - self.first) as usize).is_some_and(|request| request.error.is_some())
     }
@@ -227,6 +239,8 @@ impl StagedPosting {
 
     /// Begins pieces, in order, for as long as there are blocks.
     fn begin(&mut self, lane: &impl StagedLane) -> Result<(), (u64, GpuError)> {
+        // One of each kind speaks for all that is begun here.
+        let mut marks: [Option<Tickets>; 2] = [None, None];
         loop {
             let number = self.next;
             let index = (number - self.first) as usize;
@@ -235,7 +249,7 @@ impl StagedPosting {
             // What a fenced request has to come behind the lane knows, but for copies. Pieces carry no fence: each of
             // them would wait for those before it, and a lane that stripes would let later ones pass the first.
             let waits_for: fn(&Operation) -> bool = match request.request.operation {
-                Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => brings,
+                Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Operation::brings,
                 _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),
             };
             let is_under_way =
@@ -261,6 +275,21 @@ impl StagedPosting {
                 continue;
             }
             let failed = |error| (number, error);
+            let fits = request.begun == 0 && lane.parts(&request.request) <= self.depth;
+            if fits && lane.reaches(gpu.memory()).map_err(failed)? {
+                let mark = &mut marks[usize::from(reads)];
+                if mark.is_none() {
+                    let mut before = Tickets::default();
+                    self.gpu.mark(gpu, reads, &mut before).map_err(failed)?;
+                    *mark = Some(before);
+                }
+                let before = mark.clone().filter(|_| !mutant!("direct_before_its_ticket"));
+                let work = PieceWork::Direct { before: before.unwrap_or_default() };
+                request.pieces = 1;
+                self.next += 1;
+                self.begun.push_back(LanePiece { number, flags: flags | Flags::SIGNALLED, work });
+                continue;
+            }
             let blocks = match &mut self.blocks {
                 Some(blocks) => blocks,
                 none => none.insert(lane.blocks(&self.gpu, self.longest).map_err(failed)?),
@@ -340,13 +369,20 @@ impl StagedPosting {
         {
             return Ok(None);
         }
+        if let PieceWork::Direct { before } = work
+            && !before.are_done().map_err(failed)?
+        {
+            return Ok(None);
+        }
         let cut = |block: &LocalSlice, remote: &RemoteSlice| {
             let outside = |error: OutOfBounds| failed(GpuError::Host { reason: error.to_string() });
             block.slice(0, remote.len as usize).map_err(outside)
         };
         let streaming = Streaming::ByLength;
         let operation = match work {
-            PieceWork::Whole => self.queue[(*number - self.first) as usize].request.operation.clone(),
+            PieceWork::Whole | PieceWork::Direct { .. } => {
+                self.queue[(*number - self.first) as usize].request.operation.clone()
+            }
             PieceWork::Write { copy, remote } => {
                 Operation::Write { local: cut(&copy.block, remote)?, remote: *remote, streaming }
             }
@@ -370,12 +406,4 @@ impl StagedPosting {
         self.copying.retain(|(of, _)| *of < number);
         self.next = self.first + self.queue.len() as u64;
     }
-}
-
-/// True for what fences wait for.
-fn brings(operation: &Operation) -> bool {
-    !matches!(
-        operation,
-        Operation::Write { .. } | Operation::WriteInline { .. } | Operation::WriteFromGpu { .. }
-    )
 }

@@ -220,7 +220,7 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn gpu_path(&self) -> Option<GpuPath> {
-        self.connection.gpu.as_ref().map(|_| super::GPU_PATH)
+        self.connection.gpu.as_ref().map(|_| super::GPU_PATH.clone())
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

@@ -83,7 +83,7 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 pub use connecting::TcpConnecting;
 pub use endpoint::TcpEndpoint;
@@ -108,12 +108,13 @@ const QUEUE_DEPTH: usize = 1024;
 const NAME: &str = "tcp";
 
 /// The way of payloads on a GPU.
-const GPU_PATH: GpuPath = GpuPath::Staged {
-    passed_over: &[
+static GPU_PATH: LazyLock<GpuPath> = LazyLock::new(|| {
+    let reasons = [
         ("dma-buf", "a socket takes no memory of a device"),
         ("nvidia-peermem", "it is for RDMA devices, and a socket has none"),
-    ],
-};
+    ];
+    GpuPath::Staged { passed_over: reasons.map(|(way, reason)| (way, reason.to_owned())).into() }
+});
 
 /// The one-sided contract over TCP. Clones share one progress thread.
 #[derive(Clone)]

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::VerbsShared;
+use super::direct::VerbsGpu;
 use super::endpoint::{FORKED, VerbsEndpoint};
 use super::gid::GidChoice;
+use super::grants::grants_of;
 use super::hello::{Hello, Note, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use crate::channel::Channel;
-use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::doorbell::Doorbell;
@@ -22,7 +23,7 @@ use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
 /// gives up.
 pub struct VerbsConnecting {
     shared: Arc<VerbsShared>,
-    gpu: Option<Gpu>,
+    gpu: Option<VerbsGpu>,
     address: SocketAddr,
     /// What this side sleeps at, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
@@ -42,7 +43,7 @@ struct Handshake {
 impl VerbsConnecting {
     pub(super) fn new(
         shared: &Arc<VerbsShared>,
-        gpu: Option<Gpu>,
+        gpu: Option<VerbsGpu>,
         address: SocketAddr,
         offer: Offer,
         doorbell: Option<Arc<Doorbell>>,
@@ -54,8 +55,9 @@ impl VerbsConnecting {
         let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
         let from: Vec<_> = from.collect::<Result<_, _>>()?;
         let rails = from.len();
+        let granted = grants_of(&offer, &[], None);
         let made = Requester::new(shared, rails, true)
-            .and_then(|requester| Ok((requester, Responder::new(shared, rails, offer.grants, None)?)));
+            .and_then(|requester| Ok((requester, Responder::new(shared, rails, granted, None)?)));
         let (requester, responder) = made.map_err(|error| device_failed(&at, error))?;
         let addresses = shared.port_addresses(&from);
         let ports = Ports {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::VerbsShared;
 use super::device::{QueuePairError, lock};
+use super::direct::VerbsGpu;
 use super::hearing::{Ear, Hearing};
 use super::heartbeat::HeartbeatLane;
 use super::hello::{Hello, Note, Terms};
@@ -14,7 +15,6 @@ use super::pairs::{Requester, Responder};
 use super::rails::Rails;
 use super::staged::StagedRails;
 use crate::channel::{Channel, allow_silence};
-use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
@@ -91,7 +91,7 @@ pub struct VerbsEndpoint {
     /// This side's requests; none if the peer granted nothing.
     data: Option<Rails>,
     /// What stands before them where this side has a GPU.
-    staged: Option<(Gpu, Box<StagedPosting>)>,
+    staged: Option<(VerbsGpu, Box<StagedPosting>)>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
     /// The peer's requests; none if it was granted nothing.
     responder: Option<Responder>,
@@ -161,20 +161,20 @@ impl VerbsEndpoint {
     }
 
     /// Lets requests have memory on this GPU.
-    pub(super) fn use_gpu(&mut self, gpu: &Gpu) {
+    pub(super) fn use_gpu(&mut self, gpu: &VerbsGpu) {
         let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
         let longest = longest.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
-        let staged = StagedPosting::new(gpu, longest, self.shared.queue_depth);
+        let staged = StagedPosting::new(&gpu.gpu, longest, self.shared.queue_depth);
         self.staged = Some(gpu).cloned().zip(staged);
     }
 
-    /// Calls what stages payloads of the GPU, where this side has one and the peer serves requests.
+    /// Calls what posts payloads of the GPU, where this side has one and the peer serves requests.
     fn by_blocks<R>(
         &mut self,
         call: impl FnOnce(&mut StagedPosting, &mut StagedRails<'_>) -> R,
     ) -> Option<R> {
-        let (data, (_, staged)) = self.data.as_mut().zip(self.staged.as_mut())?;
-        let mut lane = StagedRails::new(&self.shared, data);
+        let (data, (gpu, staged)) = self.data.as_mut().zip(self.staged.as_mut())?;
+        let mut lane = StagedRails::new(&self.shared, data, gpu);
         let result = call(staged, &mut lane);
         if lane.has_failed {
             self.fail(NOT_COPIED);
@@ -454,7 +454,7 @@ impl Endpoint for VerbsEndpoint {
         let posted = match &self.staged {
             None => data.post(batch),
             Some((gpu, _)) => {
-                data.check(batch, gpu)?;
+                data.check(batch, &gpu.gpu)?;
                 self.by_blocks(|staged, lane| staged.post(lane, batch)).unwrap_or(Ok(()))
             }
         };
@@ -516,7 +516,7 @@ impl Endpoint for VerbsEndpoint {
     }
 
     fn gpu_path(&self) -> Option<GpuPath> {
-        self.staged.as_ref().map(|_| super::GPU_PATH)
+        self.staged.as_ref().map(|(gpu, _)| gpu.path.clone())
     }
 
     /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::grants::GrantedMemory;
 use super::hello::{PortAddress, Ports, Terms};
 use super::pairs::Responder;
 use super::waker::Waker;
@@ -22,7 +23,7 @@ fn peer(
     link: OwnedFd,
 ) -> VerbsEndpoint {
     let link = Channel::silent(TcpStream::from(link), &ChannelTerms::new(Purpose::Verbs));
-    let responder = Responder::new(shared, 1, vec![page], Some(waker)).unwrap();
+    let responder = Responder::new(shared, 1, vec![GrantedMemory::Host(page)], Some(waker)).unwrap();
     let address = PortAddress {
         is_infiniband: false,
         lid: 0,
@@ -108,7 +109,11 @@ fn a_pair_gets_its_own_receives_back_whoever_had_its_number_before() {
     let verbs = tests::verbs_of_an_adapter();
     let waker = Waker::new(&verbs.shared.first().device, u32::MAX).unwrap();
     let page = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
-    let responder = || Responder::new(&verbs.shared, 1, vec![page.whole()], Some(&waker)).unwrap().unwrap();
+    let responder = || {
+        Responder::new(&verbs.shared, 1, vec![GrantedMemory::Host(page.whole())], Some(&waker))
+            .unwrap()
+            .unwrap()
+    };
     let first = scripted::pairs().len();
     let all: Vec<_> = (0..100).map(|_| responder()).collect();
     let data = |index: usize| scripted::pairs()[first + 2 * index];

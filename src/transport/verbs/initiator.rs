@@ -8,11 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
-    CompletionError, Disconnected, Flags, Inline, Operation, PostError, WorkCompletion, WorkRequest,
-    WorkRequestId,
+    CompletionError, Disconnected, Flags, Inline, Operation, PayloadMemory, PostError, WorkCompletion,
+    WorkRequest, WorkRequestId,
 };
 
 /// Room for the longest inline data of a request.
@@ -28,8 +28,8 @@ struct DeviceRequest {
     kind: EntryKind,
 }
 
-/// Regions, the oldest first, each with the number of the last request that it is held for.
-type Held = VecDeque<(MemoryRegion, u64)>;
+/// Memory, the oldest first, each with the number of the last request that it is held for.
+type Held = VecDeque<(PayloadMemory, u64)>;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EntryKind {
@@ -208,7 +208,9 @@ impl Initiator {
     fn is_proved(&self, request: &WorkRequest) -> bool {
         let Some(proof) = &self.proof else { return false };
         match &request.operation {
-            Operation::Write { remote, .. } | Operation::WriteInline { remote, .. } => {
+            Operation::Write { remote, .. }
+            | Operation::WriteInline { remote, .. }
+            | Operation::WriteFromGpu { remote, .. } => {
                 let is_relaxed = |access: &Access| access.contains(Access::RELAXED);
                 !proof.grants.iter().any(|(name, access)| *name == remote.key && is_relaxed(access))
             }
@@ -221,13 +223,17 @@ impl Initiator {
     #[inline]
     pub(super) fn parts(&self, request: &WorkRequest) -> usize {
         match &request.operation {
-            Operation::Write { local, .. } | Operation::Read { local, .. }
-                if local.len() > self.piece_bytes =>
-            {
-                local.len().div_ceil(self.piece_bytes)
+            Operation::Write { local, .. } | Operation::Read { local, .. } => self.pieces(local.len()),
+            Operation::WriteFromGpu { local, .. } | Operation::ReadToGpu { local, .. } => {
+                self.pieces(local.bytes())
             }
             _ => 1,
         }
+    }
+
+    #[inline]
+    fn pieces(&self, bytes: usize) -> usize {
+        if bytes > self.piece_bytes { bytes.div_ceil(self.piece_bytes) } else { 1 }
     }
 
     /// Parts that there is room for.
@@ -236,8 +242,8 @@ impl Initiator {
         self.depth - (self.entries.len() - self.proofs)
     }
 
-    /// Returns how many requests of the device a batch is made of, if it can be posted at all. With a GPU, a request
-    /// whose memory is there counts as one.
+    /// Returns how many requests of the device a batch is made of, if it can be posted at all. With a GPU, requests may
+    /// have any memory of that, and count as one; without one they may have what is registered.
     #[inline]
     pub(super) fn check(&self, batch: &[WorkRequest], gpu: Option<&Gpu>) -> Result<usize, PostError> {
         let mut parts = 0;
@@ -248,7 +254,15 @@ impl Initiator {
                     .then_some(())
                     .ok_or("its memory was not registered with this transport")
             };
-            let checked = gpu.map_or_else(|| request.check(), |gpu| request.check_with(gpu));
+            let checked = match (&request.operation, gpu) {
+                (_, Some(gpu)) => request.check_with(gpu),
+                (Operation::ReadToGpu { local, .. } | Operation::WriteFromGpu { local, .. }, None)
+                    if local.memory().device_keys(self.domain, false).is_some() =>
+                {
+                    request.check_ranges()
+                }
+                _ => request.check(),
+            };
             let checked = checked.and_then(|()| match &request.operation {
                 Operation::FetchAdd { .. } | Operation::CompareSwap { .. } if !self.has_atomics => {
                     Err("the device has no atomics that work; ask Transport::capabilities first")
@@ -260,7 +274,9 @@ impl Initiator {
                 _ => Ok(()),
             });
             checked.map_err(|reason| PostError::Malformed { index, reason })?;
-            parts += self.parts(request);
+            let is_on_gpu =
+                matches!(request.operation, Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. });
+            parts += if is_on_gpu && gpu.is_some() { 1 } else { self.parts(request) };
         }
         if parts > self.depth {
             return Err(PostError::BatchTooLong { batch: parts, depth: self.depth });
@@ -326,11 +342,12 @@ impl Initiator {
     fn build_proof(&mut self) {
         let Some(Proof { sentinel: (local, remote), .. }) = &self.proof else { return };
         let (local, remote) = (local.clone(), *remote);
-        let piece = piece(&local, self.rail, 0, 8);
+        let source = LocalMemory::Host(&local);
+        let piece = source.piece(self.rail, 0, 8);
         let operation = Operation::Read { local: local.clone(), remote, streaming: Streaming::Never };
         let read = WorkRequest::unsignalled(0, operation);
         self.proofs += 1;
-        let proof = self.add(&read, EntryKind::Proof, Some(&local), piece, sys::IBV_WR_RDMA_READ, 0);
+        let proof = self.add(&read, EntryKind::Proof, Some(source), piece, sys::IBV_WR_RDMA_READ, 0);
         proof.wr.rdma = rdma(&remote, 0);
     }
 
@@ -339,10 +356,16 @@ impl Initiator {
     fn build_bare(&mut self, request: &WorkRequest) {
         match &request.operation {
             Operation::Write { local, remote, .. } => {
-                self.build_parts(request, local, remote, sys::IBV_WR_RDMA_WRITE);
+                self.build_parts(request, LocalMemory::Host(local), remote, sys::IBV_WR_RDMA_WRITE);
             }
             Operation::Read { local, remote, .. } => {
-                self.build_parts(request, local, remote, sys::IBV_WR_RDMA_READ);
+                self.build_parts(request, LocalMemory::Host(local), remote, sys::IBV_WR_RDMA_READ);
+            }
+            Operation::WriteFromGpu { local, remote } => {
+                self.build_parts(request, self.on_gpu(local), remote, sys::IBV_WR_RDMA_WRITE);
+            }
+            Operation::ReadToGpu { local, remote } => {
+                self.build_parts(request, self.on_gpu(local), remote, sys::IBV_WR_RDMA_READ);
             }
             Operation::WriteInline { data, remote } => {
                 let cell = (self.number() as usize % self.room) * CELL_BYTES;
@@ -367,16 +390,20 @@ impl Initiator {
             Operation::CompareSwap { local, remote, compare, swap } => {
                 self.build_atomic(request, local, remote, sys::IBV_WR_ATOMIC_CMP_AND_SWP, *compare, *swap);
             }
-            // Refused when it was checked, or cut into blocks of host memory.
-            Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => {}
         }
+    }
+
+    /// Memory of a GPU that was checked to be registered.
+    fn on_gpu<'a>(&self, local: &'a GpuSlice) -> LocalMemory<'a> {
+        let keys = local.memory().device_keys(self.domain, false);
+        LocalMemory::Gpu(local, keys.map_or(0, |keys| keys.local[self.rail]))
     }
 
     #[inline]
     fn build_parts(
         &mut self,
         request: &WorkRequest,
-        local: &LocalSlice,
+        local: LocalMemory<'_>,
         remote: &RemoteSlice,
         opcode: sys::ibv_wr_opcode,
     ) {
@@ -385,9 +412,10 @@ impl Initiator {
             let bytes = (local.len() - done).min(self.piece_bytes);
             let is_last = done + bytes == local.len();
             let kind = if is_last { EntryKind::of(request) } else { EntryKind::Part };
-            let piece = piece(local, self.rail, done, bytes);
-            // What travels in the request itself the device need not fetch.
-            let in_request = opcode == sys::IBV_WR_RDMA_WRITE && piece.length <= self.pair.inline_bytes;
+            let piece = local.piece(self.rail, done, bytes);
+            // What travels in the request itself the device need not fetch; this processor does.
+            let fits = local.is_on_host() && piece.length <= self.pair.inline_bytes;
+            let in_request = fits && opcode == sys::IBV_WR_RDMA_WRITE;
             let flags = if in_request { sys::IBV_SEND_INLINE } else { 0 };
             let part = self.add(request, kind, Some(local), piece, opcode, flags);
             part.wr.rdma = rdma(remote, done as u64);
@@ -408,7 +436,8 @@ impl Initiator {
         compare_add: u64,
         swap: u64,
     ) {
-        let piece = piece(local, self.rail, 0, 8);
+        let local = LocalMemory::Host(local);
+        let piece = local.piece(self.rail, 0, 8);
         let atomic = self.add(request, EntryKind::of(request), Some(local), piece, opcode, 0);
         atomic.wr.atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
             remote_addr: remote.offset,
@@ -430,7 +459,7 @@ impl Initiator {
         &mut self,
         request: &WorkRequest,
         kind: EntryKind,
-        local: Option<&LocalSlice>,
+        local: Option<LocalMemory<'_>>,
         piece: sys::ibv_sge,
         opcode: sys::ibv_wr_opcode,
         mut flags: sys::ibv_send_flags,
@@ -457,7 +486,7 @@ impl Initiator {
         }
         let number = self.number();
         if let Some(local) = local {
-            self.hold(local.region(), number);
+            self.hold(local, number);
         }
         self.entries.push_back(DeviceRequest { id: request.id, kind });
         let added = self.batch.add(piece);
@@ -465,12 +494,12 @@ impl Initiator {
         added
     }
 
-    /// Keeps a region until the entry of this number, the newest, is forgotten.
+    /// Keeps memory until the entry of this number, the newest, is forgotten.
     #[inline]
-    fn hold(&mut self, region: &MemoryRegion, number: u64) {
+    fn hold(&mut self, local: LocalMemory<'_>, number: u64) {
         match self.held.back_mut() {
-            Some((newest, last)) if newest.same_as(region) => *last = number,
-            _ => self.held.push_back((region.clone(), number)),
+            Some((newest, last)) if local.is_of(newest) => *last = number,
+            _ => self.held.push_back((local.memory(), number)),
         }
     }
 
@@ -682,13 +711,56 @@ impl EntryKind {
     }
 }
 
-#[inline]
-fn piece(local: &LocalSlice, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
-    let memory = local.as_volatile().subslice(offset, bytes);
-    sys::ibv_sge {
-        addr: memory.as_ptr().expose_provenance() as u64,
-        length: bytes as u32,
-        lkey: local.region().device_keys().local[rail],
+/// The memory of a request at this side.
+#[derive(Clone, Copy)]
+enum LocalMemory<'a> {
+    Host(&'a LocalSlice),
+    /// With the key that it has on the rail.
+    Gpu(&'a GpuSlice, u32),
+}
+
+impl LocalMemory<'_> {
+    #[inline]
+    fn len(self) -> usize {
+        match self {
+            LocalMemory::Host(slice) => slice.len(),
+            LocalMemory::Gpu(slice, _) => slice.bytes(),
+        }
+    }
+
+    fn is_on_host(self) -> bool {
+        matches!(self, LocalMemory::Host(_))
+    }
+
+    #[inline]
+    fn piece(self, rail: usize, offset: usize, bytes: usize) -> sys::ibv_sge {
+        let (addr, lkey) = match self {
+            LocalMemory::Host(slice) => {
+                let memory = slice.as_volatile().subslice(offset, bytes);
+                let key = slice.region().device_keys().local[rail];
+                (memory.as_ptr().expose_provenance() as u64, key)
+            }
+            LocalMemory::Gpu(slice, key) => (slice.pointer() + offset as u64, key),
+        };
+        sys::ibv_sge { addr, length: bytes as u32, lkey }
+    }
+
+    /// Whether it is a range of this memory.
+    #[inline]
+    fn is_of(self, memory: &PayloadMemory) -> bool {
+        match (self, memory) {
+            (LocalMemory::Host(slice), PayloadMemory::Host(region)) => region.same_as(slice.region()),
+            (LocalMemory::Gpu(slice, _), PayloadMemory::Gpu(memory)) => memory.same_as(slice.memory()),
+            _ => false,
+        }
+    }
+
+    #[inline]
+    fn memory(self) -> PayloadMemory {
+        match self {
+            LocalMemory::Host(slice) => PayloadMemory::Host(slice.region().clone()),
+            LocalMemory::Gpu(slice, _) => PayloadMemory::Gpu(slice.memory().clone()),
+        }
     }
 }
 

@@ -10,23 +10,24 @@ use smallvec::SmallVec;
 
 use super::VerbsShared;
 use super::connecting::device_failed;
+use super::direct::VerbsGpu;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
+use super::grants::grants_of;
 use super::hello::{Hello, Pairs, PortAddress, Ports, Terms};
 use super::pairs::{Requester, Responder, connect, further};
 use super::rail::Rail;
 use super::waker::Waker;
 use crate::channel::{Channel, Secret, listen};
-use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
-use crate::transport::{Address, ConnectError, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
 
 /// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
     shared: Arc<VerbsShared>,
-    gpu: Option<Gpu>,
+    gpu: Option<VerbsGpu>,
     socket: TcpListener,
     address: Address,
     newcomers: Newcomers<Pending>,
@@ -41,7 +42,7 @@ const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 impl VerbsListener {
     pub(super) fn new(
         shared: &Arc<VerbsShared>,
-        gpu: Option<Gpu>,
+        gpu: Option<VerbsGpu>,
         address: SocketAddr,
     ) -> Result<VerbsListener, ConnectError> {
         shared.check_own("listen", &Address::Verbs(address))?;
@@ -54,8 +55,9 @@ impl VerbsListener {
         let failed = |source: io::Error| ConnectError::cannot_listen(Address::Verbs(address), source);
         let socket = listen(address).map_err(failed)?;
         let address = Address::Verbs(socket.local_addr().map_err(failed)?);
-        if let Some(gpu) = &gpu {
-            tracing::info!(gpu = gpu.ordinal(), "payloads that peers reach by RDMA are in host memory");
+        if let Some(VerbsGpu { gpu, path, .. }) = gpu.as_ref().filter(|gpu| !gpu.is_direct()) {
+            let path = path.to_string();
+            tracing::info!(gpu = gpu.ordinal(), path, "payloads that peers reach by RDMA are in host memory");
         }
         Ok(VerbsListener {
             shared: Arc::clone(shared),
@@ -151,6 +153,7 @@ impl Listener for VerbsListener {
         Some(VerbsIncoming {
             shared: Arc::clone(&self.shared),
             gpu: self.gpu.clone(),
+            on_gpu: Vec::new(),
             link,
             received: theirs.received(message),
             theirs,
@@ -173,7 +176,9 @@ impl Drop for VerbsListener {
 /// A peer that has said its part and waits for an answer.
 pub struct VerbsIncoming {
     shared: Arc<VerbsShared>,
-    gpu: Option<Gpu>,
+    gpu: Option<VerbsGpu>,
+    /// What the peer is granted of its memory.
+    on_gpu: Vec<GpuGrant>,
     link: Channel,
     received: Received,
     theirs: Terms,
@@ -212,11 +217,11 @@ impl VerbsIncoming {
         let mut ours = Terms { grants: Vec::new(), blob: ports };
         let paths = self.shared.paths(&from, &ours, &self.theirs);
         let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        let granted = grants_of(offer, &self.on_gpu, self.gpu.as_ref());
         let make = || {
             let requester = |theirs: Pairs| Requester::new(&self.shared, rails, theirs.reads.is_some());
             let requester = self.theirs.blob.responder.map(requester).transpose()?;
-            let mut responder =
-                Responder::new(&self.shared, rails, offer.grants.clone(), self.waker.as_ref())?;
+            let mut responder = Responder::new(&self.shared, rails, granted.clone(), self.waker.as_ref())?;
             connect(&paths, requester.as_ref(), responder.as_mut(), &self.theirs.blob)?;
             io::Result::Ok((requester, responder))
         };
@@ -240,6 +245,14 @@ impl Incoming for VerbsIncoming {
 
     fn reads_only(&self) -> bool {
         self.link.reads_only()
+    }
+
+    fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
+        let is_direct = self.gpu.as_ref().is_some_and(VerbsGpu::is_direct);
+        self.on_gpu = grants;
+        is_direct
+            .then_some(())
+            .ok_or("no RDMA device of this process reaches memory of its GPU: use host memory")
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {

@@ -34,8 +34,8 @@
 //! each word. Atomics are those of the device: atomic among requests through it, and not against processors, unless
 //! [`Capabilities::atomics`](super::Capabilities) says so, which it does only after trying.
 //!
-//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may have memory there. They go
-//! through blocks of registered host memory; no device reaches the GPU itself.
+//! **GPUs.** Requests of a process that names its GPU ([`Verbs::with_gpu`](Verbs)) may have memory there, and so may
+//! what it grants, where its devices register it. Where they do not, requests go through blocks of host memory.
 //!
 //! **Sleep.** A listener can wake its owner: peers then announce by WRITEs with immediate data
 //! ([`Listener::be_notified`](super::Listener::be_notified)).
@@ -57,10 +57,12 @@
 mod arrival_order;
 mod connecting;
 mod device;
+mod direct;
 mod dma_buf;
 mod endpoint;
 mod error;
 mod gid;
+mod grants;
 mod hearing;
 mod heartbeat;
 mod hello;
@@ -107,6 +109,7 @@ pub use open::devices;
 pub use path::PathSettings;
 pub use sys::LibraryError;
 
+use self::direct::VerbsGpu;
 use self::hearing::Hearing;
 use self::hello::{PortAddress, Terms};
 use self::initiator::Initiator;
@@ -114,8 +117,7 @@ use self::queue_pair::{QueuePair, QueuePairPath};
 use self::rail::Rail;
 use self::region::Registered;
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, GpuPath, Offer, RegisterError, Transport,
-    wireup,
+    Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport, wireup,
 };
 use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
@@ -133,14 +135,6 @@ const INLINE_BYTES: u32 = 64;
 
 /// Longest single request that a device is given, whatever it says it can do.
 const PIECE_BYTES_MAX: u32 = 1 << 30;
-
-/// The way of payloads on a GPU.
-const GPU_PATH: GpuPath = GpuPath::Staged {
-    passed_over: &[
-        ("dma-buf", "this library registers no memory of a GPU with RDMA devices"),
-        ("nvidia-peermem", "for the same reason"),
-    ],
-};
 
 /// Settings of RDMA. The default is right for most: the best device and port of this host.
 #[derive(Clone, Debug)]
@@ -232,8 +226,8 @@ impl Default for VerbsOptions {
 #[derive(Clone)]
 pub struct Verbs {
     shared: Arc<VerbsShared>,
-    /// The GPU that requests of this process may have memory on.
-    gpu: Option<Gpu>,
+    /// The GPU that payloads of this process may be on.
+    gpu: Option<VerbsGpu>,
 }
 
 /// The state that all connections of one [`Verbs`] have in common.
@@ -312,16 +306,25 @@ impl Verbs {
         Ok(verbs)
     }
 
-    /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it. On the way the bytes pass the
-    /// host: the GPU copies them into and out of blocks of locked and registered memory, 8 of 2 MiB for each connection
-    /// that needs them, while others are written and read. The other side, and what travels, is as without a GPU.
+    /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it, and an owner that serves over
+    /// it has its payloads there.
     ///
-    /// An owner that serves over it has its payloads in host memory all the same, since no device reads them on a GPU,
-    /// and a server folds by processors. With a GPU that [requires](Gpu::require_gpudirect) a direct way it neither
-    /// listens nor connects.
+    /// Where all devices of the transport register memory of the GPU, which is tried here, they read and write it
+    /// themselves: as a dma-buf, or by its address where the module nvidia-peermem is loaded. Where one does not, a
+    /// peer's payloads pass the host: the GPU copies them into and out of blocks of locked and registered memory, 8 of
+    /// 2 MiB for each connection that needs them, while others are written and read. The other side, and what travels,
+    /// is as without a GPU. An owner has its payloads in host memory then, since no device reads them on the GPU, and a
+    /// server folds by processors. With a GPU that [requires](Gpu::require_gpudirect) a direct way it neither listens
+    /// nor connects then.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Verbs {
-        Verbs { gpu: Some(gpu.clone()), ..self }
+        let gpu = VerbsGpu::new(&self.shared, gpu);
+        Verbs { gpu: Some(gpu), ..self }
+    }
+
+    /// Checks that payloads of the GPU may take the way that there is.
+    fn check_gpu(&self, operation: &'static str, address: &Address) -> Result<(), ConnectError> {
+        self.gpu.iter().try_for_each(|gpu| gpu.path.check_allowed(Some(&gpu.gpu), operation, address))
     }
 
     /// The device's name. Where there are several, this and the following tell of the first.
@@ -386,7 +389,7 @@ impl Verbs {
         doorbell: Option<Arc<Doorbell>>,
     ) -> Result<VerbsConnecting, ConnectError> {
         let socket = takes("connect", address)?;
-        GPU_PATH.check_allowed(self.gpu.as_ref(), "connect", address)?;
+        self.check_gpu("connect", address)?;
         VerbsConnecting::new(&self.shared, self.gpu.clone(), socket, offer, doorbell)
     }
 
@@ -567,7 +570,7 @@ impl std::fmt::Debug for Verbs {
             .field("rails", &self.rails().collect::<Vec<_>>())
             .field("queue_depth", &self.shared.queue_depth)
             .field("has_secret", &self.shared.secret.is_some())
-            .field("gpu", &self.gpu)
+            .field("gpu", &self.gpu.as_ref().map(|gpu| &gpu.gpu))
             .finish()
     }
 }
@@ -597,9 +600,13 @@ impl Transport for Verbs {
         self.register(HostMemory::anonymous(bytes)?, access)
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref().filter(|gpu| gpu.is_direct()).map(|gpu| &gpu.gpu)
+    }
+
     fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {
         let socket = takes("listen", address)?;
-        GPU_PATH.check_allowed(self.gpu.as_ref(), "listen", address)?;
+        self.check_gpu("listen", address)?;
         VerbsListener::new(&self.shared, self.gpu.clone(), socket)
     }
 

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use super::VerbsShared;
 use super::arrival_order::ArrivalOrder;
 use super::device::QueuePairError;
+use super::grants::{GrantKey, Granted, GrantedMemory, Granting, Sentinel, to_serve_reads};
 use super::hello::{Further, FurtherRequester, FurtherResponder, Pair, Pairs, PortAddress, Ports, name};
 use super::initiator::Initiator;
 use super::queue_pair::{QueuePair, QueuePairPath, RECEIVES};
-use super::region::{ProtectionDomain, Registered};
+use super::region::ProtectionDomain;
 use super::waker::Waker;
-use crate::mem::{Access, HostMemory, LocalSlice};
+use crate::mem::Access;
 use crate::transport::wireup::Grant;
 
 /// Heartbeats that may be under way.
@@ -146,59 +147,6 @@ pub(super) fn connect(
     Ok(())
 }
 
-/// Memory that one peer was granted.
-struct Granted {
-    /// Dropped first.
-    key: GrantKey,
-    slice: LocalSlice,
-    /// The rights that the device gives the peer.
-    access: Access,
-}
-
-impl Granted {
-    /// Whether the peer may read it, and nothing else, as it is told: it posts its READs accordingly.
-    fn is_read_only(&self) -> bool {
-        self.slice.region().access().is_read_only()
-    }
-}
-
-/// The key of granted memory on one rail.
-enum GrantKey {
-    /// Of a whole region that all peers may read.
-    OfRegion(u32),
-    /// Of a registration for this peer, with which it goes.
-    OfPeer(Registered),
-}
-
-impl GrantKey {
-    /// `domain` is the peer's own on this rail.
-    fn new(
-        shared: &VerbsShared,
-        rail: usize,
-        domain: &Arc<ProtectionDomain>,
-        slice: &LocalSlice,
-        access: Access,
-    ) -> io::Result<GrantKey> {
-        let keys = slice.region().device_keys();
-        let is_whole = slice.len() == slice.region().len() && keys.domain == shared.first().domain.serial;
-        if let Some(readers) = keys.readers.filter(|_| is_whole) {
-            return Ok(GrantKey::OfRegion(readers[rail]));
-        }
-        let is_read_only = slice.region().access().is_read_only();
-        let domain = if is_read_only { &shared.rails[rail].read_domain } else { domain };
-        // Peers name bytes by their offset in the region: no address of this process ever travels.
-        let first = slice.offset() as u64;
-        Ok(GrantKey::OfPeer(Registered::new(domain, slice.as_volatile(), first, access)?))
-    }
-
-    fn remote_key(&self) -> u32 {
-        match self {
-            GrantKey::OfRegion(key) => *key,
-            GrantKey::OfPeer(registered) => registered.remote_key(),
-        }
-    }
-}
-
 /// The pairs that serve the peer, and what it may reach through them.
 pub(super) struct Responder {
     /// The waker that the peer's requests ring.
@@ -218,28 +166,6 @@ pub(super) struct Responder {
     arrival_order: Option<ArrivalOrder>,
 }
 
-/// A word that a peer reads to learn that what it wrote before has arrived: a queue pair carries a READ out after all
-/// writes before it, and PCI Express does not let it pass them on their way into memory.
-struct Sentinel {
-    // Dropped before the word.
-    registered: Registered,
-    _word: HostMemory,
-}
-
-impl Sentinel {
-    fn new(domain: &Arc<ProtectionDomain>) -> io::Result<Sentinel> {
-        let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
-        Ok(Sentinel {
-            registered: Registered::new(domain, word.as_volatile(), 0, Access::REMOTE_READ)?,
-            _word: word,
-        })
-    }
-
-    fn key(&self) -> u32 {
-        self.registered.remote_key()
-    }
-}
-
 /// The same on a rail after the first.
 pub(super) struct ResponderFurther {
     // Dropped in this order, and before the memory that was granted.
@@ -249,20 +175,16 @@ pub(super) struct ResponderFurther {
     sentinel: Sentinel,
 }
 
-/// A pair to serve READs of what may only be read, if anything of that was granted.
-fn to_serve_reads(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<Option<QueuePair>> {
-    let is_wanted = granted.iter().any(Granted::is_read_only);
-    is_wanted.then(|| QueuePair::to_serve(&shared.rails[rail].read_domain, None)).transpose()
-}
-
 impl ResponderFurther {
-    fn new(shared: &VerbsShared, rail: usize, granted: &[Granted]) -> io::Result<ResponderFurther> {
+    fn new(shared: &VerbsShared, rail: usize, granting: &[Granting]) -> io::Result<ResponderFurther> {
         let domain = shared.rails[rail].peer_domain()?;
         let data = QueuePair::to_serve(&domain, None)?;
-        let reads = to_serve_reads(shared, rail, granted)?;
-        let key = |granted: &Granted| GrantKey::new(shared, rail, &domain, &granted.slice, granted.access);
-        let keys = granted.iter().map(key).collect::<io::Result<_>>()?;
-        Ok(ResponderFurther { data, reads, keys, sentinel: Sentinel::new(&domain)? })
+        let reads = to_serve_reads(shared, rail, granting)?;
+        let key = |granting: &Granting| granting.key(shared, rail, &domain);
+        let keys = granting.iter().map(key).collect::<io::Result<Vec<_>>>()?;
+        let memory = granting.iter().map(|granting| &granting.memory);
+        let sentinel = Sentinel::new(&domain, memory.zip(&keys))?;
+        Ok(ResponderFurther { data, reads, keys, sentinel })
     }
 
     /// Destroys the queue pairs, and then the keys. False if the device could not: it may go on to serve the peer.
@@ -287,15 +209,15 @@ impl ResponderFurther {
 }
 
 impl Responder {
-    /// For a peer that is granted `slices`, on the first so many rails; none if that is nothing. Its requests ring the
+    /// For a peer that is granted `memory`, on the first so many rails; none if that is nothing. Its requests ring the
     /// waker, if there is one.
     pub(super) fn new(
         shared: &VerbsShared,
         rails: usize,
-        slices: Vec<LocalSlice>,
+        memory: Vec<GrantedMemory>,
         waker: Option<&Arc<Waker>>,
     ) -> io::Result<Option<Responder>> {
-        if slices.is_empty() {
+        if memory.is_empty() {
             return Ok(None);
         }
         let domain = shared.first().peer_domain()?;
@@ -303,14 +225,15 @@ impl Responder {
         let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
         let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
         let heartbeat = QueuePair::to_serve(&domain, None)?;
-        let grant = |slice: LocalSlice| {
-            let access = shared.served(slice.region().access());
-            Ok(Granted { key: GrantKey::new(shared, 0, &domain, &slice, access)?, slice, access })
-        };
-        let granted: Vec<_> = slices.into_iter().map(grant).collect::<io::Result<_>>()?;
-        let reads = to_serve_reads(shared, 0, &granted)?;
-        let further = |rail| ResponderFurther::new(shared, rail, &granted).map(Some);
+        let granting = memory.into_iter().map(|memory| Granting::new(shared, memory));
+        let granting = granting.collect::<io::Result<Vec<_>>>()?;
+        let keys = granting.iter().map(|granting| granting.key(shared, 0, &domain));
+        let keys = keys.collect::<io::Result<Vec<_>>>()?;
+        let reads = to_serve_reads(shared, 0, &granting)?;
+        let further = |rail| ResponderFurther::new(shared, rail, &granting).map(Some);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
+        let grant = |(Granting { memory, access, .. }, key)| Granted { key, memory, access };
+        let granted = granting.into_iter().zip(keys).map(grant).collect();
         let data = Arc::new(data);
         if let Some(waker) = waker {
             waker.add(&data);
@@ -346,11 +269,9 @@ impl Responder {
     }
 
     pub(super) fn grants(&self) -> Vec<Grant> {
-        let grant = |(index, granted): (usize, &Granted)| Grant {
-            key: name(index, granted.key.remote_key()),
-            offset: granted.slice.offset() as u64,
-            bytes: granted.slice.len() as u64,
-            access: granted.slice.region().access(),
+        let grant = |(index, Granted { key, memory, .. }): (usize, &Granted)| {
+            let (offset, bytes) = memory.range();
+            Grant { key: name(index, key.remote_key()), offset, bytes, access: memory.access() }
         };
         self.granted.iter().enumerate().map(grant).collect()
     }
@@ -378,7 +299,8 @@ impl Responder {
             says = order.source.text(),
             "order in which a peer's writes are applied"
         );
-        self.sentinel = (!order.in_order).then(|| Sentinel::new(&self.domain)).transpose()?;
+        let granted = self.granted.iter().map(|granted| (&granted.memory, &granted.key));
+        self.sentinel = (!order.in_order).then(|| Sentinel::new(&self.domain, granted)).transpose()?;
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::VerbsShared;
 use super::arrival_order::ArrivalOrder;
+use super::grants::GrantedMemory;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
 use super::pairs::{Requester, Responder, connect};
@@ -37,7 +38,7 @@ impl Loopback {
         let address = rail.port_address(&from.gid);
         let path = rail.path(&from, &address, &address)?;
         let requester = Requester::new(shared, 1, false).map_err(text)?;
-        let mut responder = Responder::new(shared, 1, vec![target.whole()], None)
+        let mut responder = Responder::new(shared, 1, vec![GrantedMemory::Host(target.whole())], None)
             .map_err(text)?
             .ok_or("nothing is granted")?;
         let ports = Ports {

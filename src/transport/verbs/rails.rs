@@ -150,7 +150,7 @@ impl Rails {
         self.first_mut().add_receives(more, in_all)
     }
 
-    /// Checks a batch, of which some memory may be on a GPU: none of that is posted here as it is.
+    /// Checks a batch, of which some memory may be on this GPU.
     pub(super) fn check(&self, batch: &[WorkRequest], gpu: &Gpu) -> Result<(), PostError> {
         self.first().check(batch, Some(gpu)).map(|_parts| ())
     }
@@ -296,10 +296,12 @@ impl Striping {
     fn lane(&self, request: &WorkRequest) -> Lane {
         match &request.operation {
             // A forged key goes where all others do, to be refused there.
-            Operation::Read { remote, .. } => match self.grants.get(index_of(remote.key)) {
-                Some((name, access)) if *name == remote.key && access.is_read_only() => Lane::Reads,
-                _ => Lane::Data,
-            },
+            Operation::Read { remote, .. } | Operation::ReadToGpu { remote, .. } => {
+                match self.grants.get(index_of(remote.key)) {
+                    Some((name, access)) if *name == remote.key && access.is_read_only() => Lane::Reads,
+                    _ => Lane::Data,
+                }
+            }
             _ => Lane::Data,
         }
     }
@@ -313,8 +315,8 @@ impl Striping {
     /// The index of the grant that a request is about, if all rails may carry parts of it.
     fn grant_to_stripe(&self, request: &WorkRequest) -> Option<usize> {
         let (remote, writes) = match &request.operation {
-            Operation::Write { remote, .. } => (remote, true),
-            Operation::Read { remote, .. } => (remote, false),
+            Operation::Write { remote, .. } | Operation::WriteFromGpu { remote, .. } => (remote, true),
+            Operation::Read { remote, .. } | Operation::ReadToGpu { remote, .. } => (remote, false),
             _ => return None,
         };
         if request.flags.contains(Flags::NOTIFY) {
@@ -339,11 +341,9 @@ impl Striping {
             let mut part = named(self.part(request, rails, rail), index, number);
             if rail > 0 {
                 let ExtraRail { keys, sentinel: (local, remote) } = &self.further[rail - 1];
-                if let Operation::Write { remote, .. } | Operation::Read { remote, .. } = &mut part.operation
-                {
-                    remote.key = RemoteKey(keys[grant].into());
-                }
-                if matches!(part.operation, Operation::Write { .. }) {
+                let (range, key) = (remote_of(&mut part.operation), RemoteKey(keys[grant].into()));
+                range.into_iter().for_each(|remote| remote.key = key);
+                if matches!(part.operation, Operation::Write { .. } | Operation::WriteFromGpu { .. }) {
                     // An adapter acknowledges a write before memory has it, and only what comes through the same
                     // adapter is sure to come after it. A READ pushes it there: its completion is what the first rail
                     // waits for.
@@ -362,11 +362,19 @@ impl Striping {
     /// The part of one of these rails of a request that is striped over them, as the first rail would carry it out.
     fn part(&self, request: &WorkRequest, rails: u8, rail: usize) -> WorkRequest {
         let mut part = request.clone();
-        if let Operation::Write { local, remote, .. } | Operation::Read { local, remote, .. } =
-            &mut part.operation
-        {
-            let range = self.shares.part(rails, rail, local.len());
-            *local = local.slice(range.start, range.len()).expect("a part lies in the whole");
+        let bytes = remote_of(&mut part.operation).map_or(0, |remote| remote.len as usize);
+        let range = self.shares.part(rails, rail, bytes);
+        const INSIDE: &str = "a part lies in the whole";
+        match &mut part.operation {
+            Operation::Write { local, .. } | Operation::Read { local, .. } => {
+                *local = local.slice(range.start, range.len()).expect(INSIDE);
+            }
+            Operation::WriteFromGpu { local, .. } | Operation::ReadToGpu { local, .. } => {
+                *local = local.slice(range.start, range.len()).expect(INSIDE);
+            }
+            _ => {}
+        }
+        if let Some(remote) = remote_of(&mut part.operation) {
             (remote.offset, remote.len) =
                 (remote.offset.wrapping_add(range.start as u64), range.len() as u64);
         }
@@ -539,6 +547,17 @@ impl Striping {
 /// Whether the peer has refused a request of this queue pair.
 fn is_refused(initiator: &Initiator) -> bool {
     initiator.failure() == Some(CompletionError::RemoteAccess)
+}
+
+/// The peer's range of what can be striped.
+fn remote_of(operation: &mut Operation) -> Option<&mut RemoteSlice> {
+    match operation {
+        Operation::Write { remote, .. }
+        | Operation::Read { remote, .. }
+        | Operation::WriteFromGpu { remote, .. }
+        | Operation::ReadToGpu { remote, .. } => Some(remote),
+        _ => None,
+    }
 }
 
 /// The word of a sentinel with this key.

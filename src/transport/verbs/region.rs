@@ -1,6 +1,7 @@
 //! Protection domains, and memory that a device knows.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -83,6 +84,49 @@ impl Registered {
         // SAFETY: the domain lives; the range is mapped memory of this process. It stays so until the registration is
         // undone: that is the caller's promise, which it keeps by holding region and registration together.
         let raw = unsafe { register(domain.raw(), memory.as_ptr().cast(), memory.len(), first, flags) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Registered { raw, domain: Arc::clone(domain) })
+    }
+
+    /// Registers the first `bytes` of a dma-buf, which the device knows by addresses from `first` on. The buffer stays
+    /// with the device also when its descriptor is closed.
+    ///
+    /// The caller keeps the memory behind it until this is dropped.
+    pub(super) fn of_dma_buf(
+        domain: &Arc<ProtectionDomain>,
+        buffer: BorrowedFd<'_>,
+        bytes: usize,
+        first: u64,
+        access: Access,
+    ) -> io::Result<Registered> {
+        let Some(register) = domain.device.library.reg_dmabuf_mr else {
+            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
+        };
+        let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
+        let flags = flags(access, true) as i32;
+        // SAFETY: the domain lives, the descriptor is open; what it names is not of this process's address space.
+        let raw = unsafe { register(domain.raw(), 0, bytes, first, buffer.as_raw_fd(), flags) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Registered { raw, domain: Arc::clone(domain) })
+    }
+
+    /// Registers `bytes` of memory of a GPU by its address, which the kernel knows by a module of the GPU's driver
+    /// (nvidia-peermem). The device knows them by addresses from `first` on.
+    ///
+    /// The caller keeps the memory until this is dropped.
+    #[cfg(feature = "cuda")]
+    pub(super) fn of_gpu(
+        domain: &Arc<ProtectionDomain>,
+        pointer: u64,
+        bytes: usize,
+        first: u64,
+        access: Access,
+    ) -> io::Result<Registered> {
+        let register = domain.device.library.reg_mr_iova2;
+        let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
+        let address = std::ptr::without_provenance_mut(pointer as usize);
+        // SAFETY: the domain lives. No processor uses the address: the kernel asks the GPU's driver for what is there.
+        let raw = unsafe { register(domain.raw(), address, bytes, first, flags(access, true)) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }

@@ -1,30 +1,34 @@
-//! The queue pairs of one side as the way of payloads of a GPU, which go through blocks of registered host memory.
+//! The queue pairs of one side as the way of payloads of a GPU, which their devices reach themselves, or which go through
+//! blocks of registered host memory.
 
 use super::VerbsShared;
+use super::direct::VerbsGpu;
 use super::rails::Rails;
 #[cfg(feature = "cuda")]
 use crate::{
-    cuda::{Gpu, GpuError},
+    cuda::{Gpu, GpuError, GpuMemory},
     mem::{Access, PAGE_SIZE},
     transport::staging::{StagedLane, StagingBlocks},
     transport::{PostError, WorkCompletion, WorkRequest},
 };
-
-#[cfg(feature = "cuda")]
-const NO_WAY_TO_GPU: &str = "this library registers no memory of a GPU with RDMA devices";
 
 /// The queue pairs, for one call.
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is no GPU to stage payloads of"))]
 pub(super) struct StagedRails<'a> {
     shared: &'a VerbsShared,
     rails: &'a mut Rails,
+    gpu: &'a VerbsGpu,
     /// Set if a GPU of this process did not copy a payload.
     pub(super) has_failed: bool,
 }
 
 impl StagedRails<'_> {
-    pub(super) fn new<'a>(shared: &'a VerbsShared, rails: &'a mut Rails) -> StagedRails<'a> {
-        StagedRails { shared, rails, has_failed: false }
+    pub(super) fn new<'a>(
+        shared: &'a VerbsShared,
+        rails: &'a mut Rails,
+        gpu: &'a VerbsGpu,
+    ) -> StagedRails<'a> {
+        StagedRails { shared, rails, gpu, has_failed: false }
     }
 }
 
@@ -46,6 +50,17 @@ impl StagedLane for StagedRails<'_> {
         self.rails.poll()
     }
 
+    fn reaches(&self, memory: &GpuMemory) -> Result<bool, GpuError> {
+        match &self.gpu.registrations {
+            Some(registrations) => registrations.reach(self.shared, &self.gpu.gpu, memory),
+            None => Ok(false),
+        }
+    }
+
+    fn see(&self, gpu: &Gpu) -> Result<(), GpuError> {
+        gpu.see_rdma_writes()
+    }
+
     fn is_over(&self) -> bool {
         self.rails.has_failed()
     }
@@ -59,7 +74,7 @@ impl StagedLane for StagedRails<'_> {
         // A block has to fit the queue, however short both it and the requests of the device are.
         let room = self.shared.piece_bytes().saturating_mul(self.shared.queue_depth);
         let longest = longest.min((room / PAGE_SIZE).max(1) * PAGE_SIZE);
-        StagingBlocks::new(gpu, longest, NO_WAY_TO_GPU, |memory| {
+        StagingBlocks::new(gpu, longest, &self.gpu.path.to_string(), |memory| {
             let bytes = memory.len();
             let registered = self.shared.register(memory, Access::LOCAL);
             registered.map_err(|source| self.shared.cannot_register(bytes, source))

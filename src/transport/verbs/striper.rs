@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 
 use crate::mem::MAX_RAILS;
-use crate::transport::{CompletionError, Flags, Operation, WorkCompletion, WorkRequest, WorkRequestId};
+use crate::transport::{CompletionError, Flags, WorkCompletion, WorkRequest, WorkRequestId};
 
 /// Where a request goes, and when. By its number the striper is told of its completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,8 +168,7 @@ impl Striper {
     ) -> Dispatch {
         let number = self.first + self.entries.len() as u64;
         let is_fenced = request.flags.contains(Flags::FENCE);
-        let writes = !matches!(request.operation, Operation::Read { .. });
-        let brings = !matches!(request.operation, Operation::Write { .. } | Operation::WriteInline { .. });
+        let (writes, brings) = (!request.operation.is_read(), request.operation.brings());
         let passes_writes = writes || lane == Lane::Reads || self.writes == 0;
         let is_striped = self.live != FIRST && may_be_striped && !is_fenced && passes_writes;
         let (first, all) = self.bits(lane);

@@ -7,7 +7,7 @@ use super::region::ProtectionDomain;
 use super::scripted::{self, device, gid, info};
 use super::*;
 use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
-use crate::transport::{Connecting, Endpoint, Incoming, Listener, Operation, WorkRequest};
+use crate::transport::{Connecting, Endpoint, GpuGrant, Incoming, Listener, Operation, WorkRequest};
 use std::net::Ipv4Addr;
 use std::task::Poll;
 
@@ -245,6 +245,15 @@ pub(super) fn connect(
     verbs: &Verbs,
     offer: impl Fn() -> Offer,
 ) -> ([VerbsEndpoint; 2], [Vec<RemoteSlice>; 2]) {
+    connect_granting(verbs, offer, Vec::new())
+}
+
+/// The same of which the listener's side grants memory of a GPU, too.
+pub(super) fn connect_granting(
+    verbs: &Verbs,
+    offer: impl Fn() -> Offer,
+    on_gpu: Vec<GpuGrant>,
+) -> ([VerbsEndpoint; 2], [Vec<RemoteSlice>; 2]) {
     let mut listener = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).unwrap();
     let mut connecting = verbs.connect(&listener.address(), offer()).unwrap();
     let (mut server, begin) = (None, std::time::Instant::now());
@@ -252,7 +261,10 @@ pub(super) fn connect(
     let (mut client, received) = loop {
         wait();
         let now = crate::time::Instant::from_nanos(begin.elapsed().as_nanos() as u64);
-        if let Some(incoming) = listener.poll(now) {
+        if let Some(mut incoming) = listener.poll(now) {
+            if !on_gpu.is_empty() {
+                incoming.grant_gpu(on_gpu.clone()).unwrap();
+            }
             let grants = incoming.received().grants.clone();
             server = Some((incoming.accept(offer()).unwrap(), grants));
         }

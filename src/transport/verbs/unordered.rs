@@ -6,14 +6,21 @@
 //! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
 //! nothing is told of by immediate data, and owners look for themselves.
 //!
+//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. A device that *lingers*
+//! takes what goes to such memory for late: no READ of host memory proves it, and nor does a completion. A READ of such
+//! memory does, and so does a flush of the GPU, for what came through the first port.
+//!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
 //! when chance says, as long as the queue pair that they are for lives.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
+
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::device::{Device, Limits, lock};
 use super::open::OpenedDevice;
@@ -21,6 +28,7 @@ use super::rail::Rail;
 use super::scripted;
 use super::sys::{self, Library};
 use super::{Verbs, VerbsOptions, VerbsShared};
+use crate::mem::PAGE_SIZE;
 use crate::transport::AtomicDomain;
 
 /// Bytes of one packet: a quarter of a page of parameters.
@@ -58,6 +66,9 @@ struct DeviceState {
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
+    /// Whether what goes to memory of a GPU lingers; and what READs have brought for such memory, by its address.
+    lingers: bool,
+    lingering: Vec<(usize, Vec<u8>)>,
     /// Ports through which no answer comes.
     cut: HashSet<u8>,
     /// Packets whose senders have given up.
@@ -105,8 +116,10 @@ struct ScriptedRequest {
     number: u64,
     is_signalled: bool,
     is_fenced: bool,
-    /// The local address that a READ writes; none for a WRITE.
-    reads_into: Option<usize>,
+    /// The local address that a READ writes, and whether it is in memory of a GPU; none for a WRITE.
+    reads_into: Option<(usize, bool)>,
+    /// Whether the peer's memory is a GPU's.
+    is_of_gpu: bool,
     bytes: usize,
     remote: u64,
     key: u32,
@@ -143,7 +156,7 @@ struct LatePacket {
     data: Vec<u8>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Region {
     /// The address of its protection domain.
     domain: usize,
@@ -152,6 +165,8 @@ struct Region {
     first: u64,
     bytes: usize,
     access: u32,
+    /// Of a dma-buf, its memory.
+    mapping: Option<Arc<MmapRaw>>,
 }
 
 /// A step that the specification allows to a queue pair.
@@ -178,19 +193,19 @@ pub(crate) fn common() -> Verbs {
         let options = VerbsOptions { devices: vec![device], ..VerbsOptions::default() };
         return Verbs::open(options).expect("the rig has the device");
     }
+    static COMMON: LazyLock<Unordered> = LazyLock::new(|| Unordered::new(0, false).that_steps());
+    COMMON.verbs(None)
+}
+
+/// The device that all transports of a test have in common whose GPUs it reaches itself. What it writes there lingers.
+#[cfg(feature = "cuda")]
+pub(crate) fn lingering() -> &'static Unordered {
     static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
         let device = Unordered::new(0, false);
-        let world = Unordered { world: device.world };
-        std::thread::spawn(move || {
-            loop {
-                if !world.step() {
-                    std::thread::sleep(std::time::Duration::from_micros(20));
-                }
-            }
-        });
-        device
+        device.linger();
+        device.that_steps()
     });
-    COMMON.verbs(None)
+    &COMMON
 }
 
 impl Unordered {
@@ -203,6 +218,8 @@ impl Unordered {
             pairs: Vec::new(),
             regions: HashMap::new(),
             completions: HashMap::new(),
+            lingers: false,
+            lingering: Vec::new(),
             cut: HashSet::new(),
             late: Vec::new(),
             events: VecDeque::new(),
@@ -260,6 +277,33 @@ impl Unordered {
                 hearing: super::Hearing::new().unwrap(),
             }),
         }
+    }
+
+    /// The same, which takes its steps by itself.
+    #[cfg(feature = "cuda")]
+    fn that_steps(self) -> Unordered {
+        let world = Unordered { world: self.world };
+        std::thread::spawn(move || {
+            loop {
+                if !world.step() {
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+            }
+        });
+        self
+    }
+
+    /// From now on what goes to memory of a GPU lingers.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn linger(&self) {
+        lock(&self.world.state).lingers = true;
+    }
+
+    /// What a flush of a GPU does.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn flush(&self) -> Arc<dyn Fn() + Send + Sync> {
+        let world = self.world;
+        Arc::new(move || lock(&world.state).flush())
     }
 
     /// From now on no answer comes through this port.
@@ -322,21 +366,60 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            steps.extend(pair.steps(self.is_answered(pair)).into_iter().map(|step| (index, step)));
+            steps.extend(
+                pair.steps(self.is_answered(pair), self.lingers).into_iter().map(|step| (index, step)),
+            );
         }
         // However many are late, they come one now and then.
-        let all = steps.len() + usize::from(!self.late.is_empty());
+        let is_late = !self.late.is_empty() || !self.lingering.is_empty();
+        let all = steps.len() + usize::from(is_late);
         if all == 0 {
             return false;
         }
         match steps.get(self.random(all)) {
             Some((pair, step)) => self.take(*pair, *step),
             None => {
-                let late = self.random(self.late.len());
-                self.arrive(late);
+                let late = self.random(self.late.len() + self.lingering.len());
+                match late.checked_sub(self.late.len()) {
+                    None => self.arrive(late),
+                    Some(lingering) => {
+                        let (at, data) = self.lingering.swap_remove(lingering);
+                        store(at, &data);
+                    }
+                }
             }
         }
         true
+    }
+
+    /// All that lingers and came through the first port gets into memory.
+    #[cfg(feature = "cuda")]
+    fn flush(&mut self) {
+        self.lingering.drain(..).for_each(|(at, data)| store(at, &data));
+        for index in 0..self.pairs.len() {
+            let ScriptedPair { port: 1, requests, .. } = &mut self.pairs[index] else { continue };
+            let of_gpu =
+                requests.iter_mut().filter(|request| request.is_of_gpu && request.reads_into.is_none());
+            let packets: Vec<_> = of_gpu
+                .map(|request| {
+                    (request.key, request.remote, request.bytes, std::mem::take(&mut request.packets))
+                })
+                .collect();
+            for (key, remote, bytes, packets) in packets {
+                let Some(at) = self.find(index, key, remote, bytes, sys::IBV_ACCESS_REMOTE_WRITE) else {
+                    continue;
+                };
+                packets.into_iter().for_each(|(offset, packet)| store(at + offset, &packet.send()));
+            }
+        }
+    }
+
+    /// The address of local memory that a request names by a key, and whether it is a GPU's.
+    fn local(&self, piece: &sys::ibv_sge) -> Option<(usize, bool)> {
+        let region = self.regions.get(&piece.lkey)?;
+        let offset = usize::try_from(piece.addr.checked_sub(region.first)?).ok()?;
+        let is_inside = offset.checked_add(piece.length as usize)? <= region.bytes;
+        is_inside.then(|| (region.address + offset, region.mapping.is_some()))
     }
 
     /// Whether answers come to what a pair sends.
@@ -395,7 +478,11 @@ impl DeviceState {
             }
             DeviceStep::Read(_) => {
                 asked.is_read = true;
-                store(reads_into.unwrap_or(0), &fetch(at, bytes));
+                match reads_into {
+                    Some((into, true)) if self.lingers => self.lingering.push((into, fetch(at, bytes))),
+                    Some((into, _)) => store(into, &fetch(at, bytes)),
+                    None => {}
+                }
             }
             DeviceStep::Tell(_) => {
                 asked.is_told = true;
@@ -431,11 +518,17 @@ impl DeviceState {
         let pair = &mut self.pairs[pair];
         pair.state = sys::IBV_QPS_ERR;
         for (index, request) in std::mem::take(&mut pair.requests).into_iter().enumerate() {
+            // A refusal comes behind the answers to all that was before.
+            let is_answered = index < failed && failure == sys::IBV_WC_REM_ACCESS_ERR;
             let status = match index == failed {
                 true => failure,
+                false if is_answered && (request.reads_into.is_none() || request.is_read) => {
+                    sys::IBV_WC_SUCCESS
+                }
                 false => sys::IBV_WC_WR_FLUSH_ERR,
             };
-            if !request.is_told {
+            let is_silent = status == sys::IBV_WC_SUCCESS && !request.is_signalled;
+            if !request.is_told && !is_silent {
                 let told = sys::ibv_wc { wr_id: request.number, status, ..Default::default() };
                 self.completions.entry(pair.queue).or_default().push_back(told);
             }
@@ -449,8 +542,10 @@ impl DeviceState {
 
 impl ScriptedPair {
     /// All steps that the specification allows next.
-    fn steps(&self, is_answered: bool) -> Vec<DeviceStep> {
-        let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
+    fn steps(&self, is_answered: bool, lingers: bool) -> Vec<DeviceStep> {
+        let (mut steps, mut is_reading, mut is_telling) = (Vec::new(), false, false);
+        // Into memory of the host, and into that of a GPU.
+        let mut is_storing = [false; 2];
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading {
                 // Nothing behind it begins before it.
@@ -465,14 +560,15 @@ impl ScriptedPair {
                 }
                 continue;
             }
-            if !is_done && !is_storing {
+            let is_proof_of_gpu = request.is_of_gpu || !lingers;
+            if !is_done && !is_storing[0] && !(is_storing[1] && is_proof_of_gpu) {
                 steps.push(DeviceStep::Read(index));
             }
             if is_done && !is_telling && !request.is_told {
                 steps.push(DeviceStep::Tell(index));
             }
             is_reading |= !is_done;
-            is_storing |= !request.packets.is_empty();
+            is_storing[usize::from(request.is_of_gpu)] |= !request.packets.is_empty();
             is_telling |= !request.is_told;
         }
         steps
@@ -520,6 +616,7 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     query_qp,
     destroy_qp,
     reg_mr_iova2,
+    reg_dmabuf_mr: Some(reg_dmabuf_mr),
     dereg_mr,
     get_async_event,
     ack_async_event,
@@ -672,28 +769,51 @@ unsafe extern "C" fn reg_mr_iova2(
     first: u64,
     access: c_uint,
 ) -> *mut sys::ibv_mr {
+    let (domain, address) = (pd.addr(), address.expose_provenance());
+    register(pd, Region { domain, address, first, bytes: length, access, mapping: None })
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut sys::ibv_pd,
+    offset: u64,
+    length: usize,
+    first: u64,
+    buffer: c_int,
+    access: c_int,
+) -> *mut sys::ibv_mr {
+    // SAFETY: the caller's descriptor, which is open.
+    let buffer = unsafe { BorrowedFd::borrow_raw(buffer) };
+    let begin = rustix::fs::tell(buffer).unwrap_or(0) + offset;
+    let end = rustix::fs::fstat(buffer).map_or(0, |stat| stat.st_size as u64);
+    if (first ^ offset) % PAGE_SIZE as u64 != 0 || begin.saturating_add(length as u64) > end {
+        return refuse(libc::EINVAL);
+    }
+    let Ok(mapping) = MmapOptions::new().offset(begin).len(length).map_raw(&buffer) else {
+        return refuse(libc::ENOMEM);
+    };
+    let (domain, address) = (pd.addr(), mapping.as_mut_ptr().expose_provenance());
+    let (access, mapping) = (access as u32, Some(Arc::new(mapping)));
+    register(pd, Region { domain, address, first, bytes: length, access, mapping })
+}
+
+fn refuse(errno: c_int) -> *mut sys::ibv_mr {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() = errno };
+    std::ptr::null_mut()
+}
+
+fn register(pd: *mut sys::ibv_pd, region: Region) -> *mut sys::ibv_mr {
     // SAFETY: the caller's structure.
     let context = unsafe { (*pd).context };
     let mut state = state(context);
     if state.registering != 0 {
-        // SAFETY: this thread's own.
-        unsafe { *libc::__errno_location() = state.registering };
-        return std::ptr::null_mut();
+        return refuse(state.registering);
     }
     let key = state.next;
     state.next += 1;
-    let (domain, address_of) = (pd.addr(), address.expose_provenance());
-    let region = Region { domain, address: address_of, first, bytes: length, access };
+    let (addr, length) = (std::ptr::with_exposed_provenance_mut(region.address), region.bytes);
     state.regions.insert(key, region);
-    Box::into_raw(Box::new(sys::ibv_mr {
-        context,
-        pd,
-        addr: address,
-        length,
-        handle: 0,
-        lkey: key,
-        rkey: key,
-    }))
+    Box::into_raw(Box::new(sys::ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key }))
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
@@ -731,7 +851,11 @@ unsafe extern "C" fn post_send(
             let piece = (asked.num_sge > 0).then(|| *asked.sg_list);
             (asked, piece, asked.wr.rdma)
         };
-        let (address, bytes) = piece.map_or((0, 0), |piece| (piece.addr as usize, piece.length as usize));
+        let bytes = piece.map_or(0, |piece| piece.length as usize);
+        let Some((address, is_gpu)) = piece.map_or(Some((0, false)), |piece| state.local(&piece)) else {
+            return libc::EINVAL;
+        };
+        let is_of_gpu = state.regions.get(&target.rkey).is_some_and(|region| region.mapping.is_some());
         let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
         let written = if is_read { 0 } else { bytes };
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
@@ -744,7 +868,8 @@ unsafe extern "C" fn post_send(
             number: asked.wr_id,
             is_signalled: is(sys::IBV_SEND_SIGNALED),
             is_fenced: is(sys::IBV_SEND_FENCE),
-            reads_into: is_read.then_some(address),
+            reads_into: is_read.then_some((address, is_gpu)),
+            is_of_gpu,
             bytes,
             remote: target.remote_addr,
             key: target.rkey,
@@ -773,6 +898,8 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::
 mod conformance;
 #[cfg(all(test, feature = "cuda"))]
 mod gpu;
+#[cfg(all(test, feature = "cuda"))]
+mod gpudirect;
 #[cfg(test)]
 mod lost_rails;
 #[cfg(test)]

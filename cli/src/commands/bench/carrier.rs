@@ -91,7 +91,8 @@ impl Carrier for Verbs {
     const PONGS: bool = true;
 
     fn open(means: &Means) -> Result<Verbs, BenchError> {
-        Ok(Verbs::open(means.verbs()?)?)
+        let gpu = means.memory.transport_gpu(false)?;
+        Ok(gpu.iter().fold(Verbs::open(means.verbs()?)?, Verbs::with_gpu))
     }
 
     fn anywhere(host: IpAddr) -> Address {

@@ -14,7 +14,7 @@ const OF_GPUS: [Op; 2] = [Op::Publish, Op::Pull];
 /// The memory of both sides.
 #[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct MemoryArgs {
-    /// publish, pull over shm and tcp: memory of this side, host, cuda or cuda:N for the GPU of this number: the
+    /// publish, pull: memory of this side, host, cuda or cuda:N for the GPU of this number: the
     /// gradient that is published, the copy that is pulled, and with --listen the slots or frames
     #[arg(long, help_heading = "GPUs", value_name = "MEMORY", value_parser = memory, default_value = "host")]
     pub(super) memory: ComputeDevice,
@@ -42,7 +42,6 @@ impl MemoryArgs {
     /// Refuses what is not measured out of memory of a GPU.
     pub(super) fn check(
         &self,
-        transport: TransportKind,
         op: Option<Op>,
         many: bool,
     ) -> Result<(), BenchError> {
@@ -50,11 +49,6 @@ impl MemoryArgs {
             return Ok(());
         }
         let wrong = [
-            (
-                transport == TransportKind::Verbs,
-                "--memory cuda is not measured over RDMA, which stages it",
-                "use --transport shm or tcp",
-            ),
             (
                 op.is_some_and(|op| !OF_GPUS.contains(&op)),
                 "--memory cuda means something to --op publish and pull alone",

@@ -9,7 +9,7 @@ mod tests {
 
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, Working};
-    use crate::node::of_gpu::{OfGpu, over_each_transport, over_rdma};
+    use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
     use crate::node::{
         BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
         ShardOptions, Wanted,
@@ -35,7 +35,7 @@ mod tests {
 
     impl<T: OfGpu> Side<T> {
         fn new() -> Side<T> {
-            let driver = Arc::new(Scripted::new());
+            let driver = T::driver();
             let (gpu, raw, stream) = driver.open_gpu();
             let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
             let transport = T::with(&gpu);
@@ -427,6 +427,19 @@ mod tests {
     }
 
     over_rdma! {
+        a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        before_the_first_version_the_frames_are_zeros,
+        a_version_of_a_gpu_is_read_into_host_memory_too,
+        a_host_publishers_version_is_read_into_memory_of_a_gpu,
+        what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
+        the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
+        a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
+        after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
+        after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
+        nothing_is_left_of_memory_that_was_passed,
+    }
+
+    over_gpudirect! {
         a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         before_the_first_version_the_frames_are_zeros,
         a_version_of_a_gpu_is_read_into_host_memory_too,

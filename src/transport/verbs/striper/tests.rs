@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
-use crate::transport::Inline;
+use crate::transport::{Inline, Operation};
 
 const DEPTH: usize = 8;
 const REFUSED: CompletionError = CompletionError::RemoteAccess;

@@ -1,0 +1,159 @@
+//! Memory of a GPU as RDMA devices reach it: its dma-bufs, registrations that go with it, and how kernels come to see
+//! what devices have written there.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::gpu::PrimaryContext;
+use super::memory::{GpuBacking, GpuBlock};
+use super::queue::GpuWork;
+use super::sys::{Attribute, FLUSH_OPTION_HOST, ORDERING_OWNER, PointerAttribute};
+use super::{Gpu, GpuError, GpuMemory, GpuSlice, Tickets};
+use crate::mem::{DeviceKeys, PAGE_SIZE, Registration};
+
+/// How a kernel comes to see what RDMA devices have written to the GPU's memory before it was launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RdmaVisibility {
+    /// It sees it, as the GPU keeps the order.
+    InOrder,
+    /// After a call of the driver.
+    ByFlush,
+    /// The driver has no such call.
+    Unknown,
+}
+
+/// A registration of memory of a GPU with the devices of one transport: for requests of this process, or for READs of
+/// all peers.
+pub(crate) struct GpuRegistration {
+    keys: DeviceKeys,
+    _registration: Box<dyn Registration>,
+}
+
+impl GpuRegistration {
+    /// Its keys have some for `readers` if it is for READs of peers, and for nothing else.
+    pub(crate) fn new(keys: DeviceKeys, registration: impl Registration + 'static) -> Arc<GpuRegistration> {
+        Arc::new(GpuRegistration { keys, _registration: Box::new(registration) })
+    }
+
+    fn is_of(&self, domain: u32, is_for_peers: bool) -> bool {
+        self.keys.domain == domain && self.keys.readers.is_some() == is_for_peers
+    }
+}
+
+/// Whole pages of memory of a GPU that are registered together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GpuPages {
+    pub(crate) pointer: u64,
+    pub(crate) bytes: usize,
+    /// The driver's number of the allocation that they are of, where they are the caller's and it has one: no other
+    /// allocation of the process ever has it.
+    pub(crate) allocation: Option<u64>,
+}
+
+impl GpuMemory {
+    /// The keys of the registration in this domain, if there is one.
+    pub(crate) fn device_keys(&self, domain: u32, is_for_peers: bool) -> Option<DeviceKeys> {
+        let registrations = self.block().registrations();
+        registrations.iter().find(|one| one.is_of(domain, is_for_peers)).map(|one| one.keys)
+    }
+
+    /// Keeps a registration for as long as this memory lives.
+    pub(crate) fn keep(&self, registration: Arc<GpuRegistration>) {
+        self.block().registrations().push(registration);
+    }
+
+    /// The pages to register for it: those of the whole allocation, so that all tensors in it have them in common, or
+    /// those of this memory alone, where the driver knows the allocation piece by piece.
+    ///
+    /// # Errors
+    /// The driver does not know the memory.
+    pub(crate) fn pages(&self) -> Result<GpuPages, GpuError> {
+        let GpuBlock { primary, pointer, bytes, backing, .. } = self.block();
+        if let GpuBacking::Own(allocation) = backing {
+            return Ok(GpuPages { pointer: *pointer, bytes: allocation.bytes, allocation: None });
+        }
+        let (begin, length, allocation) = primary.call("asking for the memory of a pointer", |driver| {
+            let (begin, length) = driver.address_range(*pointer)?;
+            Ok((begin, length, driver.pointer_attribute(PointerAttribute::BUFFER_ID, *pointer).ok()))
+        })?;
+        let (own_end, end) = (pointer + *bytes as u64, begin + length as u64);
+        let (begin, end) = if own_end <= end { (begin, end) } else { (*pointer, own_end) };
+        let page = PAGE_SIZE as u64;
+        let begin = begin / page * page;
+        Ok(GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocation })
+    }
+
+    /// A dma-buf of these pages.
+    ///
+    /// # Errors
+    /// The driver has none for them: the memory is of a kind that it does not export, or the window of the device's
+    /// address space is full.
+    pub(crate) fn dma_buf(&self, pages: GpuPages) -> Result<OwnedFd, GpuError> {
+        let export = "exporting memory of a GPU to RDMA devices";
+        self.primary().call(export, |driver| driver.dma_buf(pages.pointer, pages.bytes))
+    }
+
+    fn primary(&self) -> &PrimaryContext {
+        &self.block().primary
+    }
+}
+
+impl Gpu {
+    /// True if the driver exports memory of it as dma-bufs.
+    pub(crate) fn has_dma_bufs(&self) -> bool {
+        self.attribute(Attribute::DMA_BUF_SUPPORTED) != 0
+    }
+
+    /// How its kernels come to see what RDMA devices have written before.
+    pub(crate) fn rdma_visibility(&self) -> RdmaVisibility {
+        if self.attribute(Attribute::GPU_DIRECT_RDMA_WRITES_ORDERING) >= ORDERING_OWNER {
+            RdmaVisibility::InOrder
+        } else if self.attribute(Attribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) & FLUSH_OPTION_HOST != 0 {
+            RdmaVisibility::ByFlush
+        } else {
+            RdmaVisibility::Unknown
+        }
+    }
+
+    fn attribute(&self, attribute: Attribute) -> i32 {
+        let primary = &self.inner().primary;
+        let value = primary
+            .call("asking for a property of a GPU", |driver| driver.attribute(attribute, primary.device()));
+        value.unwrap_or(0)
+    }
+
+    /// RDMA devices write to its memory from now on.
+    pub(crate) fn expect_rdma_writes(&self) {
+        if self.rdma_visibility() == RdmaVisibility::ByFlush {
+            self.inner().flushes.store(true, Relaxed);
+        }
+    }
+
+    /// Lets kernels and copies that are asked for later see what RDMA devices have written, as far as this process
+    /// knows of it: by a word that a peer has written behind it, or by a completion.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub(crate) fn see_rdma_writes(&self) -> Result<(), GpuError> {
+        if !self.inner().flushes.load(Relaxed) || mutant!("rdma_writes_not_flushed") {
+            return Ok(());
+        }
+        let seeing = "making visible what RDMA devices have written to a GPU";
+        self.inner().primary.call(seeing, |driver| driver.flush_rdma_writes())
+    }
+
+    /// Says when an RDMA device may read or write `memory`: once the work is done that the streams of copies have now,
+    /// and with it what streams of the caller's had when copies were [held](super::GpuStream) behind them.
+    ///
+    /// # Errors
+    /// The memory is that of another GPU, or the driver refuses.
+    pub(crate) fn mark(
+        &self,
+        memory: &GpuSlice,
+        writes: bool,
+        under_way: &mut Tickets,
+    ) -> Result<(), GpuError> {
+        self.put(GpuWork::Mark { memory: memory.clone(), writes }, None, under_way)
+    }
+}

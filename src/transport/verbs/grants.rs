@@ -1,0 +1,226 @@
+//! The memory that one side grants, its keys on each rail, and the words that prove what was written there.
+
+use std::io;
+use std::sync::Arc;
+
+use super::VerbsShared;
+use super::direct::VerbsGpu;
+#[cfg(feature = "cuda")]
+use super::direct::{GpuExport, readers};
+use super::queue_pair::QueuePair;
+use super::region::{ProtectionDomain, Registered};
+use crate::cuda::GpuMemory;
+use crate::mem::{Access, HostMemory, LocalSlice};
+use crate::transport::{GpuGrant, Offer};
+
+/// Memory that is to be granted.
+#[derive(Clone)]
+pub(super) enum GrantedMemory {
+    Host(LocalSlice),
+    /// All of it. Devices reach it as those of this GPU's do.
+    Gpu {
+        memory: GpuMemory,
+        access: Access,
+        #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is none"))]
+        gpu: VerbsGpu,
+    },
+}
+
+/// What an offer grants, and memory of a GPU at its indices among that.
+pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
+    let mut granted: Vec<_> = offer.grants.iter().cloned().map(GrantedMemory::Host).collect();
+    for (GpuGrant { at, memory, access }, gpu) in on_gpu.iter().zip(std::iter::repeat(gpu).flatten()) {
+        let memory = GrantedMemory::Gpu { memory: memory.clone(), access: *access, gpu: gpu.clone() };
+        granted.insert((*at).min(granted.len()), memory);
+    }
+    granted
+}
+
+impl GrantedMemory {
+    /// The rights that the peer is told of.
+    pub(super) fn access(&self) -> Access {
+        match self {
+            GrantedMemory::Host(slice) => slice.region().access(),
+            GrantedMemory::Gpu { access, .. } => *access,
+        }
+    }
+
+    /// The first byte, counted from the begin of what the key names, and the length.
+    pub(super) fn range(&self) -> (u64, u64) {
+        match self {
+            GrantedMemory::Host(slice) => (slice.offset() as u64, slice.len() as u64),
+            GrantedMemory::Gpu { memory, .. } => (0, memory.bytes() as u64),
+        }
+    }
+}
+
+/// Memory that one peer was granted, and its key on the first rail.
+pub(super) struct Granted {
+    /// Dropped first.
+    pub(super) key: GrantKey,
+    pub(super) memory: GrantedMemory,
+    /// The rights that the device gives the peer.
+    pub(super) access: Access,
+}
+
+impl Granted {
+    /// Whether the peer may read it, and nothing else, as it is told: it posts its READs accordingly.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.memory.access().is_read_only()
+    }
+}
+
+/// The key of granted memory on one rail.
+pub(super) enum GrantKey {
+    /// Of a whole region that all peers may read.
+    OfRegion(u32),
+    /// Of a registration for this peer, with which it goes.
+    OfPeer(Registered),
+}
+
+impl GrantKey {
+    pub(super) fn remote_key(&self) -> u32 {
+        match self {
+            GrantKey::OfRegion(key) => *key,
+            GrantKey::OfPeer(registered) => registered.remote_key(),
+        }
+    }
+}
+
+/// Memory that is about to be registered for one peer, on one rail after the other.
+pub(super) struct Granting {
+    pub(super) memory: GrantedMemory,
+    pub(super) access: Access,
+    /// Memory of a GPU is exported once, however many devices register it.
+    #[cfg(feature = "cuda")]
+    export: Option<GpuExport>,
+}
+
+impl Granting {
+    pub(super) fn new(shared: &VerbsShared, memory: GrantedMemory) -> io::Result<Granting> {
+        let access = shared.served(memory.access());
+        #[cfg(feature = "cuda")]
+        let export = match &memory {
+            GrantedMemory::Gpu { memory, access, gpu } if !access.is_read_only() => {
+                gpu.gpu.expect_rdma_writes();
+                gpu.registrations.as_ref().map(|registrations| registrations.export(memory)).transpose()?
+            }
+            _ => None,
+        };
+        Ok(Granting {
+            memory,
+            access,
+            #[cfg(feature = "cuda")]
+            export,
+        })
+    }
+
+    /// The key on this rail. `domain` is the peer's own there.
+    pub(super) fn key(
+        &self,
+        shared: &VerbsShared,
+        rail: usize,
+        domain: &Arc<ProtectionDomain>,
+    ) -> io::Result<GrantKey> {
+        match &self.memory {
+            GrantedMemory::Host(slice) => self.key_of_host(shared, rail, domain, slice),
+            #[cfg(feature = "cuda")]
+            GrantedMemory::Gpu { memory, gpu, .. } => self.key_of_gpu(shared, rail, domain, memory, gpu),
+            #[cfg(not(feature = "cuda"))]
+            GrantedMemory::Gpu { memory, .. } => match *memory {},
+        }
+    }
+
+    fn key_of_host(
+        &self,
+        shared: &VerbsShared,
+        rail: usize,
+        domain: &Arc<ProtectionDomain>,
+        slice: &LocalSlice,
+    ) -> io::Result<GrantKey> {
+        let keys = slice.region().device_keys();
+        let is_whole = slice.len() == slice.region().len() && keys.domain == shared.first().domain.serial;
+        if let Some(readers) = keys.readers.filter(|_| is_whole) {
+            return Ok(GrantKey::OfRegion(readers[rail]));
+        }
+        let is_read_only = slice.region().access().is_read_only();
+        let domain = if is_read_only { &shared.rails[rail].read_domain } else { domain };
+        // Peers name bytes by their offset in the region: no address of this process ever travels.
+        let first = slice.offset() as u64;
+        Ok(GrantKey::OfPeer(Registered::new(domain, slice.as_volatile(), first, self.access)?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn key_of_gpu(
+        &self,
+        shared: &VerbsShared,
+        rail: usize,
+        domain: &Arc<ProtectionDomain>,
+        memory: &GpuMemory,
+        gpu: &VerbsGpu,
+    ) -> io::Result<GrantKey> {
+        match (&gpu.registrations, &self.export) {
+            (Some(_), Some(export)) => {
+                // The peer may read what it has written: by that it proves that it is there.
+                let access = self.access | Access::REMOTE_READ;
+                Ok(GrantKey::OfPeer(export.register(domain, memory.bytes(), 0, access)?))
+            }
+            (Some(registrations), None) => {
+                Ok(GrantKey::OfRegion(readers(shared, registrations, memory)?[rail]))
+            }
+            (None, _) => Err(io::Error::other("no RDMA device reaches memory of the GPU")),
+        }
+    }
+}
+
+/// A pair to serve READs of what may only be read, if anything of that was granted.
+pub(super) fn to_serve_reads(
+    shared: &VerbsShared,
+    rail: usize,
+    granting: &[Granting],
+) -> io::Result<Option<QueuePair>> {
+    let is_wanted = granting.iter().any(|granting| granting.memory.access().is_read_only());
+    is_wanted.then(|| QueuePair::to_serve(&shared.rails[rail].read_domain, None)).transpose()
+}
+
+/// A word that a peer reads to learn that what it wrote before has arrived: a queue pair carries a READ out after all
+/// writes before it, and PCI Express does not let it pass them on their way into the same memory. So where the peer
+/// writes payloads into memory of a GPU, the word is there, too.
+pub(super) enum Sentinel {
+    Own {
+        // Dropped before the word.
+        registered: Registered,
+        _word: HostMemory,
+    },
+    /// The first word of granted memory, by the key of that.
+    Granted(u32),
+}
+
+impl Sentinel {
+    /// One on a rail on which the peer has `domain`, and the memory that it was granted these keys.
+    pub(super) fn new<'a>(
+        domain: &Arc<ProtectionDomain>,
+        granted: impl Iterator<Item = (&'a GrantedMemory, &'a GrantKey)>,
+    ) -> io::Result<Sentinel> {
+        let is_written_gpu = |memory: &GrantedMemory| {
+            let is_on_gpu = matches!(memory, GrantedMemory::Gpu { .. });
+            is_on_gpu && !memory.access().is_read_only() && !mutant!("sentinel_in_host_memory")
+        };
+        let mut granted = granted;
+        if let Some((_, key)) = granted.find(|(memory, _)| is_written_gpu(memory)) {
+            return Ok(Sentinel::Granted(key.remote_key()));
+        }
+        let word = HostMemory::anonymous(size_of::<u64>()).map_err(io::Error::other)?;
+        Ok(Sentinel::Own {
+            registered: Registered::new(domain, word.as_volatile(), 0, Access::REMOTE_READ)?,
+            _word: word,
+        })
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        match self {
+            Sentinel::Own { registered, .. } => registered.remote_key(),
+            Sentinel::Granted(key) => *key,
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Payloads on GPUs that RDMA devices reach themselves, on a scripted driver and a scripted device: no GPU and no adapter
+//! are needed, and none is tested.
+
+use super::super::tests::connect_granting;
+use super::*;
+use crate::cuda::{Gpu, GpuMemory, Scripted, memory_with_owner};
+use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
+use crate::transport::verbs::VerbsEndpoint;
+use crate::transport::{
+    Address, CompletionError, ConnectError, Endpoint, Flags, GpuGrant, GpuPath, Inline, Offer, Operation,
+    PostError, Transport, WorkCompletion, WorkRequest, WorkRequestId,
+};
+
+const PAGE: usize = 4096;
+const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
+const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
+
+/// An owner with payloads on its GPU, and a peer with one, too. Their transport is one, as a device reaches no other.
+struct DirectScene {
+    device: Unordered,
+    driver: Arc<Scripted>,
+    gpu: Gpu,
+    verbs: Verbs,
+    poster: VerbsEndpoint,
+    target: VerbsEndpoint,
+    /// The owner's words, in host memory; what may only be read and what is written, both on its GPU.
+    words: MemoryRegion,
+    frames: GpuMemory,
+    slots: GpuMemory,
+    remote: Vec<RemoteSlice>,
+}
+
+/// A device that lingers, its flush, and a GPU that needs it.
+fn lingering(seed: u64) -> (Unordered, Arc<Scripted>) {
+    let device = Unordered::new(seed, false);
+    device.linger();
+    let driver = Scripted::new().with_dma_bufs();
+    driver.set_flush(Some(device.flush()));
+    (device, Arc::new(driver))
+}
+
+fn scene(seed: u64, rails: usize, bytes: usize) -> DirectScene {
+    let (device, driver) = lingering(seed);
+    let (gpu, ..) = driver.open_gpu();
+    let verbs = device.verbs_over(rails, DEPTH as usize, None).with_gpu(&gpu);
+    let words = verbs.allocate(PAGE, WORDS).unwrap();
+    let [frames, slots] = [(); 2].map(|()| GpuMemory::allocate(&gpu, bytes).unwrap());
+    let grant = |at, memory: &GpuMemory, access| GpuGrant { at, memory: memory.clone(), access };
+    let on_gpu = vec![grant(1, &frames, Access::REMOTE_READ), grant(2, &slots, SLOTS)];
+    let offer = || Offer { message: Vec::new(), grants: vec![words.whole()] };
+    let ([poster, target], [remote, _]) = connect_granting(&verbs, offer, on_gpu);
+    assert_eq!(remote.len(), 3);
+    DirectScene { device, driver, gpu, verbs, poster, target, words, frames, slots, remote }
+}
+
+/// Bytes that differ from each other and between rounds.
+fn noise(round: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| ((index + 1) * (2 * round + 0x9E37)).to_le_bytes()[1]).collect()
+}
+
+impl DirectScene {
+    fn memory(&self, bytes: usize) -> GpuMemory {
+        GpuMemory::allocate(&self.gpu, bytes).unwrap()
+    }
+
+    fn set_word(&self, value: u64) -> Operation {
+        let remote = self.remote[0].slice(0, 8).unwrap();
+        Operation::WriteInline { data: Inline::word(value), remote }
+    }
+
+    fn turn(&mut self) {
+        if !self.device.step() {
+            self.verbs.shared.hearing.hurry();
+            let _over = (self.poster.check(), self.target.check());
+        }
+    }
+
+    fn post(&mut self, batch: &[WorkRequest]) {
+        while let Err(error) = self.poster.post(batch) {
+            assert!(matches!(error, PostError::QueueFull { .. }), "{error}");
+            self.driver.work();
+            self.turn();
+        }
+    }
+
+    fn until<R>(&mut self, mut found: impl FnMut(&mut DirectScene) -> Option<R>) -> R {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(found) = found(self) {
+                return found;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "waited in vain");
+            self.driver.work();
+            self.turn();
+        }
+    }
+
+    fn complete(&mut self) -> WorkCompletion {
+        self.until(|scene| scene.poster.poll())
+    }
+
+    fn carry_out(&mut self, operation: Operation) {
+        self.post(&[WorkRequest::signalled(9, operation)]);
+        assert_eq!(self.complete(), WorkCompletion { id: WorkRequestId(9), result: Ok(()) });
+    }
+}
+
+fn write_from(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation {
+    Operation::WriteFromGpu { local: memory.slice(offset, remote.len as usize).unwrap(), remote }
+}
+
+fn read_to(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation {
+    Operation::ReadToGpu { local: memory.slice(offset, remote.len as usize).unwrap(), remote }
+}
+
+#[test]
+fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two() {
+    const ROOM: usize = 200_064;
+    for rails in [1, 2] {
+        for seed in 0..12 {
+            let mut scene = scene(seed, rails, ROOM);
+            let mine = scene.memory(ROOM);
+            for (round, bytes) in [(1, 200_003), (2, 4096), (3, 150_001), (4, 1)] {
+                let (from, at) = (round * 3, round * 8);
+                scene.driver.set_bytes(mine.pointer(), &noise(round, ROOM));
+                let bytes = bytes.min(ROOM - at.max(from));
+                let remote = scene.remote[2].slice(at as u64, bytes as u64).unwrap();
+                scene.post(&[
+                    WorkRequest::unsignalled(1, write_from(&mine, from, remote)),
+                    WorkRequest::signalled(2, scene.set_word(round as u64)),
+                ]);
+                // The owner polls its word, and then launches a fold.
+                scene.until(|scene| (scene.words.as_volatile().load_u64(0) == round as u64).then_some(()));
+                scene.gpu.see_rdma_writes().unwrap();
+                let seen = scene.driver.bytes(scene.slots.pointer() + at as u64, bytes);
+                assert!(
+                    seen == noise(round, ROOM)[from..from + bytes],
+                    "{rails} rails, seed {seed}, {bytes} bytes"
+                );
+                let told = scene.complete();
+                assert_eq!((told.id, told.result), (WorkRequestId(2), Ok(())));
+            }
+            assert_eq!(scene.gpu.host_bytes_copied(), 0);
+            assert_eq!(scene.poster.gpu_path(), Some(GpuPath::Rdma { by: "dma-buf" }));
+        }
+    }
+}
+
+#[test]
+fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete_over_one_rail_and_two() {
+    const ROOM: usize = 200_064;
+    for rails in [1, 2] {
+        for seed in 0..12 {
+            let mut scene = scene(seed, rails, ROOM);
+            let mine = scene.memory(ROOM);
+            scene.driver.set_bytes(scene.frames.pointer(), &noise(7, ROOM));
+            for (at, into, bytes) in [(0, 0, 200_003), (8, 5, 65), (16, 3, 100_000), (0, 1, 1)] {
+                let remote = scene.remote[1].slice(at as u64, bytes as u64).unwrap();
+                scene.carry_out(read_to(&mine, into, remote));
+                let seen = scene.driver.bytes(mine.pointer() + into as u64, bytes);
+                assert!(seen == noise(7, ROOM)[at..at + bytes], "{rails} rails, seed {seed}, {bytes} bytes");
+            }
+            assert_eq!(scene.gpu.host_bytes_copied(), 0);
+        }
+    }
+}
+
+#[test]
+fn host_memory_and_memory_of_a_gpu_are_copied_into_each_other() {
+    let mut scene = scene(3, 1, PAGE);
+    let host = scene.verbs.allocate(PAGE, Access::LOCAL).unwrap();
+    scene.driver.set_bytes(scene.frames.pointer(), &noise(1, PAGE));
+    let (local, streaming) = (host.whole(), Streaming::Never);
+    scene.carry_out(Operation::Read { local: local.clone(), remote: scene.remote[1], streaming });
+    let mut read = vec![0; PAGE];
+    host.as_volatile().read(&mut read);
+    assert_eq!(read, noise(1, PAGE));
+    scene.carry_out(Operation::Write { local, remote: scene.remote[2], streaming });
+    (scene.device.flush())();
+    assert_eq!(scene.driver.bytes(scene.slots.pointer(), PAGE), read);
+}
+
+#[test]
+fn a_device_reads_and_writes_a_gpu_after_the_work_that_was_before() {
+    let mut scene = scene(4, 1, PAGE);
+    let mine = scene.memory(PAGE);
+    let raw = scene.driver.stream(crate::cuda::PRIMARY);
+    // SAFETY: a stream of the scripted driver, which never ends.
+    let stream = unsafe { crate::cuda::GpuStream::of_caller(&scene.gpu, raw) }.unwrap();
+    scene.driver.launch_fill(raw, mine.pointer(), PAGE, 0x5A);
+    stream.hold_copies().unwrap();
+    scene.post(&[
+        WorkRequest::unsignalled(1, write_from(&mine, 0, scene.remote[2])),
+        WorkRequest::signalled(2, scene.set_word(1)),
+    ]);
+    for _ in 0..200 {
+        scene.turn();
+        assert_eq!(scene.poster.poll(), None, "the kernel has not run");
+    }
+    assert_eq!(scene.words.as_volatile().load_u64(0), 0, "what is behind it is held, too");
+    assert_eq!(scene.complete().result, Ok(()));
+    (scene.device.flush())();
+    assert_eq!(scene.driver.bytes(scene.slots.pointer(), PAGE), [0x5A; PAGE]);
+    // The other way round: a kernel still reads what a READ is to overwrite.
+    let kept = scene.memory(PAGE);
+    scene.driver.launch_copy(raw, kept.pointer(), mine.pointer(), PAGE);
+    stream.hold_copies().unwrap();
+    scene.carry_out(read_to(&mine, 0, scene.remote[1]));
+    assert_eq!(scene.driver.bytes(kept.pointer(), PAGE), [0x5A; PAGE]);
+}
+
+#[test]
+fn a_grant_covers_its_bytes_and_not_the_page_that_they_are_in() {
+    for (grant, beyond) in [(1, 96), (2, 96)] {
+        let mut scene = scene(5, 1, 100);
+        let mine = scene.memory(PAGE);
+        let remote = RemoteSlice { offset: beyond, len: 8, ..scene.remote[grant] };
+        let operation = if grant == 1 { read_to(&mine, 0, remote) } else { write_from(&mine, 0, remote) };
+        scene.post(&[WorkRequest::signalled(1, operation)]);
+        assert_eq!(scene.complete().result, Err(CompletionError::RemoteAccess), "grant {grant}");
+    }
+    // Frames are only read.
+    let mut scene = scene(6, 1, 100);
+    let mine = scene.memory(PAGE);
+    scene.post(&[WorkRequest::signalled(1, write_from(&mine, 0, scene.remote[1]))]);
+    assert_eq!(scene.complete().result, Err(CompletionError::RemoteAccess));
+}
+
+#[test]
+fn memory_of_the_caller_is_registered_once_for_its_allocation_and_anew_after_that() {
+    let mut scene = scene(7, 1, PAGE);
+    let before = scene.device.regions();
+    let pointer = scene.driver.memory(8 * PAGE);
+    // A trainer names its tensors in each step.
+    for step in 0..10_u64 {
+        let tensor = memory_with_owner(&scene.gpu, pointer + 100 * step, 1000, ());
+        scene.carry_out(read_to(&tensor, 0, scene.remote[1].slice(0, 1000).unwrap()));
+        assert_eq!(scene.device.regions(), before + 1, "step {step}");
+    }
+    // Other memory at the same addresses is another allocation.
+    scene.driver.free_memory(pointer);
+    assert_eq!(scene.driver.memory(8 * PAGE), pointer);
+    let tensor = memory_with_owner(&scene.gpu, pointer, 1000, ());
+    scene.driver.set_bytes(scene.frames.pointer(), &noise(2, PAGE));
+    scene.carry_out(read_to(&tensor, 0, scene.remote[1].slice(0, 1000).unwrap()));
+    assert_eq!(scene.driver.bytes(pointer, 1000), noise(2, PAGE)[..1000]);
+    assert_eq!(scene.device.regions(), before + 1, "the registration of what was freed is gone");
+}
+
+#[test]
+fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
+    let mut scene = scene(8, 1, PAGE);
+    let small = scene.driver.memory(100);
+    let odd = memory_with_owner(&scene.gpu, small, 100, ());
+    // Its driver exports whole pages, and of these it has none.
+    scene.carry_out(write_from(&odd, 0, scene.remote[2].slice(0, 100).unwrap()));
+    assert_eq!(scene.gpu.host_bytes_copied(), 100);
+    assert_eq!(scene.poster.check(), Ok(()));
+
+    let gpu = scene.gpu.clone().require_gpudirect();
+    let verbs = scene.device.verbs(None).with_gpu(&gpu);
+    let words = verbs.allocate(PAGE, WORDS).unwrap();
+    let offer = || Offer { message: Vec::new(), grants: vec![words.whole()] };
+    let ([poster, target], [remote, _]) = connect_granting(&verbs, offer, Vec::new());
+    (scene.poster, scene.target, scene.verbs) = (poster, target, verbs);
+    scene.post(&[WorkRequest::signalled(1, write_from(&odd, 0, remote[0].slice(0, 100).unwrap()))]);
+    assert_eq!(scene.complete().result, Err(CompletionError::Gpu));
+    assert_eq!(scene.gpu.host_bytes_copied(), 100);
+}
+
+#[test]
+fn where_no_way_to_the_gpu_works_each_says_why_and_owners_have_host_memory() {
+    let refusing = Unordered::new(0, false);
+    lock(&refusing.world.state).registering = libc::EOPNOTSUPP;
+    let unseen = Scripted::new().with_dma_bufs();
+    unseen.set_flush(None);
+    let cases = [
+        (Unordered::new(0, false), Scripted::new(), "exports none"),
+        (refusing, Scripted::new().with_dma_bufs(), "imports dma-bufs"),
+        (Unordered::new(0, false), unseen, "does not say that kernels see"),
+    ];
+    for (device, driver, reason) in cases {
+        let driver = Arc::new(driver);
+        let (gpu, ..) = driver.open_gpu();
+        let verbs = device.verbs(None).with_gpu(&gpu.clone().require_gpudirect());
+        assert!(verbs.gpu().is_none());
+        assert_eq!(device.regions(), 0);
+        let refused = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).map(drop).unwrap_err();
+        assert!(matches!(refused, ConnectError::Staged { .. }), "{refused}");
+        for part in ["not dma-buf", "not nvidia-peermem", reason] {
+            assert!(refused.to_string().contains(part), "{part}: {refused}");
+        }
+    }
+}
+
+#[test]
+fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing() {
+    for is_write in [true, false] {
+        let mut call = 0;
+        loop {
+            let mut scene = scene(9, 1, PAGE);
+            let mine = scene.memory(PAGE);
+            scene.driver.fail(call, crate::cuda::NOT_PERMITTED);
+            let remote = scene.remote[if is_write { 2 } else { 1 }];
+            let operation = if is_write { write_from(&mine, 0, remote) } else { read_to(&mine, 0, remote) };
+            scene.post(&[WorkRequest::signalled(1, operation)]);
+            let told = scene.complete();
+            assert!(
+                told.result == Ok(()) || told.result == Err(CompletionError::Gpu),
+                "call {call}: {told:?}"
+            );
+            let DirectScene { device, driver, gpu, verbs, poster, target, words, frames, slots, .. } = scene;
+            drop((poster, target, words, frames, slots, mine, verbs));
+            driver.finish();
+            drop(gpu);
+            let has_failed = driver.has_failed();
+            assert!(driver.open() <= usize::from(has_failed), "call {call}: {} left", driver.open());
+            assert_eq!(device.regions(), 0, "call {call}");
+            if !has_failed {
+                assert!(told.result == Ok(()) && call > 5, "{call} calls");
+                break;
+            }
+            call += 1;
+        }
+    }
+}
+
+#[test]
+fn fenced_requests_wait_for_what_devices_bring_to_a_gpu() {
+    let mut scene = scene(10, 2, 64 * PAGE);
+    let mine = scene.memory(64 * PAGE);
+    scene.driver.set_bytes(scene.frames.pointer(), &noise(3, 64 * PAGE));
+    let fenced = WorkRequest {
+        id: WorkRequestId(2),
+        operation: write_from(&mine, 0, scene.remote[2]),
+        flags: Flags::SIGNALLED | Flags::FENCE,
+    };
+    scene.post(&[WorkRequest::unsignalled(1, read_to(&mine, 0, scene.remote[1])), fenced]);
+    assert_eq!(scene.complete(), WorkCompletion { id: WorkRequestId(2), result: Ok(()) });
+    scene.until(|scene| (!scene.device.step()).then_some(()));
+    assert_eq!(scene.driver.bytes(scene.slots.pointer(), 64 * PAGE), noise(3, 64 * PAGE));
+}
