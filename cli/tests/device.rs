@@ -115,7 +115,6 @@ fn payloads_on_a_gpu_are_measured_or_it_is_said_why_not() {
     assert!(output.status.success() && !looks_for_the_driver(&output), "{:?}", said(&output));
     for (options, why) in [
         (&["--op", "write", "--memory", "cuda"][..], "publish and pull alone"),
-        (&["--op", "pull", "--transport", "verbs", "--peer-memory", "cuda"], "is not measured over RDMA"),
         (&["--op", "pull", "--peers", "4", "--memory", "cuda:1"], "does not go with --peers"),
     ] {
         let output = run_command("bench", options);

@@ -101,11 +101,20 @@ impl Transports {
     /// Opens RDMA at the first call, with the settings of [`rdma_options`], and says why this process has none.
     pub fn rdma(&self) -> Result<(), NoRdma> {
         #[cfg(feature = "verbs")]
-        let open = || rdma::open(self.secret.clone(), self.ip, self.index);
+        let open = || rdma::open(self.secret.clone(), self.ip, self.index, self.gpu_address());
         #[cfg(not(feature = "verbs"))]
         let open = || Err(NoRdma::of(&NotBuilt { transport: TransportKind::Verbs }));
         self.rdma.get_or_init(open).as_ref().map_err(NoRdma::clone)?;
         self.rdma_for_payloads().map(|_| ())
+    }
+
+    /// The address of the GPU on the PCI bus.
+    #[cfg(feature = "verbs")]
+    fn gpu_address(&self) -> Option<String> {
+        #[cfg(feature = "cuda")]
+        return self.gpu.get().and_then(|(gpu, _)| Some(gpu.properties().ok()?.pci_address));
+        #[cfg(not(feature = "cuda"))]
+        None
     }
 
     /// RDMA, if it was opened and serves payloads where they are to be.

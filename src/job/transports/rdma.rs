@@ -8,11 +8,16 @@ use crate::channel::Secret;
 use crate::diagnostic::Diagnostic;
 use crate::transport::verbs::{Verbs, VerbsOptions};
 
-/// Opens RDMA for process `index` of a job, with the settings of [`rdma_options`].
-pub(super) fn open(secret: Option<Secret>, peer: Option<IpAddr>, index: usize) -> Result<Verbs, NoRdma> {
+/// Opens RDMA for process `index` of a job, with the settings of [`rdma_options`], near the GPU at this address.
+pub(super) fn open(
+    secret: Option<Secret>,
+    peer: Option<IpAddr>,
+    index: usize,
+    near: Option<String>,
+) -> Result<Verbs, NoRdma> {
     // A process does not know all others of its host: its rank in the job spreads them as well.
     let options = rdma_options().map_err(|error| NoRdma::of(&error))?;
-    let options = VerbsOptions { peer, local_rank: index, secret, ..options };
+    let options = VerbsOptions { peer, local_rank: index, secret, near, ..options };
     Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
 

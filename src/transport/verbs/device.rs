@@ -144,6 +144,11 @@ const SOFT_ROCE: u32 = 0xFF_FFFF;
 
 const SYSFS: &str = "/sys/class/infiniband";
 
+/// The folder of the device of this name.
+pub(super) fn sysfs(name: &str) -> PathBuf {
+    Path::new(SYSFS).join(name)
+}
+
 /// The names of all devices.
 pub(super) fn names() -> Result<Vec<String>, OpenError> {
     let list = DeviceList::get()?;
@@ -362,7 +367,7 @@ impl Device {
     }
 
     fn sysfs(&self) -> PathBuf {
-        Path::new(SYSFS).join(&self.name)
+        sysfs(&self.name)
     }
 
     /// Asks a port for its state, its addresses and its tables.

@@ -73,6 +73,7 @@ mod listener;
 mod open;
 mod pairs;
 mod path;
+mod pci;
 mod probe;
 mod queue_pair;
 mod rail;
@@ -107,6 +108,9 @@ pub(crate) use hello::{fuzz_hello, hello_samples};
 pub use listener::{VerbsIncoming, VerbsListener};
 pub use open::devices;
 pub use path::PathSettings;
+pub use pci::{PciWay, pci_way};
+#[cfg(feature = "cuda")]
+pub use probe::GpuTransfers;
 pub use sys::LibraryError;
 
 use self::direct::VerbsGpu;
@@ -160,6 +164,9 @@ pub struct VerbsOptions {
     pub read_depth: Option<u8>,
     /// Longest data that a request carries in itself, in bytes: 64, or as much as the device takes.
     pub inline_bytes: u32,
+    /// The address on the PCI bus of a GPU that payloads are on, as in `/sys/bus/pci/devices`: of devices on the way to
+    /// the peer the nearest to it are preferred.
+    pub near: Option<String>,
     /// A peer, if one is known beforehand: devices on the way to it are preferred.
     pub peer: Option<IpAddr>,
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
@@ -207,6 +214,7 @@ impl Default for VerbsOptions {
             queue_depth: None,
             read_depth: None,
             inline_bytes: INLINE_BYTES,
+            near: None,
             peer: None,
             local_rank: 0,
             service_level: 0,

@@ -1,12 +1,15 @@
 //! The choice of devices and ports to use.
 
+use std::cmp::Reverse;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::VerbsOptions;
 use super::device::{self, Device, DeviceInfo, Port};
 use super::error::OpenError;
 use super::gid;
+use super::pci::{PciWay, pci_way};
 use crate::mem::MAX_RAILS;
 
 /// A device and port that was chosen, and why.
@@ -17,8 +20,11 @@ pub(super) struct OpenedDevice {
     pub(super) reason: String,
 }
 
+/// The folders of the functions on the PCI bus.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
 /// The properties by which usable ports are compared, the most important first. Each is better when it is greater.
-type RailOrder = (bool, bool, u32);
+type RailOrder = (bool, Option<Reverse<PciWay>>, bool, u32);
 
 /// The devices of this host.
 ///
@@ -52,18 +58,19 @@ fn name_and_port(text: &str) -> (&str, Option<u8>) {
     parts.map_or((text, None), |(name, port)| (name, Some(port)))
 }
 
-/// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the processor that
-/// this runs on, fastest; and of those that are equal the one for this process's local rank, so that several processes
+/// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the GPU that
+/// payloads are on, nearest to the processor that this runs on, fastest; and of those that are equal the one for this process's local rank, so that several processes
 /// take several.
 fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, OpenError> {
     let route = options.peer.and_then(gid::route_to);
     let node = current_node();
+    let gpu = options.near.as_ref().map(|address| Path::new(PCI_DEVICES).join(address));
     let (mut usable, mut errors) = (Vec::new(), Vec::new());
     for name in names {
         match Device::open(name).and_then(|device| Ok((device.info()?, device))) {
             Ok((info, device)) => match port_of(&info, options, route) {
                 Ok(port) => usable.push((
-                    rank(&info, port, route, node),
+                    rank(&info, port, route, node, way_to(gpu.as_deref(), &info)),
                     Arc::clone(&device),
                     info.clone(),
                     port.number,
@@ -87,14 +94,25 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, Ope
     Ok(OpenedDevice { device, info, port, reason })
 }
 
-fn rank(info: &DeviceInfo, port: &Port, route: Option<IpAddr>, node: Option<u32>) -> RailOrder {
+/// The way from a GPU, by its folder, to a device.
+fn way_to(gpu: Option<&Path>, info: &DeviceInfo) -> Option<PciWay> {
+    pci_way(gpu?, &device::sysfs(&info.name).join("device"))
+}
+
+fn rank(
+    info: &DeviceInfo,
+    port: &Port,
+    route: Option<IpAddr>,
+    node: Option<u32>,
+    to_gpu: Option<PciWay>,
+) -> RailOrder {
     let leads_to_peer = port.gids.iter().any(|gid| gid.is_up && route == Some(gid.address()));
-    (leads_to_peer, info.numa_node.is_some() && info.numa_node == node, port.speed)
+    (leads_to_peer, to_gpu.map(Reverse), info.numa_node.is_some() && info.numa_node == node, port.speed)
 }
 
 fn reason(
     options: &VerbsOptions,
-    (leads_to_peer, is_near, _): RailOrder,
+    (leads_to_peer, to_gpu, is_near, _): RailOrder,
     all: usize,
     equal: usize,
 ) -> String {
@@ -107,6 +125,9 @@ fn reason(
     let mut parts = Vec::new();
     if leads_to_peer {
         parts.push("on the way to the peer".to_owned());
+    }
+    if let Some(Reverse(way)) = to_gpu {
+        parts.push(format!("{way} from the GPU"));
     }
     if is_near {
         parts.push("on this processor's NUMA node".to_owned());
@@ -134,7 +155,8 @@ fn port_of<'a>(
         Err(OpenError::NoPort { device: info.name.clone(), port: 1, ports: count });
     for port in info.ports.iter().rev() {
         match (check_port(info, port, options, route), &best) {
-            (Ok(()), Ok(other)) if rank(info, port, route, None) < rank(info, other, route, None) => {}
+            (Ok(()), Ok(other))
+                if rank(info, port, route, None, None) < rank(info, other, route, None, None) => {}
             (Ok(()), _) => best = Ok(port),
             (Err(_), Ok(_)) => {}
             // The first port's is told.
@@ -262,10 +284,12 @@ mod tests {
         let route = Some([10, 0, 0, 1].into());
         let port = |gids, speed| Port { speed, ..info("x", true, gids).ports.remove(0) };
         let here = info("a", true, Vec::new());
-        let there = rank(&here, &port(vec![gid()], 1), route, Some(5));
-        let near = rank(&here, &port(Vec::new(), 1), route, Some(0));
-        let fast = rank(&here, &port(Vec::new(), 100), route, Some(5));
-        assert!(there > near && near > fast);
+        let there = rank(&here, &port(vec![gid()], 1), route, Some(5), None);
+        let by_gpu = rank(&here, &port(Vec::new(), 1), route, Some(5), Some(PciWay::Switch));
+        let farther = rank(&here, &port(Vec::new(), 100), route, Some(0), Some(PciWay::Node));
+        let near = rank(&here, &port(Vec::new(), 1), route, Some(0), None);
+        let fast = rank(&here, &port(Vec::new(), 100), route, Some(5), None);
+        assert!(there > by_gpu && by_gpu > farther && farther > near && near > fast);
     }
 
     #[test]
@@ -288,7 +312,7 @@ mod tests {
     fn equal_devices_are_shared_out_by_local_rank() {
         let options = VerbsOptions { local_rank: 5, ..VerbsOptions::default() };
         assert_eq!(
-            reason(&options, (false, true, 4), 4, 2),
+            reason(&options, (false, None, true, 4), 4, 2),
             "on this processor's NUMA node, best of 4, number 1 of 2 equal ones"
         );
     }

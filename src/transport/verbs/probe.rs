@@ -1,5 +1,8 @@
 //! Trying what a device says it can do, on a connection of this process with itself.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +12,12 @@ use super::grants::GrantedMemory;
 use super::hello::{Ports, Terms};
 use super::initiator::Initiator;
 use super::pairs::{Requester, Responder, connect};
+use super::rails::word_of;
 use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
+
+#[cfg(feature = "cuda")]
+pub use gpu::GpuTransfers;
 
 /// Longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -18,7 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Both ends of a connection through the device, in this process.
 struct Loopback {
     data: Initiator,
-    remote: RemoteSlice,
+    /// What is granted: `target`, and whatever else.
+    remote: Vec<RemoteSlice>,
     target: MemoryRegion,
     local: MemoryRegion,
     _heartbeat: Initiator,
@@ -26,7 +34,11 @@ struct Loopback {
 }
 
 impl Loopback {
-    fn new(shared: &Arc<VerbsShared>, access: Access) -> Result<Loopback, String> {
+    fn new(
+        shared: &Arc<VerbsShared>,
+        access: Access,
+        others: Vec<GrantedMemory>,
+    ) -> Result<Loopback, String> {
         let text = |error: std::io::Error| error.to_string();
         let memory = || HostMemory::anonymous(4096).map_err(|error| error.to_string());
         let (target, local) = (
@@ -38,9 +50,10 @@ impl Loopback {
         let address = rail.port_address(&from.gid);
         let path = rail.path(&from, &address, &address)?;
         let requester = Requester::new(shared, 1, false).map_err(text)?;
-        let mut responder = Responder::new(shared, 1, vec![GrantedMemory::Host(target.whole())], None)
-            .map_err(text)?
-            .ok_or("nothing is granted")?;
+        let mut granted = vec![GrantedMemory::Host(target.whole())];
+        granted.extend(others);
+        let mut responder =
+            Responder::new(shared, 1, granted, None).map_err(text)?.ok_or("nothing is granted")?;
         let ports = Ports {
             address,
             requester: Some(requester.pairs()),
@@ -51,13 +64,20 @@ impl Loopback {
         };
         let terms = Terms { grants: responder.grants(), blob: ports };
         connect(&[path], Some(&requester), Some(&mut responder), &terms.blob).map_err(text)?;
-        let remote = terms.received(Vec::new()).grants.remove(0);
-        let Requester { data, heartbeat, .. } = requester;
+        let remote = terms.received(Vec::new()).grants;
+        let Requester { mut data, heartbeat, .. } = requester;
+        if let Some(sentinel) = responder.sentinel() {
+            data.prove_by(word_of(sentinel), terms.names());
+        }
         Ok(Loopback { data, remote, target, local, _heartbeat: heartbeat, responder })
     }
 
     fn run(&mut self, operation: Operation) -> Result<(), String> {
         self.data.post(&[WorkRequest::signalled(1, operation)]).map_err(|error| error.to_string())?;
+        self.complete()
+    }
+
+    fn complete(&mut self) -> Result<(), String> {
         let begin = std::time::Instant::now();
         loop {
             if let Some(completion) = self.data.poll() {
@@ -73,7 +93,7 @@ impl Loopback {
 
 /// Whether the first device applies a peer's writes in order, and who says so.
 pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, String> {
-    let order = Loopback::new(shared, Access::REMOTE_WRITE)?.responder.arrival_order();
+    let order = Loopback::new(shared, Access::REMOTE_WRITE, Vec::new())?.responder.arrival_order();
     order.ok_or_else(|| "nothing is served".into())
 }
 
@@ -87,9 +107,9 @@ enum Atomic {
 /// Whether atomics do what they should.
 pub(super) fn atomics(shared: &Arc<VerbsShared>) -> Result<(), String> {
     let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    let mut loopback = Loopback::new(shared, all)?;
+    let mut loopback = Loopback::new(shared, all, Vec::new())?;
     loopback.target.as_volatile().store_u64(64, START);
-    let remote = loopback.remote.slice(64, 8).map_err(|error| error.to_string())?;
+    let remote = loopback.remote[0].slice(64, 8).map_err(|error| error.to_string())?;
     let into = loopback.local.slice(0, 8).map_err(|error| error.to_string())?;
     judge(|atomic| {
         let local = into.clone();

@@ -561,7 +561,7 @@ fn remote_of(operation: &mut Operation) -> Option<&mut RemoteSlice> {
 }
 
 /// The word of a sentinel with this key.
-fn word_of(sentinel: u32) -> RemoteSlice {
+pub(super) fn word_of(sentinel: u32) -> RemoteSlice {
     RemoteSlice { key: RemoteKey(sentinel.into()), offset: 0, len: 8 }
 }
 

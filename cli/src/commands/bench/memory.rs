@@ -1,8 +1,8 @@
 //! Where the payloads of both sides are.
 
 use serde::{Deserialize, Serialize};
+use slackline::Gpu;
 use slackline::internals::job::coordinated::ComputeDevice;
-use slackline::{Gpu, TransportKind};
 
 use super::error::BenchError;
 use super::names::Op;
@@ -40,11 +40,7 @@ impl MemoryArgs {
     }
 
     /// Refuses what is not measured out of memory of a GPU.
-    pub(super) fn check(
-        &self,
-        op: Option<Op>,
-        many: bool,
-    ) -> Result<(), BenchError> {
+    pub(super) fn check(&self, op: Option<Op>, many: bool) -> Result<(), BenchError> {
         if self.is_on_host() {
             return Ok(());
         }

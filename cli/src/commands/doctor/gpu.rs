@@ -7,6 +7,7 @@ use serde::Serialize;
 use slackline::{Diagnostic, Gpu, GpuError};
 
 use super::check::Problem;
+use super::gpu_transfers::{self, TransferReport};
 use super::gpudirect;
 use super::limits::Limit;
 
@@ -35,6 +36,8 @@ struct DeviceReport {
     pci_address: Option<String>,
     /// Whether RDMA devices reach its memory.
     rdma: Vec<Limit>,
+    /// What each RDMA device did with it.
+    transfers: Vec<TransferReport>,
     /// GB/s of one copy of 64 MiB, from the call until its end is known.
     to_gpu: Option<f64>,
     to_host: Option<f64>,
@@ -58,6 +61,7 @@ fn problem(error: &GpuError) -> Problem {
 
 fn device(ordinal: u32) -> DeviceReport {
     let gpu = Gpu::open(ordinal);
+    let transfers = gpu.as_ref().map_or_else(|_| Vec::new(), gpu_transfers::look);
     let name = gpu.as_ref().map(|gpu| gpu.name().to_owned()).unwrap_or_default();
     let tried = gpu.and_then(|gpu| Ok((gpu.properties()?, gpu.try_copies(COPY_BYTES, PATIENCE)?)));
     let (properties, copies, mut problem) = match tried {
@@ -84,12 +88,27 @@ fn device(ordinal: u32) -> DeviceReport {
         cuda: properties.as_ref().map(|properties| version(properties.driver)),
         capability: properties.as_ref().map(|properties| version(properties.capability)),
         pci_address: properties.map(|properties| properties.pci_address),
+        transfers,
         to_gpu: copies.map(|copies| rate(copies.to_gpu)),
         to_host: copies.map(|copies| rate(copies.to_host)),
     }
 }
 
 impl GpuReport {
+    /// The reason why a GPU cannot be used, if there is one; or why no RDMA device reaches one.
+    pub(super) fn missing(&self, rdma: bool) -> Option<Problem> {
+        let of_devices = self.devices.iter().find_map(|device| {
+            let has_way = device.transfers.iter().any(|transfer| transfer.works);
+            let tried = || device.transfers.iter().find_map(|transfer| transfer.problem.clone());
+            let no_way = || {
+                let error = format!("no RDMA device of this host can be used beside GPU {}", device.ordinal);
+                tried().unwrap_or(Problem { error, help: "see the rows of the RDMA devices".into() })
+            };
+            device.problem.clone().or_else(|| (rdma && !has_way).then(no_way))
+        });
+        self.problem.clone().or(of_devices)
+    }
+
     /// The rows of the table for people: their names, what there is, and the remedy for what does not work.
     pub(super) fn rows(&self) -> Vec<(&'static str, String, Option<&str>)> {
         if let Some(Problem { error, help }) = &self.problem {
@@ -113,6 +132,7 @@ impl GpuReport {
                 }
             });
             rows.extend(device.rdma.iter().map(|row| (row.limit, row.text.clone(), row.help.as_deref())));
+            rows.extend(device.transfers.iter().map(|row| ("gpu-rdma", row.text(), row.help())));
         }
         rows
     }

@@ -1,12 +1,12 @@
 //! Whether RDMA devices can reach memory of a GPU, as far as the driver and the system tell: the kernel module,
 //! dma-bufs, nvidia-peermem, BAR1, the order in which writes become visible, and the way to each adapter.
 
-use std::fmt::{self, Display, Formatter};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::json;
 use slackline::internals::cuda::GpuProperties;
+use slackline::internals::transport::verbs::{PciWay, pci_way};
 
 use super::limits::{Limit, names, read};
 use crate::commands::bench::size;
@@ -99,31 +99,11 @@ fn visibility(properties: &GpuProperties) -> Limit {
     Limit::new("gpu-visibility", values, format!("an adapter's writes {ordering}; flushes: {flush}"), None)
 }
 
-/// The way between two functions on PCI Express, the shortest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum PciWay {
-    Switch,
-    HostBridge,
-    Node,
-    System,
-}
-
-impl Display for PciWay {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PciWay::Switch => "behind one switch",
-            PciWay::HostBridge => "through the host bridge",
-            PciWay::Node => "between host bridges of one NUMA node",
-            PciWay::System => "between NUMA nodes",
-        })
-    }
-}
-
 /// The way to each RDMA device, and which of them is nearest.
 fn adapters(gpu: &Path, class: &Path) -> Option<Limit> {
     let mut ways: Vec<(PciWay, String)> = names(class)
         .into_iter()
-        .filter_map(|name| Some((way(gpu, &class.join(&name).join("device"))?, name)))
+        .filter_map(|name| Some((pci_way(gpu, &class.join(&name).join("device"))?, name)))
         .collect();
     ways.sort();
     let (nearest, name) = ways.first()?.clone();
@@ -136,36 +116,10 @@ fn adapters(gpu: &Path, class: &Path) -> Option<Limit> {
     Some(Limit::new("gpu-adapters", values, text, help))
 }
 
-/// The way between two functions, by their folders, whose true paths have the bridges that lead to them.
-fn way(one: &Path, other: &Path) -> Option<PciWay> {
-    let bridges = |function: &Path| -> Option<Vec<PathBuf>> {
-        let path = function.canonicalize().ok()?;
-        let mut above: Vec<PathBuf> = path.ancestors().skip(1).map(Path::to_path_buf).collect();
-        above.retain(|folder| {
-            folder
-                .file_name()
-                .is_some_and(|name| name.to_string_lossy().contains(':') || is_host_bridge(folder))
-        });
-        Some(above)
-    };
-    let (ours, theirs) = (bridges(one)?, bridges(other)?);
-    let shared = ours.iter().find(|folder| theirs.contains(folder));
-    let node = |function: &Path| read(&function.join("numa_node"));
-    Some(match shared {
-        Some(bridge) if is_host_bridge(bridge) => PciWay::HostBridge,
-        Some(_) => PciWay::Switch,
-        None if node(one).is_some() && node(one) == node(other) => PciWay::Node,
-        None => PciWay::System,
-    })
-}
-
-fn is_host_bridge(folder: &Path) -> bool {
-    folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pci"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
 
     use super::*;
 

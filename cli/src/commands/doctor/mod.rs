@@ -4,6 +4,7 @@ mod adapter;
 mod check;
 mod encryption;
 mod gpu;
+mod gpu_transfers;
 mod gpudirect;
 mod limits;
 mod loopback;
@@ -36,7 +37,8 @@ use report::{DoctorReport, PathReport};
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXIT_CODES, after_long_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Fail unless this works; rdma is the RDMA device that would be taken
+    /// Fail unless this works; rdma is the RDMA device that would be taken, gpu each GPU, and gpudirect an RDMA device
+    /// that reads and writes it
     #[arg(long, value_enum, value_name = "PATH")]
     require: Option<Required>,
 
@@ -56,6 +58,10 @@ enum Required {
     Verbs,
     /// The same as verbs
     Rdma,
+    /// Each GPU
+    Gpu,
+    /// An RDMA device that reads and writes memory of each GPU
+    Gpudirect,
 }
 
 const EXIT_CODES: &str =
@@ -123,14 +129,16 @@ fn look(device: Option<&str>) -> DoctorReport {
 }
 
 /// Returns the problem of the path that has to work, with the name of that path, if there is a problem.
-fn missing(report: &DoctorReport, required: Required) -> Option<(&'static str, &Problem)> {
+fn missing(report: &DoctorReport, required: Required) -> Option<(&'static str, Problem)> {
     let (what, name) = match required {
         Required::Verbs | Required::Rdma => {
-            return report.rdma.problem.as_ref().map(|problem| ("RDMA", problem));
+            return report.rdma.problem.clone().map(|problem| ("RDMA", problem));
         }
+        Required::Gpu => return report.gpu.missing(false).map(|problem| ("a GPU", problem)),
+        Required::Gpudirect => return report.gpu.missing(true).map(|problem| ("GPUDirect", problem)),
         Required::Shm => ("shared memory", "shm"),
         Required::Tcp => ("TCP", "tcp"),
     };
     let path = report.paths.iter().find(|path| path.path == name)?;
-    path.problem.as_ref().map(|problem| (what, problem))
+    path.problem.clone().map(|problem| (what, problem))
 }

@@ -340,3 +340,34 @@ fn fenced_requests_wait_for_what_devices_bring_to_a_gpu() {
     scene.until(|scene| (!scene.device.step()).then_some(()));
     assert_eq!(scene.driver.bytes(scene.slots.pointer(), 64 * PAGE), noise(3, 64 * PAGE));
 }
+
+#[test]
+fn transfers_that_are_tried_are_whole_and_what_does_not_reach_the_gpu_is_told() {
+    let tried = |driver: &Arc<Scripted>| {
+        let (gpu, ..) = driver.open_gpu();
+        let verbs = super::lingering().verbs(None).with_gpu(&gpu);
+        let _working = driver.work_in_a_thread();
+        verbs.try_gpu(100_000, std::time::Duration::from_millis(20))
+    };
+    let driver = Scripted::new().with_dma_bufs();
+    driver.set_flush(Some(super::lingering().flush()));
+    let found = tried(&Arc::new(driver)).unwrap();
+    assert!(found.are_intact && found.versions > 0 && found.torn == 0, "{found:?}");
+    let error = tried(&Arc::new(Scripted::new())).unwrap_err();
+    assert!(error.contains("not dma-buf: the GPU's driver exports none"), "{error}");
+}
+
+#[test]
+fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
+    let driver = Arc::new(Scripted::new().with_dma_bufs());
+    let (gpu, ..) = driver.open_gpu();
+    let verbs = super::common().with_gpu(&gpu);
+    match std::env::var(RIG_DEVICE) {
+        Ok(device) => {
+            let error = verbs.try_gpu(1, std::time::Duration::ZERO).unwrap_err();
+            assert!(error.contains(&device) && error.contains("imports dma-bufs"), "{error}");
+            assert!(verbs.gpu().is_none());
+        }
+        Err(_) => assert!(verbs.gpu().is_some()),
+    }
+}

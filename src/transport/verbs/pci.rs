@@ -1,0 +1,57 @@
+//! The way between two functions on PCI Express, a GPU and a network adapter say, as the system's tree of devices has
+//! it.
+
+use std::fmt::{self, Display, Formatter};
+use std::path::{Path, PathBuf};
+
+/// The way between two functions, the shortest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PciWay {
+    /// Both are behind one switch.
+    Switch,
+    /// Both are below one host bridge.
+    HostBridge,
+    /// Their host bridges are of one NUMA node.
+    Node,
+    /// They are of two.
+    System,
+}
+
+impl Display for PciWay {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PciWay::Switch => "behind one switch",
+            PciWay::HostBridge => "through the host bridge",
+            PciWay::Node => "between host bridges of one NUMA node",
+            PciWay::System => "between NUMA nodes",
+        })
+    }
+}
+
+/// The way between two functions, by their folders, whose true paths have the bridges that lead to them. `None` if one
+/// of them is not there.
+pub fn pci_way(one: &Path, other: &Path) -> Option<PciWay> {
+    let bridges = |function: &Path| -> Option<Vec<PathBuf>> {
+        let path = function.canonicalize().ok()?;
+        let mut above: Vec<PathBuf> = path.ancestors().skip(1).map(Path::to_path_buf).collect();
+        above.retain(|folder| {
+            folder
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().contains(':') || is_host_bridge(folder))
+        });
+        Some(above)
+    };
+    let (ours, theirs) = (bridges(one)?, bridges(other)?);
+    let shared = ours.iter().find(|folder| theirs.contains(folder));
+    let node = |function: &Path| std::fs::read_to_string(function.join("numa_node")).ok();
+    Some(match shared {
+        Some(bridge) if is_host_bridge(bridge) => PciWay::HostBridge,
+        Some(_) => PciWay::Switch,
+        None if node(one).is_some() && node(one) == node(other) => PciWay::Node,
+        None => PciWay::System,
+    })
+}
+
+fn is_host_bridge(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pci"))
+}
