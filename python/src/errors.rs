@@ -129,9 +129,10 @@ impl From<JobError> for Failure {
             JobError::Wait(_) if error.is_retryable() => Class::Deadline,
             JobError::Secret(_) => Class::Refused,
             JobError::NoRdma(_) | JobError::NotBuilt(_) => Class::Unsupported,
-            JobError::NoWorker { .. } | JobError::OtherServers { .. } | JobError::TooLarge { .. } => {
-                Class::BadOption
-            }
+            JobError::NoWorker { .. }
+            | JobError::NoSuchRank { .. }
+            | JobError::OtherServers { .. }
+            | JobError::TooLarge { .. } => Class::BadOption,
             _ => Class::Error,
         };
         let retry_after = match &error {

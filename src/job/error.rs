@@ -46,6 +46,14 @@ pub enum JobError {
         /// The number of servers in the plan.
         servers: u32,
     },
+    /// The placement has a rank that the job does not have.
+    #[error("there is no rank {rank} of {world}; {}", self.help())]
+    NoSuchRank {
+        /// The rank of this process.
+        rank: u32,
+        /// The number of processes.
+        world: u32,
+    },
     /// The plan has another number of servers than the launcher started.
     #[error("the plan has {servers} servers, and {launcher} started {launched}; {}", self.help())]
     OtherServers {
@@ -140,6 +148,7 @@ impl Diagnostic for JobError {
             JobError::Launch(_) | JobError::NotLaunched | JobError::Secret(_) => "reading the environment",
             JobError::TooLarge { .. }
             | JobError::NoWorker { .. }
+            | JobError::NoSuchRank { .. }
             | JobError::Rendezvous(_)
             | JobError::Refused(_) => "joining the job",
             JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
@@ -195,6 +204,7 @@ impl JobError {
             JobError::Late { .. } => "use a longer timeout",
             JobError::NoServer => "use JobPlan::servers(1), or Job::group",
             JobError::PerHost { .. } => "leave one of the two out",
+            JobError::NoSuchRank { .. } => "ranks count from 0 and are less than the number of processes",
             JobError::OtherServers { .. } => "make the two the same",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",
