@@ -52,7 +52,10 @@ class Pod:
         _run(*_within(cluster.node, "-n"), "ip", "link", "set", self._link, "master", "cluster", "up")
         self._within = _within(self._pause, "-n", "-m", "-u")
         inside = f"""
-            hostname {name} && ip link set lo up && ip address add {address}/24 dev eth0 && ip link set eth0 up
+            hostname {name}
+            ip link set lo up
+            ip address add {address}/24 dev eth0
+            ip link set eth0 up
             mount --bind {cluster.names} /etc/hosts
         """
         _run(*self._within, "sh", "-ec", inside)
