@@ -125,6 +125,8 @@ pub enum JobError {
         waited: Duration,
         /// The error of the last attempt.
         last: String,
+        /// The time after which to try again, if a server refused for now.
+        retry_after: Option<Duration>,
     },
     /// A round of averaging did not end.
     #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; {}", self.help())]
@@ -190,6 +192,14 @@ impl Diagnostic for JobError {
             _ => false,
         }
     }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            JobError::Node(error) => error.retry_after(),
+            JobError::NotBack { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
 }
 
 impl JobError {
@@ -242,7 +252,7 @@ impl From<WaitError> for JobError {
 mod tests {
     use super::*;
     use crate::table::{ElementType, Table};
-    use crate::transport::{Address, TransportKind};
+    use crate::transport::{Address, ConnectError, TransportKind};
 
     #[test]
     fn every_error_of_a_start_ends_in_its_remedy_and_names_its_operation() {
@@ -267,5 +277,19 @@ mod tests {
             assert!(error.to_string().ends_with(&*remedy), "{error} / {remedy}");
             assert!(!remedy.is_empty() && !error.operation().is_empty() && !error.is_retryable());
         }
+    }
+
+    #[test]
+    fn a_job_whose_server_refuses_for_now_says_when_to_try_again() {
+        let after = Some(Duration::from_millis(30));
+        let refused = |retry_after| {
+            let (address, reason) = (Address::random(), "no room".to_owned());
+            JobError::from(node::Error::from(ConnectError::Refused { address, retry_after, reason }))
+        };
+        let not_back =
+            |retry_after| JobError::NotBack { waited: Duration::ZERO, last: String::new(), retry_after };
+        assert_eq!([refused(after), not_back(after)].map(|error| error.retry_after()), [after; 2]);
+        assert_eq!([refused(None), not_back(None)].map(|error| error.retry_after()), [None; 2]);
+        assert_eq!(JobError::NotLaunched.retry_after(), None);
     }
 }

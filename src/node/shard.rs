@@ -2,6 +2,7 @@
 
 mod decider;
 mod joining;
+mod line;
 mod reason;
 mod waking;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
+use self::line::WaitingLine;
 pub use self::reason::DisconnectReason;
 use self::waking::News;
 use super::Error;
@@ -162,6 +164,7 @@ pub(super) struct Shard<T: Transport> {
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
     joining: JoiningPeers<IncomingOf<T>>,
+    line: WaitingLine,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two incarnations differ.
@@ -268,6 +271,7 @@ impl<T: Transport> Shard<T> {
             frames,
             peers,
             joining: JoiningPeers::default(),
+            line: WaitingLine::default(),
             answering: Vec::new(),
             generations,
             beats: 0,
@@ -466,9 +470,21 @@ impl<T: Transport> Shard<T> {
             }
             _ => {}
         }
-        match self.check(&hello, self.joining.len()) {
-            Err(reason) => self.refuse(incoming, reason),
+        // Room that becomes free is the first one's in the line. Workers are waited for by their job, and pass by.
+        let ahead = match &hello.role {
+            PeerRole::Reader => self.line.ahead(hello.waits.as_ref(), now),
+            _ => 0,
+        };
+        match self.check(&hello, self.joining.len(), ahead) {
+            Err(refusal) => {
+                if let (Some(asks), Some(after)) = (&hello.waits, refusal.retry_after) {
+                    let grace = self.config.options.lease.min(HANDSHAKE_TIMEOUT);
+                    self.line.stay(asks, after, grace, now);
+                }
+                self.refuse(incoming, refusal)
+            }
             Ok((_, slots)) => {
+                self.line.leave(hello.waits.as_ref());
                 let shared = (self.frames.control().whole(), self.frames.memory().clone());
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
@@ -527,7 +543,7 @@ impl<T: Transport> Shard<T> {
         // What was taken of it is not taken again.
         let is_bound = worker && !mutant!("taken");
         let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
-        let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
+        let checked = self.check(&hello, 0, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
         match checked {
             Err(reason) => self.refuse(incoming, reason),
             Ok((peer, slots, (page, payloads))) => {
@@ -612,8 +628,14 @@ impl<T: Transport> Shard<T> {
         incoming.refuse(refusal);
     }
 
-    /// The index of a peer and what its slots are like; or why it is not let in. So many others come before it.
-    fn check(&self, hello: &PeerHello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
+    /// The index of a peer and what its slots are like; or why it is not let in. So many others are being let in, and
+    /// so many `ahead` of it wait for that.
+    fn check(
+        &self,
+        hello: &PeerHello,
+        joining: usize,
+        ahead: usize,
+    ) -> Result<(u16, Option<SlotGeometry>), Refusal> {
         let session = match hello.role {
             PeerRole::Worker { session, .. } => Some(session),
             _ => None,
@@ -624,8 +646,8 @@ impl<T: Transport> Shard<T> {
             peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
-        let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => self.full(&hello.role),
+        let peer = free.nth(joining + ahead).ok_or_else(|| match self.withheld.len() {
+            0 => self.full(&hello.role, ahead),
             _ => Refusal::temporary(
                 SOON,
                 "the last gradient of a worker that has left is being folded; try again",
@@ -683,12 +705,16 @@ impl<T: Transport> Shard<T> {
 
     /// There is no room for another peer. A reader waits in line for another to leave; a worker too many is a mistake
     /// in the job's settings.
-    fn full(&self, role: &PeerRole) -> Refusal {
+    fn full(&self, role: &PeerRole, ahead: usize) -> Refusal {
         let allowed = self.peers.len();
         let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
         match role {
             PeerRole::Reader => {
-                let after = (self.config.options.lease / 4).clamp(SOON, Duration::from_secs(1));
+                let after = WaitingLine::ask_after(ahead, self.config.options.lease);
+                let reason = match ahead {
+                    0 => reason,
+                    _ => format!("{ahead} wait before this one, and {reason}"),
+                };
                 Refusal::temporary(after, reason + ", or read from a relay")
             }
             _ => reason.into(),
