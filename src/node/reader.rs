@@ -23,7 +23,7 @@ use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
     Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
-    Pulled, TreeOwner, WaitsInLine, Welcome,
+    Pulled, QueueTicket, TreeOwner, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -117,8 +117,8 @@ pub struct Reader<T: Transport> {
     copied: Option<Arc<CopiedTable>>,
     /// The reader's name in its certificates: a random number.
     identity: u64,
-    /// The reader's place in the line where there is no room: a random number.
-    place: u64,
+    /// The number of the reader's ticket, where there is no room: random.
+    ticket: u64,
     /// Reads on record that were begun.
     reads: u64,
     /// The refresh that has begun and has not ended.
@@ -146,7 +146,7 @@ async fn connect_link<T: Transport>(
     runtime: &Runtime,
     address: &Address,
     options: ReaderOptions,
-    place: u64,
+    ticket: u64,
     timeout: Duration,
 ) -> Result<Link<T::Endpoint>, Error> {
     let deadline = runtime.now() + timeout;
@@ -158,19 +158,19 @@ async fn connect_link<T: Transport>(
         let left = deadline - runtime.now();
         match options.in_tree {
             false => {
-                Link::connect(transport, address, reader(&doorbell, Some((place, left))), None, left).await
+                Link::connect(transport, address, reader(&doorbell, Some((ticket, left))), None, left).await
             }
-            true => connect_in_tree(transport, runtime, address, (&lost, &doorbell, place), deadline).await,
+            true => connect_in_tree(transport, runtime, address, (&lost, &doorbell, ticket), deadline).await,
         }
     };
     retry(runtime, deadline, may_pass, connect).await
 }
 
-/// A reader that goes on asking for a while, by its place in the line, or that asks once.
+/// A reader that goes on asking for a while, with a ticket, or that asks once.
 fn reader(doorbell: &Option<Arc<Doorbell>>, waits: Option<(u64, Duration)>) -> NewPeer {
     let nanos = |left: Duration| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-    let waits = waits.map(|(place, left)| WaitsInLine { place, left_ns: nanos(left) });
-    NewPeer { doorbell: doorbell.clone(), waits, ..PeerRole::Reader.into() }
+    let ticket = waits.map(|(number, left)| QueueTicket { number, left_ns: nanos(left) });
+    NewPeer { doorbell: doorbell.clone(), ticket, ..PeerRole::Reader.into() }
 }
 
 /// Asks the publisher from whom to read, and connects to the first of those that lets this reader in. `lost` is the
@@ -179,7 +179,7 @@ async fn connect_in_tree<T: Transport>(
     transport: &T,
     runtime: &Runtime,
     publisher: &Address,
-    (lost, doorbell, place): (&Cell<Option<u64>>, &Option<Arc<Doorbell>>, u64),
+    (lost, doorbell, ticket): (&Cell<Option<u64>>, &Option<Arc<Doorbell>>, u64),
     deadline: Instant,
 ) -> Result<Link<T::Endpoint>, Error> {
     let joiner = Joiner { host: Host::own(), lost: lost.take(), relay: None };
@@ -194,7 +194,7 @@ async fn connect_in_tree<T: Transport>(
         let address = address.as_ref().unwrap_or(publisher);
         let is_last = owners.len() == 0;
         let left = deadline - runtime.now();
-        let waits = is_last.then_some((place, left));
+        let waits = is_last.then_some((ticket, left));
         let left = if is_last { left } else { left.min(ASK_FOR) };
         match Link::connect(transport, address, reader(doorbell, waits), None, left).await {
             Err(error) if !is_last => {
@@ -208,13 +208,13 @@ async fn connect_in_tree<T: Transport>(
 
 impl<T: Transport> Reader<T> {
     /// Connects to a publisher or a server within `timeout`. If it has as many peers as it takes
-    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits in line for one to leave, behind the readers
-    /// that came before it.
+    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits for one to leave, in a queue with the
+    /// other readers that wait.
     ///
     /// # Errors
     /// No owner is there, or it refuses this reader. One that had no room within `timeout` says when to ask again
-    /// ([`Diagnostic::retry_after`](crate::Diagnostic::retry_after)). A timeout that is shorter than that takes no
-    /// place in the line, and the place of a call that has ended is given up.
+    /// ([`Diagnostic::retry_after`](crate::Diagnostic::retry_after)). A call whose timeout is shorter than that is not
+    /// in the queue, and one that has ended has left it.
     pub fn connect(
         transport: T,
         address: &Address,
@@ -231,8 +231,8 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let runtime = Runtime::of(&transport);
-        let place = random_word();
-        let link = connect_link(&transport, &runtime, address, options, place, timeout).await?;
+        let ticket = random_word();
+        let link = connect_link(&transport, &runtime, address, options, ticket, timeout).await?;
         Ok(Reader {
             link,
             transport,
@@ -252,7 +252,7 @@ impl<T: Transport> Reader<T> {
             resuming: None,
             copied: None,
             identity: random_word(),
-            place,
+            ticket,
             reads: 0,
             refresh: None,
             unwatched: 0,
@@ -275,7 +275,7 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was. Calls
-    /// that follow each other at once keep their place in the line.
+    /// that follow each other at once keep their position in the queue.
     pub fn reconnect(&mut self, address: &Address, timeout: Duration) -> Result<(), Error> {
         complete(self.reconnect_async(address, true, timeout))
     }
@@ -288,7 +288,7 @@ impl<T: Transport> Reader<T> {
     ) -> Result<(), Error> {
         let options = ReaderOptions { waits_for_server, ..self.options };
         let mut link =
-            connect_link(&self.transport, &self.runtime, address, options, self.place, timeout).await?;
+            connect_link(&self.transport, &self.runtime, address, options, self.ticket, timeout).await?;
         let Welcome { table, shard, shards, .. } = &link.welcome;
         let before = &self.link.welcome;
         if *table != before.table || (*shard, *shards) != (before.shard, before.shards) {

@@ -2,7 +2,7 @@
 
 mod decider;
 mod joining;
-mod line;
+mod queue;
 mod reason;
 mod waking;
 
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
-use self::line::WaitingLine;
+use self::queue::ReaderQueue;
 pub use self::reason::DisconnectReason;
 use self::waking::News;
 use super::Error;
@@ -164,7 +164,7 @@ pub(super) struct Shard<T: Transport> {
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
     joining: JoiningPeers<IncomingOf<T>>,
-    line: WaitingLine,
+    queue: ReaderQueue,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two incarnations differ.
@@ -271,7 +271,7 @@ impl<T: Transport> Shard<T> {
             frames,
             peers,
             joining: JoiningPeers::default(),
-            line: WaitingLine::default(),
+            queue: ReaderQueue::default(),
             answering: Vec::new(),
             generations,
             beats: 0,
@@ -470,21 +470,21 @@ impl<T: Transport> Shard<T> {
             }
             _ => {}
         }
-        // Room that becomes free is the first one's in the line. Workers are waited for by their job, and pass by.
+        // Room that becomes free is for the first reader in the queue. Workers, for which their job waits, pass by.
         let ahead = match &hello.role {
-            PeerRole::Reader => self.line.ahead(hello.waits.as_ref(), now),
+            PeerRole::Reader => self.queue.ahead(hello.ticket.as_ref(), now),
             _ => 0,
         };
         match self.check(&hello, self.joining.len(), ahead) {
             Err(refusal) => {
-                if let (Some(asks), Some(after)) = (&hello.waits, refusal.retry_after) {
+                if let (Some(ticket), Some(after)) = (&hello.ticket, refusal.retry_after) {
                     let grace = self.config.options.lease.min(HANDSHAKE_TIMEOUT);
-                    self.line.stay(asks, after, grace, now);
+                    self.queue.stay(ticket, after, grace, now);
                 }
                 self.refuse(incoming, refusal)
             }
             Ok((_, slots)) => {
-                self.line.leave(hello.waits.as_ref());
+                self.queue.leave(hello.ticket.as_ref());
                 let shared = (self.frames.control().whole(), self.frames.memory().clone());
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
@@ -624,7 +624,10 @@ impl<T: Transport> Shard<T> {
     fn refuse(&mut self, incoming: IncomingOf<T>, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
         self.refused += 1;
-        tracing::warn!(reason = refusal.reason, "peer refused");
+        match refusal.retry_after {
+            None => tracing::warn!(reason = refusal.reason, "peer refused"),
+            Some(_) => tracing::debug!(reason = refusal.reason, "peer refused for now"),
+        }
         incoming.refuse(refusal);
     }
 
@@ -647,7 +650,7 @@ impl<T: Transport> Shard<T> {
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(joining + ahead).ok_or_else(|| match self.withheld.len() {
-            0 => self.full(&hello.role, ahead),
+            0 => queue::no_room(&hello.role, self.peers.len(), ahead, self.config.options.lease),
             _ => Refusal::temporary(
                 SOON,
                 "the last gradient of a worker that has left is being folded; try again",
@@ -701,24 +704,6 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         Ok((peer, slots))
-    }
-
-    /// There is no room for another peer. A reader waits in line for another to leave; a worker too many is a mistake
-    /// in the job's settings.
-    fn full(&self, role: &PeerRole, ahead: usize) -> Refusal {
-        let allowed = self.peers.len();
-        let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
-        match role {
-            PeerRole::Reader => {
-                let after = WaitingLine::ask_after(ahead, self.config.options.lease);
-                let reason = match ahead {
-                    0 => reason,
-                    _ => format!("{ahead} wait before this one, and {reason}"),
-                };
-                Refusal::temporary(after, reason + ", or read from a relay")
-            }
-            _ => reason.into(),
-        }
     }
 
     /// The shards of the servers that follow this one.

@@ -150,8 +150,8 @@ pub(super) async fn retry<R>(
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        // Who refuses for now says how long it may take: to ask before would only keep it busy, and later costs this
-        // peer its place.
+        // Who refuses for now says how long it may take: to ask before would only keep it busy, and to ask later may
+        // cost this peer its position in a queue.
         let told = error.retry_after().unwrap_or_default();
         let rest = pause.max(told);
         if !may_pass(&error) || deadline - runtime.now() <= rest {

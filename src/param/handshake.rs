@@ -121,11 +121,11 @@ impl WorkerProgress {
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
 
-/// The place of a reader in the line of those that wait for room.
+/// What a reader shows each time that it asks for room, so that it keeps its position in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WaitsInLine {
-    /// Names the place: a random number, the same each time that the reader asks.
-    pub place: u64,
+pub struct QueueTicket {
+    /// A random number, the same each time that the reader asks.
+    pub number: u64,
     /// The time in nanoseconds for which it goes on asking.
     pub left_ns: u64,
 }
@@ -142,13 +142,13 @@ pub struct PeerHello {
     /// Whether it sleeps while it waits, and is to be woken by what is new for it.
     pub sleeps: bool,
     /// A reader that asks again, if there is no room for it.
-    pub waits: Option<WaitsInLine>,
+    pub ticket: Option<QueueTicket>,
 }
 
 /// The message of a peer that grants nothing, is new, polls while it waits, and does not ask again.
 impl From<PeerRole> for PeerHello {
     fn from(role: PeerRole) -> PeerHello {
-        PeerHello { role, push: None, resume: None, sleeps: false, waits: None }
+        PeerHello { role, push: None, resume: None, sleeps: false, ticket: None }
     }
 }
 
@@ -426,10 +426,10 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let scheme = "ssp(3)".into();
     let role = PeerRole::Worker { encoding: Encoding::Bf16, scheme, identity: u64::MAX, session: 3 };
     let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
-    let waits = Some(WaitsInLine { place: u64::MAX, left_ns: 1 });
-    let plain = PeerHello { waits, ..PeerRole::Reader.into() };
+    let ticket = Some(QueueTicket { number: u64::MAX, left_ns: 1 });
+    let plain = PeerHello { ticket, ..PeerRole::Reader.into() };
     let push = Some(PushGrant { layout, geometry });
-    let full = PeerHello { role, push, resume: Some(resume), sleeps: true, waits: None };
+    let full = PeerHello { role, push, resume: Some(resume), sleeps: true, ticket: None };
     let role =
         PeerRole::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
     let follower = PeerHello::from(role);
