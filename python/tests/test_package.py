@@ -34,7 +34,7 @@ def test_the_readme_opens_with_five_lines_to_a_view() -> None:
 
 
 def test_the_readme_leads_to_a_reader_of_a_running_publisher() -> None:
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", f"{README}", re.DOTALL | re.MULTILINE)
     # What it installs is installed here.
     install, _, script = commands.partition("\n")
     assert install.endswith("pip install target/wheels/slackline-*.whl numpy")
