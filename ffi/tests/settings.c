@@ -266,6 +266,8 @@ static void a_reader_that_follows_copies_what_is_being_written(void)
     CHECK(pipe(to_reader) == 0 && pipe(to_server) == 0);
     OK(slackline_server_create(address, tensors, 2, values, ELEMENTS, &options, &server));
     child = in_a_child(read_what_is_written, address);
+    /* A child that fails is heard of. */
+    CHECK(close(to_server[1]) == 0);
     word.fd = to_server[0];
     word.events = POLLIN;
     while (poll(&word, 1, 0) == 0)
