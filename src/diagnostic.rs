@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 /// What an error says to programs; its text says the same to people. All public errors of this library implement it.
 ///
@@ -22,6 +23,12 @@ pub trait Diagnostic: std::error::Error {
     /// True if the same may succeed later with the same program and the same options.
     fn is_retryable(&self) -> bool {
         false
+    }
+
+    /// The time after which to try again, where another process has refused for a reason that passes by itself: a
+    /// publisher that has as many readers as it takes, for example.
+    fn retry_after(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -36,7 +36,7 @@ use slackline::{
     scheme::{Bound, SchemeConfig},
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+use only_worker::TIMEOUT;
 
 /// A gradient that depends on everything it should: the parameters, the clock and the worker.
 fn gradient_of(parameters: &[f32], worker: usize, clock: u64, gradient: &mut [f32]) {
@@ -205,6 +205,20 @@ fn every_scheme_keeps_its_bound_and_converges() {
         for (index, got) in parameters.iter().enumerate() {
             assert!((got - target(index)).abs() < 0.3, "{scheme}: {got} against {}", target(index));
         }
+    }
+}
+
+#[test]
+fn a_server_whose_optimiser_has_a_constant_out_of_its_range_is_refused() {
+    let table = || Table::flat(16, ElementType::F32).unwrap();
+    for (optimizer, name) in [
+        (Optimizer::Momentum { momentum: 1.0, weight_decay: 0.0 }, "momentum"),
+        (Optimizer::Sgd { weight_decay: -1.0 }, "weight_decay"),
+    ] {
+        let options = ServerOptions { optimizer, ..ServerOptions::new(SchemeConfig::Bsp, 1, 0.1) };
+        let server = Server::new(Shm::new(), &Address::random(), table(), &[0.0; 16], options);
+        let error = server.err().expect("no server");
+        assert!(matches!(error, Error::Option { option, .. } if option == name), "{error}");
     }
 }
 

@@ -132,12 +132,12 @@ impl Failure {
     /// Makes the failure of an error of the library.
     pub(crate) fn of(status: Status, error: &impl Diagnostic) -> Failure {
         let (message, is_retryable) = (error.to_string(), error.is_retryable());
-        Failure { status, message, is_retryable, retry_after: None }
+        Failure { status, message, is_retryable, retry_after: error.retry_after() }
     }
 
     /// Makes the failure of an error of a node.
     pub(crate) fn of_node(error: &Error) -> Failure {
-        Failure { retry_after: error.retry_after(), ..Failure::of(status_of(error), error) }
+        Failure::of(status_of(error), error)
     }
 
     pub(crate) fn bad_argument(message: impl Into<String>) -> Failure {

@@ -87,10 +87,6 @@ pub unsafe extern "C" fn slackline_job_join(
         let meeting_point = unsafe { text(meeting_point, "meeting_point")? }.parse::<MeetingPoint>();
         let meeting_point =
             meeting_point.map_err(|error| Failure::of(slackline_status::BadArgument, &error))?;
-        if rank >= world {
-            let message = format!("there is no rank {rank} of {world}: they count from 0");
-            return Err(Failure::bad_argument(message));
-        }
         let placement = Placement { rank, world, meeting_point: Some(meeting_point), ..Placement::default() };
         let job = Job::join(plan, &placement, secret.read()?)?;
         Ok(match &gpu {
@@ -271,6 +267,7 @@ impl From<JobError> for Failure {
             | JobError::Secret(_)
             | JobError::NotLaunched
             | JobError::NoWorker { .. }
+            | JobError::NoSuchRank { .. }
             | JobError::NoServer
             | JobError::HasServers { .. }
             | JobError::OtherServers { .. }

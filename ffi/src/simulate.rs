@@ -215,23 +215,12 @@ impl slackline_simulate_options {
     }
 
     /// The rule by which gradients move the parameters.
-    fn optimizer(&self) -> Result<Optimizer, Failure> {
+    fn optimizer(&self) -> Optimizer {
         let (momentum, weight_decay) = (self.momentum as f32, self.weight_decay as f32);
-        if !(0.0..1.0).contains(&momentum) {
-            let message = format!("options->momentum cannot be {}: use 0 to below 1", self.momentum);
-            return Err(Failure::bad_argument(message));
-        }
-        if !(weight_decay.is_finite() && weight_decay >= 0.0) {
-            let message = format!(
-                "options->weight_decay cannot be {}: use 0, or a finite number above it",
-                self.weight_decay
-            );
-            return Err(Failure::bad_argument(message));
-        }
-        Ok(match momentum == 0.0 {
+        match momentum == 0.0 {
             true => Optimizer::Sgd { weight_decay },
             false => Optimizer::Momentum { momentum, weight_decay },
-        })
+        }
     }
 
     /// # Safety
@@ -268,7 +257,7 @@ impl slackline_simulate_options {
         cluster.schedule = unsafe { options::schedule(self.schedule)? };
         cluster.additive = self.additive != 0;
         cluster.read_my_writes = self.read_my_writes != 0;
-        cluster.optimizer = self.optimizer()?;
+        cluster.optimizer = self.optimizer();
         cluster.problem = self.problem()?;
         Ok(cluster)
     }

@@ -171,11 +171,15 @@ static uint64_t follows(struct slackline_server *server)
 
 static void follow(const char *decider)
 {
-    struct slackline_server *server = shard_of_two(1, NULL, "dbw(1)");
+    struct slackline_server *server = shard_of_two(1, NULL, "dbw(1)"), *second = shard_of_two(1, NULL, "dbw(1)");
 
     CHECK(follows(server) == 1);
     EXPECT(BAD_ARGUMENT, slackline_server_follow(server, "nowhere", TIMEOUT_MS));
     OK(slackline_server_follow(server, decider, TIMEOUT_MS));
+    /* The decider knows of the first. */
+    EXPECT(REFUSED, slackline_server_follow(second, decider, 1000));
+    CHECK(said("follows already"));
+    slackline_server_destroy(second);
     slackline_server_destroy(server);
 }
 

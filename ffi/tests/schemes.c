@@ -350,8 +350,8 @@ static void a_simulation_that_cannot_be_is_refused(void)
     UNFIT(wrong.until = SLACKLINE_UNTIL_LOSS, "problem");
     UNFIT(wrong.learning_rate = NAN, "learning_rate");
     UNFIT(wrong.schedule = "linear", "linear");
-    UNFIT(wrong.momentum = 1, "options->momentum cannot be 1");
-    UNFIT(wrong.weight_decay = NAN, "options->weight_decay");
+    UNFIT(wrong.momentum = 1, "momentum cannot be 1");
+    UNFIT(wrong.weight_decay = NAN, "weight_decay cannot be");
     UNFIT((wrong.read_my_writes = 1, wrong.momentum = 0.5), "read_my_writes");
     UNFIT((wrong.additive = 1, wrong.scheme = "dbw"), "additive");
 }

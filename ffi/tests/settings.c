@@ -4,6 +4,7 @@
 #define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "check.h"
 
+#include <poll.h>
 #include <sys/resource.h>
 
 static const char SECRET[] = "a secret of the job, long enough";
@@ -85,6 +86,11 @@ static void the_step_size_falls_by_the_schedule(void)
     options.schedule = "linear";
     EXPECT(BAD_ARGUMENT, slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &options, &server));
     CHECK(server == NULL && said("linear") && said("inverse-root"));
+    options = server_options();
+    options.optimizer = SLACKLINE_OPTIMIZER_MOMENTUM;
+    options.momentum = 1;
+    EXPECT(BAD_ARGUMENT, slackline_server_create(NULL, tensors, 2, values, ELEMENTS, &options, &server));
+    CHECK(server == NULL && said("momentum cannot be 1"));
 }
 
 static void make_a_step_by_two_workers(const char *address)
@@ -190,37 +196,91 @@ static void a_reader_that_sleeps_does_not_poll(void)
 
 /* ------------------------------------------------------------------ following */
 
+static int to_reader[2], to_server[2];
+
+static void tell(const int pipe_of[2], char word)
+{
+    CHECK(write(pipe_of[1], &word, 1) == 1);
+}
+
+static char hear(const int pipe_of[2])
+{
+    char word;
+    CHECK(read(pipe_of[0], &word, 1) == 1);
+    return word;
+}
+
+/* Reads while the server stands still between two turns. A reader that did not follow would have copied nothing. */
 static void read_what_is_written(const char *address)
 {
+    struct slackline_worker_options of_worker = worker_options();
     struct slackline_reader_options options = reader_options();
+    struct slackline_worker *worker = worker_at(address, &of_worker);
     struct slackline_reader *reader;
     struct slackline_fresh fresh;
-    const void *bytes;
-    const float *values;
-    uint64_t version;
-    size_t len, index;
-    pid_t child;
+    slackline_status status;
+    static float copy[ELEMENTS];
+    size_t index;
+    int in_part = 0;
 
-    child = in_a_child(make_three_steps, address);
     options.follow = 1;
     OK(slackline_reader_connect(address, &options, TIMEOUT_MS, &reader));
+    OK(slackline_reader_use_memory(reader, copy, sizeof copy, NULL, NULL));
+    tell(to_server, 'c');
+    hear(to_reader);
+    step(worker);
     fresh.size = sizeof fresh;
-    for (version = 1; version <= 3; version++) {
-        OK(slackline_reader_refresh_to(reader, version, TIMEOUT_MS, &fresh));
-        OK(slackline_reader_bytes(reader, &bytes, &len));
-        values = bytes;
-        for (index = 0; index < len / sizeof *values; index++)
-            CHECK(values[index] == -(float)fresh.version);
+    for (;;) {
+        tell(to_server, 'w');
+        hear(to_reader);
+        status = slackline_reader_refresh_to(reader, 1, 100, &fresh);
+        if (status == SLACKLINE_STATUS_OK)
+            break;
+        CHECK(status == SLACKLINE_STATUS_DEADLINE);
+        in_part |= copy[0] == -1 && copy[ELEMENTS - 1] == 0;
     }
-    join(child);
+    CHECK(fresh.version == 1);
+    for (index = 0; index < ELEMENTS; index++)
+        CHECK(copy[index] == -1);
+    CHECK(in_part);
+    tell(to_server, 'd');
+    OK(slackline_worker_flush(worker, TIMEOUT_MS));
+    slackline_worker_destroy(worker);
     slackline_reader_destroy(reader);
 }
 
-static void a_reader_that_follows_has_whole_versions(void)
+static void a_reader_that_follows_copies_what_is_being_written(void)
 {
+    static const float values[ELEMENTS];
     struct slackline_server_options options = server_options();
-    options.chunk_bytes = 64;
-    CHECK(serve(options, 1, read_what_is_written, 0) == -3);
+    struct slackline_tensor tensors[2];
+    struct slackline_server *server;
+    char address[ADDRESS_SIZE];
+    struct pollfd word;
+    pid_t child;
+
+    layer(tensors);
+    own_address(address, "followed", 0);
+    options.learning_rate = 1;
+    options.chunk_bytes = 64; /* A turn folds 16 chunks, a quarter of the table. */
+    CHECK(pipe(to_reader) == 0 && pipe(to_server) == 0);
+    OK(slackline_server_create(address, tensors, 2, values, ELEMENTS, &options, &server));
+    child = in_a_child(read_what_is_written, address);
+    /* A child that fails is heard of. */
+    CHECK(close(to_server[1]) == 0);
+    word.fd = to_server[0];
+    word.events = POLLIN;
+    while (poll(&word, 1, 0) == 0)
+        EXPECT(DEADLINE, slackline_server_serve(server, 1, 5));
+    CHECK(hear(to_server) == 'c');
+    tell(to_reader, 'g');
+    while (hear(to_server) == 'w') {
+        OK(slackline_server_progress(server, NULL));
+        tell(to_reader, 'g');
+    }
+    OK(slackline_server_serve(server, 1, TIMEOUT_MS));
+    join(child);
+    slackline_server_destroy(server);
 }
 
 /* ------------------------------------------------------------------ publishers */
@@ -338,7 +398,7 @@ int main(void)
     additive_updates_count_whole();
     a_worker_that_sleeps_does_not_poll();
     a_reader_that_sleeps_does_not_poll();
-    a_reader_that_follows_has_whole_versions();
+    a_reader_that_follows_copies_what_is_being_written();
     tensors_begin_at_multiples_of_the_alignment();
     a_server_that_encrypts_takes_workers_that_encrypt();
     encrypted_versions_are_for_readers_that_encrypt();

@@ -71,7 +71,7 @@ impl Failure {
             operation: error.operation().into(),
             remedy: error.remedy().map(Into::into),
             is_retryable: error.is_retryable(),
-            retry_after: None,
+            retry_after: error.retry_after(),
         }
     }
 
@@ -112,7 +112,7 @@ impl From<Failure> for PyErr {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure { retry_after: error.retry_after(), ..Failure::of(class_of(&error), &error) }
+        Failure::of(class_of(&error), &error)
     }
 }
 
@@ -129,16 +129,13 @@ impl From<JobError> for Failure {
             JobError::Wait(_) if error.is_retryable() => Class::Deadline,
             JobError::Secret(_) => Class::Refused,
             JobError::NoRdma(_) | JobError::NotBuilt(_) => Class::Unsupported,
-            JobError::NoWorker { .. } | JobError::OtherServers { .. } | JobError::TooLarge { .. } => {
-                Class::BadOption
-            }
+            JobError::NoWorker { .. }
+            | JobError::NoSuchRank { .. }
+            | JobError::OtherServers { .. }
+            | JobError::TooLarge { .. } => Class::BadOption,
             _ => Class::Error,
         };
-        let retry_after = match &error {
-            JobError::Node(error) => error.retry_after(),
-            _ => None,
-        };
-        Failure { retry_after, ..Failure::of(class, &error) }
+        Failure::of(class, &error)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Address, Error, Reader, ReaderOptions};
+use slackline::{Address, Diagnostic as _, Error, Reader, ReaderOptions};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};

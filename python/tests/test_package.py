@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import slackline
@@ -30,6 +31,19 @@ def test_each_program_of_the_pages_runs_as_it_stands(block: int) -> None:
 
 def test_the_readme_opens_with_five_lines_to_a_view() -> None:
     assert len(BLOCKS) >= 4 and len(BLOCKS[0].strip().splitlines()) == 5
+
+
+def test_the_readme_leads_to_a_reader_of_a_running_publisher() -> None:
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", f"{README}", re.DOTALL | re.MULTILINE)
+    # What it installs is installed here.
+    install, _, script = commands.partition("\n")
+    assert install.endswith("pip install target/wheels/slackline-*.whl numpy")
+    script = script.replace("venv/bin/python", sys.executable)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert len(lines) == 3 and done.returncode == 0, done.stderr
+    for version, weight in lines:
+        assert weight == str(np.full(4, int(version), "float32"))
 
 
 def test_neither_numpy_nor_torch_is_needed_to_import_and_to_read() -> None:

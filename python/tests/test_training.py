@@ -103,6 +103,8 @@ def test_servers_say_what_they_cannot_be() -> None:
         {"optimizer": "nonsense"},
         {"workers": 0},
         {"learning_rate": float("nan")},
+        {"momentum": 1.0},
+        {"weight_decay": -0.1},
     ]
     for options in wrong:
         with pytest.raises(slackline.BadOption):

@@ -46,6 +46,14 @@ pub enum JobError {
         /// The number of servers in the plan.
         servers: u32,
     },
+    /// The placement has a rank that the job does not have.
+    #[error("there is no rank {rank} of {world}; {}", self.help())]
+    NoSuchRank {
+        /// The rank of this process.
+        rank: u32,
+        /// The number of processes.
+        world: u32,
+    },
     /// The plan has another number of servers than the launcher started.
     #[error("the plan has {servers} servers, and {launcher} started {launched}; {}", self.help())]
     OtherServers {
@@ -117,6 +125,8 @@ pub enum JobError {
         waited: Duration,
         /// The error of the last attempt.
         last: String,
+        /// The time after which to try again, if a server refused for now.
+        retry_after: Option<Duration>,
     },
     /// A round of averaging did not end.
     #[error("round {round} did not end within {waited:?}: workers {workers:?} are alive and late; {}", self.help())]
@@ -140,6 +150,7 @@ impl Diagnostic for JobError {
             JobError::Launch(_) | JobError::NotLaunched | JobError::Secret(_) => "reading the environment",
             JobError::TooLarge { .. }
             | JobError::NoWorker { .. }
+            | JobError::NoSuchRank { .. }
             | JobError::Rendezvous(_)
             | JobError::Refused(_) => "joining the job",
             JobError::Resume(_) | JobError::InitialValues { .. } => "starting the server",
@@ -181,6 +192,14 @@ impl Diagnostic for JobError {
             _ => false,
         }
     }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            JobError::Node(error) => error.retry_after(),
+            JobError::NotBack { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
 }
 
 impl JobError {
@@ -195,6 +214,7 @@ impl JobError {
             JobError::Late { .. } => "use a longer timeout",
             JobError::NoServer => "use JobPlan::servers(1), or Job::group",
             JobError::PerHost { .. } => "leave one of the two out",
+            JobError::NoSuchRank { .. } => "ranks count from 0 and are less than the number of processes",
             JobError::OtherServers { .. } => "make the two the same",
             JobError::HasServers { .. } => "use JobPlan::servers(0)",
             JobError::OtherRole { .. } => "branch on Job::role",
@@ -232,7 +252,7 @@ impl From<WaitError> for JobError {
 mod tests {
     use super::*;
     use crate::table::{ElementType, Table};
-    use crate::transport::{Address, TransportKind};
+    use crate::transport::{Address, ConnectError, TransportKind};
 
     #[test]
     fn every_error_of_a_start_ends_in_its_remedy_and_names_its_operation() {
@@ -257,5 +277,19 @@ mod tests {
             assert!(error.to_string().ends_with(&*remedy), "{error} / {remedy}");
             assert!(!remedy.is_empty() && !error.operation().is_empty() && !error.is_retryable());
         }
+    }
+
+    #[test]
+    fn a_job_whose_server_refuses_for_now_says_when_to_try_again() {
+        let after = Some(Duration::from_millis(30));
+        let refused = |retry_after| {
+            let (address, reason) = (Address::random(), "no room".to_owned());
+            JobError::from(node::Error::from(ConnectError::Refused { address, retry_after, reason }))
+        };
+        let not_back =
+            |retry_after| JobError::NotBack { waited: Duration::ZERO, last: String::new(), retry_after };
+        assert_eq!([refused(after), not_back(after)].map(|error| error.retry_after()), [after; 2]);
+        assert_eq!([refused(None), not_back(None)].map(|error| error.retry_after()), [None; 2]);
+        assert_eq!(JobError::NotLaunched.retry_after(), None);
     }
 }

@@ -92,13 +92,17 @@ impl Job {
     /// Joins the job at this placement. Blocks until rank 0 has let this process in, at most the plan's timeout.
     ///
     /// # Errors
-    /// The plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the rank is taken.
+    /// There is no such rank, the plan leaves no worker, rank 0 cannot be reached in time, the secrets differ, or the
+    /// rank is taken.
     pub fn join(plan: JobPlan, placement: &Placement, secret: Option<Secret>) -> Result<Job, JobError> {
         let Placement { rank, world, .. } = *placement;
         plan.transport.map_or(Ok(()), TransportKind::check_built)?;
         let servers = plan.servers;
         if let Some(launched) = placement.servers.filter(|launched| *launched != servers) {
             return Err(JobError::OtherServers { servers, launched, launcher: placement.source });
+        }
+        if rank >= world {
+            return Err(JobError::NoSuchRank { rank, world });
         }
         let workers = world.checked_sub(servers).filter(|workers| *workers > 0);
         let workers = workers.ok_or(JobError::NoWorker { world, servers })?;

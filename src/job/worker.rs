@@ -10,6 +10,7 @@ use super::worker_loop::{ATTEMPT, LoopStep, WorkerLoop, is_passing};
 use super::{Job, JobError, Role};
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
+use crate::diagnostic::Diagnostic as _;
 use crate::mem::CallerMemory;
 use crate::node::{self, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
@@ -135,9 +136,13 @@ impl Job {
     fn not_back(&self, error: JobError) -> JobError {
         match self.cause(error) {
             JobError::Wait(WaitError::Deadline { waited, what }) => {
-                JobError::NotBack { waited, last: format!("waited for {what}") }
+                JobError::NotBack { waited, last: format!("waited for {what}"), retry_after: None }
             }
-            JobError::Node(error) => JobError::NotBack { waited: self.plan.timeout, last: error.to_string() },
+            JobError::Node(error) => JobError::NotBack {
+                waited: self.plan.timeout,
+                last: error.to_string(),
+                retry_after: error.retry_after(),
+            },
             error => error,
         }
     }

@@ -40,6 +40,30 @@ impl Optimizer {
         }
     }
 
+    /// Checks the ranges of its constants.
+    pub(crate) fn check(&self) -> Result<(), ConstantError> {
+        let from_0_to_1 = |value: &f32| (0.0..1.0).contains(value);
+        let from_0 = |value: &f32| value.is_finite() && *value >= 0.0;
+        let expect = |is_good: bool, option, value, reason| match is_good {
+            true => Ok(()),
+            false => Err(ConstantError { option, value, reason }),
+        };
+        let weight_decay = match *self {
+            Optimizer::Sgd { weight_decay } => weight_decay,
+            Optimizer::Momentum { momentum, weight_decay } => {
+                expect(from_0_to_1(&momentum), "momentum", momentum, BELOW_1)?;
+                weight_decay
+            }
+            Optimizer::Adam(adam) | Optimizer::AdamW(adam) => {
+                expect(from_0_to_1(&adam.beta1), "beta1", adam.beta1, BELOW_1)?;
+                expect(from_0_to_1(&adam.beta2), "beta2", adam.beta2, BELOW_1)?;
+                expect(from_0(&adam.epsilon), "epsilon", adam.epsilon, FINITE)?;
+                adam.weight_decay
+            }
+        };
+        expect(from_0(&weight_decay), "weight_decay", weight_decay, FINITE)
+    }
+
     /// Its name in lower case, without its constants.
     #[doc(hidden)]
     pub fn name(&self) -> &'static str {
@@ -50,6 +74,19 @@ impl Optimizer {
             Optimizer::AdamW(_) => "adamw",
         }
     }
+}
+
+const BELOW_1: &str = "use 0 to below 1";
+const FINITE: &str = "use 0, or a finite number above it";
+
+/// A constant of an optimiser that is out of its range.
+#[derive(Debug)]
+pub(crate) struct ConstantError {
+    /// The name of the constant.
+    pub(crate) option: &'static str,
+    pub(crate) value: f32,
+    /// The values that it can have, in words.
+    pub(crate) reason: &'static str,
 }
 
 /// Constants of Adam and AdamW.
@@ -85,6 +122,35 @@ impl Optimizer {
             Optimizer::Sgd { .. } => 0,
             Optimizer::Momentum { .. } => 1,
             Optimizer::Adam(_) | Optimizer::AdamW(_) => 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_out_of_their_range_are_named() {
+        let momentum = |momentum| Optimizer::Momentum { momentum, weight_decay: 0.0 };
+        let adam = AdamParameters::default();
+        for good in
+            [momentum(0.0), momentum(0.99), Optimizer::Sgd { weight_decay: 0.0 }, Optimizer::AdamW(adam)]
+        {
+            assert!(good.check().is_ok(), "{good:?}");
+        }
+        for (bad, name) in [
+            (momentum(1.0), "momentum"),
+            (momentum(-0.1), "momentum"),
+            (momentum(f32::NAN), "momentum"),
+            (Optimizer::Momentum { momentum: 0.5, weight_decay: -1.0 }, "weight_decay"),
+            (Optimizer::Sgd { weight_decay: f32::INFINITY }, "weight_decay"),
+            (Optimizer::Adam(AdamParameters { beta1: 1.0, ..adam }), "beta1"),
+            (Optimizer::AdamW(AdamParameters { beta2: f32::NAN, ..adam }), "beta2"),
+            (Optimizer::Adam(AdamParameters { epsilon: -1e-8, ..adam }), "epsilon"),
+            (Optimizer::AdamW(AdamParameters { weight_decay: f32::NAN, ..adam }), "weight_decay"),
+        ] {
+            assert_eq!(bad.check().unwrap_err().option, name, "{bad:?}");
         }
     }
 }

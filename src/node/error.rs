@@ -282,6 +282,13 @@ impl Diagnostic for Error {
             _ => false,
         }
     }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Error::Connect(error) => error.retry_after(),
+            _ => None,
+        }
+    }
 }
 
 impl Error {
@@ -321,15 +328,6 @@ impl Error {
     /// True if the peer refused for a reason that passes by itself.
     pub(super) fn is_refused_for_now(&self) -> bool {
         self.retry_after().is_some()
-    }
-
-    /// The time after which to ask again, if the peer refused for a reason that passes by itself: a publisher that has
-    /// as many readers as it takes, for example.
-    pub fn retry_after(&self) -> Option<Duration> {
-        match self {
-            Error::Connect(ConnectError::Refused { retry_after, .. }) => *retry_after,
-            _ => None,
-        }
     }
 
     /// True if no process listened at the address.

@@ -13,7 +13,8 @@ use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, Remot
 use crate::param::{
     ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
     PeerRole, PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
-    PushGrant, RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page, own_words,
+    PushGrant, QueueTicket, RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page,
+    own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -28,11 +29,13 @@ pub(super) struct NewPeer {
     pub(super) wants_push: bool,
     /// The doorbell at which it sleeps while it waits, if it sleeps.
     pub(super) doorbell: Option<Arc<Doorbell>>,
+    /// Its ticket, if it asks again where there is no room.
+    pub(super) ticket: Option<QueueTicket>,
 }
 
 impl From<PeerRole> for NewPeer {
     fn from(role: PeerRole) -> NewPeer {
-        NewPeer { role, wants_push: false, doorbell: None }
+        NewPeer { role, wants_push: false, doorbell: None, ticket: None }
     }
 }
 
@@ -121,7 +124,7 @@ impl<E: Endpoint> Link<E> {
     ) -> Result<Self, Error> {
         let runtime = Runtime::of(transport);
         let deadline = runtime.now() + timeout;
-        let NewPeer { role, wants_push, doorbell } = peer;
+        let NewPeer { role, wants_push, doorbell, ticket } = peer;
         let (push, grants) = if wants_push {
             let welcome = Self::ask(transport, address, timeout).await?;
             let layout = ControlLayout { peers: 0, frames: welcome.geometry.frames };
@@ -138,7 +141,7 @@ impl<E: Endpoint> Link<E> {
         let (endpoint, received, welcome) = Self::shake_hands(
             transport,
             address,
-            PeerHello { role, push, resume, sleeps: doorbell.is_some() },
+            PeerHello { role, push, resume, sleeps: doorbell.is_some(), ticket },
             (offered, doorbell.as_ref()),
             deadline,
             timeout,

@@ -59,8 +59,8 @@ pub use reader::{Asked, Fresh, Reader, ReaderOptions, Snapshot, Wanted};
 #[cfg(feature = "sim")]
 pub(crate) use relay::Passing;
 pub use relay::Relay;
-pub(crate) use server::check_learning_rate;
 pub use server::{NonFinite, Server, ServerOptions, ServerStatus};
+pub(crate) use server::{check_learning_rate, check_optimizer};
 pub use shard::{DisconnectReason, ShardOptions};
 pub use stats::{LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};

@@ -23,7 +23,7 @@ use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
     Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
-    Pulled, TreeOwner, Welcome,
+    Pulled, QueueTicket, TreeOwner, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -117,6 +117,8 @@ pub struct Reader<T: Transport> {
     copied: Option<Arc<CopiedTable>>,
     /// The reader's name in its certificates: a random number.
     identity: u64,
+    /// The number of the reader's ticket, where there is no room: random.
+    ticket: u64,
     /// Reads on record that were begun.
     reads: u64,
     /// The refresh that has begun and has not ended.
@@ -144,6 +146,7 @@ async fn connect_link<T: Transport>(
     runtime: &Runtime,
     address: &Address,
     options: ReaderOptions,
+    ticket: u64,
     timeout: Duration,
 ) -> Result<Link<T::Endpoint>, Error> {
     let deadline = runtime.now() + timeout;
@@ -154,15 +157,20 @@ async fn connect_link<T: Transport>(
     let connect = async || {
         let left = deadline - runtime.now();
         match options.in_tree {
-            false => Link::connect(transport, address, reader(&doorbell), None, left).await,
-            true => connect_in_tree(transport, runtime, address, (&lost, &doorbell), deadline).await,
+            false => {
+                Link::connect(transport, address, reader(&doorbell, Some((ticket, left))), None, left).await
+            }
+            true => connect_in_tree(transport, runtime, address, (&lost, &doorbell, ticket), deadline).await,
         }
     };
     retry(runtime, deadline, may_pass, connect).await
 }
 
-fn reader(doorbell: &Option<Arc<Doorbell>>) -> NewPeer {
-    NewPeer { doorbell: doorbell.clone(), ..PeerRole::Reader.into() }
+/// A reader that goes on asking for a while, with a ticket, or that asks once.
+fn reader(doorbell: &Option<Arc<Doorbell>>, waits: Option<(u64, Duration)>) -> NewPeer {
+    let nanos = |left: Duration| u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+    let ticket = waits.map(|(number, left)| QueueTicket { number, left_ns: nanos(left) });
+    NewPeer { doorbell: doorbell.clone(), ticket, ..PeerRole::Reader.into() }
 }
 
 /// Asks the publisher from whom to read, and connects to the first of those that lets this reader in. `lost` is the
@@ -171,7 +179,7 @@ async fn connect_in_tree<T: Transport>(
     transport: &T,
     runtime: &Runtime,
     publisher: &Address,
-    (lost, doorbell): (&Cell<Option<u64>>, &Option<Arc<Doorbell>>),
+    (lost, doorbell, ticket): (&Cell<Option<u64>>, &Option<Arc<Doorbell>>, u64),
     deadline: Instant,
 ) -> Result<Link<T::Endpoint>, Error> {
     let joiner = Joiner { host: Host::own(), lost: lost.take(), relay: None };
@@ -186,8 +194,9 @@ async fn connect_in_tree<T: Transport>(
         let address = address.as_ref().unwrap_or(publisher);
         let is_last = owners.len() == 0;
         let left = deadline - runtime.now();
+        let waits = is_last.then_some((ticket, left));
         let left = if is_last { left } else { left.min(ASK_FOR) };
-        match Link::connect(transport, address, reader(doorbell), None, left).await {
+        match Link::connect(transport, address, reader(doorbell, waits), None, left).await {
             Err(error) if !is_last => {
                 tracing::debug!(%error, %address, "an owner in the tree does not let this reader in");
                 lost.set(lost.take().or(Some(*number)));
@@ -199,11 +208,13 @@ async fn connect_in_tree<T: Transport>(
 
 impl<T: Transport> Reader<T> {
     /// Connects to a publisher or a server within `timeout`. If it has as many peers as it takes
-    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits in line for one to leave.
+    /// ([`ShardOptions::peers`](crate::ShardOptions::peers)), this waits for one to leave, in a queue with the
+    /// other readers that wait.
     ///
     /// # Errors
     /// No owner is there, or it refuses this reader. One that had no room within `timeout` says when to ask again
-    /// ([`Error::retry_after`]).
+    /// ([`Diagnostic::retry_after`](crate::Diagnostic::retry_after)). A call whose timeout is shorter than that is not
+    /// in the queue, and one that has ended has left it.
     pub fn connect(
         transport: T,
         address: &Address,
@@ -220,7 +231,8 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<Self, Error> {
         let runtime = Runtime::of(&transport);
-        let link = connect_link(&transport, &runtime, address, options, timeout).await?;
+        let ticket = random_word();
+        let link = connect_link(&transport, &runtime, address, options, ticket, timeout).await?;
         Ok(Reader {
             link,
             transport,
@@ -240,6 +252,7 @@ impl<T: Transport> Reader<T> {
             resuming: None,
             copied: None,
             identity: random_word(),
+            ticket,
             reads: 0,
             refresh: None,
             unwatched: 0,
@@ -261,7 +274,8 @@ impl<T: Transport> Reader<T> {
     /// hand is void. What the new owner publishes has an epoch of its own, and its versions may be any.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was.
+    /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was. Calls
+    /// that follow each other at once keep their position in the queue.
     pub fn reconnect(&mut self, address: &Address, timeout: Duration) -> Result<(), Error> {
         complete(self.reconnect_async(address, true, timeout))
     }
@@ -273,7 +287,8 @@ impl<T: Transport> Reader<T> {
         timeout: Duration,
     ) -> Result<(), Error> {
         let options = ReaderOptions { waits_for_server, ..self.options };
-        let mut link = connect_link(&self.transport, &self.runtime, address, options, timeout).await?;
+        let mut link =
+            connect_link(&self.transport, &self.runtime, address, options, self.ticket, timeout).await?;
         let Welcome { table, shard, shards, .. } = &link.welcome;
         let before = &self.link.welcome;
         if *table != before.table || (*shard, *shards) != (before.shard, before.shards) {

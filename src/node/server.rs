@@ -261,6 +261,7 @@ impl<T: Transport> Server<T> {
         let scheme = scheme::summed(scheme, options.additive);
         let scheme = scheme::damped(scheme, options.damping, start.version);
         let learning_rate = check_learning_rate(options.learning_rate)?;
+        check_optimizer(&options.optimizer)?;
         options.schedule.check().map_err(|error| Error::Option {
             option: "schedule",
             value: options.schedule.to_string(),
@@ -554,6 +555,14 @@ impl<T: Transport> Server<T> {
             self.shard.frames.interrupt(index);
         }
     }
+}
+
+pub(crate) fn check_optimizer(optimizer: &Optimizer) -> Result<(), Error> {
+    optimizer.check().map_err(|error| Error::Option {
+        option: error.option,
+        value: error.value.to_string(),
+        reason: error.reason,
+    })
 }
 
 pub(crate) fn check_learning_rate(rate: f32) -> Result<f32, Error> {

@@ -2,6 +2,7 @@
 
 mod decider;
 mod joining;
+mod queue;
 mod reason;
 mod waking;
 
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 pub(super) use self::decider::Decider;
 use self::joining::{JoiningPeers, PreparedPeer};
+use self::queue::ReaderQueue;
 pub use self::reason::DisconnectReason;
 use self::waking::News;
 use super::Error;
@@ -162,6 +164,7 @@ pub(super) struct Shard<T: Transport> {
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
     joining: JoiningPeers<IncomingOf<T>>,
+    queue: ReaderQueue,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
     /// The latest one. They count from the epoch, so that those of two incarnations differ.
@@ -268,6 +271,7 @@ impl<T: Transport> Shard<T> {
             frames,
             peers,
             joining: JoiningPeers::default(),
+            queue: ReaderQueue::default(),
             answering: Vec::new(),
             generations,
             beats: 0,
@@ -466,9 +470,21 @@ impl<T: Transport> Shard<T> {
             }
             _ => {}
         }
-        match self.check(&hello, self.joining.len()) {
-            Err(reason) => self.refuse(incoming, reason),
+        // Room that becomes free is for the first reader in the queue. Workers, for which their job waits, pass by.
+        let ahead = match &hello.role {
+            PeerRole::Reader => self.queue.ahead(hello.ticket.as_ref(), now),
+            _ => 0,
+        };
+        match self.check(&hello, self.joining.len(), ahead) {
+            Err(refusal) => {
+                if let (Some(ticket), Some(after)) = (&hello.ticket, refusal.retry_after) {
+                    let grace = self.config.options.lease.min(HANDSHAKE_TIMEOUT);
+                    self.queue.stay(ticket, after, grace, now);
+                }
+                self.refuse(incoming, refusal)
+            }
             Ok((_, slots)) => {
+                self.queue.leave(hello.ticket.as_ref());
                 let shared = (self.frames.control().whole(), self.frames.memory().clone());
                 let is_follower = matches!(hello.role, PeerRole::Follower { .. });
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
@@ -527,7 +543,7 @@ impl<T: Transport> Shard<T> {
         // What was taken of it is not taken again.
         let is_bound = worker && !mutant!("taken");
         let clock = if is_bound { clock.max(self.taken.begin(identity)) } else { clock };
-        let checked = self.check(&hello, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
+        let checked = self.check(&hello, 0, 0).and_then(|(peer, slots)| Ok((peer, slots, inbox?)));
         match checked {
             Err(reason) => self.refuse(incoming, reason),
             Ok((peer, slots, (page, payloads))) => {
@@ -608,12 +624,21 @@ impl<T: Transport> Shard<T> {
     fn refuse(&mut self, incoming: IncomingOf<T>, refusal: impl Into<Refusal>) {
         let refusal = refusal.into();
         self.refused += 1;
-        tracing::warn!(reason = refusal.reason, "peer refused");
+        match refusal.retry_after {
+            None => tracing::warn!(reason = refusal.reason, "peer refused"),
+            Some(_) => tracing::debug!(reason = refusal.reason, "peer refused for now"),
+        }
         incoming.refuse(refusal);
     }
 
-    /// The index of a peer and what its slots are like; or why it is not let in. So many others come before it.
-    fn check(&self, hello: &PeerHello, before: usize) -> Result<(u16, Option<SlotGeometry>), Refusal> {
+    /// The index of a peer and what its slots are like; or why it is not let in. So many others are being let in, and
+    /// so many `ahead` of it wait for that.
+    fn check(
+        &self,
+        hello: &PeerHello,
+        joining: usize,
+        ahead: usize,
+    ) -> Result<(u16, Option<SlotGeometry>), Refusal> {
         let session = match hello.role {
             PeerRole::Worker { session, .. } => Some(session),
             _ => None,
@@ -624,8 +649,8 @@ impl<T: Transport> Shard<T> {
             peer.is_none() && (!self.withheld.iter().any(is_withheld) || mutant!("withheld"))
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
-        let peer = free.nth(before).ok_or_else(|| match self.withheld.len() {
-            0 => self.full(&hello.role),
+        let peer = free.nth(joining + ahead).ok_or_else(|| match self.withheld.len() {
+            0 => queue::no_room(&hello.role, self.peers.len(), ahead, self.config.options.lease),
             _ => Refusal::temporary(
                 SOON,
                 "the last gradient of a worker that has left is being folded; try again",
@@ -679,20 +704,6 @@ impl<T: Transport> Shard<T> {
             _ => None,
         };
         Ok((peer, slots))
-    }
-
-    /// There is no room for another peer. A reader waits in line for another to leave; a worker too many is a mistake
-    /// in the job's settings.
-    fn full(&self, role: &PeerRole) -> Refusal {
-        let allowed = self.peers.len();
-        let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
-        match role {
-            PeerRole::Reader => {
-                let after = (self.config.options.lease / 4).clamp(SOON, Duration::from_secs(1));
-                Refusal::temporary(after, reason + ", or read from a relay")
-            }
-            _ => reason.into(),
-        }
     }
 
     /// The shards of the servers that follow this one.

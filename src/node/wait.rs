@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Error;
 use super::runtime::Runtime;
+use crate::diagnostic::Diagnostic as _;
 use crate::time::{Duration, Instant};
 
 /// This process's monotonic clock, as the nodes are told it. Its origin is the first call.
@@ -149,14 +150,18 @@ pub(super) async fn retry<R>(
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        // Who refuses for now says how long it may take: to ask before would only keep it busy.
-        let rest = pause.max(error.retry_after().unwrap_or_default());
+        // Who refuses for now says how long it may take: to ask before would only keep it busy, and to ask later may
+        // cost this peer its position in a queue.
+        let told = error.retry_after().unwrap_or_default();
+        let rest = pause.max(told);
         if !may_pass(&error) || deadline - runtime.now() <= rest {
             return Err(error);
         }
         tracing::debug!(%error, "trying again to connect");
         runtime.sleep(rest).await;
-        pause = (pause * 2).min(most);
+        if told <= pause {
+            pause = (pause * 2).min(most);
+        }
     }
 }
 

@@ -121,6 +121,15 @@ impl WorkerProgress {
     pub const AHEAD_MAX: u64 = 1 << 32;
 }
 
+/// What a reader shows each time that it asks for room, so that it keeps its position in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueTicket {
+    /// A random number, the same each time that the reader asks.
+    pub number: u64,
+    /// The time in nanoseconds for which it goes on asking.
+    pub left_ns: u64,
+}
+
 /// The first message of a peer. With a [`PushGrant`] it grants a control page and frames, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeerHello {
@@ -132,12 +141,14 @@ pub struct PeerHello {
     pub resume: Option<WorkerProgress>,
     /// Whether it sleeps while it waits, and is to be woken by what is new for it.
     pub sleeps: bool,
+    /// A reader that asks again, if there is no room for it.
+    pub ticket: Option<QueueTicket>,
 }
 
-/// The message of a peer that grants nothing, is new, and polls while it waits.
+/// The message of a peer that grants nothing, is new, polls while it waits, and does not ask again.
 impl From<PeerRole> for PeerHello {
     fn from(role: PeerRole) -> PeerHello {
-        PeerHello { role, push: None, resume: None, sleeps: false }
+        PeerHello { role, push: None, resume: None, sleeps: false, ticket: None }
     }
 }
 
@@ -415,9 +426,10 @@ pub(crate) fn hello_samples() -> Vec<Vec<u8>> {
     let scheme = "ssp(3)".into();
     let role = PeerRole::Worker { encoding: Encoding::Bf16, scheme, identity: u64::MAX, session: 3 };
     let resume = WorkerProgress { clock: Clock::new(5), epoch: 6, version: Version::new(7) };
-    let plain = PeerHello::from(PeerRole::Reader);
+    let ticket = Some(QueueTicket { number: u64::MAX, left_ns: 1 });
+    let plain = PeerHello { ticket, ..PeerRole::Reader.into() };
     let push = Some(PushGrant { layout, geometry });
-    let full = PeerHello { role, push, resume: Some(resume), sleeps: true };
+    let full = PeerHello { role, push, resume: Some(resume), sleeps: true, ticket: None };
     let role =
         PeerRole::Follower { scheme: "dbw".into(), shard: 1, followed: Some(Followed { epoch: 6, next: 8 }) };
     let follower = PeerHello::from(role);

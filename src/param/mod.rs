@@ -38,7 +38,9 @@ pub use group::{
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use group::{fuzz_group_hello, group_hello_samples};
-pub use handshake::{Epoch, HandshakeError, PeerHello, PeerRole, PushGrant, Welcome, WorkerProgress};
+pub use handshake::{
+    Epoch, HandshakeError, PeerHello, PeerRole, PushGrant, QueueTicket, Welcome, WorkerProgress,
+};
 #[cfg(any(test, fuzzing))]
 pub(crate) use handshake::{fuzz_hello, fuzz_welcome, hello_samples, welcome_samples};
 pub use inbox::{PeerInbox, SlotFault};

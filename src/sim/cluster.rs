@@ -235,6 +235,11 @@ impl Cluster {
         let has_server = self.scheme.built_in().is_none_or(|scheme| scheme.has_server());
         let rate = self.learning_rate;
         holds(rate.is_finite() && rate > 0.0, "learning_rate", &rate, "it is finite and above 0")?;
+        self.optimizer.check().map_err(|error| SimError::Setting {
+            setting: error.option,
+            value: error.value.to_string(),
+            remedy: error.reason,
+        })?;
         holds(
             matches!(self.optimizer, Optimizer::Sgd { .. })
                 || self.scheme.built_in().is_none_or(|scheme| !scheme.requires_sgd()),

@@ -242,6 +242,13 @@ impl Diagnostic for ConnectError {
             _ => false,
         }
     }
+
+    fn retry_after(&self) -> Option<Duration> {
+        match self {
+            ConnectError::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
 }
 
 #[cfg(not(loom))]

@@ -9,7 +9,8 @@ use slackline::{
     Transport, Worker, WorkerOptions, now, scheme::SchemeConfig,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::only_worker::TIMEOUT;
+
 const SHARDS: usize = 3;
 const WORKERS: usize = 3;
 /// Gradients that a worker publishes at most: so many elements are its own in each shard.

@@ -4,8 +4,7 @@ use slackline::{NonFinite, ReadMode};
 
 use super::super::*;
 use crate::host_job::{
-    Compute, HostsJob, TIMEOUT, bits, connect, memory, sums_of_integers_are_those_of_the_job_without_proxies,
-    train,
+    Compute, HostsJob, bits, connect, memory, sums_of_integers_are_those_of_the_job_without_proxies, train,
 };
 
 /// Plain loops: first over the workers of each host, then over hosts, each addition rounded to f32.

@@ -1,14 +1,12 @@
 //! A job of several hosts: over an aggregating proxy on each of them, and without.
 
-use std::time::Duration;
-
 use slackline::scheme::SchemeConfig;
 use slackline::{
     Address, ElementType, Server, ServerOptions, ServerStatus, ShardOptions, Shm, Table, Transport, Worker,
     WorkerOptions,
 };
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::only_worker::TIMEOUT;
 
 /// Computes a gradient from parameters, worker and clock.
 pub(crate) type Compute = fn(&[f32], usize, u64, &mut [f32]);

@@ -1,7 +1,5 @@
 //! A scheme that is written outside of the library, and how a worker comes to its scheme.
 
-use std::time::Duration;
-
 use slackline::{
     Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Instant, Server,
     ServerOptions, Shm, Table, Tcp, Worker, WorkerOptions,
@@ -14,8 +12,7 @@ use slackline::{
 };
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};
-
-const TIMEOUT: Duration = Duration::from_secs(60);
+use crate::only_worker::TIMEOUT;
 
 /// A server of one shard, and its address.
 fn server(scheme: impl Into<AnyScheme>, shard: (u16, u16)) -> (Server<Shm>, Address) {

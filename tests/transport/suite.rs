@@ -5,45 +5,52 @@
 /// that start a second process by themselves, too.
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
+        conformance! { @more $name, $fixture, {} noticed processes }
+    };
+    ($name:ident, $fixture:ty, within one process) => {
+        conformance! { @more $name, $fixture, {} noticed }
+    };
+    ($name:ident, $fixture:ty, within one process, never noticed) => {
+        conformance! { @more $name, $fixture, {} }
+    };
+    ($name:ident, $fixture:ty, apart) => {
+        conformance! { @more $name, $fixture, {} noticed apart }
+    };
+    (@more $name:ident, $fixture:ty, { $($more:tt)* } noticed $($rest:ident)*) => {
         conformance! {
-            $name, $fixture, {
+            @more $name, $fixture, {
+                $($more)*
                 requests {
                     a_write_that_is_to_be_noticed_is_a_write_like_any_other
                     a_write_that_is_to_be_noticed_ends_a_wait
                 }
+            }
+            $($rest)*
+        }
+    };
+    (@more $name:ident, $fixture:ty, { $($more:tt)* } processes $($rest:ident)*) => {
+        conformance! {
+            @more $name, $fixture, {
+                $($more)*
                 ordering {
                     a_word_never_announces_a_payload_that_is_not_there_across_processes
                     concurrent_adds_from_two_processes_sum_up
                     a_killed_process_is_noticed
                 }
             }
+            $($rest)*
         }
     };
-    ($name:ident, $fixture:ty, within one process) => {
+    (@more $name:ident, $fixture:ty, { $($more:tt)* } apart $($rest:ident)*) => {
         conformance! {
-            $name, $fixture, {
-                requests {
-                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
-                    a_write_that_is_to_be_noticed_ends_a_wait
-                }
-            }
-        }
-    };
-    ($name:ident, $fixture:ty, within one process, never noticed) => {
-        conformance! { $name, $fixture, {} }
-    };
-    ($name:ident, $fixture:ty, apart) => {
-        conformance! {
-            $name, $fixture, {
-                requests {
-                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
-                    a_write_that_is_to_be_noticed_ends_a_wait
-                }
+            @more $name, $fixture, {
+                $($more)*
                 apart { the_server_is_another_process }
             }
+            $($rest)*
         }
     };
-    ($name:ident, $fixture:ty, { $($more:tt)* }) => {
+    (@more $name:ident, $fixture:ty, { $($more:tt)* }) => {
         conformance! {
             $name, $fixture,
             handshake {

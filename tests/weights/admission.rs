@@ -1,5 +1,7 @@
 //! Who is let in, and who waits.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use slackline::Diagnostic as _;
@@ -7,7 +9,7 @@ use slackline::scheme::SchemeConfig;
 use slackline::{
     Address, ConnectError, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Relay,
     Secret, Server, ServerOptions, ShardOptions, Table, Tcp, Transport, VersionTag, Wanted, Worker,
-    WorkerOptions,
+    WorkerOptions, now,
 };
 
 use super::plane::{SOON, TIMEOUT, bytes, publisher};
@@ -25,7 +27,7 @@ pub(crate) fn a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again<T: T
     let (first, mut second) = (connect(TIMEOUT).unwrap(), connect(TIMEOUT).unwrap());
     let refused = connect(SOON).err().unwrap();
     let after = refused.retry_after().unwrap_or_else(|| panic!("{refused}"));
-    assert!(refused.is_retryable() && after > SOON && after <= Duration::from_secs(1), "{after:?}");
+    assert!(refused.is_retryable() && !after.is_zero() && after <= Duration::from_secs(1), "{after:?}");
     assert!(refused.to_string().contains("`peers` allows (2)"), "{refused}");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| connect(TIMEOUT)?.snapshot(Wanted::newest(), TIMEOUT));
@@ -36,6 +38,56 @@ pub(crate) fn a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again<T: T
         assert_eq!(waiting.join().unwrap().unwrap().bytes(), bytes(1));
     });
     assert!(!matches!(connect(TIMEOUT), Err(Error::Connect(_))), "the one that waited has left");
+}
+
+pub(crate) fn readers_that_wait_are_let_in_in_the_order_in_which_they_came<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let memory = ShardOptions { peers: 1, ..ShardOptions::default() };
+    let publisher =
+        publisher(transport.clone(), at, PublisherOptions { memory, ..PublisherOptions::default() });
+    let connect =
+        |timeout| Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), timeout);
+    // One that does not wait is told how many do.
+    let until_so_many_wait = |count: usize| {
+        let deadline = now() + TIMEOUT;
+        loop {
+            let refused = connect(SOON).err().expect("there is no room").to_string();
+            if refused.contains(&format!("{count} wait before this one")) {
+                return;
+            }
+            assert!(now() < deadline, "{refused}");
+        }
+    };
+    let holder = connect(TIMEOUT).unwrap();
+    let (let_in, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for number in 1..=3 {
+            waiting.push(scope.spawn({
+                let (connect, let_in) = (&connect, &let_in);
+                move || {
+                    let reader = connect(TIMEOUT).unwrap();
+                    let_in.lock().unwrap().push(number);
+                    drop(reader);
+                }
+            }));
+            until_so_many_wait(number);
+        }
+        // Another one asks again and again, and would find the room before those that wait for their time.
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                if let Ok(_reader) = connect(SOON) {
+                    let_in.lock().unwrap().push(0);
+                }
+            }
+        });
+        drop(holder);
+        waiting.into_iter().for_each(|waiting| waiting.join().unwrap());
+        over.store(true, Relaxed);
+    });
+    assert_eq!(let_in.into_inner().unwrap()[..3], [1, 2, 3]);
 }
 
 #[test]

@@ -30,6 +30,7 @@ macro_rules! weights {
             }
             admission {
                 a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again
+                readers_that_wait_are_let_in_in_the_order_in_which_they_came
             }
             silence {
                 a_reader_that_is_gone_or_silent_keeps_its_pin_for_a_lease_at_most

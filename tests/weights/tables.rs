@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use slackline::Diagnostic as _;
 use slackline::{
     Address, ElementType, Error, Named, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Table,
     Tables, Transport, Version, VersionTag, Wanted,

@@ -140,7 +140,7 @@ impl<T: Transport> ServerJoin<'_, T> {
         resume: Option<WorkerProgress>,
     ) -> Result<Link<T::Endpoint>, Error> {
         let (role, doorbell) = (self.role.clone(), self.doorbell.clone());
-        let peer = NewPeer { role, wants_push: self.wants_push, doorbell };
+        let peer = NewPeer { role, wants_push: self.wants_push, doorbell, ticket: None };
         Link::connect(self.transport, address, peer, resume, self.left()).await
     }
 

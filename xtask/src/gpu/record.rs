@@ -211,8 +211,11 @@ impl GpuRecord {
         }
         page += "\n| test | result | |\n| --- | --- | --- |\n";
         for test in list("tests") {
-            let notes: Vec<String> =
-                test["notes"].as_array().into_iter().flatten().map(|note| cell(&text_of(note))).collect();
+            let notes = test["notes"].as_array().into_iter().flatten().map(text_of);
+            let notes: Vec<String> = match test["result"] == "ok" {
+                true => notes.map(|note| cell(&note)).collect(),
+                false => why(&notes.collect::<Vec<_>>()).map(|line| cell(&line)).into_iter().collect(),
+            };
             let (name, result) = (text_of(&test["name"]), cell(&text_of(&test["result"])));
             let _ = writeln!(page, "| {name} | {result} | {} |", notes.join("<br>"));
         }
@@ -246,6 +249,13 @@ impl GpuRecord {
         }
         page
     }
+}
+
+/// The line by which a failed test says why, out of what is kept of its output: the message of its panic, or else the
+/// last line.
+fn why(lines: &[String]) -> Option<String> {
+    let panic = lines.iter().position(|line| line.contains("panicked at"));
+    panic.and_then(|panic| lines.get(panic + 1)).or(lines.last()).cloned()
 }
 
 /// A row with its medians, spread and verdict, out of what was measured.
@@ -319,6 +329,20 @@ mod tests {
         assert_eq!(of("test a ... ok", false), "ok");
         assert!(of("running 0 tests", false).starts_with("FAILED"));
         assert_eq!(of("running 1 test", true), "FAILED (its time was up)");
+    }
+
+    #[test]
+    fn a_failed_test_stands_on_the_page_with_the_message_of_its_panic() {
+        let page = |notes: &[&str], result: &str| {
+            let test = json!({ "name": "t", "result": result, "notes": notes });
+            GpuRecord(json!({ "tests": [test] })).page()
+        };
+        let output =
+            ["running 1 test", "thread 't' (7) panicked at t.rs:6:5:", "3 are | fewer", "stack backtrace:"];
+        assert!(page(&output, "FAILED (1)").contains("| t | FAILED (1) | 3 are \\| fewer |\n"));
+        assert!(page(&output[..1], "FAILED (1)").contains("| t | FAILED (1) | running 1 test |\n"));
+        assert!(page(&["a", "b"], "ok").contains("| t | ok | a<br>b |\n"));
+        assert!(page(&[], "FAILED (1)").contains("| t | FAILED (1) |  |\n"));
     }
 
     #[test]

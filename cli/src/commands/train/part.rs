@@ -204,15 +204,17 @@ impl Taken {
     fn give_up(&self, error: &Trouble) -> ExitCode {
         let own = words(error);
         self.be_the_end();
-        let is_loss = |error: &JobError| matches!(error, JobError::Node(error) if error.is_loss());
-        let is_loss = error.downcast_ref().is_some_and(is_loss);
-        let lost_server = matches!(error.downcast_ref(), Some(JobError::Node(Error::ServerLost { .. })));
+        let lost = match error.downcast_ref() {
+            Some(JobError::Node(error)) if error.is_loss() => Some(error),
+            _ => None,
+        };
+        let lost_server = matches!(lost, Some(Error::ServerLost { .. }));
         let end = self.member.give_up(ErrorReport { lost_server, ..own.told() });
         if self.quiet {
             return ExitCode::FAILURE;
         }
         match end {
-            Some(End::Told(why) | End::Refused(why)) if is_loss => Failure::failed(why).report(),
+            Some(End::Told(why) | End::Refused(why)) if lost.is_some() => Failure::failed(why).report(),
             _ => own.report(),
         }
     }
