@@ -223,7 +223,8 @@ pub unsafe extern "C" fn slackline_publisher_commit_when_copied(
 /// Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
 /// a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
 /// NULL, is told; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory; over
-/// TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with `gpu` in their options. After a failure the range may hold anything.
+/// TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with
+/// `gpu` in their options. After a failure the range may hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pull_to_gpu(
     reader: *mut slackline_reader,

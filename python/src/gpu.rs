@@ -10,9 +10,9 @@ use slackline::{Gpu, GpuError};
 use crate::errors::{Class, Failure};
 
 /// A GPU of this process, by its number as CUDA counts (`CUDA_VISIBLE_DEVICES`), for the argument `gpu` of a Publisher,
-/// a Reader, a Server, a Worker or a Job: their payloads are in its memory then. Those of a publisher or a server that is
-/// reached by RDMA are there if its RDMA device reaches the GPU. Tensors on a GPU are taken and filled without it, too;
-/// payloads are in the memory of the host then.
+/// a Reader, a Server, a Worker or a Job: their payloads are in its memory then. Those of a publisher or a server that
+/// is reached by RDMA are there if its RDMA device reaches the GPU. Tensors on a GPU are taken and filled without it,
+/// too; payloads are in the memory of the host then.
 ///
 /// It uses the context that PyTorch uses, and stays open until the process ends. With `require_gpudirect` no payload is
 /// staged through the memory of the host: where nothing else is left, listening and connecting raise Unsupported.

@@ -135,13 +135,13 @@ impl Job {
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
     /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
     /// each other's memory. Those of others are reached by RDMA, whose devices read and write memory of GPUs themselves
-    /// where they and the drivers can, or by way of host memory, by RDMA or TCP. On the host of a server with a GPU each
-    /// worker names one, too. With a GPU that [requires](Gpu::require_gpudirect) a direct way, ways that stage are passed
-    /// over.
+    /// where they and the drivers can, or by way of host memory, by RDMA or TCP. On the host of a server with a GPU
+    /// each worker names one, too. With a GPU that [requires](Gpu::require_gpudirect) a direct way, ways that stage are
+    /// passed over.
     ///
-    /// A server whose devices do not reach its GPU is reached over TCP from other hosts, and by RDMA only where the plan
-    /// asks for that alone ([`JobPlan::transport`]). Then its payloads are in host memory, and it folds by processors, as
-    /// without a GPU.
+    /// A server whose devices do not reach its GPU is reached over TCP from other hosts, and by RDMA only where the
+    /// plan asks for that alone ([`JobPlan::transport`]). Then its payloads are in host memory, and it folds by
+    /// processors, as without a GPU.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Job {
         let serves_from_there = matches!(self.role, Role::Server(_)) && self.plan.serves_from_gpus();

@@ -60,8 +60,8 @@ impl Mixed {
         Mixed { shm, tcp: Some(tcp), verbs: None }
     }
 
-    /// The same with a GPU for all of them. An owner has its payloads there unless there is RDMA beside the others whose
-    /// devices do not reach the GPU: then they are in host memory, which all of them serve.
+    /// The same with a GPU for all of them. An owner has its payloads there unless there is RDMA beside the others
+    /// whose devices do not reach the GPU: then they are in host memory, which all of them serve.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Mixed {
         let shm = self.shm.with_gpu(gpu);

@@ -47,9 +47,8 @@ pub struct slackline_job_options {
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
     /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. A server that names one and
-    /// whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job goes
-    /// by RDMA alone. By default NULL: there
-    /// is none.
+    /// whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job
+    /// goes by RDMA alone. By default NULL: there is none.
     pub gpu: *const slackline_gpu,
 }
 

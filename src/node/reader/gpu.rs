@@ -17,8 +17,8 @@ use crate::transport::Transport;
 impl<T: Transport> Reader<T> {
     /// Copies the version that is wanted into `into`, memory of the GPU as long as a copy, waiting at most `timeout`.
     /// The copy begins behind the work that `stream` has now, and what `stream` gets later sees this version and no
-    /// other. The GPU or an RDMA device copies it straight out of the owner's memory; over TCP, and by RDMA whose devices
-    /// do not reach the GPU, it comes by way of blocks of host memory. Only over a transport with the GPU
+    /// other. The GPU or an RDMA device copies it straight out of the owner's memory; over TCP, and by RDMA whose
+    /// devices do not reach the GPU, it comes by way of blocks of host memory. Only over a transport with the GPU
     /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`, `Verbs::with_gpu`).
     ///
     /// After an error `into` may hold anything.

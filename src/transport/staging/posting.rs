@@ -2,10 +2,11 @@
 //! connection by RDMA, carries memory of the GPU itself, it is given them as they are. Where it does not, they are cut
 //! into blocks of host memory, which it sends and receives.
 //!
-//! Requests take effect in the order of posting. What the lane carries itself it is given once the GPU has done the work
-//! before it. A WRITE from a GPU that is staged is sent block by block, each once its copy is done. What was posted
-//! behind either is held until then; meanwhile the copies of later blocks, also of later requests, are begun. A READ to a
-//! GPU is complete once the copy of its last block is, or once kernels see what the lane has written. Nothing here waits.
+//! Requests take effect in the order of posting. What the lane carries itself it is given once the GPU has done the
+//! work before it. A WRITE from a GPU that is staged is sent block by block, each once its copy is done. What was
+//! posted behind either is held until then; meanwhile the copies of later blocks, also of later requests, are begun. A
+//! READ to a GPU is complete once the copy of its last block is, or once kernels see what the lane has written. Nothing
+//! here waits.
 
 use std::collections::VecDeque;
 

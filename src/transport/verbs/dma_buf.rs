@@ -9,8 +9,8 @@ use crate::mem::Access;
 use crate::transport::RegisterError;
 
 /// What a device has to have that registers dma-bufs.
-pub(super) const IMPORTS_DMA_BUFS: &str = "memory of a GPU takes a device whose driver imports dma-bufs (of those in Linux: \
-     mlx5, efa, irdma, bnxt_re) and Linux 5.12 with rdma-core 34 or later, or the module nvidia-peermem";
+pub(super) const IMPORTS_DMA_BUFS: &str = "memory of a GPU takes a device whose driver imports dma-bufs (of those in \
+     Linux: mlx5, efa, irdma, bnxt_re) and Linux 5.12 with rdma-core 34 or later, or the module nvidia-peermem";
 
 /// True if the device, its driver, the kernel or the library has no dma-bufs.
 pub(super) fn imports_none(error: &io::Error) -> bool {

@@ -59,8 +59,8 @@ fn name_and_port(text: &str) -> (&str, Option<u8>) {
 }
 
 /// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the GPU that
-/// payloads are on, nearest to the processor that this runs on, fastest; and of those that are equal the one for this process's local rank, so that several processes
-/// take several.
+/// payloads are on, nearest to the processor that this runs on, fastest; and of those that are equal the one for this
+/// process's local rank, so that several processes take several.
 fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, OpenError> {
     let route = options.peer.and_then(gid::route_to);
     let node = current_node();

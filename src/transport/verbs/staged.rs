@@ -1,5 +1,5 @@
-//! The queue pairs of one side as the way of payloads of a GPU, which their devices reach themselves, or which go through
-//! blocks of registered host memory.
+//! The queue pairs of one side as the way of payloads of a GPU, which their devices reach themselves, or which go
+//! through blocks of registered host memory.
 
 use super::VerbsShared;
 use super::direct::VerbsGpu;

@@ -6,9 +6,9 @@
 //! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
 //! nothing is told of by immediate data, and owners look for themselves.
 //!
-//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. A device that *lingers*
-//! takes what goes to such memory for late: no READ of host memory proves it, and nor does a completion. A READ of such
-//! memory does, and so does a flush of the GPU, for what came through the first port.
+//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. A device that
+//! *lingers* takes what goes to such memory for late: no READ of host memory proves it, and nor does a completion. A
+//! READ of such memory does, and so does a flush of the GPU, for what came through the first port.
 //!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
 //! when chance says, as long as the queue pair that they are for lives.
@@ -561,7 +561,7 @@ impl ScriptedPair {
                 continue;
             }
             let is_proof_of_gpu = request.is_of_gpu || !lingers;
-            if !is_done && !is_storing[0] && !(is_storing[1] && is_proof_of_gpu) {
+            if !(is_done || is_storing[0] || is_storing[1] && is_proof_of_gpu) {
                 steps.push(DeviceStep::Read(index));
             }
             if is_done && !is_telling && !request.is_told {
@@ -785,7 +785,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     let buffer = unsafe { BorrowedFd::borrow_raw(buffer) };
     let begin = rustix::fs::tell(buffer).unwrap_or(0) + offset;
     let end = rustix::fs::fstat(buffer).map_or(0, |stat| stat.st_size as u64);
-    if (first ^ offset) % PAGE_SIZE as u64 != 0 || begin.saturating_add(length as u64) > end {
+    if !(first ^ offset).is_multiple_of(PAGE_SIZE as u64) || begin.saturating_add(length as u64) > end {
         return refuse(libc::EINVAL);
     }
     let Ok(mapping) = MmapOptions::new().offset(begin).len(length).map_raw(&buffer) else {

@@ -1,5 +1,5 @@
-//! Payloads on GPUs that RDMA devices reach themselves, on a scripted driver and a scripted device: no GPU and no adapter
-//! are needed, and none is tested.
+//! Payloads on GPUs that RDMA devices reach themselves, on a scripted driver and a scripted device: no GPU and no
+//! adapter are needed, and none is tested.
 
 use super::super::tests::connect_granting;
 use super::*;
