@@ -5,6 +5,8 @@
 mod claims;
 #[path = "gpu/digits.rs"]
 mod digits;
+#[path = "gpu/dma_bufs.rs"]
+mod dma_bufs;
 #[path = "gpu/folds.rs"]
 mod folds;
 #[path = "gpu/litmus.rs"]

@@ -2,6 +2,7 @@
 //! against, and the means by which the programs that run on a GPU fill its memory and look at it.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,6 +83,15 @@ impl BareGpu {
         // SAFETY: the default stream, which is there for as long as the context, or one that lives as long as this
         // value: the caller of this hidden call keeps it.
         unsafe { GpuStream::of_caller(&self.gpu, self.stream.0) }
+    }
+
+    /// A dma-buf of the pages to which an RDMA device would register this memory, and their length.
+    ///
+    /// # Errors
+    /// The driver exports none.
+    pub fn dma_buf(&self, memory: &GpuMemory) -> Result<(OwnedFd, usize), GpuError> {
+        let pages = memory.pages()?;
+        Ok((memory.dma_buf(pages)?, pages.bytes))
     }
 
     /// A part of memory of this library's own, as if it were the caller's.

@@ -159,7 +159,7 @@ impl GpuKernels {
     /// # Errors
     /// An array is of another GPU, or the driver refuses.
     pub fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
-        self.see_gradients()?;
+        self.gpu.see_rdma_writes()?;
         self.put(self.prepare(fold), under_way)
     }
 
@@ -186,7 +186,7 @@ impl GpuKernels {
         let KernelParameter::Fold(parameters) = &mut launch.parameter else { return Err(GpuError::Empty) };
         parameters.squares = squares.pointer();
         let count = groups(parameters.offset, parameters.count).min(LANES) as u64;
-        self.see_gradients()?;
+        self.gpu.see_rdma_writes()?;
         self.put(launch, under_way)?;
         // Behind the fold on its stream, and before the next one, which writes the same lanes.
         let sums = self.loaded.pointer + self.offset(cell) as u64;
@@ -214,13 +214,6 @@ impl GpuKernels {
     /// Where the sums of a cell are in the host's memory.
     fn offset(&self, cell: usize) -> usize {
         PAGE_SIZE + cell % GpuKernels::MEASURED_RUNS * SUMS_BYTES
-    }
-
-    /// Lets the next launch see gradients that RDMA devices have written.
-    fn see_gradients(&self) -> Result<(), GpuError> {
-        #[cfg(feature = "verbs")]
-        self.gpu.see_rdma_writes()?;
-        Ok(())
     }
 
     fn put(&self, launch: Launch, under_way: &mut Tickets) -> Result<(), GpuError> {

@@ -57,7 +57,6 @@ pub(super) struct GpuInner {
     /// Bytes of payloads that went through blocks of host memory.
     pub(super) staged: AtomicU64,
     /// True if what RDMA devices have written to its memory has to be made visible to it.
-    #[cfg(feature = "verbs")]
     pub(super) flushes: AtomicBool,
     name: String,
 }
@@ -200,7 +199,6 @@ impl Gpu {
             module,
             primary,
             staged,
-            #[cfg(feature = "verbs")]
             flushes: AtomicBool::new(false),
             name,
         });

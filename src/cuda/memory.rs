@@ -2,11 +2,8 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-#[cfg(feature = "verbs")]
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[cfg(feature = "verbs")]
 use super::direct::GpuRegistration;
 use super::driver::{Allocation, DevicePointer};
 use super::gpu::PrimaryContext;
@@ -29,7 +26,6 @@ pub(super) struct GpuBlock {
     pub(super) bytes: usize,
     pub(super) backing: GpuBacking,
     /// With RDMA devices. They are undone before the memory goes.
-    #[cfg(feature = "verbs")]
     registrations: Mutex<Vec<Arc<GpuRegistration>>>,
 }
 
@@ -116,24 +112,16 @@ impl GpuMemory {
     }
 
     fn new(primary: PrimaryContext, pointer: DevicePointer, bytes: usize, backing: GpuBacking) -> GpuMemory {
-        let block = GpuBlock {
-            primary,
-            pointer,
-            bytes,
-            backing,
-            #[cfg(feature = "verbs")]
-            registrations: Mutex::default(),
-        };
+        let block = GpuBlock { primary, pointer, bytes, backing, registrations: Mutex::default() };
         GpuMemory { block: Arc::new(block) }
     }
 
-    #[cfg(feature = "verbs")]
     pub(super) fn block(&self) -> &GpuBlock {
         &self.block
     }
 
     /// True if both are one block of memory.
-    #[cfg(feature = "verbs")]
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA alone registers it"))]
     pub(crate) fn same_as(&self, other: &GpuMemory) -> bool {
         Arc::ptr_eq(&self.block, &other.block)
     }
@@ -168,7 +156,6 @@ impl GpuMemory {
     }
 }
 
-#[cfg(feature = "verbs")]
 impl GpuBlock {
     pub(super) fn registrations(&self) -> MutexGuard<'_, Vec<Arc<GpuRegistration>>> {
         self.registrations.lock().unwrap_or_else(PoisonError::into_inner)
@@ -177,7 +164,6 @@ impl GpuBlock {
 
 impl Drop for GpuBlock {
     fn drop(&mut self) {
-        #[cfg(feature = "verbs")]
         self.registrations().clear();
         if let GpuBacking::Own(allocation) = self.backing {
             // SAFETY: the last slice is gone, and copies that are under way hold one.
@@ -227,7 +213,7 @@ impl GpuSlice {
     }
 
     /// What it is a range of.
-    #[cfg(feature = "verbs")]
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA alone registers it"))]
     pub(crate) fn memory(&self) -> &GpuMemory {
         &self.memory
     }

@@ -16,10 +16,12 @@ use crate::channel::Secret;
 #[cfg(feature = "cuda")]
 use crate::cuda::Gpu;
 use crate::diagnostic::Diagnostic;
+#[cfg(feature = "cuda")]
+use crate::transport::Transport;
 use crate::transport::mixed::Mixed;
 #[cfg(feature = "verbs")]
 use crate::transport::verbs::Verbs;
-use crate::transport::{Address, Transport, TransportKind};
+use crate::transport::{Address, TransportKind};
 #[cfg(not(feature = "verbs"))]
 use crate::transport::{NotBuilt, absent::Absent as Verbs};
 #[cfg(feature = "tcp")]

@@ -4,6 +4,8 @@
 mod claims;
 #[path = "../../../tests/gpu/digits.rs"]
 mod digits;
+#[path = "../../../tests/gpu/dma_bufs.rs"]
+mod dma_bufs;
 #[path = "../../../tests/gpu/folds.rs"]
 mod folds;
 #[path = "../../../tests/gpu/litmus.rs"]
@@ -30,7 +32,7 @@ use rows::{Rows, Sizes};
 claims::tests_of_claims!(scene);
 
 fn gpu() -> (Gpu, Working) {
-    let driver = Arc::new(Scripted::new());
+    let driver = Arc::new(Scripted::new().with_dma_bufs());
     let (gpu, ..) = driver.open_gpu();
     (gpu, driver.work_in_a_thread())
 }

@@ -27,6 +27,10 @@ pub(super) enum GrantedMemory {
 }
 
 /// What an offer grants, and memory of a GPU at its indices among that.
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(unreachable_code, unused_mut, reason = "there is no memory of a GPU")
+)]
 pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
     let mut granted: Vec<_> = offer.grants.iter().cloned().map(GrantedMemory::Host).collect();
     for (GpuGrant { at, memory, access }, gpu) in on_gpu.iter().zip(std::iter::repeat(gpu).flatten()) {
