@@ -91,6 +91,7 @@ impl BareGpu {
     /// The driver exports none.
     pub fn dma_buf(&self, memory: &GpuMemory) -> Result<(OwnedFd, usize), GpuError> {
         let pages = memory.pages()?;
+        let pages = pages.first().ok_or(GpuError::Empty)?;
         Ok((memory.dma_buf(pages)?, pages.bytes))
     }
 

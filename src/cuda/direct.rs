@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::gpu::PrimaryContext;
 use super::memory::{GpuBacking, GpuBlock};
 use super::queue::GpuWork;
@@ -42,13 +44,27 @@ impl GpuRegistration {
 }
 
 /// Whole pages of memory of a GPU that are registered together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPages {
     pub(crate) pointer: u64,
     pub(crate) bytes: usize,
-    /// The driver's number of the allocation that they are of, where they are the caller's and it has one: no other
+    /// The driver's numbers of the allocations that they are of, where they are the caller's and each has one: no other
     /// allocation of the process ever has it.
-    pub(crate) allocation: Option<u64>,
+    pub(crate) allocations: Option<SmallVec<[u64; 1]>>,
+}
+
+impl GpuPages {
+    fn around(pointer: u64, end: u64, allocations: Option<SmallVec<[u64; 1]>>) -> GpuPages {
+        let page = PAGE_SIZE as u64;
+        let begin = pointer / page * page;
+        GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocations }
+    }
+
+    /// True if both have a page in common.
+    pub(crate) fn overlap(&self, other: &GpuPages) -> bool {
+        let end = |pages: &GpuPages| pages.pointer + pages.bytes as u64;
+        self.pointer < end(other) && other.pointer < end(self)
+    }
 }
 
 impl GpuMemory {
@@ -63,25 +79,39 @@ impl GpuMemory {
         self.block().registrations().push(registration);
     }
 
-    /// The pages to register for it: those of the whole allocation, so that all tensors in it have them in common, or
-    /// those of this memory alone, where the driver knows the allocation piece by piece.
+    /// The pages to register for it, the best first: those of the whole allocation, so that all tensors in it have them
+    /// in common; and those of this memory alone. Memory that was mapped piece by piece, as PyTorch's expandable
+    /// segments are, has the latter alone, and a number for each piece.
     ///
     /// # Errors
     /// The driver does not know the memory.
-    pub(crate) fn pages(&self) -> Result<GpuPages, GpuError> {
+    pub(crate) fn pages(&self) -> Result<SmallVec<[GpuPages; 2]>, GpuError> {
         let GpuBlock { primary, pointer, bytes, backing, .. } = self.block();
         if let GpuBacking::Own(allocation) = backing {
-            return Ok(GpuPages { pointer: *pointer, bytes: allocation.bytes, allocation: None });
+            return Ok(smallvec![GpuPages { pointer: *pointer, bytes: allocation.bytes, allocations: None }]);
         }
-        let (begin, length, allocation) = primary.call("asking for the memory of a pointer", |driver| {
-            let (begin, length) = driver.address_range(*pointer)?;
-            Ok((begin, length, driver.pointer_attribute(PointerAttribute::BUFFER_ID, *pointer).ok()))
-        })?;
-        let (own_end, end) = (pointer + *bytes as u64, begin + length as u64);
-        let (begin, end) = if own_end <= end { (begin, end) } else { (*pointer, own_end) };
-        let page = PAGE_SIZE as u64;
-        let begin = begin / page * page;
-        Ok(GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocation })
+        let end = pointer + *bytes as u64;
+        primary.call("asking for the memory of a pointer", |driver| {
+            let (mut at, mut numbers, mut pages) = (*pointer, Some(SmallVec::new()), SmallVec::new());
+            while at < end {
+                let (begin, length) = driver.address_range(at)?;
+                let number = driver.pointer_attribute(PointerAttribute::BUFFER_ID, at);
+                match (number, &mut numbers) {
+                    (Ok(number), Some(numbers)) if number != 0 => numbers.push(number),
+                    _ => numbers = None,
+                }
+                let behind = begin + length as u64;
+                if at == *pointer && end <= behind {
+                    pages.push(GpuPages::around(begin, behind, numbers.clone()));
+                }
+                at = behind.max(at + 1);
+            }
+            let own = GpuPages::around(*pointer, end, numbers);
+            if !pages.contains(&own) {
+                pages.push(own);
+            }
+            Ok(pages)
+        })
     }
 
     /// A dma-buf of these pages.
@@ -89,7 +119,7 @@ impl GpuMemory {
     /// # Errors
     /// The driver has none for them: the memory is of a kind that it does not export, or the window of the device's
     /// address space is full.
-    pub(crate) fn dma_buf(&self, pages: GpuPages) -> Result<OwnedFd, GpuError> {
+    pub(crate) fn dma_buf(&self, pages: &GpuPages) -> Result<OwnedFd, GpuError> {
         let export = "exporting memory of a GPU to RDMA devices";
         self.primary().call(export, |driver| driver.dma_buf(pages.pointer, pages.bytes))
     }
@@ -143,8 +173,9 @@ impl Gpu {
         self.inner().primary.call(seeing, |driver| driver.flush_rdma_writes())
     }
 
-    /// Says when an RDMA device may read or write `memory`: once the work is done that the streams of copies have now,
-    /// and with it what streams of the caller's had when copies were [held](super::GpuStream) behind them.
+    /// Says when an RDMA device may write `memory`, or read it: once the copies to the GPU, or from it, are done that were
+    /// asked for before, and with them the work of the caller's streams behind which later copies were
+    /// [held](super::GpuStream).
     ///
     /// # Errors
     /// The memory is that of another GPU, or the driver refuses.

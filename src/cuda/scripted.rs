@@ -194,6 +194,11 @@ impl Scripted {
         self.state().device.reserve(bytes).expect("room on the device")
     }
 
+    /// More of the caller's memory, right behind a block of whole pages.
+    pub(crate) fn memory_behind(&self, pointer: DevicePointer, bytes: usize) -> DevicePointer {
+        self.state().device.reserve_behind(pointer, bytes).expect("room on the device")
+    }
+
     /// Takes the caller's memory away again.
     pub(crate) fn free_memory(&self, pointer: DevicePointer) {
         self.state().device.free(pointer);

@@ -103,6 +103,7 @@ mod tests {
     #[cfg(feature = "verbs")]
     mod gpudirect {
         use super::*;
+        use crate::cuda::GpuMemory;
         use crate::mem::{Access, HostMemory, MemoryRegion};
         use crate::transport::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsListener, unordered};
         use crate::transport::{Capabilities, ConnectError, Doorbell, Offer, RegisterError};
@@ -129,6 +130,10 @@ mod tests {
 
             fn gpu(&self) -> Option<&Gpu> {
                 self.0.gpu()
+            }
+
+            fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+                self.0.register_on_gpu(memory)
             }
 
             fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {

@@ -15,7 +15,13 @@ pub(super) fn allocate<T: Transport>(
 ) -> Result<PayloadMemory, Error> {
     match transport.gpu() {
         #[cfg(feature = "cuda")]
-        Some(gpu) => on_gpu::allocate(gpu, bytes),
+        Some(gpu) => {
+            let memory = on_gpu::allocate(gpu, bytes)?;
+            if access.is_read_only() {
+                transport.register_on_gpu(&memory)?;
+            }
+            Ok(PayloadMemory::Gpu(memory))
+        }
         #[cfg(not(feature = "cuda"))]
         Some(gpu) => match *gpu {},
         None => Ok(PayloadMemory::Host(transport.allocate(bytes, access)?)),
@@ -78,7 +84,6 @@ mod on_gpu {
     use crate::node::wait::{WaitTurn, wait};
     use crate::table::Encoding;
     use crate::time::Duration;
-    use crate::transport::PayloadMemory;
 
     /// Blocks of host memory by way of which payloads of a GPU are read and written: one is copied by the GPU while the
     /// other one is copied by the processor.
@@ -88,12 +93,12 @@ mod on_gpu {
     /// The longest time that a block may take. The GPU does this in a millisecond, unless a kernel holds it up.
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    pub(super) fn allocate(gpu: &Gpu, bytes: usize) -> Result<PayloadMemory, Error> {
+    pub(super) fn allocate(gpu: &Gpu, bytes: usize) -> Result<GpuMemory, Error> {
         let memory = GpuMemory::allocate(gpu, bytes)?;
         let mut clearing = Tickets::default();
         gpu.clear(memory.whole(), &mut clearing)?;
         finish(&mut clearing)?;
-        Ok(PayloadMemory::Gpu(memory))
+        Ok(memory)
     }
 
     /// Waits for the end of the copies.

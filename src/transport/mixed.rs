@@ -31,7 +31,7 @@ use super::{
     HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
     TransportKind, WorkCompletion, WorkRequest,
 };
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -76,7 +76,8 @@ impl Mixed {
         Mixed { shm, tcp, verbs }
     }
 
-    /// The same with RDMA beside them. Where there is a GPU, it is given to all of them after that, or to RDMA before.
+    /// The same with RDMA beside them. Where there is a GPU, it is given to all of them after that, or the same one to
+    /// RDMA before.
     pub fn with_verbs(self, verbs: Verbs) -> Mixed {
         Mixed { verbs: Some(verbs), ..self }
     }
@@ -129,7 +130,12 @@ impl Transport for Mixed {
 
     fn gpu(&self) -> Option<&Gpu> {
         // A peer that comes by RDMA reads what the devices reach.
-        self.shm.gpu().filter(|_| self.verbs.as_ref().is_none_or(|verbs| verbs.gpu().is_some()))
+        let reaches = |gpu: &Gpu, verbs: &Verbs| verbs.gpu().is_some_and(|of| of.ordinal() == gpu.ordinal());
+        self.shm.gpu().filter(|gpu| self.verbs.as_ref().is_none_or(|verbs| reaches(gpu, verbs)))
+    }
+
+    fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+        self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.register_on_gpu(memory))
     }
 
     fn listen(&self, address: &Address) -> Result<MixedListener, ConnectError> {

@@ -82,7 +82,7 @@ pub use simulator::Simulator;
 pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -171,6 +171,16 @@ pub trait Transport: Send + Sync + 'static {
     #[doc(hidden)]
     fn gpu(&self) -> Option<&Gpu> {
         None
+    }
+
+    /// Registers memory of that GPU which peers are to read, ahead of the first of them. A transport that registers
+    /// nothing has nothing to do.
+    ///
+    /// # Errors
+    /// A device does not register it, and no peer would reach it.
+    #[doc(hidden)]
+    fn register_on_gpu(&self, _memory: &GpuMemory) -> Result<(), RegisterError> {
+        Ok(())
     }
 
     /// Begins to listen at `address`.

@@ -12,7 +12,7 @@ use super::{
     Address, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES,
     Offer, Received, Refusal, RegisterError, Simulator, Transport,
 };
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
 use crate::time::{Duration, Instant};
 
@@ -173,6 +173,10 @@ impl<T: Transport> Transport for Named<T> {
 
     fn gpu(&self) -> Option<&Gpu> {
         self.transport.gpu()
+    }
+
+    fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+        self.transport.register_on_gpu(memory)
     }
 
     fn simulator(&self) -> Option<Arc<dyn Simulator>> {

@@ -132,20 +132,19 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "rdma_writes_not_flushed",
         "transport::verbs::unordered::gpudirect::\
-         a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two",
+         a_gradient_on_a_gpu_is_there_when_its_word_is_seen",
         "1 rails, seed",
     ),
     (
         "rdma_writes_not_flushed",
         "transport::verbs::unordered::gpudirect::\
-         what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete_over_one_rail_and_two",
+         what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete",
         "1 rails, seed",
     ),
     (
         "sentinel_in_host_memory",
-        "transport::verbs::unordered::gpudirect::\
-         a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two",
-        "2 rails, seed",
+        "transport::verbs::unordered::gpudirect::what_further_rails_write_to_a_gpu_is_proved_on_the_gpu",
+        "seed 0, round",
     ),
     (
         "pull_over_gpu_copy",

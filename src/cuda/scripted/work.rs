@@ -85,11 +85,25 @@ impl ScriptedMemory {
         Some(begin)
     }
 
+    /// The same right behind another one, as pieces of one segment are.
+    pub(super) fn reserve_behind(&mut self, pointer: DevicePointer, bytes: usize) -> Option<DevicePointer> {
+        let block = self.blocks.get(&pointer)?;
+        let begin = pointer + block.bytes as u64;
+        let file = File::from(rustix::fs::memfd_create("slackline-scripted", MemfdFlags::CLOEXEC).ok()?);
+        file.set_len(bytes as u64).ok()?;
+        let is_free = self.blocks.range(begin..begin + bytes as u64).next().is_none();
+        is_free.then(|| self.map_at(begin, file, bytes)).flatten()
+    }
+
     /// A block whose bytes are those of a file.
     fn map(&mut self, file: File, bytes: usize) -> Option<DevicePointer> {
         let end =
             self.blocks.last_key_value().map_or(self.base(), |(begin, block)| begin + block.bytes as u64);
         let begin = (end + 256).next_multiple_of(if bytes < PAGE { 256 } else { PAGE as u64 });
+        self.map_at(begin, file, bytes)
+    }
+
+    fn map_at(&mut self, begin: DevicePointer, file: File, bytes: usize) -> Option<DevicePointer> {
         if begin + bytes as u64 > self.base() + CAPACITY as u64 {
             return None;
         }

@@ -49,6 +49,8 @@ struct StagedRequest {
     begun: usize,
     /// Pieces that are begun and not done.
     pieces: usize,
+    /// It goes through blocks: the lane does not carry its memory itself.
+    is_staged: bool,
     error: Option<CompletionError>,
 }
 
@@ -112,6 +114,7 @@ impl StagedPosting {
             request: request.clone(),
             begun: 0,
             pieces: 0,
+            is_staged: false,
             error: None,
         };
         self.queue.extend(batch.iter().map(taken));
@@ -169,6 +172,17 @@ impl StagedPosting {
     /// Takes what the lane says of its requests, which it completes in order.
     fn take_completions(&mut self, lane: &mut impl StagedLane) -> Result<(), (u64, GpuError)> {
         let mut is_written = false;
+        let taken = self.take_pieces(lane, &mut is_written);
+        let seen = if is_written { lane.see(&self.gpu) } else { Ok(()) };
+        taken.and(seen.map_err(|error| (self.first, error)))
+    }
+
+    /// The same; and whether the lane has written to the GPU.
+    fn take_pieces(
+        &mut self,
+        lane: &mut impl StagedLane,
+        is_written: &mut bool,
+    ) -> Result<(), (u64, GpuError)> {
         while let Some(completion) = lane.poll() {
             // What is not in here any more was given up with an earlier request.
             let Some(LanePiece { number, work, .. }) = self.posted.pop_front() else { continue };
@@ -187,12 +201,12 @@ impl StagedPosting {
                 PieceWork::Write { copy, .. } => {
                     self.blocks.iter_mut().for_each(|blocks| blocks.give_back(copy.block.clone()));
                 }
-                PieceWork::Direct { .. } => is_written |= self.reads(number),
+                PieceWork::Direct { .. } => *is_written |= self.reads(number),
                 _ => {}
             }
             self.finish_piece(number);
         }
-        if is_written { lane.see(&self.gpu).map_err(|error| (self.first, error)) } else { Ok(()) }
+        Ok(())
     }
 
     /// Takes the copies to the GPU that are done.
@@ -240,15 +254,16 @@ impl StagedPosting {
 
     /// Begins pieces, in order, for as long as there are blocks.
     fn begin(&mut self, lane: &impl StagedLane) -> Result<(), (u64, GpuError)> {
-        // One of each kind speaks for all that is begun here.
+        // One ticket for the WRITEs that are begun here, and one for the READs.
         let mut marks: [Option<Tickets>; 2] = [None, None];
         loop {
             let number = self.next;
             let index = (number - self.first) as usize;
             let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            // What a fenced request has to come behind the lane knows, but for copies. Pieces carry no fence: each of
-            // them would wait for those before it, and a lane that stripes would let later ones pass the first.
+            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request that is staged
+            // carry no fence: each of them would wait for those before it, and a lane that stripes would let later ones
+            // pass the first.
             let waits_for: fn(&Operation) -> bool = match request.request.operation {
                 Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Operation::brings,
                 _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),
@@ -276,8 +291,15 @@ impl StagedPosting {
                 continue;
             }
             let failed = |error| (number, error);
-            let fits = request.begun == 0 && lane.parts(&request.request) <= self.depth;
-            if fits && lane.reaches(gpu.memory()).map_err(failed)? {
+            let is_reached = !request.is_staged && lane.reaches(gpu.memory()).map_err(failed)?;
+            let fits = lane.parts(&request.request) <= self.depth;
+            if is_reached && !fits && self.gpu.requires_gpudirect() {
+                let reason =
+                    "the queue is shorter than a request that may not be staged: ask for a longer one";
+                return Err(failed(GpuError::Host { reason: reason.into() }));
+            }
+            request.is_staged = !(is_reached && fits);
+            if !request.is_staged {
                 let mark = &mut marks[usize::from(reads)];
                 if mark.is_none() {
                     let mut before = Tickets::default();

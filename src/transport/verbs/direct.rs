@@ -7,7 +7,7 @@
 use crate::cuda::Gpu;
 use crate::transport::GpuPath;
 #[cfg(feature = "cuda")]
-pub(super) use with_cuda::{GpuExport, GpuRegistrations, readers};
+pub(super) use with_cuda::{GpuExport, GpuRegistrations, readers, registration_help};
 
 /// The GPU of a transport, and the way between its memory and the devices.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ mod with_cuda {
     const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
     /// Registrations of the caller's memory that are kept for when it is used again.
-    const RECENT: usize = 64;
+    const RECENT: usize = 1024;
 
     /// The way in which memory of a GPU comes to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,13 +95,13 @@ mod with_cuda {
         }
         let memory = GpuMemory::allocate(gpu, 1).map_err(|error| neither(&error.to_string()))?;
         let attempt = |import: GpuImport| -> Result<(), String> {
-            let export = GpuExport::new(import, &memory).map_err(|error| error.to_string())?;
+            let export = GpuExport::of(import, &memory).map_err(|error| error.to_string())?;
             shared.rails.iter().try_for_each(|rail| {
                 let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
                 export.register(&rail.domain, 1, 0, access).map(drop).map_err(|error| {
                     let remedy = match import == GpuImport::DmaBuf && imports_none(&error) {
                         true => IMPORTS_DMA_BUFS.into(),
-                        false => registration_remedy(&error),
+                        false => registration_help(&error),
                     };
                     format!("device {} does not register it: {error}; {remedy}", rail.info.name)
                 })
@@ -130,13 +130,18 @@ mod with_cuda {
     }
 
     impl GpuExport {
-        fn new(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
-            let pages = memory.pages()?;
+        fn new(import: GpuImport, memory: &GpuMemory, pages: GpuPages) -> Result<GpuExport, GpuError> {
             let buffer = match import {
-                GpuImport::DmaBuf => Some(memory.dma_buf(pages)?),
+                GpuImport::DmaBuf => Some(memory.dma_buf(&pages)?),
                 GpuImport::Peermem => None,
             };
             Ok(GpuExport { buffer, pages })
+        }
+
+        /// The same of memory of this library's own.
+        fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
+            let pages = memory.pages()?.into_iter().next().ok_or(GpuError::Empty)?;
+            GpuExport::new(import, memory, pages)
         }
 
         /// Registers the first `bytes`, which the device knows by addresses from `first` on.
@@ -157,9 +162,9 @@ mod with_cuda {
     /// How memory of a GPU is registered with the devices of one transport.
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
-        /// Registrations of the caller's memory, the one that was used last behind all others. A trainer names its
-        /// tensors anew in each step, and a registration takes far longer than a copy.
-        recent: Mutex<VecDeque<(GpuPages, Arc<GpuRegistration>)>>,
+        /// Registrations of the caller's memory, the one that was used last behind all others, and pages that no device
+        /// registers. A trainer names its tensors in each step, and a registration takes far longer than a copy.
+        recent: Mutex<VecDeque<(GpuPages, Option<Arc<GpuRegistration>>)>>,
         /// Whether the log has told that memory is staged.
         is_told: AtomicBool,
     }
@@ -170,7 +175,7 @@ mod with_cuda {
         /// # Errors
         /// The driver refuses.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
-            GpuExport::new(self.import, memory).map_err(io::Error::other)
+            GpuExport::of(self.import, memory).map_err(io::Error::other)
         }
 
         /// Registers memory for requests of this process, if it is not yet. False if that fails, and the memory is to
@@ -206,35 +211,48 @@ mod with_cuda {
             }
         }
 
+        /// Registers the first of the pages of memory that can be.
         fn register(
             &self,
             shared: &VerbsShared,
             memory: &GpuMemory,
         ) -> Result<Arc<GpuRegistration>, GpuError> {
-            let pages = memory.pages()?;
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            if pages.allocation.is_some()
-                && let Some(at) = recent.iter().position(|(known, _)| *known == pages)
-                && let Some((pages, registration)) = recent.remove(at)
-            {
-                recent.push_back((pages, Arc::clone(&registration)));
-                return Ok(registration);
+            let mut told = GpuError::Empty;
+            for pages in memory.pages()? {
+                let known = recent.iter().position(|(known, _)| *known == pages);
+                if let Some(found) = known.and_then(|at| recent.remove(at)) {
+                    recent.push_back(found.clone());
+                    match found.1 {
+                        Some(registration) => return Ok(registration),
+                        None => continue,
+                    }
+                }
+                // Where there is other memory now, what there was is freed.
+                recent.retain(|(known, _)| !(known.overlap(&pages) && is_other(known, &pages)));
+                let registered = self.register_pages(shared, memory, &pages);
+                if pages.allocations.is_some() {
+                    if recent.len() == RECENT {
+                        recent.pop_front();
+                    }
+                    recent.push_back((pages, registered.as_ref().ok().cloned()));
+                }
+                match registered {
+                    Ok(registration) => return Ok(registration),
+                    Err(error) => told = error,
+                }
             }
-            // What has other memory at these addresses now was freed.
-            let end = |pages: &GpuPages| pages.pointer + pages.bytes as u64;
-            recent.retain(|(known, _)| {
-                known.allocation == pages.allocation
-                    || end(known) <= pages.pointer
-                    || end(&pages) <= known.pointer
-            });
-            let failed = |error: io::Error| GpuError::Host {
-                reason: format!(
-                    "an RDMA device does not register {} bytes of a GPU: {error}; see the kernel's log (dmesg), and \
-                     the size of BAR1 in `nvidia-smi -q`",
-                    pages.bytes
-                ),
-            };
-            let export = GpuExport::new(self.import, memory)?;
+            Err(told)
+        }
+
+        fn register_pages(
+            &self,
+            shared: &VerbsShared,
+            memory: &GpuMemory,
+            pages: &GpuPages,
+        ) -> Result<Arc<GpuRegistration>, GpuError> {
+            let failed = |error: io::Error| GpuError::Host { reason: not_registered(pages.bytes, &error) };
+            let export = GpuExport::new(self.import, memory, pages.clone())?;
             let mut keys = DeviceKeys { domain: shared.first().domain.serial, ..DeviceKeys::NONE };
             let mut registered = Vec::with_capacity(shared.rails.len());
             for (rail, key) in shared.rails.iter().zip(&mut keys.local) {
@@ -244,15 +262,34 @@ mod with_cuda {
                 *key = here.local_key();
                 registered.push(here);
             }
-            let registration = GpuRegistration::new(keys, registered);
-            if pages.allocation.is_some() {
-                recent.truncate(RECENT);
-                if recent.len() == RECENT {
-                    recent.pop_front();
-                }
-                recent.push_back((pages, Arc::clone(&registration)));
+            Ok(GpuRegistration::new(keys, registered))
+        }
+    }
+
+    /// True if no allocation is in both: one of them is gone.
+    fn is_other(known: &GpuPages, pages: &GpuPages) -> bool {
+        match (&known.allocations, &pages.allocations) {
+            (Some(known), Some(now)) => !known.iter().any(|number| now.contains(number)),
+            _ => false,
+        }
+    }
+
+    fn not_registered(bytes: usize, error: &io::Error) -> String {
+        format!(
+            "an RDMA device does not register {bytes} bytes of a GPU: {error}; {}",
+            registration_help(error)
+        )
+    }
+
+    /// The remedy where a device does not register memory of a GPU.
+    pub(in crate::transport::verbs) fn registration_help(error: &io::Error) -> String {
+        match error.raw_os_error() {
+            Some(libc::ENOMEM | libc::ENOSPC) => {
+                "the window of the GPU on the PCI bus may be full: see BAR1 in \
+                 `nvidia-smi -q -d MEMORY`, and turn on \"Resizable BAR\" in the host's firmware"
+                    .into()
             }
-            Ok(registration)
+            _ => registration_remedy(error),
         }
     }
 

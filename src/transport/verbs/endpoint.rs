@@ -162,6 +162,7 @@ impl VerbsEndpoint {
 
     /// Lets requests have memory on this GPU.
     pub(super) fn use_gpu(&mut self, gpu: &VerbsGpu) {
+        self.data.iter_mut().for_each(Rails::use_gpu);
         let longest = self.theirs.grants.iter().map(|grant| grant.bytes).max();
         let longest = longest.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
         let staged = StagedPosting::new(&gpu.gpu, longest, self.shared.queue_depth);

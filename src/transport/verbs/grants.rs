@@ -165,9 +165,11 @@ impl Granting {
     ) -> io::Result<GrantKey> {
         match (&gpu.registrations, &self.export) {
             (Some(_), Some(export)) => {
-                // The peer may read what it has written: by that it proves that it is there.
-                let access = self.access | Access::REMOTE_READ;
-                Ok(GrantKey::OfPeer(export.register(domain, memory.bytes(), 0, access)?))
+                // The peer may read what it has written, and the first word in any case: by that it proves that what it
+                // wrote is there. Memory of this library's own is longer than a word.
+                let (access, bytes) =
+                    (self.access | Access::REMOTE_READ, memory.bytes().max(size_of::<u64>()));
+                Ok(GrantKey::OfPeer(export.register(domain, bytes, 0, access)?))
             }
             (Some(registrations), None) => {
                 Ok(GrantKey::OfRegion(readers(shared, registrations, memory)?[rail]))

@@ -90,6 +90,8 @@ pub(super) struct Initiator {
     pub(super) fences_reads: bool,
     /// Whether the device has atomics that work.
     pub(super) has_atomics: bool,
+    /// Whether requests may have memory of a GPU: the caller posts them once the GPU is done with it.
+    pub(super) takes_gpu: bool,
     /// The index of the rail that it posts on, and so of the key that a region has here.
     pub(super) rail: usize,
     /// The first rail's domain, whose memory can be posted.
@@ -144,6 +146,7 @@ impl Initiator {
             speed: 0,
             fences_reads: true,
             has_atomics: true,
+            takes_gpu: false,
             rail: 0,
             domain: domain.serial,
             receives: 0,
@@ -257,7 +260,7 @@ impl Initiator {
             let checked = match (&request.operation, gpu) {
                 (_, Some(gpu)) => request.check_with(gpu),
                 (Operation::ReadToGpu { local, .. } | Operation::WriteFromGpu { local, .. }, None)
-                    if local.memory().device_keys(self.domain, false).is_some() =>
+                    if self.takes_gpu && local.memory().device_keys(self.domain, false).is_some() =>
                 {
                     request.check_ranges()
                 }

@@ -248,11 +248,11 @@ impl Incoming for VerbsIncoming {
     }
 
     fn grant_gpu(&mut self, grants: Vec<GpuGrant>) -> Result<(), &'static str> {
-        let is_direct = self.gpu.as_ref().is_some_and(VerbsGpu::is_direct);
+        if !self.gpu.as_ref().is_some_and(VerbsGpu::is_direct) {
+            return Err("no RDMA device of this process reaches memory of its GPU: use host memory");
+        }
         self.on_gpu = grants;
-        is_direct
-            .then_some(())
-            .ok_or("no RDMA device of this process reaches memory of its GPU: use host memory")
+        Ok(())
     }
 
     fn prepare(&mut self, grants: &[LocalSlice]) {

@@ -125,6 +125,8 @@ use super::{
 };
 use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
+#[cfg(feature = "cuda")]
+use crate::cuda::GpuMemory;
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
 
 const NAME: &str = "verbs";
@@ -610,6 +612,17 @@ impl Transport for Verbs {
 
     fn gpu(&self) -> Option<&Gpu> {
         self.gpu.as_ref().filter(|gpu| gpu.is_direct()).map(|gpu| &gpu.gpu)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+        let registrations = self.gpu.as_ref().and_then(|gpu| gpu.registrations.as_ref());
+        let registered =
+            registrations.map(|registrations| direct::readers(&self.shared, registrations, memory));
+        registered.transpose().map(|_| ()).map_err(|source| {
+            let (bytes, remedy) = (memory.bytes(), direct::registration_help(&source));
+            RegisterError::Device { bytes, device: self.device().into(), source, remedy }
+        })
     }
 
     fn listen(&self, address: &Address) -> Result<VerbsListener, ConnectError> {

@@ -43,7 +43,11 @@ pub fn pci_way(one: &Path, other: &Path) -> Option<PciWay> {
     };
     let (ours, theirs) = (bridges(one)?, bridges(other)?);
     let shared = ours.iter().find(|folder| theirs.contains(folder));
-    let node = |function: &Path| std::fs::read_to_string(function.join("numa_node")).ok();
+    // Of a host with one node, or whose firmware does not say, it is -1.
+    let node = |function: &Path| {
+        let text = std::fs::read_to_string(function.join("numa_node")).ok()?;
+        text.trim().parse::<u32>().ok()
+    };
     Some(match shared {
         Some(bridge) if is_host_bridge(bridge) => PciWay::HostBridge,
         Some(_) => PciWay::Switch,

@@ -150,6 +150,17 @@ impl Rails {
         self.first_mut().add_receives(more, in_all)
     }
 
+    /// From now on requests may have memory of a GPU that is registered. The caller posts them once the GPU is done with
+    /// it.
+    pub(super) fn use_gpu(&mut self) {
+        match self {
+            Rails::One(first) => first.takes_gpu = true,
+            Rails::Several(striping) => {
+                striping.pairs.iter_mut().flatten().for_each(|pair| pair.initiator.takes_gpu = true);
+            }
+        }
+    }
+
     /// Checks a batch, of which some memory may be on this GPU.
     pub(super) fn check(&self, batch: &[WorkRequest], gpu: &Gpu) -> Result<(), PostError> {
         self.first().check(batch, Some(gpu)).map(|_parts| ())

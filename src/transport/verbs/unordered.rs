@@ -6,9 +6,9 @@
 //! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
 //! nothing is told of by immediate data, and owners look for themselves.
 //!
-//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. A device that
-//! *lingers* takes what goes to such memory for late: no READ of host memory proves it, and nor does a completion. A
-//! READ of such memory does, and so does a flush of the GPU, for what came through the first port.
+//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried out
+//! there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of memory of
+//! a GPU pushes what came through its own port, and a flush of the GPU pushes all.
 //!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
 //! when chance says, as long as the queue pair that they are for lives.
@@ -22,6 +22,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use self::calls::{LIBRARY, poll_cq, post_send};
 use super::device::{Device, Limits, lock};
 use super::open::OpenedDevice;
 use super::rail::Rail;
@@ -66,9 +67,9 @@ struct DeviceState {
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
-    /// Whether what goes to memory of a GPU lingers; and what READs have brought for such memory, by its address.
-    lingers: bool,
-    lingering: Vec<(usize, Vec<u8>)>,
+    lingers: Lingers,
+    /// What is on its way to memory of a GPU.
+    lingering: Vec<Lingering>,
     /// Ports through which no answer comes.
     cut: HashSet<u8>,
     /// Packets whose senders have given up.
@@ -147,6 +148,24 @@ impl ScriptedPacket {
     }
 }
 
+/// What lingers on its way to memory of a GPU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is none"))]
+pub(crate) enum Lingers {
+    Nothing,
+    /// As where the GPU keeps the order of what one device writes: what WRITEs bring through further ports.
+    FurtherPorts,
+    /// As where it keeps none.
+    All,
+}
+
+/// Bytes that a device has carried out and memory has not.
+struct Lingering {
+    port: u8,
+    at: usize,
+    data: Vec<u8>,
+}
+
 /// A packet that is in the network still.
 struct LatePacket {
     /// The number of the pair that it is for.
@@ -202,7 +221,7 @@ pub(crate) fn common() -> Verbs {
 pub(crate) fn lingering() -> &'static Unordered {
     static COMMON: LazyLock<Unordered> = LazyLock::new(|| {
         let device = Unordered::new(0, false);
-        device.linger();
+        device.linger(Lingers::All);
         device.that_steps()
     });
     &COMMON
@@ -218,7 +237,7 @@ impl Unordered {
             pairs: Vec::new(),
             regions: HashMap::new(),
             completions: HashMap::new(),
-            lingers: false,
+            lingers: Lingers::Nothing,
             lingering: Vec::new(),
             cut: HashSet::new(),
             late: Vec::new(),
@@ -293,17 +312,17 @@ impl Unordered {
         self
     }
 
-    /// From now on what goes to memory of a GPU lingers.
+    /// From now on this lingers.
     #[cfg(feature = "cuda")]
-    pub(crate) fn linger(&self) {
-        lock(&self.world.state).lingers = true;
+    pub(crate) fn linger(&self, lingers: Lingers) {
+        lock(&self.world.state).lingers = lingers;
     }
 
     /// What a flush of a GPU does.
     #[cfg(feature = "cuda")]
     pub(crate) fn flush(&self) -> Arc<dyn Fn() + Send + Sync> {
         let world = self.world;
-        Arc::new(move || lock(&world.state).flush())
+        Arc::new(move || lock(&world.state).push(None))
     }
 
     /// From now on no answer comes through this port.
@@ -366,9 +385,7 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            steps.extend(
-                pair.steps(self.is_answered(pair), self.lingers).into_iter().map(|step| (index, step)),
-            );
+            steps.extend(pair.steps(self.is_answered(pair)).into_iter().map(|step| (index, step)));
         }
         // However many are late, they come one now and then.
         let is_late = !self.late.is_empty() || !self.lingering.is_empty();
@@ -383,7 +400,7 @@ impl DeviceState {
                 match late.checked_sub(self.late.len()) {
                     None => self.arrive(late),
                     Some(lingering) => {
-                        let (at, data) = self.lingering.swap_remove(lingering);
+                        let Lingering { at, data, .. } = self.lingering.swap_remove(lingering);
                         store(at, &data);
                     }
                 }
@@ -392,25 +409,12 @@ impl DeviceState {
         true
     }
 
-    /// All that lingers and came through the first port gets into memory.
-    #[cfg(feature = "cuda")]
-    fn flush(&mut self) {
-        self.lingering.drain(..).for_each(|(at, data)| store(at, &data));
-        for index in 0..self.pairs.len() {
-            let ScriptedPair { port: 1, requests, .. } = &mut self.pairs[index] else { continue };
-            let of_gpu =
-                requests.iter_mut().filter(|request| request.is_of_gpu && request.reads_into.is_none());
-            let packets: Vec<_> = of_gpu
-                .map(|request| {
-                    (request.key, request.remote, request.bytes, std::mem::take(&mut request.packets))
-                })
-                .collect();
-            for (key, remote, bytes, packets) in packets {
-                let Some(at) = self.find(index, key, remote, bytes, sys::IBV_ACCESS_REMOTE_WRITE) else {
-                    continue;
-                };
-                packets.into_iter().for_each(|(offset, packet)| store(at + offset, &packet.send()));
-            }
+    /// What lingers, of this port or of all, gets into memory.
+    fn push(&mut self, port: Option<u8>) {
+        for Lingering { at, data, .. } in
+            self.lingering.extract_if(.., |one| port.is_none_or(|port| one.port == port))
+        {
+            store(at, &data);
         }
     }
 
@@ -469,18 +473,34 @@ impl DeviceState {
         let Some(at) = self.find(pair, key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
             return self.fail(pair, request, sys::IBV_WC_REM_ACCESS_ERR);
         };
+        let ScriptedPair { port, requests, .. } = &self.pairs[pair];
+        if matches!(step, DeviceStep::Read(_)) && requests[request].is_of_gpu {
+            self.push(Some(*port));
+        }
         let pair = &mut self.pairs[pair];
         let asked = &mut pair.requests[request];
         match step {
             DeviceStep::Store(_, packet) => {
                 let (offset, packet) = asked.packets.swap_remove(packet);
-                store(at + offset, &packet.send());
+                let (at, data, port) = (at + offset, packet.send(), pair.port);
+                let lingers = match self.lingers {
+                    Lingers::Nothing => false,
+                    Lingers::FurtherPorts => port > 1,
+                    Lingers::All => true,
+                };
+                match asked.is_of_gpu && lingers {
+                    true => self.lingering.push(Lingering { port, at, data }),
+                    false => store(at, &data),
+                }
             }
             DeviceStep::Read(_) => {
                 asked.is_read = true;
                 match reads_into {
-                    Some((into, true)) if self.lingers => self.lingering.push((into, fetch(at, bytes))),
-                    Some((into, _)) => store(into, &fetch(at, bytes)),
+                    Some((at_poster, true)) if self.lingers == Lingers::All => {
+                        let data = fetch(at, bytes);
+                        self.lingering.push(Lingering { port: pair.port, at: at_poster, data });
+                    }
+                    Some((at_poster, _)) => store(at_poster, &fetch(at, bytes)),
                     None => {}
                 }
             }
@@ -542,10 +562,8 @@ impl DeviceState {
 
 impl ScriptedPair {
     /// All steps that the specification allows next.
-    fn steps(&self, is_answered: bool, lingers: bool) -> Vec<DeviceStep> {
-        let (mut steps, mut is_reading, mut is_telling) = (Vec::new(), false, false);
-        // Into memory of the host, and into that of a GPU.
-        let mut is_storing = [false; 2];
+    fn steps(&self, is_answered: bool) -> Vec<DeviceStep> {
+        let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading {
                 // Nothing behind it begins before it.
@@ -560,15 +578,14 @@ impl ScriptedPair {
                 }
                 continue;
             }
-            let is_proof_of_gpu = request.is_of_gpu || !lingers;
-            if !(is_done || is_storing[0] || is_storing[1] && is_proof_of_gpu) {
+            if !is_done && !is_storing {
                 steps.push(DeviceStep::Read(index));
             }
             if is_done && !is_telling && !request.is_told {
                 steps.push(DeviceStep::Tell(index));
             }
             is_reading |= !is_done;
-            is_storing[usize::from(request.is_of_gpu)] |= !request.packets.is_empty();
+            is_storing |= !request.packets.is_empty();
             is_telling |= !request.is_told;
         }
         steps
@@ -605,295 +622,7 @@ fn fetch(at: usize, bytes: usize) -> Vec<u8> {
     data
 }
 
-static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
-    close_device: scripted::close_device,
-    alloc_pd,
-    dealloc_pd,
-    create_cq,
-    destroy_cq,
-    create_qp,
-    modify_qp,
-    query_qp,
-    destroy_qp,
-    reg_mr_iova2,
-    reg_dmabuf_mr: Some(reg_dmabuf_mr),
-    dereg_mr,
-    get_async_event,
-    ack_async_event,
-    event_type_str: scripted::event_type_str,
-    query_qp_data_in_order: Some(query_qp_data_in_order),
-    ..Library::absent()
-});
-
-fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, DeviceState> {
-    // SAFETY: each handle of this library points to a world, which is never freed.
-    lock(unsafe { &(*context.cast_const().cast::<World>()).state })
-}
-
-unsafe extern "C" fn alloc_pd(context: *mut sys::ibv_context) -> *mut sys::ibv_pd {
-    Box::into_raw(Box::new(sys::ibv_pd { context, handle: 0 }))
-}
-
-unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
-    // SAFETY: made by `alloc_pd`, and freed once.
-    drop(unsafe { Box::from_raw(pd) });
-    0
-}
-
-unsafe extern "C" fn create_cq(
-    context: *mut sys::ibv_context,
-    _: c_int,
-    cq_context: *mut c_void,
-    _: *mut sys::ibv_comp_channel,
-    _: c_int,
-) -> *mut sys::ibv_cq {
-    // SAFETY: null pointers, numbers, and a mutex that is never locked.
-    let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
-    Box::into_raw(Box::new(sys::ibv_cq { context, cq_context, ..cq }))
-}
-
-unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
-    // SAFETY: made by `create_cq`, and destroyed once.
-    let cq = unsafe { Box::from_raw(cq) };
-    state(cq.context).completions.remove(&(&raw const *cq).addr());
-    0
-}
-
-unsafe extern "C" fn create_qp(
-    pd: *mut sys::ibv_pd,
-    attributes: *mut sys::ibv_qp_init_attr,
-) -> *mut sys::ibv_qp {
-    // SAFETY: null pointers, numbers, and a mutex that is never locked.
-    let qp: sys::ibv_qp = unsafe { std::mem::zeroed() };
-    // SAFETY: the caller's structures.
-    let (context, sys::ibv_qp_init_attr { qp_context, send_cq, recv_cq, .. }) =
-        unsafe { ((*pd).context, *attributes) };
-    let mut state = state(context);
-    let number = state.next;
-    state.next += 1;
-    let made = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
-    let qp = Box::into_raw(Box::new(made));
-    let (address, queue, domain) = (qp.expose_provenance(), send_cq.addr(), pd.addr());
-    let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
-    let (peer, access, port) = (0, 0, 0);
-    let pair = ScriptedPair { address, queue, domain, number, port, state: reset, peer, access, requests };
-    state.pairs.push(pair);
-    qp
-}
-
-/// Waits until the neighbour has answered or is gone. False if it is gone.
-fn finds_neighbour(context: *mut sys::ibv_context) -> bool {
-    let look = || state(context).neighbour;
-    if look() == Neighbour::IsSilent {
-        state(context).waiting += 1;
-        while look() == Neighbour::IsSilent {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        state(context).waiting -= 1;
-    }
-    look() == Neighbour::Answers
-}
-
-unsafe extern "C" fn modify_qp(
-    qp: *mut sys::ibv_qp,
-    attributes: *mut sys::ibv_qp_attr,
-    mask: c_int,
-) -> c_int {
-    // SAFETY: the caller's structures.
-    let (context, attributes) = unsafe { ((*qp).context, *attributes) };
-    let is_state = mask as u32 & sys::IBV_QP_STATE != 0;
-    if is_state && attributes.qp_state == sys::IBV_QPS_RTR && !finds_neighbour(context) {
-        return libc::ETIMEDOUT;
-    }
-    let mut state = state(context);
-    let Some(pair) = state.pair(qp).filter(|_| is_state) else { return 0 };
-    state.pairs[pair].state = attributes.qp_state;
-    if mask as u32 & sys::IBV_QP_ACCESS_FLAGS != 0 {
-        state.pairs[pair].access = attributes.qp_access_flags;
-    }
-    if mask as u32 & sys::IBV_QP_PORT != 0 {
-        state.pairs[pair].port = attributes.port_num;
-    }
-    if mask as u32 & sys::IBV_QP_DEST_QPN != 0 {
-        state.pairs[pair].peer = attributes.dest_qp_num;
-    }
-    if attributes.qp_state == sys::IBV_QPS_ERR {
-        state.fail(pair, usize::MAX, sys::IBV_WC_WR_FLUSH_ERR);
-    }
-    0
-}
-
-unsafe extern "C" fn query_qp(
-    qp: *mut sys::ibv_qp,
-    attributes: *mut sys::ibv_qp_attr,
-    _: c_int,
-    _: *mut sys::ibv_qp_init_attr,
-) -> c_int {
-    // SAFETY: the caller's structures.
-    let mut state = state(unsafe { (*qp).context });
-    state.state_queries += 1;
-    if let Some(pair) = state.pair(qp) {
-        // SAFETY: as above.
-        unsafe { (*attributes).qp_state = state.pairs[pair].state };
-    }
-    0
-}
-
-unsafe extern "C" fn query_qp_data_in_order(
-    qp: *mut sys::ibv_qp,
-    operation: sys::ibv_wr_opcode,
-    flags: u32,
-) -> c_int {
-    // SAFETY: the caller's structure.
-    let mut state = state(unsafe { (*qp).context });
-    let is_ready = state.pair(qp).is_some_and(|pair| state.pairs[pair].state == sys::IBV_QPS_RTS);
-    let is_asked = operation == sys::IBV_WR_RDMA_WRITE && flags == 0;
-    c_int::from(is_ready && is_asked && state.says_in_order)
-}
-
-unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
-    // SAFETY: made by `create_qp`, and destroyed once.
-    let qp = unsafe { Box::from_raw(qp) };
-    let mut state = state(qp.context);
-    if let Some(pair) = state.pairs.iter().position(|pair| pair.number == qp.qp_num) {
-        state.leave_late(pair);
-        state.pairs.remove(pair);
-    }
-    state.destroying
-}
-
-unsafe extern "C" fn reg_mr_iova2(
-    pd: *mut sys::ibv_pd,
-    address: *mut c_void,
-    length: usize,
-    first: u64,
-    access: c_uint,
-) -> *mut sys::ibv_mr {
-    let (domain, address) = (pd.addr(), address.expose_provenance());
-    register(pd, Region { domain, address, first, bytes: length, access, mapping: None })
-}
-
-unsafe extern "C" fn reg_dmabuf_mr(
-    pd: *mut sys::ibv_pd,
-    offset: u64,
-    length: usize,
-    first: u64,
-    buffer: c_int,
-    access: c_int,
-) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's descriptor, which is open.
-    let buffer = unsafe { BorrowedFd::borrow_raw(buffer) };
-    let begin = rustix::fs::tell(buffer).unwrap_or(0) + offset;
-    let end = rustix::fs::fstat(buffer).map_or(0, |stat| stat.st_size as u64);
-    if !(first ^ offset).is_multiple_of(PAGE_SIZE as u64) || begin.saturating_add(length as u64) > end {
-        return refuse(libc::EINVAL);
-    }
-    let Ok(mapping) = MmapOptions::new().offset(begin).len(length).map_raw(&buffer) else {
-        return refuse(libc::ENOMEM);
-    };
-    let (domain, address) = (pd.addr(), mapping.as_mut_ptr().expose_provenance());
-    let (access, mapping) = (access as u32, Some(Arc::new(mapping)));
-    register(pd, Region { domain, address, first, bytes: length, access, mapping })
-}
-
-fn refuse(errno: c_int) -> *mut sys::ibv_mr {
-    // SAFETY: this thread's own.
-    unsafe { *libc::__errno_location() = errno };
-    std::ptr::null_mut()
-}
-
-fn register(pd: *mut sys::ibv_pd, region: Region) -> *mut sys::ibv_mr {
-    // SAFETY: the caller's structure.
-    let context = unsafe { (*pd).context };
-    let mut state = state(context);
-    if state.registering != 0 {
-        return refuse(state.registering);
-    }
-    let key = state.next;
-    state.next += 1;
-    let (addr, length) = (std::ptr::with_exposed_provenance_mut(region.address), region.bytes);
-    state.regions.insert(key, region);
-    Box::into_raw(Box::new(sys::ibv_mr { context, pd, addr, length, handle: 0, lkey: key, rkey: key }))
-}
-
-unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
-    // SAFETY: made by `reg_mr_iova2`, and undone once.
-    let mr = unsafe { Box::from_raw(mr) };
-    state(mr.context).regions.remove(&mr.rkey);
-    0
-}
-
-unsafe extern "C" fn get_async_event(
-    context: *mut sys::ibv_context,
-    event: *mut sys::ibv_async_event,
-) -> c_int {
-    let Some(next) = state(context).events.pop_front() else { return -1 };
-    // SAFETY: it points to an event of the caller's.
-    unsafe { *event = next };
-    0
-}
-
-unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
-
-unsafe extern "C" fn post_send(
-    qp: *mut sys::ibv_qp,
-    first: *mut sys::ibv_send_wr,
-    _: *mut *mut sys::ibv_send_wr,
-) -> c_int {
-    // SAFETY: the caller's structures.
-    let mut state = state(unsafe { (*qp).context });
-    let Some(pair) = state.pair(qp) else { return libc::EINVAL };
-    let mut next = NonNull::new(first);
-    while let Some(request) = next {
-        // SAFETY: the caller's chain, its lists of pieces, and the member of the union that its operation has.
-        let (asked, piece, target) = unsafe {
-            let asked = request.as_ref();
-            let piece = (asked.num_sge > 0).then(|| *asked.sg_list);
-            (asked, piece, asked.wr.rdma)
-        };
-        let bytes = piece.map_or(0, |piece| piece.length as usize);
-        let Some((address, is_gpu)) = piece.map_or(Some((0, false)), |piece| state.local(&piece)) else {
-            return libc::EINVAL;
-        };
-        let is_of_gpu = state.regions.get(&target.rkey).is_some_and(|region| region.mapping.is_some());
-        let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
-        let written = if is_read { 0 } else { bytes };
-        let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
-        let packet = |offset: usize| {
-            let packet = ScriptedPacket::AtPoster(address + offset, (written - offset).min(PACKET_BYTES));
-            let is_in_request = is(sys::IBV_SEND_INLINE);
-            (offset, if is_in_request { ScriptedPacket::Sent(packet.send()) } else { packet })
-        };
-        state.pairs[pair].requests.push_back(ScriptedRequest {
-            number: asked.wr_id,
-            is_signalled: is(sys::IBV_SEND_SIGNALED),
-            is_fenced: is(sys::IBV_SEND_FENCE),
-            reads_into: is_read.then_some((address, is_gpu)),
-            is_of_gpu,
-            bytes,
-            remote: target.remote_addr,
-            key: target.rkey,
-            packets: (0..written).step_by(PACKET_BYTES).map(packet).collect(),
-            is_read: false,
-            is_told: false,
-        });
-        next = NonNull::new(asked.next);
-    }
-    0
-}
-
-unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, most: c_int, into: *mut sys::ibv_wc) -> c_int {
-    // SAFETY: the caller's structure.
-    let mut state = state(unsafe { (*cq).context });
-    let Some(completions) = state.completions.get_mut(&cq.addr()) else { return 0 };
-    let count = completions.len().min(usize::try_from(most).unwrap_or(0));
-    for (index, completion) in completions.drain(..count).enumerate() {
-        // SAFETY: the caller has room for so many.
-        unsafe { into.add(index).write(completion) };
-    }
-    count as c_int
-}
-
+mod calls;
 #[cfg(test)]
 mod conformance;
 #[cfg(all(test, feature = "cuda"))]

@@ -56,7 +56,8 @@ impl Verbs {
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED;
         let granted = GrantedMemory::Gpu { memory: target.clone(), access, gpu: own.clone() };
         let words = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let loopback = Loopback::new(&self.shared, words, vec![granted])?;
+        let mut loopback = Loopback::new(&self.shared, words, vec![granted])?;
+        loopback.data.takes_gpu = true;
         let memory = HostMemory::anonymous(bytes).map_err(|error| error.to_string())?;
         let host = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ()).whole();
         GpuLoopback { loopback, gpu, mine, target, host }.try_all(litmus)

@@ -33,7 +33,7 @@ struct DirectScene {
 /// A device that lingers, its flush, and a GPU that needs it.
 fn lingering(seed: u64) -> (Unordered, Arc<Scripted>) {
     let device = Unordered::new(seed, false);
-    device.linger();
+    device.linger(Lingers::All);
     let driver = Scripted::new().with_dma_bufs();
     driver.set_flush(Some(device.flush()));
     (device, Arc::new(driver))
@@ -41,6 +41,10 @@ fn lingering(seed: u64) -> (Unordered, Arc<Scripted>) {
 
 fn scene(seed: u64, rails: usize, bytes: usize) -> DirectScene {
     let (device, driver) = lingering(seed);
+    scene_of(device, driver, rails, bytes)
+}
+
+fn scene_of(device: Unordered, driver: Arc<Scripted>, rails: usize, bytes: usize) -> DirectScene {
     let (gpu, ..) = driver.open_gpu();
     let verbs = device.verbs_over(rails, DEPTH as usize, None).with_gpu(&gpu);
     let words = verbs.allocate(PAGE, WORDS).unwrap();
@@ -114,7 +118,7 @@ fn read_to(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation 
 }
 
 #[test]
-fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two() {
+fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen() {
     const ROOM: usize = 200_064;
     for rails in [1, 2] {
         for seed in 0..12 {
@@ -146,8 +150,31 @@ fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen_over_one_rail_and_two() {
     }
 }
 
+/// Where the GPU keeps the order of what one device writes, it knows nothing of what another one has on its way.
 #[test]
-fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete_over_one_rail_and_two() {
+fn what_further_rails_write_to_a_gpu_is_proved_on_the_gpu() {
+    const ROOM: usize = 150_000;
+    for seed in 0..12 {
+        let device = Unordered::new(seed, false);
+        device.linger(Lingers::FurtherPorts);
+        let mut scene = scene_of(device, Arc::new(Scripted::new().with_dma_bufs()), 2, ROOM);
+        let mine = scene.memory(ROOM);
+        for round in 1..4 {
+            scene.driver.set_bytes(mine.pointer(), &noise(round, ROOM));
+            scene.post(&[
+                WorkRequest::unsignalled(1, write_from(&mine, 0, scene.remote[2])),
+                WorkRequest::signalled(2, scene.set_word(round as u64)),
+            ]);
+            scene.until(|scene| (scene.words.as_volatile().load_u64(0) == round as u64).then_some(()));
+            let seen = scene.driver.bytes(scene.slots.pointer(), ROOM);
+            assert!(seen == noise(round, ROOM), "seed {seed}, round {round}");
+            assert_eq!(scene.complete().result, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete() {
     const ROOM: usize = 200_064;
     for rails in [1, 2] {
         for seed in 0..12 {
@@ -227,7 +254,7 @@ fn a_grant_covers_its_bytes_and_not_the_page_that_they_are_in() {
 }
 
 #[test]
-fn memory_of_the_caller_is_registered_once_for_its_allocation_and_anew_after_that() {
+fn memory_of_the_caller_is_registered_once_for_its_allocation() {
     let mut scene = scene(7, 1, PAGE);
     let before = scene.device.regions();
     let pointer = scene.driver.memory(8 * PAGE);
@@ -342,7 +369,7 @@ fn fenced_requests_wait_for_what_devices_bring_to_a_gpu() {
 }
 
 #[test]
-fn transfers_that_are_tried_are_whole_and_what_does_not_reach_the_gpu_is_told() {
+fn transfers_that_are_tried_are_whole_or_say_what_is_missing() {
     let tried = |driver: &Arc<Scripted>| {
         let (gpu, ..) = driver.open_gpu();
         let verbs = super::lingering().verbs(None).with_gpu(&gpu);
@@ -370,4 +397,37 @@ fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
         }
         Err(_) => assert!(verbs.gpu().is_some()),
     }
+}
+
+#[test]
+fn a_piece_that_was_mapped_anew_is_other_memory() {
+    let driver = Arc::new(Scripted::new().with_dma_bufs());
+    let (gpu, ..) = driver.open_gpu();
+    let first = driver.memory(PAGE);
+    let second = driver.memory_behind(first, PAGE);
+    let pages = || memory_with_owner(&gpu, first + 100, 2 * PAGE - 100, ()).pages().unwrap();
+    let before = pages();
+    let [own] = &before[..] else { panic!("no piece has all of it: {before:?}") };
+    assert_eq!((own.pointer, own.bytes), (first, 2 * PAGE));
+    assert_eq!(own.allocations.as_ref().map(|numbers| numbers.len()), Some(2));
+    driver.free_memory(second);
+    assert_eq!(driver.memory_behind(first, PAGE), second);
+    assert_ne!(pages(), before);
+    // What is inside one piece has that, and its own pages where it shares them with others.
+    let inside = memory_with_owner(&gpu, second + 100, 100, ()).pages().unwrap();
+    assert_eq!(inside[0].pointer, second);
+}
+
+#[test]
+fn an_owner_whose_frames_no_device_registers_says_so_at_once() {
+    let scene = scene(11, 1, PAGE);
+    let frames = scene.memory(PAGE);
+    lock(&scene.device.world.state).registering = libc::ENOMEM;
+    let error = scene.verbs.register_on_gpu(&frames).unwrap_err().to_string();
+    assert!(error.contains("4096 bytes") && error.contains("BAR1"), "{error}");
+    lock(&scene.device.world.state).registering = 0;
+    let before = scene.device.regions();
+    scene.verbs.register_on_gpu(&frames).unwrap();
+    scene.verbs.register_on_gpu(&frames).unwrap();
+    assert_eq!(scene.device.regions(), before + 1);
 }
