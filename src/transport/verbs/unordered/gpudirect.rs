@@ -203,7 +203,7 @@ fn host_memory_and_memory_of_a_gpu_are_copied_into_each_other() {
     host.as_volatile().read(&mut read);
     assert_eq!(read, noise(1, PAGE));
     scene.carry_out(Operation::Write { local, remote: scene.remote[2], streaming });
-    (scene.device.flush())();
+    scene.until(|scene| (!scene.device.step()).then_some(()));
     assert_eq!(scene.driver.bytes(scene.slots.pointer(), PAGE), read);
 }
 
