@@ -8,7 +8,7 @@ use slackline::internals::transport::AtomicDomain;
 use super::carrier::Carrier;
 use super::error::BenchError;
 use super::measure::{calls, time, time_batches, time_whole};
-use super::messages::{Flow, Found, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::peer::Peer;
@@ -104,6 +104,7 @@ fn measure_flow<C: Carrier>(
     let connections = all.len() as u64;
     if settings.bidirectional {
         target.go()?;
+        let Flowing = target.hear()?;
     }
     let timing = if C::SIGNAL_EVERY > 1 || settings.bidirectional {
         time_whole(settings, |count| stream(all, count))?
