@@ -60,7 +60,7 @@ pub(super) fn measure<C: Carrier>(
     let mut measured = Measured::over(C::NAME, op.name(), bytes, bytes, pong.unwrap_or(posted));
     measured.bandwidth_bytes_per_s = rate(bytes, posted.latency.p50);
     if C::WINDOW > 1 {
-        measured = measure_flow(settings, bytes, flow, &mut all, &mut target, measured)?;
+        measured = measure_flow(settings, bytes, flow, &mut all, (&carrier, &mut target), measured)?;
     }
     measured = match pong {
         Some(_) => measured
@@ -98,7 +98,7 @@ fn measure_flow<C: Carrier>(
     bytes: u64,
     flow: Flow,
     all: &mut [Requester<C>],
-    target: &mut Peer,
+    (carrier, target): (&C, &mut Peer),
     mut measured: Measured,
 ) -> Result<Measured, BenchError> {
     let connections = all.len() as u64;
@@ -112,6 +112,10 @@ fn measure_flow<C: Carrier>(
         let what = format!("of {bytes} bytes, many at once");
         time_batches(settings, &what, 4 * flow.window * connections, |count| stream(all, count))?.whole()
     };
+    if settings.validate && settings.op != Op::Read {
+        // The target looks at its memory once it is told to stop, and a side that streams ends its connections.
+        all.iter_mut().try_for_each(|requester| requester.prove(carrier))?;
+    }
     measured.bandwidth_bytes_per_s = rate(bytes, timing.nanos);
     measured.cpu_ns_per_operation = Some(timing.cpu_ns);
     let over =
