@@ -33,6 +33,7 @@ mod rdma {
     mod readers;
     pub(crate) mod sides;
     mod target;
+    mod waking;
 }
 #[path = "node/host_job.rs"]
 mod host_job;

@@ -40,6 +40,10 @@ fn every_operation_arrives_whole_at_a_process_of_its_own() {
         // The device has counted what it sent.
         let one = value.get(0).unwrap_or(&value);
         assert!(one["counters"].as_object().is_some_and(|counters| !counters.is_empty()), "{one}");
+        assert!(
+            ["driver", "known", "setting", "assumed"].contains(&one["in_order_says"].as_str().unwrap()),
+            "{one}"
+        );
     }
 }
 

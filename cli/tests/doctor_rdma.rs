@@ -143,7 +143,8 @@ fn a_device_that_works_is_shown_with_what_was_chosen_and_why() {
     );
     assert!(chosen["path_mtu"].as_u64().unwrap() >= 256 && chosen["atomics"] == "device", "{chosen}");
     let says = chosen["in_order_says"].as_str().unwrap();
-    assert!(chosen["in_order"].is_boolean() && !says.is_empty(), "{chosen}");
+    let is_stable = ["driver", "known", "setting", "assumed"].contains(&says);
+    assert!(chosen["in_order"].is_boolean() && is_stable, "{chosen}");
     let settings = chosen["settings"].as_array().unwrap();
     let numbers = settings.iter().filter(|setting| setting["value"].is_u64()).count();
     assert!(settings.len() == 9 && numbers == 7, "{chosen}");

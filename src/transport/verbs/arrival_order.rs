@@ -24,6 +24,16 @@ pub enum ArrivalOrderSource {
 }
 
 impl ArrivalOrderSource {
+    /// Its name for programs, which stays the same.
+    pub fn name(self) -> &'static str {
+        match self {
+            ArrivalOrderSource::Options => "setting",
+            ArrivalOrderSource::SoftRoce => "known",
+            ArrivalOrderSource::Driver => "driver",
+            ArrivalOrderSource::OldLibrary => "assumed",
+        }
+    }
+
     /// The same in a few words, behind "says".
     pub fn text(self) -> &'static str {
         match self {

@@ -135,7 +135,7 @@ pub(super) const RUNS: &[Run] = &[
         devices: 1,
         parts_links: false,
         job: Job::Tests { target: "train_rdma", release: true, filters: &["near::"] },
-        timeout: Duration::from_secs(300),
+        timeout: Duration::from_secs(400),
     },
     Run {
         name: "job",

@@ -101,10 +101,10 @@ impl Carrier for Verbs {
 
     fn describe(&self, means: &Means, mut measured: Measured) -> Measured {
         // That of this side's device. Whether this side has proofs before its words is what the other side's says.
-        if let Ok(order) = self.arrival_order() {
-            let says = order.source.text();
+        if let Some(order) = means.order.of(self) {
+            let (name, says) = (order.source.name(), order.source.text());
             let text = if order.in_order { "in order" } else { "in any order: words are proved by READs" };
-            measured = measured.with("in_order", order.in_order).with("in_order_says", says);
+            measured = measured.with("in_order", order.in_order).with("in_order_says", name);
             measured = measured.note(format!("{} applies writes {text} (says {says})", self.device()));
         }
         if let Ok(options) = means.verbs() {

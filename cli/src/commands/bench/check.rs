@@ -93,7 +93,7 @@ impl BenchArgs {
             device: self.device.clone(),
             memory: self.memory,
             queue_depth: self.queue_depth,
-            peer: None,
+            ..Means::default()
         };
         if let Some(address) = self.listen {
             return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });

@@ -46,7 +46,7 @@ impl Client {
         });
         let peer = task.address.as_ref().and_then(beyond_loopback);
         let (device, memory, queue_depth) = (task.device.clone(), task.memory, task.queue_depth);
-        let means = Means { device, memory, queue_depth, secret, peer };
+        let means = Means { device, memory, queue_depth, secret, peer, ..Means::default() };
         Client { means, host: Ipv4Addr::LOCALHOST.into(), line: None, signs, is_done }
     }
 

@@ -1,11 +1,13 @@
 //! Settings of the way that the bytes travel: the RDMA device, and the secret that both hosts share.
 
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slackline::internals::job::transports::rdma_options;
-use slackline::{Secret, TransportKind, VerbsOptions};
+use slackline::internals::transport::verbs::ArrivalOrder;
+use slackline::{Secret, TransportKind, Verbs, VerbsOptions};
 
 use super::error::BenchError;
 use super::memory::MemoryArgs;
@@ -117,6 +119,18 @@ pub(super) struct Means {
     pub(super) secret: Option<Secret>,
     /// The address of the other side, if it is on another host.
     pub(super) peer: Option<IpAddr>,
+    pub(super) order: FoundOrder,
+}
+
+/// The order in which this side's device applies writes, once it has been found out: for all rows alike, as a driver is
+/// asked over a connection of its own.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FoundOrder(Arc<OnceLock<Option<ArrivalOrder>>>);
+
+impl FoundOrder {
+    pub(super) fn of(&self, verbs: &Verbs) -> Option<ArrivalOrder> {
+        *self.0.get_or_init(|| verbs.arrival_order().ok())
+    }
 }
 
 impl Means {

@@ -133,6 +133,10 @@ pub(super) struct Found {
     pub(super) word: u64,
 }
 
+/// The sign that the stream from the target to the client flows.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Flowing;
+
 /// The stream that went from the target to the client meanwhile.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Streamed {

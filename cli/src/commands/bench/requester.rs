@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use slackline::internals::mem::Streaming;
+use slackline::internals::mem::{Access, Streaming};
 use slackline::internals::transport::{Endpoint, Operation, PostError, WorkRequest};
 
 use super::carrier::Carrier;
@@ -64,6 +64,18 @@ impl<C: Carrier> Requester<C> {
                 return Ok(completion.result?);
             }
         }
+    }
+
+    /// Has all that was written before proved to be there: what the other side's processor sees when a write is
+    /// complete is the device's to say, and a READ behind it is answered once it is in memory.
+    pub(super) fn prove(&mut self, carrier: &C) -> Result<(), BenchError> {
+        let remote = self.side.remote;
+        let into = carrier.allocate(8, Access::LOCAL)?;
+        let first = remote.len.min(8);
+        let (local, remote) = (into.slice(0, first as usize)?, remote.slice(0, first)?);
+        let read = Operation::Read { local, remote, streaming: Streaming::ByLength };
+        self.side.endpoint.post(&[WorkRequest::signalled(2, read)])?;
+        self.wait()
     }
 
     /// Posts what there is room for, and looks for one completion. Whether there was anything to do.

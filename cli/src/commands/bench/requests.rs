@@ -8,7 +8,7 @@ use slackline::internals::transport::AtomicDomain;
 use super::carrier::Carrier;
 use super::error::BenchError;
 use super::measure::{calls, time, time_batches, time_whole};
-use super::messages::{Flow, Found, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::peer::Peer;
@@ -60,7 +60,7 @@ pub(super) fn measure<C: Carrier>(
     let mut measured = Measured::over(C::NAME, op.name(), bytes, bytes, pong.unwrap_or(posted));
     measured.bandwidth_bytes_per_s = rate(bytes, posted.latency.p50);
     if C::WINDOW > 1 {
-        measured = measure_flow(settings, bytes, flow, &mut all, &mut target, measured)?;
+        measured = measure_flow(settings, bytes, flow, &mut all, (&carrier, &mut target), measured)?;
     }
     measured = match pong {
         Some(_) => measured
@@ -98,12 +98,13 @@ fn measure_flow<C: Carrier>(
     bytes: u64,
     flow: Flow,
     all: &mut [Requester<C>],
-    target: &mut Peer,
+    (carrier, target): (&C, &mut Peer),
     mut measured: Measured,
 ) -> Result<Measured, BenchError> {
     let connections = all.len() as u64;
     if settings.bidirectional {
         target.go()?;
+        let Flowing = target.hear()?;
     }
     let timing = if C::SIGNAL_EVERY > 1 || settings.bidirectional {
         time_whole(settings, |count| stream(all, count))?
@@ -111,6 +112,10 @@ fn measure_flow<C: Carrier>(
         let what = format!("of {bytes} bytes, many at once");
         time_batches(settings, &what, 4 * flow.window * connections, |count| stream(all, count))?.whole()
     };
+    if settings.validate && settings.op != Op::Read {
+        // The target looks at its memory once it is told to stop, and a side that streams ends its connections.
+        all.iter_mut().try_for_each(|requester| requester.prove(carrier))?;
+    }
     measured.bandwidth_bytes_per_s = rate(bytes, timing.nanos);
     measured.cpu_ns_per_operation = Some(timing.cpu_ns);
     let over =

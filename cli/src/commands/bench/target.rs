@@ -9,7 +9,7 @@ use slackline::now;
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
-use super::messages::{Flow, Found, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::requester::{Requester, stream};
@@ -74,7 +74,9 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
     }
 }
 
-/// Streams to the client from its sign until it wants no more.
+/// Streams to the client from its sign until it wants no more. The first requests are its warm-up: behind them it tells
+/// the client, which measures meanwhile, however short that is. Requests that are counted there are in any case: a
+/// client that has measured before this process had its next turn on a processor waits for them.
 fn stream_back<C: Carrier>(
     sides: Vec<Side<C>>,
     op: Op,
@@ -83,9 +85,11 @@ fn stream_back<C: Carrier>(
 ) -> Result<(), BenchError> {
     let mut all: Vec<_> = sides.into_iter().map(|side| Requester::new(side, op, flow)).collect();
     client.wait_for_go()?;
+    let several = 4 * flow.window * all.len() as u64;
+    stream(&mut all, several)?;
+    client.say(&Flowing)?;
     let (mut count, begun) = (0, Instant::now());
-    while !client.is_done() {
-        let several = 4 * flow.window * all.len() as u64;
+    while count == 0 || !client.is_done() {
         stream(&mut all, several)?;
         count += several;
     }

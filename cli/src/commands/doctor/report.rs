@@ -96,8 +96,11 @@ pub(super) struct Chosen {
     pub(super) atomics: &'static str,
     /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
     pub(super) in_order: Option<bool>,
-    /// Who says so.
+    /// Who says so: `driver`, `known` (of soft-RoCE), `setting` or `assumed` (nothing could be asked).
     pub(super) in_order_says: Option<&'static str>,
+    /// The same for people.
+    #[serde(skip)]
+    pub(super) in_order_text: Option<&'static str>,
     /// The settings of the way that packets take, and where each was set.
     pub(super) settings: Vec<Setting>,
 }
@@ -119,7 +122,8 @@ impl Chosen {
             queue_depth: capabilities.queue_depth,
             atomics: domain(capabilities.atomics),
             in_order: order.map(|order| order.in_order),
-            in_order_says: order.map(|order| order.source.text()),
+            in_order_says: order.map(|order| order.source.name()),
+            in_order_text: order.map(|order| order.source.text()),
             settings,
         }
     }

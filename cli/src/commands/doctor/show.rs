@@ -69,7 +69,8 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         queue_depth,
         atomics,
         in_order,
-        in_order_says,
+        in_order_says: _,
+        in_order_text,
         settings,
     }) = &rdma.chosen
     {
@@ -90,7 +91,7 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         );
         row(
             "order",
-            match (in_order, in_order_says) {
+            match (in_order, in_order_text) {
                 (Some(true), Some(says)) => {
                     format!("writes are applied in the order of their requests, says {says}")
                 }
