@@ -173,8 +173,8 @@ impl Gpu {
         self.inner().primary.call(seeing, |driver| driver.flush_rdma_writes())
     }
 
-    /// Says when an RDMA device may write `memory`, or read it: once the copies to the GPU, or from it, are done that were
-    /// asked for before, and with them the work of the caller's streams behind which later copies were
+    /// Says when an RDMA device may write `memory`, or read it: once the copies to the GPU, or from it, are done that
+    /// were asked for before, and with them the work of the caller's streams behind which later copies were
     /// [held](super::GpuStream).
     ///
     /// # Errors

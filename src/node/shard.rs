@@ -483,10 +483,8 @@ impl<T: Transport> Shard<T> {
         };
         match self.check(&hello, self.joining.len(), ahead) {
             Err(refusal) => {
-                if let (Some(ticket), Some(after)) = (&hello.ticket, refusal.retry_after) {
-                    let grace = self.config.options.lease.min(HANDSHAKE_TIMEOUT);
-                    self.queue.stay(ticket, after, grace, now);
-                }
+                let grace = self.config.options.lease.min(HANDSHAKE_TIMEOUT);
+                self.queue.refuse(hello.ticket.as_ref(), refusal.retry_after, grace, now);
                 self.refuse(incoming, refusal)
             }
             Ok((_, slots)) => {

@@ -37,9 +37,23 @@ impl ReaderQueue {
         own.unwrap_or(self.readers.len())
     }
 
+    /// A reader was refused: for now, or for good, if it is not told when to ask again.
+    pub(super) fn refuse(
+        &mut self,
+        own: Option<&QueueTicket>,
+        after: Option<Duration>,
+        grace: Duration,
+        now: Instant,
+    ) {
+        match (own, after) {
+            (Some(own), Some(after)) => self.stay(own, after, grace, now),
+            _ => self.leave(own),
+        }
+    }
+
     /// A reader was told to ask again after so long: it joins the end of the queue, or stays where it is. One that will
     /// not ask again does not join. Room is kept for one that said so and does not for `grace` longer, at most.
-    pub(super) fn stay(&mut self, own: &QueueTicket, after: Duration, grace: Duration, now: Instant) {
+    fn stay(&mut self, own: &QueueTicket, after: Duration, grace: Duration, now: Instant) {
         let left = Duration::from_nanos(own.left_ns);
         let until = now + after + grace.min(left);
         let has_room = self.readers.len() < LENGTH_MAX;
@@ -52,7 +66,7 @@ impl ReaderQueue {
         }
     }
 
-    /// A reader is let in.
+    /// A reader is let in, or refused for good.
     pub(super) fn leave(&mut self, ticket: Option<&QueueTicket>) {
         self.readers.retain(|reader| ticket.is_none_or(|own| own.number != reader.ticket));
     }

@@ -261,9 +261,9 @@ impl StagedPosting {
             let index = (number - self.first) as usize;
             let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request that is staged
-            // carry no fence: each of them would wait for those before it, and a lane that stripes would let later ones
-            // pass the first.
+            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request that is
+            // staged carry no fence: each of them would wait for those before it, and a lane that stripes would let
+            // later ones pass the first.
             let waits_for: fn(&Operation) -> bool = match request.request.operation {
                 Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Operation::brings,
                 _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),

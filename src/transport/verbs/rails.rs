@@ -150,8 +150,8 @@ impl Rails {
         self.first_mut().add_receives(more, in_all)
     }
 
-    /// From now on requests may have memory of a GPU that is registered. The caller posts them once the GPU is done with
-    /// it.
+    /// From now on requests may have memory of a GPU that is registered. The caller posts them once the GPU is done
+    /// with it.
     pub(super) fn use_gpu(&mut self) {
         match self {
             Rails::One(first) => first.takes_gpu = true,

@@ -6,9 +6,9 @@
 //! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
 //! nothing is told of by immediate data, and owners look for themselves.
 //!
-//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried out
-//! there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of memory of
-//! a GPU pushes what came through its own port, and a flush of the GPU pushes all.
+//! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried
+//! out there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of
+//! memory of a GPU pushes what came through its own port, and a flush of the GPU pushes all.
 //!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
 //! when chance says, as long as the queue pair that they are for lives.

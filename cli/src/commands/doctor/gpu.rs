@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use slackline::{Diagnostic, Gpu, GpuError};
 
-use super::check::Problem;
+use super::check::{CheckProgress, Problem};
 use super::gpu_transfers::{self, TransferReport};
 use super::gpudirect;
 use super::limits::Limit;
@@ -43,10 +43,10 @@ struct DeviceReport {
     to_host: Option<f64>,
 }
 
-pub(super) fn look() -> GpuReport {
+pub(super) fn look(progress: &CheckProgress) -> GpuReport {
     let (devices, problem) = match Gpu::count() {
         Ok(0) => (Vec::new(), Some(problem(&GpuError::NoDevice { ordinal: 0, count: 0 }))),
-        Ok(count) => ((0..count).map(device).collect(), None),
+        Ok(count) => ((0..count).map(|ordinal| device(ordinal, progress)).collect(), None),
         Err(error) => (Vec::new(), Some(problem(&error))),
     };
     let works = !devices.is_empty() && devices.iter().all(|device: &DeviceReport| device.works);
@@ -59,9 +59,10 @@ fn problem(error: &GpuError) -> Problem {
     Problem { error: cause.to_owned(), help }
 }
 
-fn device(ordinal: u32) -> DeviceReport {
+fn device(ordinal: u32, progress: &CheckProgress) -> DeviceReport {
+    progress.go_on(format!("gpu: copies of GPU {ordinal}"));
     let gpu = Gpu::open(ordinal);
-    let transfers = gpu.as_ref().map_or_else(|_| Vec::new(), gpu_transfers::look);
+    let transfers = gpu.as_ref().map_or_else(|_| Vec::new(), |gpu| gpu_transfers::look(gpu, progress));
     let name = gpu.as_ref().map(|gpu| gpu.name().to_owned()).unwrap_or_default();
     let tried = gpu.and_then(|gpu| Ok((gpu.properties()?, gpu.try_copies(COPY_BYTES, PATIENCE)?)));
     let (properties, copies, mut problem) = match tried {

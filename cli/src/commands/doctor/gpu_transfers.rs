@@ -1,18 +1,19 @@
 //! Transfers between each RDMA device and a GPU: WRITE, READ, and whether the GPU sees what was announced.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
 use slackline::internals::job::transports::rdma_options;
-use slackline::internals::transport::verbs::{GpuTransfers, devices};
+use slackline::internals::transport::verbs::{GpuTransfers, devices, pci_way};
 use slackline::{Gpu, Verbs, VerbsOptions};
 
-use super::check::Problem;
+use super::check::{CheckProgress, Problem};
 
 /// Bytes of the transfers that are timed.
 const BYTES: usize = 64 << 20;
-/// Versions are written and announced for so long.
-const LITMUS: Duration = Duration::from_secs(1);
+/// Versions are written and announced for so long by the device that is nearest to the GPU, and by each other one.
+const LITMUS: [Duration; 2] = [Duration::from_secs(1), Duration::from_millis(50)];
 
 /// What was tried between a GPU and one RDMA device.
 #[derive(Clone, Debug, Serialize)]
@@ -29,16 +30,27 @@ pub(super) struct TransferReport {
     torn: Option<u64>,
 }
 
-/// Tries all devices that open; those that do not are told of elsewhere.
-pub(super) fn look(gpu: &Gpu) -> Vec<TransferReport> {
+/// Tries all devices that open, the nearest to the GPU first; those that do not are told of elsewhere.
+pub(super) fn look(gpu: &Gpu, progress: &CheckProgress) -> Vec<TransferReport> {
     let Ok(options) = rdma_options() else { return Vec::new() };
     let names = devices().into_iter().flatten().filter_map(|device| Some(device.ok()?.name));
-    let attempt = |device: String| {
-        let options = VerbsOptions { devices: vec![device.clone()], ..options.clone() };
-        let verbs = Verbs::open(options).ok()?.with_gpu(gpu);
-        Some(TransferReport::new(device, verbs.try_gpu(BYTES, LITMUS)))
+    let address = gpu.properties().map(|properties| properties.pci_address).unwrap_or_default();
+    let function = Path::new("/sys/bus/pci/devices").join(address);
+    let way = |name: &String| {
+        let way = pci_way(&function, &Path::new("/sys/class/infiniband").join(name).join("device"));
+        (way.is_none(), way)
     };
-    names.filter_map(attempt).collect()
+    let mut names: Vec<String> = names.collect();
+    names.sort_by_key(way);
+    let mut reports = Vec::new();
+    for device in names {
+        progress.go_on(format!("gpu: transfers by {device}"));
+        let options = VerbsOptions { devices: vec![device.clone()], ..options.clone() };
+        let Ok(verbs) = Verbs::open(options) else { continue };
+        let litmus = LITMUS[usize::from(!reports.is_empty())];
+        reports.push(TransferReport::new(device, verbs.with_gpu(gpu).try_gpu(BYTES, litmus)));
+    }
+    reports
 }
 
 impl TransferReport {

@@ -123,7 +123,7 @@ fn look(device: Option<&str>) -> DoctorReport {
         kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
         rdma,
         paths: own.into_iter().chain(devices).collect(),
-        gpu: gpu::look(),
+        gpu: gpu::look(&progress),
         limits: limits::look(),
     }
 }
