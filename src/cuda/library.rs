@@ -122,7 +122,7 @@ impl DriverLibrary {
         library.clone().map(|library| library as Arc<dyn Driver>)
     }
 
-    fn open(soname: &CStr) -> Result<DriverLibrary, GpuError> {
+    pub(super) fn open(soname: &CStr) -> Result<DriverLibrary, GpuError> {
         // SAFETY: a string that ends in NUL; the library's constructors are those of the driver.
         let handle = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {

@@ -1,5 +1,6 @@
 //! GPU memory over the scripted driver, which has no GPU: these are no GPU tests.
 
+mod ends;
 mod header;
 mod model;
 mod programs;
