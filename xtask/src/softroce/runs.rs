@@ -171,6 +171,7 @@ pub(super) const RUNS: &[Run] = &[
                 "folder_gpu::scripted::tests::verbs::",
                 "workers_with_gpus_train_by_rdma",
                 "the_device_of_the_rig",
+                "in_a_guest_the_probe_says",
             ],
         },
         timeout: Duration::from_secs(400),
