@@ -218,7 +218,9 @@ mod with_cuda {
             memory: &GpuMemory,
         ) -> Result<Arc<GpuRegistration>, GpuError> {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut told = GpuError::Empty;
+            let mut told = GpuError::Host {
+                reason: "no RDMA device registers the memory; the log has the reason".into(),
+            };
             for pages in memory.pages()? {
                 let known = recent.iter().position(|(known, _)| *known == pages);
                 if let Some(found) = known.and_then(|at| recent.remove(at)) {
