@@ -21,16 +21,12 @@ pub(super) enum GrantedMemory {
     Gpu {
         memory: GpuMemory,
         access: Access,
-        #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there is none"))]
         gpu: VerbsGpu,
     },
 }
 
 /// What an offer grants, and memory of a GPU at its indices among that.
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(unreachable_code, unused_mut, reason = "there is no memory of a GPU")
-)]
+#[cfg(feature = "cuda")]
 pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
     let mut granted: Vec<_> = offer.grants.iter().cloned().map(GrantedMemory::Host).collect();
     for (GpuGrant { at, memory, access }, gpu) in on_gpu.iter().zip(std::iter::repeat(gpu).flatten()) {
@@ -38,6 +34,12 @@ pub(super) fn grants_of(offer: &Offer, on_gpu: &[GpuGrant], gpu: Option<&VerbsGp
         granted.insert((*at).min(granted.len()), memory);
     }
     granted
+}
+
+/// What an offer grants.
+#[cfg(not(feature = "cuda"))]
+pub(super) fn grants_of(offer: &Offer, _: &[GpuGrant], _: Option<&VerbsGpu>) -> Vec<GrantedMemory> {
+    offer.grants.iter().cloned().map(GrantedMemory::Host).collect()
 }
 
 impl GrantedMemory {

@@ -759,6 +759,7 @@ impl LocalMemory<'_> {
     }
 
     #[inline]
+    #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
     fn memory(self) -> PayloadMemory {
         match self {
             LocalMemory::Host(slice) => PayloadMemory::Host(slice.region().clone()),

@@ -371,6 +371,7 @@ impl Striping {
     }
 
     /// The part of one of these rails of a request that is striped over them, as the first rail would carry it out.
+    #[cfg_attr(not(feature = "cuda"), allow(unreachable_code, reason = "there is no memory of a GPU"))]
     fn part(&self, request: &WorkRequest, rails: u8, rail: usize) -> WorkRequest {
         let mut part = request.clone();
         let bytes = remote_of(&mut part.operation).map_or(0, |remote| remote.len as usize);
