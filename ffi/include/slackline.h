@@ -1161,9 +1161,8 @@ typedef struct slackline_job_options {
     uint64_t encrypt;
     /**
      * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. A server that names one and
-     * whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job goes
-     * by RDMA alone. By default NULL: there
-     * is none.
+     * whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job
+     * goes by RDMA alone. By default NULL: there is none.
      */
     const struct slackline_gpu *gpu;
 } slackline_job_options;
@@ -2558,7 +2557,8 @@ slackline_status slackline_publisher_commit_when_copied(struct slackline_publish
  * Copies a version that is at most `max_staleness` versions behind the newest to a range of a GPU, which is as long as
  * a copy, behind the work that the stream has now. What the stream gets later sees the version that `fresh`, unless
  * NULL, is told; `fresh->size` must be set. The GPU or an RDMA device copies straight out of the owner's memory; over
- * TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with `gpu` in their options. After a failure the range may hold anything.
+ * TCP, and by RDMA whose devices do not reach the GPU, it comes by way of blocks of host memory. For readers with
+ * `gpu` in their options. After a failure the range may hold anything.
  */
 slackline_status slackline_reader_pull_to_gpu(struct slackline_reader *reader,
                                               const struct slackline_gpu_range *range,
