@@ -495,22 +495,6 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn count_beats(&mut self) {
-        match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.count_beats(),
-            MixedEndpoint::Tcp(endpoint) => endpoint.count_beats(),
-            MixedEndpoint::Verbs(endpoint) => endpoint.count_beats(),
-        }
-    }
-
-    fn beats(&self) -> Option<u64> {
-        match self {
-            MixedEndpoint::Shm(endpoint) => endpoint.beats(),
-            MixedEndpoint::Tcp(endpoint) => endpoint.beats(),
-            MixedEndpoint::Verbs(endpoint) => endpoint.beats(),
-        }
-    }
-
     fn allow_silence(&mut self, lease: Duration) {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.allow_silence(lease),

@@ -373,16 +373,6 @@ pub trait Endpoint: Send {
     /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
-    /// Has the transport count the peer's heartbeats as they arrive, where it can. Their word may then be stored later,
-    /// and several beats at once.
-    fn count_beats(&mut self) {}
-
-    /// The number of the peer's heartbeats that have arrived, or more, where the transport counts them. It grows with
-    /// each look at the peer between which one has come.
-    fn beats(&self) -> Option<u64> {
-        None
-    }
-
     /// Wakes a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). Never waits for the peer, and
     /// cannot fail.
     fn wake(&mut self) {}

@@ -54,7 +54,6 @@ mod gpu;
 mod handshake;
 mod listener;
 mod socket;
-mod watch;
 mod wire;
 
 #[cfg(test)]

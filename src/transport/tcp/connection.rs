@@ -41,8 +41,6 @@ pub(super) struct Connection {
     wakes: AtomicBool,
     /// The silence that the owner allows the peer, in milliseconds; 0 until it says so.
     silence: AtomicU64,
-    /// One more than the heartbeats that have arrived, if the owner goes by their number, and 0 if not.
-    beats: AtomicU64,
 }
 
 impl Connection {
@@ -60,7 +58,6 @@ impl Connection {
             reverse_heartbeat: Mutex::default(),
             wakes: AtomicBool::new(false),
             silence: AtomicU64::new(0),
-            beats: AtomicU64::new(0),
         }
     }
 
@@ -87,24 +84,6 @@ impl Connection {
             0 => {}
             silence => lane.allow_silence(Duration::from_millis(silence)),
         }
-    }
-
-    /// Counts heartbeats from now on.
-    pub(super) fn count_beats(&self) {
-        // Where they are counted already nothing changes.
-        let _counted = self.beats.compare_exchange(0, 1, Ordering::Release, Ordering::Relaxed);
-    }
-
-    /// The heartbeats that have arrived, and one, if they are counted.
-    #[inline]
-    pub(super) fn beats(&self) -> Option<u64> {
-        Some(self.beats.load(Ordering::Acquire)).filter(|beats| *beats > 0)
-    }
-
-    /// One has arrived, at least: false if they are not counted. For the progress thread alone.
-    pub(super) fn add_beat(&self) -> bool {
-        let beats = self.beats();
-        beats.inspect(|beats| self.beats.store(beats.wrapping_add(1).max(1), Ordering::Release)).is_some()
     }
 
     /// Has requests that notify ring this.

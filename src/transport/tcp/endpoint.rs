@@ -270,14 +270,6 @@ impl Endpoint for TcpEndpoint {
         }
     }
 
-    fn count_beats(&mut self) {
-        self.connection.count_beats();
-    }
-
-    fn beats(&self) -> Option<u64> {
-        self.connection.beats()
-    }
-
     fn close(mut self, code: u64) {
         if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
         {

@@ -24,9 +24,6 @@ use crate::transport::PayloadSlice;
 /// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Heartbeats that are received together where they are counted as they come.
-const BEATS_AT_ONCE: u8 = 8;
-
 /// Holds the longest request with a short payload, and a row of small ones.
 const INBOX_BYTES: usize = 8 << 10;
 /// Holds the longest short answer, and a row of small ones.
@@ -97,8 +94,6 @@ pub(super) struct Target {
     to_tell: Option<u64>,
     /// The peer is to be woken, between two answers.
     wakes: bool,
-    /// Heartbeats that were counted and are not received yet.
-    unread_beats: u8,
     inbox: Box<Aligned<INBOX_BYTES>>,
     begin: usize,
     end: usize,
@@ -122,7 +117,6 @@ impl Target {
             sequence: 0,
             to_tell: None,
             wakes: false,
-            unread_beats: 0,
             inbox: Box::new(Aligned([0; INBOX_BYTES])),
             begin: 0,
             end: 0,
@@ -170,16 +164,6 @@ impl Target {
     /// Has the next turn wake the peer.
     pub(super) fn wake(&mut self) {
         self.wakes = true;
-    }
-
-    /// Something has come on a lane for heartbeats. True if it was counted as one and can wait: to receive each by
-    /// itself is most of what an idle peer costs.
-    pub(super) fn count_beat(&mut self) -> bool {
-        if self.is_draining() || !self.connection.add_beat() {
-            return false;
-        }
-        self.unread_beats = (self.unread_beats + 1) % BEATS_AT_ONCE;
-        self.unread_beats != 0
     }
 
     /// Serves what is there, for one turn.
