@@ -399,10 +399,6 @@ impl Connecting for MixedConnecting {
 }
 
 /// One connected peer, over one of them.
-#[cfg_attr(
-    not(feature = "tcp"),
-    allow(clippy::large_enum_variant, reason = "the endpoint over TCP, which is as large, is not there")
-)]
 pub enum MixedEndpoint {
     /// Over shared memory.
     Shm(ShmEndpoint),
