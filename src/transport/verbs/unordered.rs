@@ -70,6 +70,8 @@ struct DeviceState {
     lingers: Lingers,
     /// What is on its way to memory of a GPU.
     lingering: Vec<Lingering>,
+    /// Whether requests of a pair are carried out one after the other.
+    keeps_order: bool,
     /// Ports through which no answer comes.
     cut: HashSet<u8>,
     /// Packets whose senders have given up.
@@ -239,6 +241,7 @@ impl Unordered {
             completions: HashMap::new(),
             lingers: Lingers::Nothing,
             lingering: Vec::new(),
+            keeps_order: false,
             cut: HashSet::new(),
             late: Vec::new(),
             events: VecDeque::new(),
@@ -318,6 +321,12 @@ impl Unordered {
         lock(&self.world.state).lingers = lingers;
     }
 
+    /// From now on it carries requests of a pair out one after the other.
+    #[cfg(feature = "cuda")]
+    fn keep_order(&self) {
+        lock(&self.world.state).keeps_order = true;
+    }
+
     /// What a flush of a GPU does.
     #[cfg(feature = "cuda")]
     pub(crate) fn flush(&self) -> Arc<dyn Fn() + Send + Sync> {
@@ -385,7 +394,9 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            steps.extend(pair.steps(self.is_answered(pair)).into_iter().map(|step| (index, step)));
+            steps.extend(
+                pair.steps(self.is_answered(pair), self.keeps_order).into_iter().map(|step| (index, step)),
+            );
         }
         // However many are late, they come one now and then.
         let is_late = !self.late.is_empty() || !self.lingering.is_empty();
@@ -562,10 +573,10 @@ impl DeviceState {
 
 impl ScriptedPair {
     /// All steps that the specification allows next.
-    fn steps(&self, is_answered: bool) -> Vec<DeviceStep> {
+    fn steps(&self, is_answered: bool, keeps_order: bool) -> Vec<DeviceStep> {
         let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
         for (index, request) in self.requests.iter().enumerate() {
-            if request.is_fenced && is_reading {
+            if request.is_fenced && is_reading || keeps_order && is_storing {
                 // Nothing behind it begins before it.
                 break;
             }
