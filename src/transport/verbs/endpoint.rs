@@ -414,6 +414,7 @@ impl VerbsEndpoint {
     fn look_at_own_requests(&mut self) {
         if let Some(data) = &mut self.data {
             data.take_completions();
+            data.lose_silent_rails();
             if self.staged.as_ref().is_some_and(|(_, staged)| !staged.is_idle()) {
                 self.by_blocks(|staged, lane| staged.advance(lane));
             }

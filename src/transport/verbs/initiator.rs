@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
@@ -86,6 +87,8 @@ pub(super) struct Initiator {
     piece_bytes: usize,
     /// What its rail carries, in Mbit/s, by which long requests are shared out; 0 if unknown.
     pub(super) speed: u32,
+    /// The longest time that its device takes to find that the peer does not answer.
+    pub(super) gives_up_after: Duration,
     /// Whether READs and atomics that are to wait for earlier ones are given to the device with a fence.
     pub(super) fences_reads: bool,
     /// Whether the device has atomics that work.
@@ -144,6 +147,7 @@ impl Initiator {
             room,
             piece_bytes,
             speed: 0,
+            gives_up_after: Duration::MAX,
             fences_reads: true,
             has_atomics: true,
             takes_gpu: false,

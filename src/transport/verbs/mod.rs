@@ -458,6 +458,7 @@ impl VerbsShared {
         let is_same =
             |other: &&Rail| (&other.info.name, other.port.number) == (&at.info.name, at.port.number);
         initiator.speed = at.port.speed / self.rails.iter().filter(is_same).count() as u32;
+        initiator.gives_up_after = at.settings.gives_up_after();
         initiator.has_atomics = self.atomics != AtomicDomain::None;
         // Soft-RoCE never sends a READ with a fence again: at the second try the READ counts itself among those that
         // it is to wait for, and nothing ends that. It answers requests one after the other, whatever they ask for.

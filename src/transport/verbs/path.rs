@@ -1,5 +1,7 @@
 //! The settings of the way that packets take: service level, traffic class, partition, timeout and retries.
 
+use std::time::Duration;
+
 use super::VerbsOptions;
 use super::device::{DeviceInfo, Port};
 use super::error::OpenError;
@@ -7,6 +9,8 @@ use super::error::OpenError;
 /// The code of the time that a queue pair waits for an answer before it asks again: 4.096 us times 2 to this power,
 /// 268 ms.
 const TIMEOUT: u8 = 16;
+/// The shortest of these times, whose code is 0.
+const TIMEOUT_UNIT: Duration = Duration::from_nanos(4096);
 /// Number of times that it asks again before it gives up: after 1.9 s without any answer. The specification lets a
 /// device take up to four times as long.
 const RETRIES: u8 = 6;
@@ -81,6 +85,13 @@ pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
     u16::try_from(index).ok()
 }
 
+impl PathSettings {
+    /// The longest time that the specification lets a device take to find that a peer does not answer.
+    pub(super) fn gives_up_after(&self) -> Duration {
+        TIMEOUT_UNIT * (1 << self.timeout) * 4 * (u32::from(self.retries) + 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::scripted::{gid, info};
@@ -99,6 +110,8 @@ mod tests {
         let expected =
             PathSettings { service_level: 0, traffic_class: 0, pkey_index: 0, timeout: 16, retries: 6 };
         assert_eq!(settings(&plain, true), Ok(expected));
+        // Four times 7 times 4.096 us times 2 to the power of 16.
+        assert_eq!(expected.gives_up_after(), Duration::from_nanos(7_516_192_768));
         let options = VerbsOptions {
             service_level: 3,
             traffic_class: 106,

@@ -1,10 +1,12 @@
 //! The requests of one side over all rails of a connection: what [`Striper`] decides, done.
 
+use std::time::{Duration, Instant};
+
 use super::device::QueuePairError;
 use super::hello::{Terms, index_of};
 use super::initiator::Initiator;
 use super::pairs::RequesterFurther;
-use super::shares::Shares;
+use super::shares::{Shares, longest_transfer};
 use super::striper::{Dispatch, Lane, LostPart, Striper};
 use crate::cuda::Gpu;
 use crate::mem::{Access, LocalSlice, RemoteKey, RemoteSlice, Streaming};
@@ -62,6 +64,12 @@ struct ExtraRail {
     keys: Vec<u32>,
     /// A word of the peer that is always readable, and where it is read to.
     sentinel: (LocalSlice, RemoteSlice),
+    /// The number of the oldest request that was under way here at the last look, and the time since which it has been.
+    oldest: Option<(u64, Instant)>,
+    /// The longest time that the device takes to find that the peer does not answer.
+    gives_up_after: Duration,
+    /// What it carries, in Mbit/s; 0 if unknown.
+    speed: u32,
 }
 
 impl Rails {
@@ -81,7 +89,13 @@ impl Rails {
         for (RequesterFurther { data, reads }, further) in further.into_iter().zip(&theirs.blob.further) {
             let Some(responder) = &further.responder else { break };
             let sentinel = (data.spare(), word_of(responder.sentinel));
-            extra.push(ExtraRail { keys: responder.keys.clone(), sentinel });
+            extra.push(ExtraRail {
+                keys: responder.keys.clone(),
+                sentinel,
+                oldest: None,
+                gives_up_after: data.gives_up_after,
+                speed: data.speed,
+            });
             speeds.push(data.speed);
             pairs.push(data);
             readers.extend(reads);
@@ -238,6 +252,13 @@ impl Rails {
         }
     }
 
+    /// Gives up the rails whose device has told nothing of a request for longer than it may take.
+    pub(super) fn lose_silent_rails(&mut self) {
+        if let Rails::Several(striping) = self {
+            striping.lose_silent_rails();
+        }
+    }
+
     /// The peer takes nothing on a lost rail any more.
     #[cold]
     pub(super) fn is_closed_at_peer(&mut self, rail: usize) {
@@ -351,7 +372,7 @@ impl Striping {
             let index = self.striper.index(lane, rail);
             let mut part = named(self.part(request, rails, rail), index, number);
             if rail > 0 {
-                let ExtraRail { keys, sentinel: (local, remote) } = &self.further[rail - 1];
+                let ExtraRail { keys, sentinel: (local, remote), .. } = &self.further[rail - 1];
                 let (range, key) = (remote_of(&mut part.operation), RemoteKey(keys[grant].into()));
                 range.into_iter().for_each(|remote| remote.key = key);
                 if matches!(part.operation, Operation::Write { .. } | Operation::WriteFromGpu { .. }) {
@@ -483,6 +504,26 @@ impl Striping {
             return self.end();
         }
         self.lose_rails(failed);
+    }
+
+    /// A device tells of each request in the end, in success or in error. Soft-RoCE at times does not, where a link
+    /// goes down: it neither asks again nor gives up. What waits for that rail would wait for ever.
+    fn lose_silent_rails(&mut self) {
+        let mut silent = 0u8;
+        for (further, rail) in self.further.iter_mut().zip(1..) {
+            let oldest = self.striper.oldest(rail);
+            match (oldest, further.oldest) {
+                (Some((number, request)), Some((seen, since))) if number == seen => {
+                    let bytes = || remote_of(&mut request.operation.clone()).map_or(0, |remote| remote.len);
+                    let beyond = since.elapsed().checked_sub(further.gives_up_after);
+                    let is_silent =
+                        beyond.is_some_and(|beyond| beyond > longest_transfer(bytes(), further.speed));
+                    silent |= u8::from(is_silent) << rail;
+                }
+                _ => further.oldest = oldest.map(|(number, _)| (number, Instant::now())),
+            }
+        }
+        self.lose_rails(silent);
     }
 
     fn lose_rails(&mut self, rails: u8) {

@@ -1,6 +1,7 @@
 //! The parts of a striped request that the rails carry.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::mem::MAX_RAILS;
 
@@ -52,9 +53,24 @@ impl Shares {
     }
 }
 
+/// The time after which a rail of this speed in Mbit/s, 0 if unknown, does not transfer any more so many bytes: it is
+/// what a hundredth of the speed would take, and no less than 10 Mbit/s is counted on.
+pub(super) fn longest_transfer(bytes: u64, speed: u32) -> Duration {
+    let bytes_per_ms = u64::from(speed.max(1_000) / 100) * 1_000 / 8;
+    Duration::from_millis(bytes / bytes_per_ms)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_transfer_may_take_a_hundred_times_as_long_as_its_rail_needs() {
+        // 1 GB at 4 Gbit/s and at 10 Mbit/s.
+        assert_eq!(longest_transfer(1_000_000_000, 400_000), Duration::from_secs(2));
+        assert_eq!(longest_transfer(1_000_000_000, 0), Duration::from_secs(800));
+        assert_eq!(longest_transfer(u64::MAX, 1), longest_transfer(u64::MAX, 1_000));
+    }
 
     /// The lengths of the parts of a request over these rails, which follow each other.
     fn parts(speeds: &[u32], rails: u8, bytes: usize) -> Vec<usize> {

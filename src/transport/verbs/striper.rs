@@ -267,6 +267,14 @@ impl Striper {
         self.entries.iter_mut().for_each(|entry| entry.lost |= entry.pending & gone);
     }
 
+    /// The oldest request with a part that is not complete on a rail that is not lost, and its number.
+    pub(super) fn oldest(&self, rail: usize) -> Option<(u64, &WorkRequest)> {
+        let (data, reads) = (self.index(Lane::Data, rail), self.index(Lane::Reads, rail));
+        let is_under_way = |entry: &StripedRequest| entry.pending & (1 << data | 1 << reads) != 0;
+        let index = self.entries.iter().position(is_under_way).filter(|_| self.live & 1 << rail != 0)?;
+        self.entries[index].striped.as_ref().map(|(request, _)| (self.first + index as u64, request))
+    }
+
     /// Whether any part of a lost rail is still incomplete.
     pub(super) fn is_repeating(&self) -> bool {
         let live = self.live | self.live << self.rails;

@@ -11,7 +11,8 @@
 //! memory of a GPU pushes what came through its own port, and a flush of the GPU pushes all.
 //!
 //! A port can be cut: no answer comes through it any more. Packets that were under way get into memory all the same,
-//! when chance says, as long as the queue pair that they are for lives.
+//! when chance says, as long as the queue pair that they are for lives. A port can fall silent, too: what was posted
+//! there is never told of, as on soft-RoCE at times.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{c_int, c_uint, c_void};
@@ -74,6 +75,8 @@ struct DeviceState {
     keeps_order: bool,
     /// Ports through which no answer comes.
     cut: HashSet<u8>,
+    /// Ports that do nothing any more, and tell nothing.
+    silent: HashSet<u8>,
     /// Packets whose senders have given up.
     late: Vec<LatePacket>,
     /// Events that are not told yet.
@@ -243,6 +246,7 @@ impl Unordered {
             lingering: Vec::new(),
             keeps_order: false,
             cut: HashSet::new(),
+            silent: HashSet::new(),
             late: Vec::new(),
             events: VecDeque::new(),
             destroying: 0,
@@ -339,6 +343,11 @@ impl Unordered {
         lock(&self.world.state).cut.insert(port);
     }
 
+    /// From now on this port does nothing, and tells nothing.
+    fn silence(&self, port: u8) {
+        lock(&self.world.state).silent.insert(port);
+    }
+
     /// Has the device tell this of its port.
     fn tell_of_port(&self, event_type: sys::ibv_event_type, port: u8) {
         let mut event = sys::ibv_async_event { event_type, ..Default::default() };
@@ -394,6 +403,9 @@ impl DeviceState {
     fn step(&mut self) -> bool {
         let mut steps = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
+            if self.silent.contains(&pair.port) {
+                continue;
+            }
             steps.extend(
                 pair.steps(self.is_answered(pair), self.keeps_order).into_iter().map(|step| (index, step)),
             );

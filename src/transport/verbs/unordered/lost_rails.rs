@@ -48,6 +48,10 @@ impl Scene {
         // The shares of every other scene are unequal.
         let speeds = [[1; 3], [2, 1, 1]][seed as usize % 2];
         let verbs = device.verbs_at(&speeds[..rails], 8, None);
+        Scene::over(device, verbs)
+    }
+
+    fn over(device: Unordered, verbs: Verbs) -> Scene {
         let access = [WORDS, WORDS | Access::RELAXED, Access::REMOTE_READ];
         let regions = access.map(|access| verbs.allocate(SLOT_BYTES, access).unwrap());
         let offer =
@@ -251,6 +255,19 @@ fn a_rail_whose_pairs_cannot_be_destroyed_ends_the_connection() {
     let over = scene.poster.check().unwrap_err();
     assert_eq!(over.reason, "the RDMA device of this host could not go on with this connection");
     lock(&scene.device.world.state).destroying = 0;
+}
+
+#[test]
+fn a_rail_whose_device_falls_silent_is_lost_after_the_longest_time_that_it_may_take() {
+    let device = Unordered::new(0, false);
+    let mut verbs = device.verbs_at(&[1; 2], 8, None);
+    for rail in &mut Arc::get_mut(&mut verbs.shared).expect("it was made just now").rails {
+        (rail.settings.timeout, rail.settings.retries) = (1, 0);
+    }
+    let mut scene = Scene::over(device, verbs);
+    scene.device.silence(2);
+    (1..3).for_each(|round| scene.round(round));
+    scene.wait_for_losses(1);
 }
 
 #[test]
