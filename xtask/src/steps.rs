@@ -186,8 +186,18 @@ pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
 /// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. They
 /// take long, and a common change seldom breaks them.
-const LAST: &[&str] =
-    &["softroce", "reproduce", "bindings", "fuzz", "loom", "mutants", "softroce-apart", "aarch64", "asan"];
+const LAST: &[&str] = &[
+    "softroce",
+    "softroce-wire",
+    "reproduce",
+    "bindings",
+    "fuzz",
+    "loom",
+    "mutants",
+    "softroce-apart",
+    "aarch64",
+    "asan",
+];
 
 /// Steps that only compute, and build in target folders of their own: a run of all steps has them beside the others,
 /// one after the other and at the lowest priority, since most of the others wait for much of their time.

@@ -34,7 +34,7 @@ use crate::steps::Step;
 pub(crate) use host::active;
 use report::RigReport;
 use rig::Rig;
-use runs::{BENCH, Guests, Job, RUNS, Run};
+use runs::{BENCH, Guests, Job, RUNS, Run, WIRE};
 use std::fs;
 use std::path::PathBuf;
 pub(crate) use turns::{is_adapter, run as turns};
@@ -51,18 +51,21 @@ const NEEDS: &[Need] = &[Need::Qemu, Need::GuestTools, Need::Iproute2, Need::Per
 /// The needs of runs on this host.
 const HOST_NEEDS: &[Need] = &[Need::Iproute2, Need::Perftest, Need::Cc];
 
-/// The steps: the runs for one guest, and those between two.
-pub(crate) fn steps() -> [Step; 2] {
-    let step = |name, about, guests| {
-        let runs = RUNS.iter().filter(|run| run.guests == guests);
+/// The steps: the runs for one guest, and those between two, of which one is short and has a step of its own.
+pub(crate) fn steps() -> [Step; 3] {
+    let step = |name, about, has: fn(&&Run) -> bool| {
+        let runs = RUNS.iter().filter(has);
         let xtask = Cmd::new("cargo", &["xtask", "softroce"]);
         let cmd =
             runs.fold(xtask.clone(), |cmd, run| cmd.arg(run.name)).retry_with(xtask.arg("--last-failed"));
         Step { name, about, needs: NEEDS.to_vec(), feature: None, commands: vec![cmd] }
     };
     [
-        step("softroce", "RDMA verbs on soft-RoCE, in one guest", Guests::One),
-        step("softroce-apart", "RDMA verbs on soft-RoCE, between two guests", Guests::Two),
+        step("softroce", "RDMA verbs on soft-RoCE, in one guest", |run| run.guests == Guests::One),
+        step("softroce-wire", "what soft-RoCE sends from one guest to another", |run| run.name == WIRE),
+        step("softroce-apart", "RDMA verbs on soft-RoCE, between two guests", |run| {
+            run.guests == Guests::Two && run.name != WIRE
+        }),
     ]
 }
 
