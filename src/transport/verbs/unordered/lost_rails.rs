@@ -258,7 +258,7 @@ fn a_rail_whose_pairs_cannot_be_destroyed_ends_the_connection() {
 }
 
 #[test]
-fn a_rail_whose_device_falls_silent_is_lost_after_the_longest_time_that_it_may_take() {
+fn a_rail_whose_device_falls_silent_is_given_up_in_time() {
     let device = Unordered::new(0, false);
     let mut verbs = device.verbs_at(&[1; 2], 8, None);
     for rail in &mut Arc::get_mut(&mut verbs.shared).expect("it was made just now").rails {
