@@ -29,6 +29,7 @@ struct ShmFixture;
 impl Fixture for ShmFixture {
     type Transport = Shm;
     const MODULE: &'static str = "shm";
+    const GRANTS_END_WITH_THEIR_PART: bool = false;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
 
     fn transport() -> Shm {

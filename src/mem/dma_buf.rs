@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::{HostMemory, MemoryError};
+use super::{HostMemory, MemoryError, PAGE_SIZE};
 
 const DEVICE: &str = "/dev/udmabuf";
 
@@ -25,7 +25,7 @@ impl HostMemory {
     /// This [shared](HostMemory::shared) memory as a dma-buf, the form in which drivers of GPUs hand their memory to
     /// RDMA devices: what takes it from there may take a GPU's as well. It keeps the memory, however long this lives.
     ///
-    /// Its length must be a multiple of the page's.
+    /// It has whole pages: the last one may be longer than this is.
     ///
     /// # Errors
     /// The kernel or the user lacks what is needed ([`MemoryError::DmaBuf`]), or the memory cannot be shared.
@@ -38,7 +38,7 @@ impl HostMemory {
                 Some(libc::EACCES | libc::EPERM) => {
                     "let this user read and write /dev/udmabuf (as root, or on many systems in the group `kvm`)"
                 }
-                Some(libc::EINVAL) => "take shared memory of whole pages, no more than 64 MiB",
+                Some(libc::EINVAL) => "take shared memory of no more than 64 MiB",
                 _ => "see the kernel's log (dmesg)",
             };
             MemoryError::DmaBuf { source, remedy }
@@ -52,7 +52,7 @@ impl HostMemory {
             memfd: memfd.as_raw_fd() as u32,
             flags: CLOEXEC,
             offset: 0,
-            size: self.len() as u64,
+            size: self.len().next_multiple_of(PAGE_SIZE) as u64,
         };
         // SAFETY: the request is what this number takes, and lives for the call; both descriptors are open.
         let made = unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &raw const request) };
@@ -62,6 +62,17 @@ impl HostMemory {
         // SAFETY: a new descriptor, which nothing else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(made) })
     }
+
+    /// `bytes` of zeroed memory that RDMA devices register as a dma-buf, and not by its address. So does memory of a
+    /// GPU come to them: what is registered and granted of this takes the same calls, with no GPU.
+    ///
+    /// # Errors
+    /// Those of [`shared`](HostMemory::shared) and [`dma_buf`](HostMemory::dma_buf).
+    pub fn in_dma_buf(bytes: usize) -> Result<HostMemory, MemoryError> {
+        let memory = HostMemory::shared(bytes)?;
+        let dma_buf = memory.dma_buf()?;
+        Ok(memory.known_as(dma_buf))
+    }
 }
 
 #[cfg(test)]
@@ -70,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_dma_buf_holds_the_memory_or_the_error_says_what_is_missing() {
-        let memory = HostMemory::shared(2 * super::super::PAGE_SIZE).unwrap();
+        let memory = HostMemory::shared(PAGE_SIZE + 8).unwrap();
         memory.as_volatile().store_u64(4096, 7);
         match memory.dma_buf() {
             Ok(buffer) => {
@@ -91,9 +102,6 @@ mod tests {
     #[test]
     fn private_memory_is_no_dma_buf() {
         let error = HostMemory::anonymous(4096).unwrap().dma_buf().unwrap_err();
-        assert!(
-            error.to_string().ends_with("; take shared memory of whole pages, no more than 64 MiB"),
-            "{error}"
-        );
+        assert!(error.to_string().ends_with("; take shared memory of no more than 64 MiB"), "{error}");
     }
 }

@@ -25,6 +25,8 @@ enum Backing {
     /// The mapping, and the bytes that are used of it: from so many on, so many.
     Private(MmapRaw, usize, usize),
     SharedFile(MmapRaw, OwnedFd),
+    /// The mapping, and the dma-buf that its memory is.
+    DmaBuf(MmapRaw, OwnedFd),
     Caller {
         pointer: NonNull<u8>,
         bytes: usize,
@@ -57,6 +59,7 @@ impl fmt::Debug for HostMemory {
         let kind = match &self.backing {
             Backing::Private(..) => "private",
             Backing::SharedFile(..) => "shared",
+            Backing::DmaBuf(..) => "dma-buf",
             Backing::Caller { .. } => "caller",
         };
         f.debug_struct("HostMemory").field("kind", &kind).field("len", &self.len()).finish()
@@ -212,8 +215,26 @@ impl HostMemory {
     /// The descriptor to pass to a peer, if this memory can be shared at all.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Private(..) | Backing::Caller { .. } => None,
+            Backing::Private(..) | Backing::DmaBuf(..) | Backing::Caller { .. } => None,
             Backing::SharedFile(_, file) => Some(file.as_fd()),
+        }
+    }
+
+    /// This shared memory, which RDMA devices know as this dma-buf of it from here on.
+    pub(crate) fn known_as(self, dma_buf: OwnedFd) -> HostMemory {
+        let HostMemory { backing, writable } = self;
+        let backing = match backing {
+            Backing::SharedFile(map, _) => Backing::DmaBuf(map, dma_buf),
+            other => other,
+        };
+        HostMemory { backing, writable }
+    }
+
+    /// The dma-buf that RDMA devices know it as, if they do. It begins with the memory.
+    pub fn as_dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::DmaBuf(_, dma_buf) => Some(dma_buf.as_fd()),
+            _ => None,
         }
     }
 
@@ -221,7 +242,7 @@ impl HostMemory {
         match &self.backing {
             // What is used lies inside of the mapping.
             Backing::Private(map, first, _) => map.as_mut_ptr().wrapping_add(*first),
-            Backing::SharedFile(map, _) => map.as_mut_ptr(),
+            Backing::SharedFile(map, _) | Backing::DmaBuf(map, _) => map.as_mut_ptr(),
             Backing::Caller { pointer, .. } => pointer.as_ptr(),
         }
     }
@@ -236,7 +257,7 @@ impl HostMemory {
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         match &self.backing {
-            Backing::SharedFile(map, _) => map.len(),
+            Backing::SharedFile(map, _) | Backing::DmaBuf(map, _) => map.len(),
             Backing::Private(_, _, bytes) | Backing::Caller { bytes, .. } => *bytes,
         }
     }

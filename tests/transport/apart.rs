@@ -29,6 +29,7 @@ impl<F: Fixture> Fixture for Apart<F> {
     const ROUNDS: u64 = F::ROUNDS / 4;
     const ADDS: u64 = F::ADDS / 4;
     const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
+    const GRANTS_END_WITH_THEIR_PART: bool = F::GRANTS_END_WITH_THEIR_PART;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = F::ACCESS_VIOLATIONS_ARE_COUNTED;
     const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
 

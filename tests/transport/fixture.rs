@@ -29,6 +29,8 @@ pub(crate) trait Fixture: Sized + 'static {
     const ADDS: u64 = 20_000;
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
+    /// False where a grant of a part of a region opens all of it, as where the region is mapped.
+    const GRANTS_END_WITH_THEIR_PART: bool = true;
     /// False where access violations, of peers that reach for what they were not granted, are not counted.
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.

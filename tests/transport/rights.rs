@@ -3,11 +3,11 @@
 use slackline::Transport;
 use slackline::internals::mem::{Access, RemoteKey, RemoteSlice};
 use slackline::internals::transport::{
-    AtomicDomain, CompletionError, Endpoint, Inline, Operation, PostError, WorkRequest,
+    AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, PostError, WorkRequest,
 };
 
 use super::fixture::{Fixture, completion, read, run, wait_until_gone, write};
-use super::service::{Caller, Service};
+use super::service::{Caller, Service, join};
 
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
@@ -94,6 +94,34 @@ pub(crate) fn a_range_past_the_end_is_refused_and_only_the_offender_suffers<F: F
         };
         only_the_offender_suffers::<F>(ALL, forged, a_write);
     }
+}
+
+/// A part of a page: a device may know memory by pages, and grants none of their rest.
+pub(crate) fn a_part_that_is_granted_opens_nothing_beside_it<F: Fixture>() {
+    const PART: std::ops::Range<usize> = 17..1017;
+    if !F::GRANTS_END_WITH_THEIR_PART {
+        return;
+    }
+    let service = Service::<F>::new(4096, ALL);
+    let join = || {
+        let grants = [service.memory.part(PART)];
+        join(&service.transport, &service.listening, Offer::default(), &[], &grants)
+    };
+    let mut bystander = join();
+    let granted = bystander.at_client.grants[0];
+    for (before, behind) in [(1, 0), (0, 1), (17, 3079)] {
+        let mut offender = join();
+        let part = offender.at_client.grants[0];
+        let remote =
+            RemoteSlice { offset: part.offset.wrapping_sub(before), len: part.len + before + behind, ..part };
+        let refused = run(&mut offender.client, a_forged_write(&service, remote));
+        assert_eq!(refused, Err(CompletionError::RemoteAccess), "{before} bytes before, {behind} behind");
+    }
+    let is_untouched = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    assert!(is_untouched(&service.memory.bytes(0..17)) && is_untouched(&service.memory.bytes(1017..4096)));
+    run(&mut bystander.client, write(service.local(&[1; 1000]), granted)).expect("all of the part");
+    run(&mut bystander.client, read(service.local(&[0; 1000]), granted)).expect("and read");
+    assert_eq!(service.memory.bytes(16..1018)[..], [&[0][..], &[1; 1000], &[0]].concat());
 }
 
 pub(crate) fn an_offset_that_overflows_is_refused_and_only_the_offender_suffers<F: Fixture>() {

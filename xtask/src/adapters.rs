@@ -25,6 +25,8 @@ pub(crate) const COMMAND: Command = Command {
 const DEVICES: &str = "/sys/class/infiniband";
 /// The run of `cargo xtask softroce` that has the suite.
 const SUITE: &str = "verbs";
+/// The contract with all memory in dma-bufs: `tests/dmabuf.rs`.
+const IN_DMA_BUFS: &str = "ulimit -l unlimited 2>/dev/null; exec cargo test --workspace --test dmabuf";
 /// Measurements besides those that perftest has, each by its name and options of `slackline bench`.
 const MEASURED: [(&str, &[&str]); 4] = [
     ("publish without proofs", &["--op", "publish", "--order", "in-order"]),
@@ -48,9 +50,10 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     };
     check(Path::new(DEVICES), wanted).map_err(not_run)?;
     let slackline = softroce::build(site, SUITE)?.to_string_lossy().into_owned();
-    let ask = Cmd::new(&slackline, &["doctor", "--json"]);
-    let said = wanted.iter().fold(ask, |ask, name| ask.arg("--device").arg(name)).outcome(site)?;
-    let (adapter, why) = taken(&said.stdout).map_err(not_run)?;
+    let in_dma_bufs = |more: &str| Cmd::new("sh", &["-c", &format!("{IN_DMA_BUFS} {more}")]);
+    in_dma_bufs("--no-run").run(site)?;
+    let said = doctor(site, &slackline, wanted)?;
+    let (adapter, why) = taken(&said).map_err(not_run)?;
     check(Path::new(DEVICES), Some(&adapter)).map_err(not_run)?;
     let adapter = adapter.as_str();
     let softroce = |more| Cmd::new("cargo", &["xtask", "softroce", "--host", "--device", adapter]).arg(more);
@@ -58,16 +61,22 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     let measured = MEASURED.map(|(name, options)| {
         (name, options.iter().fold(Cmd::new(&slackline, &bench), |cmd, one| cmd.arg(one)))
     });
+    let memory = in_dma_bufs("-- --test-threads 1").env("SLACKLINE_RIG_DEVICE", adapter);
     let suite = [
-        ("doctor", Cmd::new(&slackline, &["doctor", "--require", "rdma", "--device", adapter])),
-        ("the contract, torn reads and what can go wrong", softroce(SUITE)),
+        ("doctor", Ok(Cmd::new(&slackline, &["doctor", "--require", "rdma", "--device", adapter]))),
+        ("the contract, torn reads and what can go wrong", Ok(softroce(SUITE))),
+        ("the contract with all memory in dma-bufs", dma_bufs(&said, adapter).map(|()| memory)),
     ];
-    let steps = suite.into_iter().chain(measured).chain([("beside perftest", softroce("--bench"))]);
+    let measured = measured.into_iter().chain([("beside perftest", softroce("--bench"))]);
+    let steps = suite.into_iter().chain(measured.map(|(name, step)| (name, Ok(step))));
     let deadline = Instant::now() + TIME;
     let (mut record, mut failed) = (heading(site, adapter, &why), Vec::new());
     for (name, step) in steps {
         println!("{name}");
-        let part = Part::run(site, &step, deadline.saturating_duration_since(Instant::now()))?;
+        let part = match step {
+            Ok(step) => Part::run(site, &step, deadline.saturating_duration_since(Instant::now()))?,
+            Err(lacks) => Part::Without(lacks),
+        };
         record += &section(name, &part);
         if !part.is_good() {
             failed.push(name);
@@ -117,6 +126,35 @@ fn taken(doctor: &[u8]) -> Result<(String, String), String> {
     }
 }
 
+/// The JSON of `slackline doctor` about the device of this name, or about all.
+fn doctor(site: &Site, slackline: &str, wanted: Option<&str>) -> Result<Vec<u8>, Failure> {
+    let ask = Cmd::new(slackline, &["doctor", "--json"]);
+    Ok(wanted.iter().fold(ask, |ask, name| ask.arg("--device").arg(name)).outcome(site)?.stdout)
+}
+
+/// Whether this device takes dma-bufs of this host, from that JSON; if not, the reason.
+fn dma_bufs(doctor: &[u8], adapter: &str) -> Result<(), String> {
+    let report: Value = serde_json::from_slice(doctor).unwrap_or_default();
+    let of = |value: &Value, list: &str| value[list].as_array().cloned().unwrap_or_default();
+    let path = of(&report, "paths").into_iter().find(|path| path["device"] == adapter).unwrap_or_default();
+    let check = of(&path, "checks").into_iter().find(|check| check["check"] == "dma-buf").unwrap_or_default();
+    match check["status"].as_str() {
+        Some("ok") => Ok(()),
+        _ => Err(check["error"].as_str().unwrap_or("slackline doctor has not tried a dma-buf").into()),
+    }
+}
+
+/// Returns why the contract is not run in dma-bufs on this host, if it is not: it takes an adapter that imports them.
+pub(crate) fn without_dma_bufs(site: &Site) -> Option<String> {
+    let adapter = || -> Result<(), String> {
+        check(Path::new(DEVICES), None)?;
+        let slackline = softroce::build(site, SUITE).map_err(|failure| failure.to_string())?;
+        let said = doctor(site, &slackline.to_string_lossy(), None).map_err(|failure| failure.to_string())?;
+        dma_bufs(&said, &taken(&said)?.0)
+    };
+    adapter().err()
+}
+
 /// What came of a step.
 enum Part {
     Ended(Output),
@@ -124,6 +162,8 @@ enum Part {
     Late(Output),
     /// There was no time left to begin.
     NotBegun,
+    /// The adapter or this host lacks what it takes.
+    Without(String),
 }
 
 impl Part {
@@ -162,6 +202,7 @@ fn section(name: &str, part: &Part) -> String {
         Part::Ended(output) => (format!("FAILED ({})", output.status), Some(output)),
         Part::Late(output) => (format!("NOT RUN to its end: {minutes} minutes were over"), Some(output)),
         Part::NotBegun => (format!("NOT RUN: {minutes} minutes were over"), None),
+        Part::Without(lacks) => (format!("NOT RUN: {lacks}"), None),
     };
     let mut text = format!("\n## {name}: {result}\n\n");
     for stream in output.iter().flat_map(|output| [&output.stdout, &output.stderr]) {
@@ -219,6 +260,26 @@ mod tests {
         let none = r#"{"rdma": {"works": false, "device": null, "error": "no library"}}"#;
         assert!(taken(none.as_bytes()).unwrap_err().ends_with("finds no RDMA device: no library"));
         assert!(taken(b"").is_err());
+    }
+
+    #[test]
+    fn a_device_without_dma_bufs_has_not_run_what_takes_them() {
+        let said = |check: &str| {
+            let checks = format!(r#"[{{"check": "write", "status": "ok"}}{check}]"#);
+            format!(r#"{{"paths": [{{"device": "rxe0"}}, {{"device": "mlx5_0", "checks": {checks}}}]}}"#)
+        };
+        let taken = said(r#", {"check": "dma-buf", "status": "ok"}"#);
+        assert_eq!(dma_bufs(taken.as_bytes(), "mlx5_0"), Ok(()));
+        let refused = said(r#", {"check": "dma-buf", "status": "unavailable", "error": "no /dev/udmabuf"}"#);
+        let lacks = dma_bufs(refused.as_bytes(), "mlx5_0").unwrap_err();
+        assert_eq!(lacks, "no /dev/udmabuf");
+        let part = Part::Without(lacks);
+        assert!(!part.is_good());
+        assert_eq!(section("in dma-bufs", &part), "\n## in dma-bufs: NOT RUN: no /dev/udmabuf\n\n");
+        for untried in [said(""), String::new()] {
+            assert!(dma_bufs(untried.as_bytes(), "mlx5_0").unwrap_err().contains("has not tried"));
+        }
+        assert!(dma_bufs(taken.as_bytes(), "rxe0").is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The table of what CI checks. The order here is the order in which the steps run.
 
 use crate::aarch64;
+use crate::adapters;
 use crate::asan;
 use crate::bindgen;
 use crate::book;
@@ -35,6 +36,8 @@ pub(crate) struct Step {
 /// Something that a machine has or has not: a step that takes it is not run where it is missing, and says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
+    /// An RDMA adapter whose driver imports dma-bufs, and a kernel that makes some of host memory.
+    DmaBufs,
     /// An NVIDIA GPU.
     Gpu,
     /// A network that delays and loses packets, made by the kernel (`sch_netem`).
@@ -49,6 +52,7 @@ impl Feature {
     /// Returns why the feature is not there, if it is not.
     pub(crate) fn missing(self, site: &Site) -> Option<String> {
         match self {
+            Feature::DmaBufs => adapters::without_dma_bufs(site),
             Feature::Gpu => gpu::missing(Path::new("/dev")),
             Feature::Netem => {
                 // In a network of its own, and where that takes it as root of its own.
@@ -153,6 +157,14 @@ const SLOW: &[Slow] = &[
         ..Slow::new(
             "hosts",
             "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
+        )
+    },
+    Slow {
+        feature: Some(Feature::DmaBufs),
+        at_once: Some("1"),
+        ..Slow::new(
+            "dmabuf",
+            "the contract with all memory in dma-bufs, as a GPU's comes to an RDMA adapter, without a GPU",
         )
     },
     Slow {

@@ -153,7 +153,7 @@ mod with_cuda {
             access: Access,
         ) -> io::Result<Registered> {
             match &self.buffer {
-                Some(buffer) => Registered::of_dma_buf(domain, buffer.as_fd(), bytes, first, access),
+                Some(buffer) => Registered::of_dma_buf(domain, buffer.as_fd(), 0..bytes, first, access),
                 None => Registered::of_gpu(domain, self.pages.pointer, bytes, first, access),
             }
         }

@@ -31,7 +31,7 @@ impl Verbs {
             true => Err(io::Error::other(INHERITED)),
             false => {
                 let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-                Registered::of_dma_buf(domain, buffer, bytes, 0, access)
+                Registered::of_dma_buf(domain, buffer, 0..bytes, 0, access)
             }
         };
         registered.map(drop).map_err(|source| {

@@ -153,7 +153,8 @@ impl Granting {
         let domain = if is_read_only { &shared.rails[rail].read_domain } else { domain };
         // Peers name bytes by their offset in the region: no address of this process ever travels.
         let first = slice.offset() as u64;
-        Ok(GrantKey::OfPeer(Registered::new(domain, slice.as_volatile(), first, self.access)?))
+        let (memory, part) = (slice.region().memory(), slice.offset()..slice.offset() + slice.len());
+        Ok(GrantKey::OfPeer(Registered::of_host(domain, memory, part, first, self.access)?))
     }
 
     #[cfg(feature = "cuda")]

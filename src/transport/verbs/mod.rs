@@ -127,7 +127,7 @@ use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::GpuMemory;
-use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryRegion};
+use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryError, MemoryRegion};
 
 const NAME: &str = "verbs";
 
@@ -238,6 +238,8 @@ pub struct Verbs {
     shared: Arc<VerbsShared>,
     /// The GPU that payloads of this process may be on.
     gpu: Option<VerbsGpu>,
+    /// The kind of memory that is allocated.
+    memory: fn(usize) -> Result<HostMemory, MemoryError>,
 }
 
 /// The state that all connections of one [`Verbs`] have in common.
@@ -302,7 +304,7 @@ impl Verbs {
                 }
             }
         }
-        let verbs = Verbs { shared: Arc::new(shared), gpu: None };
+        let verbs = Verbs::new(shared);
         for rail in &verbs.shared.rails {
             tracing::info!(
                 device = rail.info.name,
@@ -314,6 +316,17 @@ impl Verbs {
             );
         }
         Ok(verbs)
+    }
+
+    fn new(shared: VerbsShared) -> Verbs {
+        Verbs { shared: Arc::new(shared), gpu: None, memory: HostMemory::anonymous }
+    }
+
+    /// The same with another kind of memory where it [allocates](Transport::allocate) some:
+    /// [in dma-bufs](HostMemory::in_dma_buf), as a GPU's comes to the devices.
+    #[doc(hidden)]
+    pub fn with_memory(self, memory: fn(usize) -> Result<HostMemory, MemoryError>) -> Verbs {
+        Verbs { memory, ..self }
     }
 
     /// The same with a GPU. A peer publishes out of memory of its GPU and pulls into it, and an owner that serves over
@@ -474,12 +487,11 @@ impl VerbsShared {
         // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer. What
         // the device writes here are answers to READs and atomics, at which no one looks before their completion.
         let own = Access::RELAXED;
-        let bytes = memory.as_volatile();
-        let first = bytes.as_ptr().expose_provenance() as u64;
+        let (first, all) = (memory.as_volatile().as_ptr().expose_provenance() as u64, 0..memory.len());
         let mut keys = DeviceKeys { domain: self.first().domain.serial, ..DeviceKeys::NONE };
         let mut registered = Vec::with_capacity(2 * self.rails.len());
         for (rail, key) in self.rails.iter().zip(&mut keys.local) {
-            let here = Registered::new(&rail.domain, bytes, first, own)?;
+            let here = Registered::of_host(&rail.domain, &memory, all.clone(), first, own)?;
             *key = here.local_key();
             registered.push(here);
         }
@@ -487,7 +499,7 @@ impl VerbsShared {
             let readers = keys.readers.insert([0; MAX_RAILS]);
             for (rail, key) in self.rails.iter().zip(readers) {
                 // Peers name bytes by their offset in the region: no address of this process ever travels.
-                let here = Registered::new(&rail.read_domain, bytes, 0, access)?;
+                let here = Registered::of_host(&rail.read_domain, &memory, all.clone(), 0, access)?;
                 *key = here.remote_key();
                 registered.push(here);
             }
@@ -608,7 +620,7 @@ impl Transport for Verbs {
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
-        self.register(HostMemory::anonymous(bytes)?, access)
+        self.register((self.memory)(bytes)?, access)
     }
 
     fn gpu(&self) -> Option<&Gpu> {

@@ -1,6 +1,7 @@
 //! Protection domains, and memory that a device knows.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::device::Device;
 use super::sys;
-use crate::mem::{Access, Registration, VolatileSlice};
+use crate::mem::{Access, HostMemory, Registration, VolatileSlice};
 
 /// The domain of things that belong together on a device: a queue pair reaches only memory that was registered in
 /// its domain.
@@ -68,6 +69,25 @@ unsafe impl Sync for Registered {}
 impl Registration for Vec<Registered> {}
 
 impl Registered {
+    /// Registers a part of host memory, as the dma-buf that it is in if it is in one.
+    ///
+    /// The caller keeps the memory until this is dropped.
+    pub(super) fn of_host(
+        domain: &Arc<ProtectionDomain>,
+        memory: &HostMemory,
+        part: Range<usize>,
+        first: u64,
+        access: Access,
+    ) -> io::Result<Registered> {
+        match memory.as_dma_buf() {
+            Some(buffer) => Registered::of_dma_buf(domain, buffer, part, first, access),
+            None => {
+                let part = memory.as_volatile().subslice(part.start, part.len());
+                Registered::new(domain, part, first, access)
+            }
+        }
+    }
+
     /// Registers memory, which the device knows by addresses from `first` on; requests of this process may always read
     /// it, and write it if it can be written.
     ///
@@ -88,14 +108,14 @@ impl Registered {
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }
 
-    /// Registers the first `bytes` of a dma-buf, which the device knows by addresses from `first` on. The buffer stays
-    /// with the device also when its descriptor is closed.
+    /// Registers a part of a dma-buf, which the device knows by addresses from `first` on. That and the begin of the
+    /// part must be equally far into a page. The buffer stays with the device also when its descriptor is closed.
     ///
     /// The caller keeps the memory behind it until this is dropped.
     pub(super) fn of_dma_buf(
         domain: &Arc<ProtectionDomain>,
         buffer: BorrowedFd<'_>,
-        bytes: usize,
+        part: Range<usize>,
         first: u64,
         access: Access,
     ) -> io::Result<Registered> {
@@ -103,9 +123,9 @@ impl Registered {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         };
         let access = if domain.relaxed_ordering { access } else { access.difference(Access::RELAXED) };
-        let flags = flags(access, true) as i32;
+        let (flags, offset) = (flags(access, true) as i32, part.start as u64);
         // SAFETY: the domain lives, the descriptor is open; what it names is not of this process's address space.
-        let raw = unsafe { register(domain.raw(), 0, bytes, first, buffer.as_raw_fd(), flags) };
+        let raw = unsafe { register(domain.raw(), offset, part.len(), first, buffer.as_raw_fd(), flags) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Registered { raw, domain: Arc::clone(domain) })
     }

@@ -214,21 +214,18 @@ pub(super) fn verbs_of_an_adapter() -> Verbs {
 
 /// The transport over the device.
 pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
-    Verbs {
-        gpu: None,
-        shared: Arc::new(VerbsShared {
-            rails: vec![rail(16, 16, 16)],
-            queue_depth: 4,
-            inline_bytes: 64,
-            first_packet: None,
-            atomics: AtomicDomain::None,
-            atomics_fault: None,
-            secret,
-            access_violations: AtomicU64::new(0),
-            rails_lost: AtomicU64::new(0),
-            hearing: Hearing::new().unwrap(),
-        }),
-    }
+    Verbs::new(VerbsShared {
+        rails: vec![rail(16, 16, 16)],
+        queue_depth: 4,
+        inline_bytes: 64,
+        first_packet: None,
+        atomics: AtomicDomain::None,
+        atomics_fault: None,
+        secret,
+        access_violations: AtomicU64::new(0),
+        rails_lost: AtomicU64::new(0),
+        hearing: Hearing::new().unwrap(),
+    })
 }
 
 #[test]

@@ -288,21 +288,18 @@ impl Unordered {
         let (port, reason) = (info.ports[0].clone(), String::new());
         let options = VerbsOptions { in_order, ..VerbsOptions::default() };
         let rail = Rail::new(OpenedDevice { device, info, port, reason }, &options).unwrap();
-        Verbs {
-            gpu: None,
-            shared: Arc::new(VerbsShared {
-                rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
-                queue_depth,
-                inline_bytes: 64,
-                first_packet: None,
-                atomics: AtomicDomain::None,
-                atomics_fault: None,
-                secret: None,
-                access_violations: AtomicU64::new(0),
-                rails_lost: AtomicU64::new(0),
-                hearing: super::Hearing::new().unwrap(),
-            }),
-        }
+        Verbs::new(VerbsShared {
+            rails: (1..).zip(speeds).map(|(port, speed)| at_port(&rail, port, *speed)).collect(),
+            queue_depth,
+            inline_bytes: 64,
+            first_packet: None,
+            atomics: AtomicDomain::None,
+            atomics_fault: None,
+            secret: None,
+            access_violations: AtomicU64::new(0),
+            rails_lost: AtomicU64::new(0),
+            hearing: super::Hearing::new().unwrap(),
+        })
     }
 
     /// The same, which takes its steps by itself.
@@ -376,6 +373,11 @@ impl Unordered {
     /// Registrations that are in force.
     pub(crate) fn regions(&self) -> usize {
         lock(&self.world.state).regions.len()
+    }
+
+    /// Those of them that are of dma-bufs.
+    fn of_dma_bufs(&self) -> usize {
+        lock(&self.world.state).regions.values().filter(|region| region.mapping.is_some()).count()
     }
 
     /// Takes a step of any queue pair; false if there is none to take.

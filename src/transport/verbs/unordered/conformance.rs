@@ -32,9 +32,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::fixture::Fixture;
+use super::super::tests::connect;
 use super::Unordered;
-use crate::transport::Address;
+use crate::mem::{Access, HostMemory, MemoryError};
 use crate::transport::verbs::Verbs;
+use crate::transport::{Address, Offer, Transport};
 
 /// The claims, where the suite looks for them.
 mod transport {
@@ -72,5 +74,48 @@ impl Fixture for UnorderedFixture {
     }
 }
 
+/// The same with all memory in dma-bufs, for which files in memory stand: to the device both are what it can map.
+struct InFiles;
+
+impl Fixture for InFiles {
+    type Transport = Verbs;
+    const MODULE: &'static str = "in_dma_bufs";
+    const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
+    const ALLOCATES_NOTHING: bool = false;
+    const ROUNDS: u64 = 2_000;
+
+    fn transport() -> Verbs {
+        UnorderedFixture::transport().with_memory(in_file)
+    }
+
+    fn address() -> Address {
+        UnorderedFixture::address()
+    }
+}
+
+fn in_file(bytes: usize) -> Result<HostMemory, MemoryError> {
+    let memory = HostMemory::shared(bytes)?;
+    let file = memory.shared_file().map(|file| file.try_clone_to_owned().expect("a descriptor"));
+    Ok(memory.known_as(file.expect("it can be shared")))
+}
+
 // The device has no receives: it tells no owner of a write.
 conformance!(unordered, super::UnorderedFixture, within one process, never noticed);
+conformance!(in_dma_bufs, super::InFiles, within one process, never noticed);
+
+#[test]
+fn memory_in_a_dma_buf_is_registered_as_one_by_owners_and_peers() {
+    let device = Unordered::new(0, false);
+    let verbs = device.verbs(None).with_memory(in_file);
+    // For requests of this process, and for those of all readers.
+    let frames = verbs.allocate(100, Access::REMOTE_READ).unwrap();
+    assert_eq!((device.of_dma_bufs(), device.regions()), (2, 2));
+    let slots = verbs.allocate(9000, Access::REMOTE_WRITE).unwrap();
+    let before = device.of_dma_bufs();
+    assert_eq!(before, 3);
+    let offer = || Offer { message: Vec::new(), grants: vec![frames.whole(), slots.slice(4097, 8).unwrap()] };
+    let ends = connect(&verbs, offer);
+    assert_eq!(device.of_dma_bufs(), before + 2, "each end grants a part of the slots");
+    drop((ends, frames, slots));
+    assert_eq!(device.of_dma_bufs(), 0);
+}
