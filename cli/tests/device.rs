@@ -89,7 +89,8 @@ fn what_a_gpu_does_not_do_is_refused_by_name_before_one_is_opened() {
 #[test]
 fn payloads_on_a_gpu_are_measured_or_it_is_said_why_not() {
     let few = ["--bytes", "64K", "--iterations", "12", "--warmup", "3", "--validate", "--json", "-"];
-    for (transport, op) in [("shm", "pull"), ("shm", "publish"), ("tcp", "pull"), ("tcp", "publish")] {
+    let ops = ["pull", "publish", "write", "read"];
+    for (transport, op) in ops.into_iter().flat_map(|op| [("shm", op), ("tcp", op)]) {
         for memory in [["cuda", "cuda"], ["cuda", "host"], ["host", "cuda"]] {
             let [own, peer] = memory;
             let way = ["--transport", transport, "--op", op, "--memory", own, "--peer-memory", peer];
@@ -114,7 +115,11 @@ fn payloads_on_a_gpu_are_measured_or_it_is_said_why_not() {
     let output = run_command("bench", &["--op", "pull", "--bytes", "64K", "--iterations", "9"]);
     assert!(output.status.success() && !looks_for_the_driver(&output), "{:?}", said(&output));
     for (options, why) in [
-        (&["--op", "write", "--memory", "cuda"][..], "publish and pull alone"),
+        (&["--op", "fetch-add", "--memory", "cuda"][..], "write, read, publish and pull alone"),
+        (
+            &["--op", "read", "--transport", "tcp", "--bidirectional", "--memory", "cuda"],
+            "does not go with --bidirectional",
+        ),
         (&["--op", "pull", "--peers", "4", "--memory", "cuda:1"], "does not go with --peers"),
     ] {
         let output = run_command("bench", options);

@@ -20,14 +20,14 @@ use crate::optimizer_name::OptimizerName;
 /// of the caches the numbers are those of warm caches.
 ///
 /// write: over shared memory and RDMA latency is half a ping-pong, each side writing N bytes into the other's memory
-/// and spinning on its own; over TCP it is from the post until the target has applied the write and said so. read,
-/// fetch-add: post and poll. Bandwidth over TCP and RDMA is that of --queue-depth requests under way at once; over
-/// RDMA all of them, as perftest counts it. publish: a worker's gradient into its slot, against a server that folds it
-/// in (ASP, SGD) between two measurements. pull: a validated copy from an idle publisher. pinned-read: pin the newest
-/// version in place, read one word, let go. round: publish, fold (SGD) and pull under BSP, with the workers and the
-/// server in processes of their own; apply_ns is the fold alone, in the server. memcpy: private memory to shared, by
-/// libc and past the caches. apply: a fold of K gradients; --bytes are those of the parameters. triad: STREAM's, over
-/// three arrays of --bytes each.
+/// and spinning on its own; over TCP, and where --memory has one of them on a GPU, it is from the post until the write
+/// is complete, over TCP when the target has applied it and said so. read, fetch-add: post and poll. Bandwidth over TCP
+/// and RDMA is that of --queue-depth requests under way at once; over RDMA all of them, as perftest counts it. publish:
+/// a worker's gradient into its slot, against a server that folds it in (ASP, SGD) between two measurements. pull: a
+/// validated copy from an idle publisher. pinned-read: pin the newest version in place, read one word, let go. round:
+/// publish, fold (SGD) and pull under BSP, with the workers and the server in processes of their own; apply_ns is the
+/// fold alone, in the server. memcpy: private memory to shared, by libc and past the caches. apply: a fold of K
+/// gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of --bytes each.
 ///
 /// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs.
 ///

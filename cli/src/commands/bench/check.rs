@@ -68,7 +68,7 @@ impl BenchArgs {
     /// Checks that the options go together, and fills in the defaults.
     pub(super) fn check(self) -> Result<Request, BenchError> {
         self.device.check(self.transport)?;
-        self.memory.check(self.op, self.load.peers.is_some())?;
+        self.memory.check(self.op, self.load.peers.is_some(), self.bidirectional)?;
         for (option, given) in [("--listen", self.listen.is_some()), ("--peer", self.peer.is_some())] {
             if given && self.transport == TransportKind::Shm {
                 let what = format!("{option}: shared memory does not leave its host");

@@ -35,6 +35,23 @@ impl OnGpu {
         let stream = bare.stream()?;
         Ok(OnGpu { bare, memory, stream })
     }
+
+    pub(super) fn memory(&self) -> &GpuMemory {
+        &self.memory
+    }
+
+    /// Fills it with the pattern.
+    pub(super) fn fill(&mut self) -> Result<(), BenchError> {
+        let mut payload = vec![0; self.memory.bytes()];
+        pattern::fill(VolatileSlice::from_mut(&mut payload));
+        Ok(self.bare.write(&self.memory.whole(), &payload)?)
+    }
+
+    /// The first byte that is not the pattern's.
+    pub(super) fn first_wrong(&mut self) -> Result<Option<u64>, BenchError> {
+        let found = self.bare.read(&self.memory.whole())?;
+        Ok(pattern::first_wrong(VolatileSlice::from_ref(&found)))
+    }
 }
 
 /// A worker's gradient out of memory of a GPU into its slot.
@@ -74,17 +91,15 @@ pub(super) fn pull<C: Carrier>(
     settings: &Settings,
     carrier: &C,
     address: &Address,
-    OnGpu { mut bare, memory, stream }: OnGpu,
+    mut on_gpu: OnGpu,
 ) -> Result<Timing, BenchError> {
     let mut reader = Reader::connect(carrier.clone(), address, ReaderOptions::default(), TIMEOUT)?;
-    let into = memory.whole();
+    let into = on_gpu.memory.whole();
     let timing = time(settings, &format!("of {} bytes", into.bytes()), |count| {
-        calls(count, || Ok(reader.pull_to_gpu(Wanted::newest(), &into, &stream, TIMEOUT).map(drop)?))
+        calls(count, || Ok(reader.pull_to_gpu(Wanted::newest(), &into, &on_gpu.stream, TIMEOUT).map(drop)?))
     })?;
     if settings.validate {
-        let pulled = bare.read(&into)?;
-        let wrong = pattern::first_wrong(VolatileSlice::from_ref(&pulled));
-        pattern::verdict(wrong, into.bytes() as u64, "in what was pulled")?;
+        pattern::verdict(on_gpu.first_wrong()?, into.bytes() as u64, "in what was pulled")?;
     }
     Ok(timing)
 }
@@ -94,16 +109,14 @@ pub(super) fn serve_publisher<C: Carrier>(
     task: &Task,
     options: PublisherOptions,
     client: &Client,
-    OnGpu { mut bare, memory, stream }: OnGpu,
+    mut on_gpu: OnGpu,
 ) -> Result<(), BenchError> {
     let table = Table::flat(task.bytes / 4, ElementType::F32)?;
     let (carrier, anywhere) = (C::open(&client.means)?, C::anywhere(client.host));
     let publisher = Publisher::new(carrier, &anywhere, table, options)?.into_background()?;
-    let mut payload = vec![0; memory.bytes()];
-    pattern::fill(VolatileSlice::from_mut(&mut payload));
-    bare.write(&memory.whole(), &payload)?;
+    on_gpu.fill()?;
     let mut draft = publisher.draft(TIMEOUT)?;
-    draft.copy_from_gpu(0, &memory.whole(), &stream)?;
+    draft.copy_from_gpu(0, &on_gpu.memory.whole(), &on_gpu.stream)?;
     draft.commit_when_copied(VersionTag::default()).wait(TIMEOUT)?;
     client.say(&publisher.address())?;
     while !client.is_done() {

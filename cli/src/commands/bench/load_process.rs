@@ -94,7 +94,7 @@ impl<C: Carrier> Crowd<C> {
                 readers.push(Reader::connect(carrier.clone(), address, ReaderOptions::default(), TIMEOUT)?);
             }
             Crowd::Requesters(requesters, op) => {
-                let side = Side::connect(carrier, address, bytes)?;
+                let side = Side::connect(carrier, address, bytes, None)?;
                 requesters.push(Requester::new(side, *op, Flow { window: 1, list: 1 }));
             }
         }

@@ -9,13 +9,14 @@ use super::names::Op;
 use crate::device_name;
 
 /// Operations whose payloads may be on a GPU.
-const OF_GPUS: [Op; 2] = [Op::Publish, Op::Pull];
+const OF_GPUS: [Op; 4] = [Op::Write, Op::Read, Op::Publish, Op::Pull];
 
 /// The memory of both sides.
 #[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct MemoryArgs {
-    /// publish, pull: memory of this side, host, cuda or cuda:N for the GPU of this number: the
-    /// gradient that is published, the copy that is pulled, and with --listen the slots or frames
+    /// write, read, publish, pull: memory of this side, host, cuda or cuda:N for the GPU of this number: what is
+    /// written from and read into, the gradient that is published, the copy that is pulled; with --listen what
+    /// is written and read, the slots or the frames
     #[arg(long, help_heading = "GPUs", value_name = "MEMORY", value_parser = memory, default_value = "host")]
     pub(super) memory: ComputeDevice,
     /// The same of the other side, where this one starts it
@@ -40,17 +41,18 @@ impl MemoryArgs {
     }
 
     /// Refuses what is not measured out of memory of a GPU.
-    pub(super) fn check(&self, op: Option<Op>, many: bool) -> Result<(), BenchError> {
+    pub(super) fn check(&self, op: Option<Op>, many: bool, bidirectional: bool) -> Result<(), BenchError> {
         if self.is_on_host() {
             return Ok(());
         }
         let wrong = [
             (
                 op.is_some_and(|op| !OF_GPUS.contains(&op)),
-                "--memory cuda means something to --op publish and pull alone",
+                "--memory cuda means something to --op write, read, publish and pull alone",
                 "leave it out, or use such an --op",
             ),
             (many, "--memory cuda does not go with --peers", "leave one of the two out"),
+            (bidirectional, "--memory cuda does not go with --bidirectional", "leave one of the two out"),
         ];
         match wrong.into_iter().find(|(is_wrong, ..)| *is_wrong) {
             None => Ok(()),

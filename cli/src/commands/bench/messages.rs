@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::{Address, Secret, TransportKind};
 
 use super::error::BenchError;
@@ -123,6 +124,10 @@ impl Course {
         }
     }
 }
+
+/// The memory of a target that has no crowd, which it says behind its address: on another host it is as that was told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Placed(pub(super) ComputeDevice);
 
 /// The content that a target found in its memory in the end.
 #[derive(Debug, Serialize, Deserialize)]

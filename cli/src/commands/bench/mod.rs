@@ -29,6 +29,7 @@ mod nodes;
 mod owner;
 mod parse;
 mod pattern;
+mod payload;
 mod peer;
 mod pin;
 mod remote;

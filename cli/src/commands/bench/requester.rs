@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use slackline::internals::mem::{Access, Streaming};
-use slackline::internals::transport::{Endpoint, Operation, PostError, WorkRequest};
+use slackline::internals::transport::{Endpoint, Operation, PayloadSlice, PostError, WorkRequest};
 
 use super::carrier::Carrier;
 use super::error::BenchError;
@@ -31,11 +31,11 @@ pub(super) struct Requester<C: Carrier> {
 
 impl<C: Carrier> Requester<C> {
     pub(super) fn new(side: Side<C>, op: Op, flow: Flow) -> Requester<C> {
-        let (local, remote, streaming) = (side.local.clone(), side.remote, Streaming::ByLength);
-        let operation = match op {
-            Op::Read => Operation::Read { local, remote, streaming },
-            Op::FetchAdd => Operation::FetchAdd { local, remote, add: 1 },
-            _ => Operation::Write { local, remote, streaming },
+        let (local, remote, streaming) = (side.local.slice(), side.remote, Streaming::ByLength);
+        let operation = match (op, local) {
+            (Op::FetchAdd, PayloadSlice::Host(local)) => Operation::FetchAdd { local, remote, add: 1 },
+            (Op::Read, local) => local.read(remote, streaming),
+            (_, local) => local.write(remote, streaming),
         };
         let mut chain: Vec<WorkRequest> =
             (1..flow.list).map(|_| WorkRequest::unsignalled(0, operation.clone())).collect();

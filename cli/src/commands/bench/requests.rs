@@ -3,12 +3,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::internals::transport::AtomicDomain;
 
 use super::carrier::Carrier;
 use super::error::BenchError;
 use super::measure::{calls, time, time_batches, time_whole};
-use super::messages::{Flow, Flowing, Found, Streamed, Task, TaskRole};
+use super::memory::MemoryArgs;
+use super::messages::{Flow, Flowing, Found, Placed, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::peer::Peer;
@@ -32,27 +34,32 @@ pub(super) fn measure<C: Carrier>(
     if let Some(core) = own_core {
         pin_to(core);
     }
-    let (op, pongs) = (settings.op, C::PONGS && settings.op == Op::Write);
+    let op = settings.op;
+    let pongs = C::PONGS && op == Op::Write && settings.means.memory.memory == ComputeDevice::Host;
     let flow = flow::<C>(settings, bytes);
     let opposite = settings.bidirectional.then_some((op, flow));
     let checked = settings.validate.then_some(op);
     let role =
         TaskRole::Memory { pongs, checked, connections: settings.connections, opposite, is_crowd: false };
     let (address, mut target) = Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()?;
-    let carrier = C::open(&settings.means)?;
+    let Placed(peer_memory) = target.hear()?;
+    let memory = MemoryArgs { peer_memory, ..settings.means.memory };
+    // No processor looks at memory of a GPU for the next turn.
+    let pongs = pongs && peer_memory == ComputeDevice::Host;
+    let (carrier, gpu) = (C::open(&settings.means)?, memory.gpu()?);
     if op == Op::FetchAdd && carrier.capabilities().atomics == AtomicDomain::None {
         return Err(BenchError::NoAtomics);
     }
     let mut sides = Vec::new();
     for _ in 0..settings.connections {
-        sides.push(Side::<C>::connect(&carrier, &address, bytes)?);
+        sides.push(Side::<C>::connect(&carrier, &address, bytes, gpu.as_ref())?);
     }
     let what = format!("of {bytes} bytes");
     // It leaves its count in the memory.
     let pong = if pongs { Some(ping_pong(settings, &what, &mut sides[0])?) } else { None };
     if op == Op::Write {
         // Some processors write zeros twice as fast as other bytes.
-        sides.iter().for_each(|side| pattern::fill(side.local.as_volatile()));
+        sides.iter_mut().try_for_each(|side| side.local.fill())?;
     }
 
     let mut all: Vec<_> = sides.into_iter().map(|side| Requester::new(side, op, flow)).collect();
@@ -69,13 +76,15 @@ pub(super) fn measure<C: Carrier>(
                 "latency is half a ping-pong; post and poll of one write {} (p50)",
                 duration(posted.latency.p50)
             )),
-        None if C::WINDOW > 1 => measured.note("latency is from post to completion".into()),
+        None if C::WINDOW > 1 || memory.names().is_some() => {
+            measured.note("latency is from post to completion".into())
+        }
         None => measured,
     };
     let posted: u64 = all.iter().map(|requester| requester.posted).sum();
     if settings.validate && op == Op::Read {
-        for Requester { side, .. } in &all {
-            pattern::verdict(pattern::first_wrong(side.local.as_volatile()), bytes, "in what was read")?;
+        for Requester { side, .. } in &mut all {
+            pattern::verdict(side.local.first_wrong()?, bytes, "in what was read")?;
         }
     }
     drop(all);
@@ -89,7 +98,8 @@ pub(super) fn measure<C: Carrier>(
         }
     }
     target.end()?;
-    Ok(carrier.describe(&settings.means, measured.validated(settings.validate)))
+    let measured = measured.validated(settings.validate).in_memory(memory.names());
+    Ok(carrier.describe(&settings.means, measured))
 }
 
 /// Bandwidth: many requests under way at once, over all connections, and from the other side, too, if that is wanted.

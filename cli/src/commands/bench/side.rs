@@ -1,4 +1,4 @@
-//! Two sides that write into each other's memory by turns.
+//! Two sides that write into each other's memory, by turns where both payloads are in host memory.
 //!
 //! Each side grants the data, whose bytes may arrive in any order, and a word that says which turn it is, which arrives
 //! behind them. Up to 64 bytes the last word of the data does that itself: as much lies within a cache line, so that
@@ -12,12 +12,15 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
-use slackline::internals::transport::{Connecting, Endpoint, Inline, Offer, Operation, WorkRequest};
-use slackline::{Address, now};
+use slackline::internals::transport::{
+    Connecting, Endpoint, GpuGrant, Incoming, Inline, Offer, Operation, WorkRequest,
+};
+use slackline::{Address, Gpu, now};
 
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
+use super::payload::{Payload, touch};
 
 /// Turns of the waiting loop between two checks that the other side still lives.
 const SPINS: u32 = 4096;
@@ -33,7 +36,7 @@ const FLAG: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Acces
 
 /// The memory of a side that the other one reaches.
 pub(super) struct SideMemory {
-    data: MemoryRegion,
+    pub(super) data: Payload,
     /// The word of turns, where it is not the last word of the data.
     turns: MemoryRegion,
     bytes: usize,
@@ -44,8 +47,8 @@ pub(super) struct Side<C: Carrier> {
     pub(super) endpoint: C::Endpoint,
     /// The other's data.
     pub(super) remote: RemoteSlice,
-    /// The local memory that writes send from and reads fill.
-    pub(super) local: LocalSlice,
+    /// The memory that writes send from and reads fill.
+    pub(super) local: Payload,
     /// The local word into which the other side writes its turns.
     turn: LocalSlice,
     remote_turn: RemoteSlice,
@@ -57,57 +60,58 @@ fn is_own_flag(bytes: u64) -> bool {
 }
 
 impl SideMemory {
-    pub(super) fn new<C: Carrier>(carrier: &C, bytes: u64) -> Result<SideMemory, BenchError> {
+    /// The data is on this GPU, if one is named.
+    pub(super) fn new<C: Carrier>(
+        carrier: &C,
+        bytes: u64,
+        gpu: Option<&Gpu>,
+    ) -> Result<SideMemory, BenchError> {
         let access = if is_own_flag(bytes) { FLAG } else { FLAG | Access::RELAXED };
-        let data = carrier.allocate(bytes.next_multiple_of(4096) as usize, access)?;
+        let data = Payload::new(carrier, bytes, access, gpu)?;
         let turns = carrier.allocate(4096, Access::REMOTE_WRITE)?;
-        touch(&data.whole());
         touch(&turns.whole());
         Ok(SideMemory { data, turns, bytes: bytes as usize })
     }
 
-    pub(super) fn data(&self) -> Result<LocalSlice, BenchError> {
-        Ok(self.data.slice(0, self.bytes)?)
+    /// Takes a peer in, and grants it both.
+    pub(super) fn accept<I: Incoming>(&self, mut incoming: I) -> Result<I::Endpoint, BenchError> {
+        if let Payload::Gpu(on_gpu) = &self.data {
+            let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED;
+            let grant = GpuGrant { at: 0, memory: on_gpu.memory().clone(), access };
+            incoming.grant_gpu(vec![grant]).map_err(|reason| BenchError::Peer(reason.into()))?;
+        }
+        Ok(incoming.accept(self.offer())?)
     }
 
-    pub(super) fn grants(&self) -> Vec<LocalSlice> {
-        vec![self.data.whole(), self.turns.whole()]
+    /// What of it is in host memory.
+    fn offer(&self) -> Offer {
+        let data = self.data.host().map(|data| data.region().whole());
+        Offer { message: Vec::new(), grants: data.into_iter().chain([self.turns.whole()]).collect() }
     }
 
     fn turn(&self) -> Result<LocalSlice, BenchError> {
-        Ok(match is_own_flag(self.bytes as u64) {
-            true => self.data.slice(self.bytes - 8, 8)?,
-            false => self.turns.slice(0, 8)?,
+        Ok(match self.data.host().filter(|_| is_own_flag(self.bytes as u64)) {
+            Some(data) => data.slice(self.bytes - 8, 8)?,
+            None => self.turns.slice(0, 8)?,
         })
-    }
-}
-
-/// Makes every page be there.
-fn touch(slice: &LocalSlice) {
-    let memory = slice.as_volatile();
-    for at in (0..memory.len()).step_by(4096) {
-        memory.subslice(at, 1).write(&[0]);
     }
 }
 
 impl<C: Carrier> Side<C> {
     pub(super) fn new(
-        carrier: &C,
         endpoint: C::Endpoint,
         mine: &SideMemory,
         granted: &[RemoteSlice],
-        bytes: u64,
+        local: Payload,
     ) -> Result<Side<C>, BenchError> {
-        let local = carrier.allocate(bytes.next_multiple_of(8) as usize, Access::LOCAL)?;
-        touch(&local.whole());
-        let local = local.slice(0, bytes as usize)?;
+        let bytes = mine.bytes as u64;
         let [data, turns] = granted else {
             return Err(BenchError::Peer(format!("it granted {} regions, and not two", granted.len())));
         };
         let remote = data.slice(0, bytes)?;
         let remote_turn = if is_own_flag(bytes) { data.slice(bytes - 8, 8)? } else { turns.slice(0, 8)? };
         let turn = mine.turn()?;
-        let write = Operation::Write { local: local.clone(), remote, streaming: Streaming::ByLength };
+        let write = local.slice().write(remote, Streaming::ByLength);
         let word = Operation::WriteInline { data: Inline::word(0), remote: remote_turn };
         let batch = match bytes {
             8 => vec![WorkRequest::unsignalled(0, word)],
@@ -117,17 +121,23 @@ impl<C: Carrier> Side<C> {
         Ok(Side { endpoint, remote, local, turn, remote_turn, batch })
     }
 
-    /// Connects to the target at the other end.
-    pub(super) fn connect(carrier: &C, address: &Address, bytes: u64) -> Result<Side<C>, BenchError> {
-        let mine = SideMemory::new(carrier, bytes)?;
-        let offer = Offer { message: Vec::new(), grants: mine.grants() };
-        let mut connecting = carrier.connect(address, offer)?;
+    /// Connects to the target at the other end. What is written and read here is on this GPU, if one is named; what
+    /// the other side reaches never is.
+    pub(super) fn connect(
+        carrier: &C,
+        address: &Address,
+        bytes: u64,
+        gpu: Option<&Gpu>,
+    ) -> Result<Side<C>, BenchError> {
+        let mine = SideMemory::new(carrier, bytes, None)?;
+        let mut connecting = carrier.connect(address, mine.offer())?;
         let begun = Instant::now();
         loop {
             match connecting.poll(now()) {
                 Poll::Ready(connected) => {
                     let (endpoint, received) = connected?;
-                    return Side::new(carrier, endpoint, &mine, &received.grants, bytes);
+                    let local = Payload::new(carrier, bytes, Access::LOCAL, gpu)?;
+                    return Side::new(endpoint, &mine, &received.grants, local);
                 }
                 Poll::Pending if begun.elapsed() > CONNECT => {
                     return Err(BenchError::Peer(format!("it did not answer within {CONNECT:?}")));
@@ -140,9 +150,9 @@ impl<C: Carrier> Side<C> {
     /// Writes all of it, and that it is turn `turn`.
     #[inline]
     pub(super) fn send(&mut self, turn: u64) -> Result<(), BenchError> {
-        let own_flag = self.batch.len() == 1 && self.local.len() > 8;
-        if own_flag {
-            self.local.as_volatile().store_u64(self.local.len() - 8, turn);
+        let flag = self.local.host().filter(|local| self.batch.len() == 1 && local.len() > 8);
+        if let Some(local) = flag {
+            local.as_volatile().store_u64(local.len() - 8, turn);
         } else if let Some(request) = self.batch.last_mut() {
             request.operation = Operation::WriteInline { data: Inline::word(turn), remote: self.remote_turn };
         }

@@ -3,15 +3,16 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use slackline::internals::transport::{Endpoint, Incoming, Listener, Offer};
+use slackline::internals::mem::Access;
+use slackline::internals::transport::{Endpoint, Incoming, Listener};
 use slackline::now;
 
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
-use super::messages::{Flow, Flowing, Found, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Placed, Streamed, Task, TaskRole};
 use super::names::Op;
-use super::pattern;
+use super::payload::Payload;
 use super::requester::{Requester, stream};
 use super::side::{Side, SideMemory};
 use super::usage::Watch;
@@ -26,15 +27,24 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
     let TaskRole::Memory { pongs, checked, connections, opposite, is_crowd } = task.role else {
         return Err(BenchError::Peer("not a task of memory".into()));
     };
-    let (carrier, bytes) = (C::open(&client.means)?, task.bytes);
+    let (carrier, bytes) = (C::open(&client.means.of_owner())?, task.bytes);
+    let (memory, gpu) = (client.means.memory.memory, client.means.memory.gpu()?);
+    if gpu.is_some() && carrier.gpu().is_none() {
+        return Err(BenchError::usage(
+            "no RDMA device reaches memory of the GPU of the side that is written and read",
+            "see `slackline doctor`; or have its memory on the host, or use --transport tcp",
+        ));
+    }
     let mut listener = carrier.listen(&C::anywhere(client.host))?;
-    let mine = SideMemory::new(&carrier, bytes)?;
-    let data = mine.data()?;
+    let mut mine = SideMemory::new(&carrier, bytes, gpu.as_ref())?;
     if checked == Some(Op::Read) {
-        pattern::fill(data.as_volatile());
+        mine.data.fill()?;
     }
     let watch = if is_crowd { Some(Watch::begin(connections.into())?) } else { None };
     client.say(&listener.address())?;
+    if !is_crowd {
+        client.say(&Placed(memory))?;
+    }
     let mut sides = Vec::new();
     while sides.len() < usize::from(connections) {
         let Some(incoming) = listener.poll(now()) else {
@@ -45,13 +55,15 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
             continue;
         };
         let grants = incoming.received().grants.clone();
-        let endpoint = incoming.accept(Offer { message: Vec::new(), grants: mine.grants() })?;
-        sides.push(Side::<C>::new(&carrier, endpoint, &mine, &grants, bytes)?);
+        let endpoint = mine.accept(incoming)?;
+        let local = Payload::new(&carrier, bytes, Access::LOCAL, None)?;
+        sides.push(Side::<C>::new(endpoint, &mine, &grants, local)?);
     }
     if let Some(watch) = &watch {
         watch.look(connections.into());
     }
-    if let (true, Some(first)) = (pongs, sides.first_mut()) {
+    // The client plays where it has heard that the memory is the host's.
+    if let (true, Some(first)) = (pongs && gpu.is_none(), sides.first_mut()) {
         first.answer(client)?;
     }
     if let Some((op, flow)) = opposite {
@@ -64,8 +76,9 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
         }
     }
     if checked.is_some() {
-        let wrong = if checked == Some(Op::Write) { pattern::first_wrong(data.as_volatile()) } else { None };
-        let word = if bytes >= 8 { data.as_volatile().load(0, Ordering::Acquire) } else { 0 };
+        let wrong = if checked == Some(Op::Write) { mine.data.first_wrong()? } else { None };
+        let word = mine.data.host().filter(|data| data.len() >= 8);
+        let word = word.map_or(0, |data| data.as_volatile().load(0, Ordering::Acquire));
         client.say(&Found { wrong, word })?;
     }
     match watch {
