@@ -211,7 +211,6 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`copy`](Self::copy).
-    #[cfg(any(feature = "tcp", feature = "verbs"))]
     pub(crate) fn copy_staged(&self, copy: GpuCopy, under_way: &mut Tickets) -> Result<(), GpuError> {
         let (GpuCopy::ToHost { from: piece, .. }
         | GpuCopy::FromHost { into: piece, .. }
@@ -245,13 +244,9 @@ impl Gpu {
 
     /// Checks that work is of this GPU alone, and locks the host memory that it uses.
     pub(super) fn prepare(&self, work: &GpuWork) -> Result<(), GpuError> {
-        let primary = &self.inner().primary;
-        if let Some(other) = work.slices().find(|slice| slice.primary().context() != primary.context()) {
-            let (pointer, found) = (other.pointer(), other.primary().ordinal());
-            return Err(GpuError::OtherDevice { pointer, ordinal: primary.ordinal(), found });
-        }
+        work.slices().try_for_each(|slice| self.expect(slice))?;
         if let Some(region) = work.region() {
-            lock(primary, region)?;
+            lock(&self.inner().primary, region)?;
         }
         Ok(())
     }

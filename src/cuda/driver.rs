@@ -54,6 +54,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Name of a device.
     fn device_name(&self, device: i32) -> Result<String, Code>;
 
+    /// True if a device can be given memory of another one.
+    fn reaches(&self, device: i32, other: i32) -> Result<bool, Code>;
+
     /// A property of a device.
     fn attribute(&self, attribute: Attribute, device: i32) -> Result<i32, Code>;
 
@@ -90,6 +93,9 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Makes visible to the device what RDMA devices have written to its memory, as far as the processor knows of it.
     fn flush_rdma_writes(&self) -> Result<(), Code>;
+
+    /// The device that memory is on which another process has exported.
+    fn home(&self, file: BorrowedFd<'_>) -> Result<i32, Code>;
 
     /// Maps memory that another process has exported, all of its `bytes`, for a device of this process.
     fn import(

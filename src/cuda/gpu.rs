@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::GpuError;
 use super::driver::{Context, Driver};
 use super::kernels::KernelModule;
 use super::library::DriverLibrary;
 use super::queue::GpuQueue;
 use super::sys::{CAPTURE_MODE_RELAXED, Code};
+use super::{GpuError, GpuSlice};
 use crate::mem::ForkGuard;
 
 /// The oldest driver: that of CUDA 12.0, as 1000 times the major number and 10 times the minor one.
@@ -172,15 +172,29 @@ impl Gpu {
     /// # Errors
     /// There is no driver of CUDA 12.0 or later, no such GPU, or the driver refuses it.
     pub fn open(ordinal: u32) -> Result<Gpu, GpuError> {
-        static OPEN: Mutex<BTreeMap<u32, Weak<GpuInner>>> = Mutex::new(BTreeMap::new());
-        let driver = DriverLibrary::get()?;
+        Gpu::of(DriverLibrary::get()?, ordinal)
+    }
+
+    /// The one of this ordinal of a driver, which is open or is opened.
+    fn of(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Gpu, GpuError> {
+        static OPEN: Mutex<BTreeMap<(usize, u32), Weak<GpuInner>>> = Mutex::new(BTreeMap::new());
+        let key = (Arc::as_ptr(&driver).addr(), ordinal);
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inner) = open.get(&ordinal).and_then(Weak::upgrade) {
+        // One that is open keeps its driver, so that no other has its address.
+        if let Some(inner) = open.get(&key).and_then(Weak::upgrade) {
             return Ok(Gpu { inner, requires_gpudirect: false });
         }
         let gpu = Gpu::with_driver(driver, ordinal)?;
-        open.insert(ordinal, Arc::downgrade(&gpu.inner));
+        open.insert(key, Arc::downgrade(&gpu.inner));
         Ok(gpu)
+    }
+
+    /// Another GPU of this process.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn sibling(&self, ordinal: u32) -> Result<Gpu, GpuError> {
+        Gpu::of(self.inner.primary.0.driver.clone(), ordinal)
     }
 
     pub(super) fn with_driver(driver: Arc<dyn Driver>, ordinal: u32) -> Result<Gpu, GpuError> {
@@ -265,8 +279,23 @@ impl Gpu {
         }
     }
 
+    /// Checks that memory is of this GPU.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn expect(&self, memory: &GpuSlice) -> Result<(), GpuError> {
+        let (own, other) = (&self.inner.primary, memory.primary());
+        match own.context() == other.context() {
+            true => Ok(()),
+            false => {
+                let (pointer, ordinal, found) = (memory.pointer(), own.ordinal(), other.ordinal());
+                Err(GpuError::OtherDevice { pointer, ordinal, found })
+            }
+        }
+    }
+
     /// True if both have the same streams for copies.
-    pub(super) fn is(&self, other: &Gpu) -> bool {
+    pub(crate) fn is(&self, other: &Gpu) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }

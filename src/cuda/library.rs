@@ -52,6 +52,7 @@ functions! {
     device_get_count: "cuDeviceGetCount" as fn(*mut c_int);
     device_get: "cuDeviceGet" as fn(*mut c_int, c_int);
     device_get_name: "cuDeviceGetName" as fn(*mut c_char, c_int, c_int);
+    device_can_access_peer: "cuDeviceCanAccessPeer" as fn(*mut c_int, c_int, c_int);
     device_get_attribute: "cuDeviceGetAttribute" as fn(*mut c_int, Attribute, c_int);
     primary_context_retain: "cuDevicePrimaryCtxRetain" as fn(*mut Handle, c_int);
     primary_context_release: "cuDevicePrimaryCtxRelease_v2" as fn(c_int);
@@ -65,6 +66,7 @@ functions! {
     mem_release: "cuMemRelease" as fn(u64);
     mem_export: "cuMemExportToShareableHandle" as fn(*mut c_void, u64, c_int, u64);
     mem_import: "cuMemImportFromShareableHandle" as fn(*mut u64, *mut c_void, c_int);
+    mem_get_properties: "cuMemGetAllocationPropertiesFromHandle" as fn(*mut AllocationProperties, u64);
     mem_get_range_handle: "cuMemGetHandleForAddressRange" as fn(*mut c_void, DevicePointer, usize, c_int, u64);
     flush_rdma_writes: "cuFlushGPUDirectRDMAWrites" as fn(c_int, c_int);
     mem_address_reserve: "cuMemAddressReserve" as fn(*mut DevicePointer, usize, usize, DevicePointer, u64);
@@ -170,6 +172,15 @@ impl DriverLibrary {
         }
     }
 
+    /// A handle of memory that another process has exported.
+    fn handle(&self, file: BorrowedFd<'_>) -> Result<u64, Code> {
+        let mut handle = 0;
+        let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
+        // SAFETY: as for all calls below; a descriptor is passed where a pointer would be.
+        check(unsafe { (self.functions.mem_import)(&mut handle, number, HANDLE_POSIX_FILE_DESCRIPTOR) })?;
+        Ok(handle)
+    }
+
     /// Maps memory of a handle for a device; the handle is given back after an error.
     fn map(&self, device: c_int, handle: u64, bytes: usize, flags: c_int) -> Result<Allocation, Code> {
         let mut pointer = 0;
@@ -238,6 +249,13 @@ impl Driver for DriverLibrary {
         check(unsafe { (self.functions.device_get_name)(name.as_mut_ptr(), name.len() as c_int, device) })?;
         let bytes: Vec<u8> = name.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn reaches(&self, device: i32, other: i32) -> Result<bool, Code> {
+        let mut reaches = 0;
+        // SAFETY: as above.
+        check(unsafe { (self.functions.device_can_access_peer)(&mut reaches, device, other) })?;
+        Ok(reaches != 0)
     }
 
     fn attribute(&self, attribute: Attribute, device: i32) -> Result<i32, Code> {
@@ -328,6 +346,15 @@ impl Driver for DriverLibrary {
         check(unsafe { (self.functions.flush_rdma_writes)(FLUSH_CURRENT_CONTEXT, FLUSH_TO_OWNER) })
     }
 
+    fn home(&self, file: BorrowedFd<'_>) -> Result<i32, Code> {
+        let (handle, mut properties) = (self.handle(file)?, AllocationProperties::NONE);
+        // SAFETY: as above.
+        let asked = check(unsafe { (self.functions.mem_get_properties)(&mut properties, handle) });
+        // SAFETY: the handle is not used any more.
+        let released = check(unsafe { (self.functions.mem_release)(handle) });
+        asked.and(released).map(|()| properties.location.id)
+    }
+
     fn import(
         &self,
         device: i32,
@@ -335,10 +362,7 @@ impl Driver for DriverLibrary {
         bytes: usize,
         is_writable: bool,
     ) -> Result<Allocation, Code> {
-        let mut handle = 0;
-        let number = ptr::without_provenance_mut(file.as_raw_fd() as usize);
-        // SAFETY: as above; a descriptor is passed where a pointer would be.
-        check(unsafe { (self.functions.mem_import)(&mut handle, number, HANDLE_POSIX_FILE_DESCRIPTOR) })?;
+        let handle = self.handle(file)?;
         self.map(device, handle, bytes, if is_writable { ACCESS_READ_WRITE } else { ACCESS_READ })
     }
 

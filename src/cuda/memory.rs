@@ -79,22 +79,35 @@ impl GpuMemory {
         Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
     }
 
-    /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU. It stays
-    /// allocated until the last process has let go of it.
+    /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
+    /// one that the memory is on if this one has no peer access to that. It stays allocated until the last process has
+    /// let go of it. Returns the GPU whose memory it is from now on.
     ///
     /// # Errors
-    /// The descriptor is none of memory of a GPU, the memory has another length, or this GPU cannot reach it.
+    /// The descriptor is none of memory of a GPU, the memory has another length, or this process cannot use the GPU
+    /// that it is on.
     pub(crate) fn import(
         gpu: &Gpu,
         file: BorrowedFd<'_>,
         bytes: usize,
         is_writable: bool,
-    ) -> Result<GpuMemory, GpuError> {
-        let primary = gpu.inner().primary.clone();
-        let allocation = primary.call("mapping memory of a GPU that a peer has granted", |driver| {
-            driver.import(primary.device(), file, bytes, is_writable)
+    ) -> Result<(Gpu, GpuMemory), GpuError> {
+        const MAPPING: &str = "mapping memory of a GPU that a peer has granted";
+        let device = gpu.inner().primary.device();
+        let out_of_reach = gpu.inner().primary.call(MAPPING, |driver| {
+            let home = driver.home(file)?;
+            let is_reached = home == device || driver.reaches(device, home)?;
+            // Devices are numbered as their ordinals are.
+            Ok(if is_reached { None } else { u32::try_from(home).ok() })
         })?;
-        Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
+        let gpu = match out_of_reach {
+            None => Gpu::clone(gpu),
+            Some(home) => gpu.sibling(home)?,
+        };
+        let primary = gpu.inner().primary.clone();
+        let allocation =
+            primary.call(MAPPING, |driver| driver.import(primary.device(), file, bytes, is_writable))?;
+        Ok((gpu, GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation))))
     }
 
     /// What another process of this host maps it by, and the length that it maps: this memory was

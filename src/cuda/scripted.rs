@@ -29,22 +29,27 @@ use super::{Gpu, GpuStream};
 use kernel::ScriptedKernel;
 use work::{GRANULARITY, ScriptedMemory, StreamWork};
 
-/// The primary context of the one device, and another context.
+/// The primary context of the first device, and another context.
 pub(crate) const PRIMARY: Context = Context(0x1000);
 pub(crate) const OTHER_CONTEXT: Context = Context(0x2000);
+/// From the primary context of one device to that of the next one.
+const NEXT_DEVICE: usize = 0x100;
 
 /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_INVALID_HANDLE`.
 const NO_CONTEXT: Code = Code(201);
 const INVALID_HANDLE: Code = Code(400);
 
-/// A scripted driver with one device.
+/// A scripted driver, with one device if nothing else is said.
 pub(crate) struct Scripted {
     state: Mutex<ScriptedState>,
 }
 
 struct ScriptedState {
-    /// The primary context of the device.
+    /// The primary context of the first device.
     primary: Context,
+    devices: i32,
+    /// Whether they reach each other's memory.
+    are_peers: bool,
     version: i32,
     has_stream_words: bool,
     /// Whether it exports dma-bufs.
@@ -88,6 +93,8 @@ impl Scripted {
         Scripted {
             state: Mutex::new(ScriptedState {
                 primary: PRIMARY,
+                devices: 1,
+                are_peers: false,
                 version: 12000,
                 has_stream_words: true,
                 has_dma_bufs: false,
@@ -114,10 +121,15 @@ impl Scripted {
         }
     }
 
-    /// Its device, and a stream of the caller's with the handle that the caller has.
+    /// Its first device, and a stream of the caller's with the handle that the caller has.
     pub(crate) fn open_gpu(self: &Arc<Self>) -> (Gpu, usize, GpuStream) {
-        let gpu = Gpu::with_driver(self.clone(), 0).expect("a device");
-        let primary = self.state().primary;
+        self.open_gpu_at(0)
+    }
+
+    /// The same of its device of this ordinal.
+    pub(crate) fn open_gpu_at(self: &Arc<Self>, ordinal: u32) -> (Gpu, usize, GpuStream) {
+        let gpu = Gpu::with_driver(self.clone(), ordinal).expect("a device");
+        let primary = self.state().primary_of(ordinal as i32);
         let raw = self.stream(primary);
         // SAFETY: a stream that is never ended.
         let stream = unsafe { GpuStream::of_caller(&gpu, raw) }.expect("a stream");
@@ -135,7 +147,18 @@ impl Scripted {
 
     /// Makes its device another one than that of other drivers, by its primary context.
     pub(crate) fn of_another_device(self) -> Scripted {
-        self.state().primary = OTHER_CONTEXT;
+        let mut state = self.state();
+        state.primary = OTHER_CONTEXT;
+        state.streams.insert(0, Stream::new(OTHER_CONTEXT, true));
+        drop(state);
+        self
+    }
+
+    /// Gives it a second device, which does or does not reach memory of the first, nor the first that of the second.
+    pub(crate) fn with_two_devices(self, are_peers: bool) -> Scripted {
+        let mut state = self.state();
+        (state.devices, state.are_peers) = (2, are_peers);
+        drop(state);
         self
     }
 
@@ -191,7 +214,7 @@ impl Scripted {
 
     /// The caller's memory on the device.
     pub(crate) fn memory(&self, bytes: usize) -> DevicePointer {
-        self.state().device.reserve(bytes).expect("room on the device")
+        self.state().device.reserve(0, bytes).expect("room on the device")
     }
 
     /// More of the caller's memory, right behind a block of whole pages.
@@ -337,6 +360,21 @@ impl Stream {
 }
 
 impl ScriptedState {
+    fn primary_of(&self, device: i32) -> Context {
+        Context(self.primary.0 + NEXT_DEVICE * device as usize)
+    }
+
+    /// The device of a context.
+    fn device_of(&self, context: Context) -> i32 {
+        (context.0.wrapping_sub(self.primary.0) / NEXT_DEVICE) as i32
+    }
+
+    /// The context that is current on this thread.
+    fn current(&self) -> Context {
+        let stack = self.current.get(&std::thread::current().id());
+        stack.and_then(|stack| stack.last().copied()).unwrap_or(self.primary)
+    }
+
     fn handle(&mut self) -> usize {
         self.handles += 0x10;
         self.handles
@@ -373,15 +411,19 @@ impl Driver for Scripted {
     }
 
     fn device_count(&self) -> Result<i32, Code> {
-        self.call(|_| Ok(1))
+        self.call(|state| Ok(state.devices))
     }
 
     fn device(&self, ordinal: i32) -> Result<i32, Code> {
-        self.call(|_| if ordinal == 0 { Ok(0) } else { Err(Code::INVALID_VALUE) })
+        self.call(|state| if ordinal < state.devices { Ok(ordinal) } else { Err(Code::INVALID_VALUE) })
     }
 
     fn device_name(&self, _: i32) -> Result<String, Code> {
         self.call(|_| Ok("a scripted device".into()))
+    }
+
+    fn reaches(&self, _: i32, _: i32) -> Result<bool, Code> {
+        self.call(|state| Ok(state.are_peers))
     }
 
     fn attribute(&self, attribute: Attribute, _: i32) -> Result<i32, Code> {
@@ -396,10 +438,10 @@ impl Driver for Scripted {
         })
     }
 
-    fn retain_primary_context(&self, _: i32) -> Result<Context, Code> {
+    fn retain_primary_context(&self, device: i32) -> Result<Context, Code> {
         self.call(|state| {
             state.retained += 1;
-            Ok(state.primary)
+            Ok(state.primary_of(device))
         })
     }
 
@@ -448,10 +490,10 @@ impl Driver for Scripted {
         self.within(|state| state.device.range(pointer).ok_or(Code::INVALID_VALUE))
     }
 
-    fn allocate(&self, _: i32, bytes: usize) -> Result<Allocation, Code> {
+    fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code> {
         self.within(|state| {
             let bytes = bytes.next_multiple_of(GRANULARITY);
-            let pointer = state.device.reserve(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+            let pointer = state.device.reserve(device, bytes).ok_or(Code::OUT_OF_MEMORY)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
@@ -474,9 +516,16 @@ impl Driver for Scripted {
         Ok(())
     }
 
-    fn import(&self, _: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {
+    fn home(&self, file: BorrowedFd<'_>) -> Result<i32, Code> {
+        self.within(|_| ScriptedMemory::home(file).ok_or(Code::INVALID_VALUE))
+    }
+
+    fn import(&self, device: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {
         self.within(|state| {
-            let pointer = state.device.import(file, bytes).ok_or(Code::INVALID_VALUE)?;
+            if ScriptedMemory::home(file) != Some(device) && !state.are_peers {
+                return Err(Code::INVALID_DEVICE);
+            }
+            let pointer = state.device.import(device, file, bytes).ok_or(Code::INVALID_VALUE)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
@@ -513,8 +562,8 @@ impl Driver for Scripted {
 
     fn create_stream(&self) -> Result<StreamHandle, Code> {
         self.within(|state| {
-            let primary = state.primary;
-            Ok(state.add_stream(primary, false))
+            let current = state.current();
+            Ok(state.add_stream(current, false))
         })
     }
 
@@ -525,7 +574,7 @@ impl Driver for Scripted {
     fn stream_context(&self, stream: StreamHandle) -> Result<Context, Code> {
         // Of the default stream it is the one that is current.
         self.within(|state| match stream {
-            StreamHandle(0) => Ok(state.primary),
+            StreamHandle(0) => Ok(state.current()),
             stream => state.stream(stream).map(|stream| stream.context),
         })
     }

@@ -1,7 +1,7 @@
 //! A stream of the caller's, which copies are ordered with.
 
 use super::driver::StreamHandle;
-use super::{Gpu, GpuError};
+use super::{Gpu, GpuError, GpuSlice};
 
 /// A stream of the caller's. A copy begins once the work is done that the stream has at the time of the call; where
 /// the copy brings something to the GPU, the stream's later work waits for it. Nothing else is ever put on the stream:
@@ -35,6 +35,16 @@ impl GpuStream {
     /// The GPU that it is a stream of.
     pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
+    }
+
+    /// Holds copies of `memory` over a transport with this GPU, if it has one, behind what this stream has now.
+    ///
+    /// # Errors
+    /// The memory is that of another GPU than the stream, or than the transport; the stream is capturing; the driver
+    /// refuses.
+    pub(crate) fn hold_copies_of(&self, memory: &GpuSlice, transport: Option<&Gpu>) -> Result<(), GpuError> {
+        [Some(&self.gpu), transport].into_iter().flatten().try_for_each(|gpu| gpu.expect(memory))?;
+        self.hold_copies()
     }
 
     pub(super) fn handle(&self) -> StreamHandle {

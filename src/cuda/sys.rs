@@ -18,6 +18,9 @@ impl Code {
     pub(crate) const STUB_LIBRARY: Code = Code(34);
     pub(crate) const DEVICE_UNAVAILABLE: Code = Code(46);
     pub(crate) const NO_DEVICE: Code = Code(100);
+    /// Also of a device that has no peer access.
+    #[cfg(test)]
+    pub(crate) const INVALID_DEVICE: Code = Code(101);
     pub(crate) const ECC_UNCORRECTABLE: Code = Code(214);
     pub(crate) const NVLINK_UNCORRECTABLE: Code = Code(220);
     pub(crate) const CONTAINED: Code = Code(226);
@@ -167,6 +170,20 @@ pub(crate) const GRANULARITY_MINIMUM: c_int = 0;
 pub(crate) const ACCESS_READ: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(crate) const ACCESS_READ_WRITE: c_int = 3;
+
+impl AllocationProperties {
+    /// Nothing, to be filled in.
+    pub(crate) const NONE: AllocationProperties = AllocationProperties {
+        kind: 0,
+        handle_types: 0,
+        location: MemoryLocation { kind: 0, id: 0 },
+        windows_metadata: std::ptr::null_mut(),
+        compression: 0,
+        is_gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    };
+}
 
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]

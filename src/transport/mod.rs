@@ -48,7 +48,7 @@ mod payload;
 #[cfg(not(loom))]
 pub mod shm;
 mod simulator;
-#[cfg(all(any(feature = "tcp", feature = "verbs"), not(loom)))]
+#[cfg(all(any(feature = "tcp", feature = "verbs", feature = "cuda"), not(loom)))]
 #[cfg_attr(not(feature = "cuda"), path = "staging/absent.rs")]
 mod staging;
 #[cfg(all(feature = "tcp", not(loom)))]

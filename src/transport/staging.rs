@@ -1,10 +1,13 @@
-//! Blocks of locked host memory by way of which payloads travel between a GPU and a network that does not reach it.
+//! Blocks of locked host memory by way of which payloads travel between a GPU and a network that does not reach it, or
+//! another GPU that does not.
 //!
 //! One side of a connection has a few blocks and uses them in turn: a GPU copies one while others are sent or received.
 //! A block that a copy uses is free again once the copy's ticket says so.
 
+#[cfg(any(feature = "tcp", feature = "verbs"))]
 mod posting;
 
+#[cfg(any(feature = "tcp", feature = "verbs"))]
 pub(super) use posting::StagedPosting;
 
 use super::{PostError, RegisterError, WorkCompletion, WorkRequest};
@@ -108,7 +111,7 @@ impl StagingBlocks {
     /// The memory is that of another GPU, or the driver refuses.
     pub(super) fn copy_out(&mut self, from: GpuSlice, block: &LocalSlice) -> Result<StagedCopy, GpuError> {
         let into = block.slice(0, from.bytes()).map_err(outside)?;
-        self.copy(GpuCopy::ToHost { from, into }, block)
+        self.copy(&self.gpu.clone(), GpuCopy::ToHost { from, into }, block)
     }
 
     /// Has the GPU copy the begin of a block to `into`.
@@ -117,12 +120,21 @@ impl StagingBlocks {
     /// As [`copy_out`](Self::copy_out).
     pub(super) fn copy_in(&mut self, block: &LocalSlice, into: GpuSlice) -> Result<StagedCopy, GpuError> {
         let from = block.slice(0, into.bytes()).map_err(outside)?;
-        self.copy(GpuCopy::FromHost { from, into }, block)
+        self.copy(&self.gpu.clone(), GpuCopy::FromHost { from, into }, block)
     }
 
-    fn copy(&mut self, copy: GpuCopy, block: &LocalSlice) -> Result<StagedCopy, GpuError> {
+    /// Has this GPU copy from a block or to it.
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out).
+    pub(super) fn copy(
+        &mut self,
+        gpu: &Gpu,
+        copy: GpuCopy,
+        block: &LocalSlice,
+    ) -> Result<StagedCopy, GpuError> {
         let mut tickets = Tickets::default();
-        let asked = self.gpu.copy_staged(copy, &mut tickets);
+        let asked = gpu.copy_staged(copy, &mut tickets);
         if mutant!("staging_block_before_ticket") {
             self.give_back(block.clone());
         }

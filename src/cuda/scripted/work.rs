@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Release};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -20,6 +20,8 @@ const CAPACITY: usize = 256 << 20;
 pub(super) const GRANULARITY: usize = 16 << 10;
 /// Bytes of a page of the host.
 const PAGE: usize = 4096;
+/// The name of the files, before the number of the device.
+const NAME: &str = "slackline-scripted-";
 /// A copy is made in so many pieces.
 const PIECES: usize = 3;
 
@@ -45,6 +47,8 @@ pub(super) struct ScriptedMemory {
     pub(super) own: usize,
     /// Blocks that there have been.
     made: u64,
+    /// The device that works just now: it touches what is mapped for it alone. None where a test looks.
+    pub(super) working: Option<i32>,
 }
 
 struct ScriptedBlock {
@@ -52,7 +56,9 @@ struct ScriptedBlock {
     /// No other block ever has it.
     number: u64,
     is_managed: bool,
+    /// The device that it is on, and the one that it is mapped for.
     ordinal: u32,
+    mapped_for: i32,
     /// A file, so that other drivers can be given it, in this process and in others.
     file: File,
     backing: MmapRaw,
@@ -67,7 +73,7 @@ impl ScriptedMemory {
             let nothing = rustix::mm::MprotectFlags::empty();
             rustix::mm::mprotect(addresses.as_mut_ptr().cast(), CAPACITY, nothing).expect("no access");
         }
-        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0, made: 0 }
+        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0, made: 0, working: None }
     }
 
     fn base(&self) -> DevicePointer {
@@ -76,41 +82,58 @@ impl ScriptedMemory {
 
     /// A block of its own, behind all others and 256 bytes from the last, which begins at a page if it is as long. It
     /// holds what others have left there.
-    pub(super) fn reserve(&mut self, bytes: usize) -> Option<DevicePointer> {
-        let name = "slackline-scripted";
+    pub(super) fn reserve(&mut self, device: i32, bytes: usize) -> Option<DevicePointer> {
+        let name = format!("{NAME}{device}");
         let file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).expect("a file"));
         file.set_len(bytes.next_multiple_of(if bytes < PAGE { 1 } else { PAGE }) as u64).expect("its length");
-        let begin = self.map(file, bytes)?;
+        let begin = self.map(device, file, bytes)?;
         self.at(begin, bytes)?.fill(0xCD);
         Some(begin)
+    }
+
+    /// The device that memory is on, by the name of its file.
+    pub(super) fn home(file: BorrowedFd<'_>) -> Option<i32> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+        let (_, device) = path.to_str()?.split_once(NAME)?;
+        device.split(' ').next()?.parse().ok()
     }
 
     /// The same right behind another one, as pieces of one segment are.
     pub(super) fn reserve_behind(&mut self, pointer: DevicePointer, bytes: usize) -> Option<DevicePointer> {
         let block = self.blocks.get(&pointer)?;
+        let device = block.mapped_for;
         let begin = pointer + block.bytes as u64;
-        let file = File::from(rustix::fs::memfd_create("slackline-scripted", MemfdFlags::CLOEXEC).ok()?);
+        let name = format!("{NAME}{}", block.mapped_for);
+        let file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).ok()?);
         file.set_len(bytes as u64).ok()?;
         let is_free = self.blocks.range(begin..begin + bytes as u64).next().is_none();
-        is_free.then(|| self.map_at(begin, file, bytes)).flatten()
+        is_free.then(|| self.map_at(device, begin, file, bytes)).flatten()
     }
 
     /// A block whose bytes are those of a file.
-    fn map(&mut self, file: File, bytes: usize) -> Option<DevicePointer> {
+    fn map(&mut self, device: i32, file: File, bytes: usize) -> Option<DevicePointer> {
         let end =
             self.blocks.last_key_value().map_or(self.base(), |(begin, block)| begin + block.bytes as u64);
         let begin = (end + 256).next_multiple_of(if bytes < PAGE { 256 } else { PAGE as u64 });
-        self.map_at(begin, file, bytes)
+        self.map_at(device, begin, file, bytes)
     }
 
-    fn map_at(&mut self, begin: DevicePointer, file: File, bytes: usize) -> Option<DevicePointer> {
+    fn map_at(
+        &mut self,
+        device: i32,
+        begin: DevicePointer,
+        file: File,
+        bytes: usize,
+    ) -> Option<DevicePointer> {
         if begin + bytes as u64 > self.base() + CAPACITY as u64 {
             return None;
         }
         let backing = MmapOptions::new().len(bytes).map_raw(&file).expect("a mapping");
         self.made += 1;
         let number = self.made;
-        let block = ScriptedBlock { bytes, number, is_managed: false, ordinal: 0, file, backing };
+        let ordinal = ScriptedMemory::home(file.as_fd()).unwrap_or(0) as u32;
+        let block =
+            ScriptedBlock { bytes, number, is_managed: false, ordinal, mapped_for: device, file, backing };
         self.blocks.insert(begin, block);
         Some(begin)
     }
@@ -137,10 +160,15 @@ impl ScriptedMemory {
     }
 
     /// As the driver does, takes all of what was exported, and nothing else.
-    pub(super) fn import(&mut self, file: BorrowedFd<'_>, bytes: usize) -> Option<DevicePointer> {
+    pub(super) fn import(
+        &mut self,
+        device: i32,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+    ) -> Option<DevicePointer> {
         let file = File::from(file.try_clone_to_owned().expect("another descriptor"));
         let is_memory = file.metadata().ok()?.len() == bytes as u64 && bytes.is_multiple_of(GRANULARITY);
-        if is_memory { self.map(file, bytes) } else { None }
+        if is_memory { self.map(device, file, bytes) } else { None }
     }
 
     pub(super) fn free(&mut self, pointer: DevicePointer) {
@@ -168,6 +196,8 @@ impl ScriptedMemory {
     /// The bytes of a range that is inside one block.
     pub(super) fn at(&mut self, pointer: DevicePointer, bytes: usize) -> Option<&mut [u8]> {
         let (begin, block) = self.block(pointer)?;
+        let is_reached = self.working.is_none_or(|device| device == block.mapped_for);
+        assert!(is_reached, "device {:?} touches memory that is mapped for another one", self.working);
         let offset = (pointer - begin) as usize;
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= block.bytes);
         // SAFETY: inside the mapping, which lives as long as the block. Another driver may have mapped it, too; that
@@ -207,7 +237,10 @@ impl ScriptedState {
         let stream = ready[(self.random % ready.len() as u64) as usize];
         let mut work =
             self.streams.get_mut(&stream).and_then(|stream| stream.work.pop_front()).expect("work");
-        if !self.piece(&mut work) {
+        self.device.working = Some(self.device_of(self.streams[&stream].context));
+        let is_done = self.piece(&mut work);
+        self.device.working = None;
+        if !is_done {
             self.streams.get_mut(&stream).expect("the stream").work.push_front(work);
         }
         true

@@ -123,6 +123,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn workers_on_another_gpu_than_the_servers_are_folded_bit_for_bit() {
+        let optimizer = OPTIMIZERS[3];
+        let by_processors = {
+            let options = options(optimizer, 2);
+            let mut server =
+                Server::new(Shm::new(), &Address::random(), table(), &initial(), options).unwrap();
+            train(&mut server, [Shm::new(), Shm::new()], Encoding::F32, 6)
+        };
+        for are_peers in [true, false] {
+            let (driver, _gpu, transport) = gpu::<Shm>();
+            // The GPU of each worker is the second one of its process, and the server's is the first.
+            let theirs = [(); 2].map(|()| Arc::new(Scripted::new().with_two_devices(are_peers)));
+            let gpus = theirs.each_ref().map(|driver| driver.open_gpu_at(1).0);
+            let _working = [&driver, &theirs[0], &theirs[1]].map(|driver| driver.work_in_a_thread());
+            let options = options(optimizer, 2);
+            let mut server =
+                Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+            let workers = gpus.each_ref().map(|gpu| Shm::new().with_gpu(gpu));
+            let on_gpus = train(&mut server, workers, Encoding::F32, 6);
+            assert_eq!(bits(&on_gpus), bits(&by_processors), "peers: {are_peers}");
+        }
+    }
+
     /// A worker publishes one gradient to a server whose GPU does nothing until `look` has looked. Then it folds, and
     /// the worker leaves.
     pub(in crate::node::folder_gpu) fn publish_while_the_gpu_rests(

@@ -99,8 +99,9 @@ impl<T: Transport> Step<'_, T> {
     ///
     /// # Errors
     /// `from` has another length; the scheme needs the gradient's magnitude, or the worker adds its own gradients to
-    /// its copy; its gradients are to carry checksums; the stream captures a graph; the transport or the driver refuses
-    /// the copy; as [`publish`](Self::publish).
+    /// its copy; its gradients are to carry checksums; the memory is that of another GPU than the stream or the
+    /// transport; the stream captures a graph; the transport or the driver refuses the copy; as
+    /// [`publish`](Self::publish).
     pub fn publish_from_gpu(
         self,
         from: &GpuSlice,
@@ -118,7 +119,7 @@ impl<T: Transport> Step<'_, T> {
         }
         let deadline = worker.runtime.now() + timeout;
         complete(worker.finish_outgoing(timeout))?;
-        stream.hold_copies()?;
+        stream.hold_copies_of(from, worker.transport.gpu())?;
         let width = worker.options.encoding.bytes();
         let slice = |part: &super::Part<T>| from.slice(part.begin / 4 * width, part.bytes / 4 * width);
         let sources: Result<Sources, OutOfBounds> =

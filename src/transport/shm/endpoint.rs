@@ -142,7 +142,7 @@ impl Endpoint for ShmEndpoint {
     }
 
     fn gpu_path(&self) -> Option<GpuPath> {
-        self.gpu.as_ref().map(|_| GpuPath::CopyEngines)
+        self.gpu.as_ref().map(|gpu| gpu.path())
     }
 
     fn wake(&mut self) {

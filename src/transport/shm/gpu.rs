@@ -4,20 +4,41 @@
 //! way is held, and is carried out once the copy's ticket says that its bytes are there. Copies that one stream makes
 //! in order do not wait for each other. Nothing here waits.
 
+mod crossing;
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use self::crossing::Crossing;
 use super::handshake::{MappedOnGpu, ShmHandshakeError};
-use crate::cuda::{Gpu, GpuCopy, GpuMemory, GpuSlice, Tickets};
-use crate::mem::{Access, RemoteSlice};
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
+use crate::mem::{Access, DeviceKeys, MemoryRegion, RemoteSlice};
+use crate::transport::staging::StagingBlocks;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, LocalEndpoint, Operation, PostError, WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, GpuPath, LocalEndpoint, Operation, PostError, WorkRequest,
 };
 
 const NOT_COPIED: Disconnected = Disconnected {
     reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and \
              connect again",
 };
+
+/// Memory of a GPU that the peer has granted.
+pub(super) struct ReachedMemory {
+    /// The GPU that copies it: this side's, or the one that the memory is on where this side's does not reach it.
+    gpu: Gpu,
+    memory: GpuMemory,
+}
+
+/// How a request is carried out.
+enum PeerCopy {
+    /// By one copy of this GPU.
+    By(Gpu, GpuCopy),
+    /// By way of the host.
+    Crossing(Crossing),
+}
 
 /// The side of an endpoint that has to do with memory of a GPU: its own, or the peer's.
 pub(super) struct GpuSide {
@@ -27,14 +48,26 @@ pub(super) struct GpuSide {
     /// Requests that are to be carried out, in order.
     held: VecDeque<WorkRequest>,
     /// Copies that are under way, in order, and all of one stream.
-    copying: VecDeque<(WorkRequest, GpuCopy)>,
+    copying: VecDeque<(WorkRequest, Gpu, GpuCopy)>,
     tickets: Tickets,
+    /// A request by way of the host, while no other is under way; and the blocks, once one has needed them.
+    crossing: Option<(WorkRequest, Crossing)>,
+    blocks: Option<StagingBlocks>,
 }
 
 impl GpuSide {
     pub(super) fn new(gpu: Gpu, segments: Vec<MappedOnGpu>) -> GpuSide {
         let (held, copying) = (VecDeque::new(), VecDeque::new());
-        GpuSide { gpu, segments, held, copying, tickets: Tickets::default() }
+        let (tickets, crossing, blocks) = (Tickets::default(), None, None);
+        GpuSide { gpu, segments, held, copying, tickets, crossing, blocks }
+    }
+
+    /// The way between this side's GPU and the peer's memory.
+    pub(super) fn path(&self) -> GpuPath {
+        let out_of_reach = self.segments.iter().find(|(_, reached, _)| !reached.gpu.is(&self.gpu));
+        out_of_reach.map_or(GpuPath::CopyEngines, |(_, reached, _)| GpuPath::Staged {
+            passed_over: [("copy engines", no_peer_access(&self.gpu, &reached.gpu))].into(),
+        })
     }
 
     /// Takes a batch, all or nothing, and carries out what need not wait. True if a request that notifies was among
@@ -44,7 +77,7 @@ impl GpuSide {
         local: &mut LocalEndpoint,
         batch: &[WorkRequest],
     ) -> Result<bool, PostError> {
-        let is_plain = self.held.is_empty() && self.copying.is_empty();
+        let is_plain = self.held.is_empty() && self.copying.is_empty() && self.crossing.is_none();
         if is_plain && !batch.iter().any(|request| self.concerns(&request.operation)) {
             local.post(batch)?;
             return Ok(notifies(batch));
@@ -53,7 +86,8 @@ impl GpuSide {
         for (index, request) in batch.iter().enumerate() {
             request.check_with(&self.gpu).map_err(|reason| PostError::Malformed { index, reason })?;
         }
-        let (waiting, room) = (self.held.len() + self.copying.len(), local.free());
+        let under_way = self.copying.len() + usize::from(self.crossing.is_some());
+        let (waiting, room) = (self.held.len() + under_way, local.free());
         let free = room.saturating_sub(waiting);
         if batch.len() > local.depth() {
             return Err(PostError::BatchTooLong { batch: batch.len(), depth: local.depth() });
@@ -83,10 +117,22 @@ impl GpuSide {
     pub(super) fn advance(&mut self, local: &mut LocalEndpoint) -> bool {
         let mut notified = false;
         loop {
+            match self.cross() {
+                Ok(true) => {}
+                Ok(false) => return notified,
+                Err(error) => {
+                    tracing::warn!(%error, "a copy between two GPUs was not made");
+                    self.fail(local, CompletionError::Gpu);
+                }
+            }
+            if let Some((request, _)) = self.crossing.take() {
+                notified |= request.flags.contains(Flags::NOTIFY);
+                local.complete(&request, Ok(()));
+            }
             let is_over = self.copying.is_empty() || mutant!("gpu_copy_completes_at_once");
             match if is_over { Ok(true) } else { self.tickets.are_done() } {
                 Ok(true) => {
-                    for (request, _) in self.copying.drain(..) {
+                    for (request, ..) in self.copying.drain(..) {
                         notified |= request.flags.contains(Flags::NOTIFY);
                         local.complete(&request, Ok(()));
                     }
@@ -111,8 +157,16 @@ impl GpuSide {
                 continue;
             }
             let alive = local.check().map_err(|_| CompletionError::Flushed);
-            let copy = match alive.and_then(|()| self.copy_of(local, &request.operation)) {
-                Ok(copy) => copy,
+            let (gpu, copy) = match alive.and_then(|()| self.copy_of(local, &request.operation)) {
+                Ok(PeerCopy::By(gpu, copy)) => (gpu, copy),
+                Ok(PeerCopy::Crossing(crossing)) if self.copying.is_empty() => {
+                    self.crossing = Some((request, crossing));
+                    continue;
+                }
+                Ok(PeerCopy::Crossing(_)) => {
+                    self.held.push_front(request);
+                    return notified;
+                }
                 Err(error) => {
                     self.held.push_front(request);
                     // Those before it come first.
@@ -122,12 +176,14 @@ impl GpuSide {
                     return notified;
                 }
             };
-            if self.copying.back().is_some_and(|(_, before)| !before.is_ordered_with(&copy)) {
+            let is_ordered =
+                |(_, by, before): &(_, Gpu, GpuCopy)| by.is(&gpu) && before.is_ordered_with(&copy);
+            if !self.copying.back().is_none_or(is_ordered) {
                 self.held.push_front(request);
                 return notified;
             }
-            match self.gpu.copy(copy.clone(), &mut self.tickets) {
-                Ok(()) => self.copying.push_back((request, copy)),
+            match gpu.copy(copy.clone(), &mut self.tickets) {
+                Ok(()) => self.copying.push_back((request, gpu, copy)),
                 Err(error) => {
                     tracing::warn!(%error, "a GPU refuses to copy from or to a peer's memory");
                     self.held.push_front(request);
@@ -140,31 +196,54 @@ impl GpuSide {
     /// Ends the connection: the first request that is not complete has failed, and those behind it are flushed.
     fn fail(&mut self, local: &mut LocalEndpoint, error: CompletionError) {
         local.fail(NOT_COPIED);
-        let copying = self.copying.drain(..).map(|(request, _)| request);
+        let crossing = self.crossing.take().map(|(request, _)| request);
+        let copying = crossing.into_iter().chain(self.copying.drain(..).map(|(request, ..)| request));
         for (index, request) in copying.chain(self.held.drain(..)).enumerate() {
             let error = if index == 0 { error } else { CompletionError::Flushed };
             local.complete(&request, Err(error));
         }
     }
 
+    /// Moves on the request that goes by way of the host. True once there is none, or it is done.
+    fn cross(&mut self) -> Result<bool, GpuError> {
+        let Some((_, crossing)) = &mut self.crossing else { return Ok(true) };
+        let blocks = match &mut self.blocks {
+            Some(blocks) => blocks,
+            none => {
+                let longest = self.segments.iter().map(|(_, reached, _)| reached.memory.bytes()).max();
+                let register = |memory| Ok(MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ()));
+                let reason = "its peer's GPU is another one, to which it has no peer access";
+                none.insert(StagingBlocks::new(&self.gpu, longest.unwrap_or(1), reason, register)?)
+            }
+        };
+        crossing.advance(blocks)
+    }
+
     /// The copy that an operation asks for, if it was granted.
-    fn copy_of(&self, local: &LocalEndpoint, operation: &Operation) -> Result<GpuCopy, CompletionError> {
+    fn copy_of(&self, local: &LocalEndpoint, operation: &Operation) -> Result<PeerCopy, CompletionError> {
         let host = |remote: &RemoteSlice, needed| local.granted(remote, needed);
+        let own = |copy| PeerCopy::By(self.gpu.clone(), copy);
         Ok(match operation {
             Operation::ReadToGpu { local, remote } => match self.target(remote, Access::REMOTE_READ)? {
-                Some(from) => GpuCopy::Within { from, into: local.clone() },
-                None => GpuCopy::FromHost { from: host(remote, Access::REMOTE_READ)?, into: local.clone() },
+                Some(from) => between(from, (&self.gpu, local.clone())),
+                None => {
+                    own(GpuCopy::FromHost { from: host(remote, Access::REMOTE_READ)?, into: local.clone() })
+                }
             },
             Operation::WriteFromGpu { local, remote } => match self.target(remote, Access::REMOTE_WRITE)? {
-                Some(into) => GpuCopy::Within { from: local.clone(), into },
-                None => GpuCopy::ToHost { from: local.clone(), into: host(remote, Access::REMOTE_WRITE)? },
+                Some(into) => between((&self.gpu, local.clone()), into),
+                None => {
+                    own(GpuCopy::ToHost { from: local.clone(), into: host(remote, Access::REMOTE_WRITE)? })
+                }
             },
             Operation::Read { local, remote, .. } => match self.target(remote, Access::REMOTE_READ)? {
-                Some(from) => GpuCopy::ToHost { from, into: local.clone() },
+                Some((gpu, from)) => PeerCopy::By(gpu.clone(), GpuCopy::ToHost { from, into: local.clone() }),
                 None => return Err(CompletionError::RemoteAccess),
             },
             Operation::Write { local, remote, .. } => match self.target(remote, Access::REMOTE_WRITE)? {
-                Some(into) => GpuCopy::FromHost { from: local.clone(), into },
+                Some((gpu, into)) => {
+                    PeerCopy::By(gpu.clone(), GpuCopy::FromHost { from: local.clone(), into })
+                }
                 None => return Err(CompletionError::RemoteAccess),
             },
             // Words are never in memory of a GPU.
@@ -174,20 +253,40 @@ impl GpuSide {
         })
     }
 
-    /// The range of the peer's GPU that `remote` names, if it was granted with all of `needed`; `None` if the key is
-    /// one of host memory.
-    fn target(&self, remote: &RemoteSlice, needed: Access) -> Result<Option<GpuSlice>, CompletionError> {
-        let Some((_, memory, access)) = self.segments.iter().find(|(key, ..)| *key == remote.key) else {
+    /// The range of the peer's GPU that `remote` names and the GPU that copies it, if it was granted with all of
+    /// `needed`; `None` if the key is one of host memory.
+    fn target(
+        &self,
+        remote: &RemoteSlice,
+        needed: Access,
+    ) -> Result<Option<(&Gpu, GpuSlice)>, CompletionError> {
+        let Some((_, reached, access)) = self.segments.iter().find(|(key, ..)| *key == remote.key) else {
             return Ok(None);
         };
         let range = usize::try_from(remote.offset).ok().zip(usize::try_from(remote.len).ok());
-        let slice = range.and_then(|(offset, len)| memory.slice(offset, len).ok());
-        slice.filter(|_| access.contains(needed)).map(Some).ok_or(CompletionError::RemoteAccess)
+        let slice = range.and_then(|(offset, len)| reached.memory.slice(offset, len).ok());
+        let slice = slice.filter(|_| access.contains(needed)).ok_or(CompletionError::RemoteAccess)?;
+        Ok(Some((&reached.gpu, slice)))
     }
 }
 
 fn notifies(batch: &[WorkRequest]) -> bool {
     batch.iter().any(|request| request.flags.contains(Flags::NOTIFY))
+}
+
+/// A copy between memory that two GPUs copy, which may be one.
+fn between((by, from): (&Gpu, GpuSlice), (other, into): (&Gpu, GpuSlice)) -> PeerCopy {
+    match into.is_of(by) {
+        true => PeerCopy::By(by.clone(), GpuCopy::Within { from, into }),
+        false => PeerCopy::Crossing(Crossing::new((by.clone(), from), (other.clone(), into))),
+    }
+}
+
+fn no_peer_access(own: &Gpu, other: &Gpu) -> String {
+    let (own, other) = (own.ordinal(), other.ordinal());
+    format!(
+        "GPU {own} has no peer access to GPU {other}, which the peer's payloads are on (nvidia-smi topo -p2p r)"
+    )
 }
 
 /// What another process maps memory of a GPU by, and its length there.
@@ -201,11 +300,18 @@ pub(super) fn import(
     file: BorrowedFd<'_>,
     bytes: usize,
     is_writable: bool,
-) -> Result<GpuMemory, ShmHandshakeError> {
+) -> Result<ReachedMemory, ShmHandshakeError> {
     let gpu = gpu.ok_or_else(|| {
         let reason = "its payloads are on a GPU; give this side that GPU, too (`Shm::with_gpu`)";
         ShmHandshakeError::Gpu(reason.into())
     })?;
-    GpuMemory::import(gpu, file, bytes, is_writable)
-        .map_err(|error| ShmHandshakeError::Gpu(error.to_string()))
+    let imported = GpuMemory::import(gpu, file, bytes, is_writable);
+    let (by, memory) = imported.map_err(|error| ShmHandshakeError::Gpu(error.to_string()))?;
+    if gpu.requires_gpudirect() && !by.is(gpu) {
+        let reason = no_peer_access(gpu, &by);
+        let forbids =
+            "`Gpu::require_gpudirect` forbids to stage them: use one GPU on both sides, or leave it out";
+        return Err(ShmHandshakeError::Gpu(format!("{reason}, and {forbids}")));
+    }
+    Ok(ReachedMemory { gpu: by, memory })
 }

@@ -4,9 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use super::gpu::ReachedMemory;
 use super::socket::{Heard, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
-use crate::cuda::{Gpu, GpuMemory};
+use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
@@ -243,7 +244,7 @@ pub(super) struct MappedOffer {
 type Mapped = (RemoteKey, MemoryRegion, Access);
 
 /// The same of memory of a GPU.
-pub(super) type MappedOnGpu = (RemoteKey, GpuMemory, Access);
+pub(super) type MappedOnGpu = (RemoteKey, ReachedMemory, Access);
 
 /// All segments, and the descriptor of the doorbell.
 type MappedSegments = (Vec<Mapped>, Vec<MappedOnGpu>, Option<OwnedFd>);

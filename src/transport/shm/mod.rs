@@ -104,8 +104,9 @@ impl Shm {
     }
 
     /// The same with a GPU. Payloads of an owner that serves over it, frames and slots, are in memory of that GPU, and
-    /// a server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or one that
-    /// its own GPU has peer access to. The copy engines of this process's GPU copy, also from and to host memory.
+    /// a server folds there. A peer that connects over it reaches payloads of an owner's GPU: the same one, or another
+    /// one that this process sees. The copy engines of this process's GPU copy, also from and to host memory; to and
+    /// from a GPU that it has no peer access to, both copy by way of blocks of host memory.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Self {
         Shm { gpu: Some(gpu.clone()), ..self }

@@ -35,8 +35,12 @@ mod tests {
 
     impl<T: OfGpu> Side<T> {
         fn new() -> Side<T> {
-            let driver = T::driver();
-            let (gpu, raw, stream) = driver.open_gpu();
+            Side::on(T::driver(), 0)
+        }
+
+        /// On the GPU of this ordinal.
+        fn on(driver: Arc<Scripted>, ordinal: u32) -> Side<T> {
+            let (gpu, raw, stream) = driver.open_gpu_at(ordinal);
             let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
             let transport = T::with(&gpu);
             Side { driver, raw, stream, weights, transport }
@@ -64,7 +68,10 @@ mod tests {
     }
 
     fn scene<T: OfGpu>() -> Scene<T> {
-        let (from, into) = (Side::<T>::new(), Side::<T>::new());
+        scene_of(Side::new(), Side::new())
+    }
+
+    fn scene_of<T: OfGpu>(from: Side<T>, into: Side<T>) -> Scene<T> {
         let publisher = publisher(&from, PublisherOptions::default()).unwrap().into_background().unwrap();
         let options = ReaderOptions::default();
         let reader =
@@ -217,6 +224,48 @@ mod tests {
         let error = refused.map(drop).unwrap_err();
         assert!(matches!(error, Error::Connect(ConnectError::GpuMemory { .. })), "{error}");
         assert!(error.to_string().contains("Shm::with_gpu"), "{error}");
+    }
+
+    /// The publisher's process has one GPU. The reader's has two, and computes on the second.
+    fn on_two_gpus(are_peers: bool) -> Scene<Shm> {
+        let into = Side::on(Arc::new(Scripted::new().with_two_devices(are_peers)), 1);
+        scene_of(Side::new(), into)
+    }
+
+    #[test]
+    fn a_reader_on_another_gpu_gets_versions_straight_or_by_way_of_the_host() {
+        for are_peers in [true, false] {
+            let mut scene = on_two_gpus(are_peers);
+            for value in 1..=3 {
+                let version = scene.publish(value);
+                let _working = scene.work_in_threads();
+                assert_eq!(scene.pull(Wanted::exactly(version)).unwrap(), version);
+                assert_eq!(scene.into.bytes(), [value; BYTES]);
+            }
+            let path = scene.reader.gpu_path().unwrap();
+            assert_eq!(path == GpuPath::CopyEngines, are_peers, "{path}");
+            let by_host = if are_peers { 0 } else { 3 * BYTES as u64 };
+            assert_eq!(scene.into.stream.gpu().host_bytes_copied(), by_host);
+        }
+    }
+
+    #[test]
+    fn memory_and_streams_of_another_gpu_are_refused_by_name() {
+        let mut scene = on_two_gpus(true);
+        let (first, _, other) = scene.into.driver.open_gpu();
+        let memory = GpuMemory::allocate(&first, BYTES).unwrap().whole();
+        let mut refused = |into, stream| {
+            let error = scene.reader.pull_to_gpu(Wanted::newest(), into, stream, PATIENCE).unwrap_err();
+            match error {
+                Error::Gpu(GpuError::OtherDevice { ordinal, found, .. }) => (ordinal, found),
+                error => panic!("{error}"),
+            }
+        };
+        let (own, stream) = (scene.into.weights.whole(), scene.into.stream.clone());
+        // Of the stream, and of the transport.
+        assert_eq!(refused(&memory, &stream), (1, 0));
+        assert_eq!(refused(&own, &other), (0, 1));
+        assert_eq!(refused(&memory, &other), (1, 0));
     }
 
     #[test]
