@@ -13,7 +13,7 @@
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
 //! | `direct` | memory of a GPU as RDMA devices reach it |
-//! | `probe` | what a GPU can do, for `slackline doctor` |
+//! | `probe`, `window` | what a GPU can do, and its window on the PCI bus, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
 //! | `kernels` | the kernels of `cuda/`, loaded, and launches of them |
@@ -43,6 +43,7 @@ mod stream;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod window;
 
 pub use bare::BareGpu;
 pub(crate) use copy::GpuCopy;
@@ -60,6 +61,7 @@ pub(crate) use queue::HostBytes;
 #[cfg(test)]
 pub(crate) use scripted::{PRIMARY, Scripted, Working};
 pub use stream::GpuStream;
+pub use window::{GpuWindow, GpuWindowError};
 
 /// Errors that tests give to the scripted driver.
 #[cfg(test)]

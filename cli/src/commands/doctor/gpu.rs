@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::internals::cuda::GpuWindow;
 use slackline::{Diagnostic, Gpu, GpuError};
 
 use super::check::{CheckProgress, Problem};
@@ -85,7 +86,9 @@ fn device(ordinal: u32, progress: &CheckProgress) -> DeviceReport {
         name,
         works: problem.is_none(),
         problem,
-        rdma: properties.as_ref().map_or_else(Vec::new, |found| gpudirect::look(found, Path::new("/"))),
+        rdma: properties.as_ref().map_or_else(Vec::new, |found| {
+            gpudirect::look(found, &GpuWindow::of(&found.pci_address), Path::new("/"))
+        }),
         cuda: properties.as_ref().map(|properties| version(properties.driver)),
         capability: properties.as_ref().map(|properties| version(properties.capability)),
         pci_address: properties.map(|properties| properties.pci_address),

@@ -5,18 +5,29 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use slackline::internals::cuda::GpuProperties;
+use slackline::internals::cuda::{GpuProperties, GpuWindow, GpuWindowError};
 use slackline::internals::transport::verbs::{PciWay, pci_way};
 
 use super::limits::{Limit, names, read};
 use crate::commands::bench::size;
 
-/// All that is found of a GPU below `root`, which is `/` on a real host.
-pub(super) fn look(properties: &GpuProperties, root: &Path) -> Vec<Limit> {
+/// The workers of the job whose size is told against the window.
+const WORKERS: u64 = 8;
+/// Payloads of a server that adapters reach, as defaults are: its frames, and the slots of each worker.
+const FRAMES: u64 = 3;
+const SLOTS: u64 = 2;
+
+/// All that is found of a GPU below `root`, which is `/` on a real host. `window` is what the driver's management
+/// library says.
+pub(super) fn look(
+    properties: &GpuProperties,
+    window: &Result<GpuWindow, GpuWindowError>,
+    root: &Path,
+) -> Vec<Limit> {
     let device = root.join("sys/bus/pci/devices").join(&properties.pci_address);
     let has_peermem = root.join("sys/module/nvidia_peermem").is_dir();
     let mut rows = vec![module(root), registration(properties, has_peermem)];
-    rows.extend(bar1(&device));
+    rows.extend(bar1(&device, window));
     rows.push(visibility(properties));
     rows.extend(adapters(&device, &root.join("sys/class/infiniband")));
     rows
@@ -60,8 +71,43 @@ fn registration(properties: &GpuProperties, has_peermem: bool) -> Limit {
     Limit::new("gpu-registration", values, text, help)
 }
 
-/// The window through which adapters reach the memory: what is registered at one time fits in it.
-fn bar1(device: &Path) -> Option<Limit> {
+/// The window through which adapters reach the memory: what all processes have registered at one time fits in it.
+fn bar1(device: &Path, told: &Result<GpuWindow, GpuWindowError>) -> Option<Limit> {
+    let (bytes, free) = match told {
+        Ok(window) => (window.bytes, Some(window.free)),
+        Err(_) => (length_of_window(device)?, None),
+    };
+    // A window of 256 MiB is what hosts without large addresses give.
+    let help = match free {
+        _ if bytes < 1 << 30 => Some(
+            "a job registers its payloads through it: turn on \"Above 4G decoding\" and \"Resizable BAR\" in the \
+             host's firmware",
+        ),
+        Some(free) if free < bytes / 2 => Some(
+            "other processes have registered most of it, as a job would register its payloads: end those that are not \
+             needed",
+        ),
+        _ => None,
+    };
+    let text = match (free, told) {
+        (Some(free), _) => {
+            let most = free / (FRAMES + WORKERS * SLOTS);
+            format!(
+                "{} bytes, {} of them free: for {} bytes of parameters with {WORKERS} workers, of which a server \
+                 registers {FRAMES} frames and {SLOTS} slots for each worker",
+                size(bytes),
+                size(free),
+                size(most >> 20 << 20)
+            )
+        }
+        (None, Err(error)) => format!("{} bytes; how many are free is not known: {error}", size(bytes)),
+        (None, Ok(_)) => format!("{} bytes", size(bytes)),
+    };
+    Some(Limit::new("gpu-bar1", json!({ "bytes": bytes, "free": free }), text, help.map(str::to_owned)))
+}
+
+/// The length of the window, as the system has mapped it.
+fn length_of_window(device: &Path) -> Option<u64> {
     // Of the function's windows it is by far the largest; which number it has depends on the others.
     let resources = read(&device.join("resource"))?;
     let window = |line: &str| -> Option<u64> {
@@ -70,15 +116,7 @@ fn bar1(device: &Path) -> Option<Limit> {
         let (begin, end) = (ends.next()??, ends.next()??);
         (end > begin).then(|| end - begin + 1)
     };
-    let bytes = resources.lines().take(6).filter_map(window).max()?;
-    // A window of 256 MiB is what hosts without large addresses give.
-    let help = (bytes < 1 << 30).then(|| {
-        "a job registers its payloads through it: turn on \"Above 4G decoding\" and \"Resizable BAR\" in the host's \
-         firmware"
-            .to_owned()
-    });
-    let text = format!("{} bytes; `nvidia-smi -q -d MEMORY` tells how many are free", size(bytes));
-    Some(Limit::new("gpu-bar1", json!({ "bytes": bytes }), text, help))
+    resources.lines().take(6).filter_map(window).max()
 }
 
 /// Who sees an adapter's writes to the memory in the order in which they come.
@@ -137,6 +175,29 @@ mod tests {
         }
     }
 
+    /// A host without the management library.
+    fn untold() -> Result<GpuWindow, GpuWindowError> {
+        Err(GpuWindowError::NoLibrary("no such file".into()))
+    }
+
+    #[test]
+    fn what_is_free_of_the_window_is_told_against_what_a_server_registers() {
+        let nowhere = Path::new("/nowhere");
+        let of = |bytes, free| {
+            let rows = look(&properties(), &Ok(GpuWindow { bytes, free }), nowhere);
+            row(&rows, "gpu-bar1").clone()
+        };
+        let most = of(128 << 30, 127 << 30);
+        assert_eq!(
+            most.text,
+            "128G bytes, 127G of them free: for 6844M bytes of parameters with 8 workers, of which a server registers \
+             3 frames and 2 slots for each worker"
+        );
+        assert_eq!(most.help, None);
+        assert!(of(128 << 30, 10 << 30).help.unwrap().contains("other processes"));
+        assert!(of(256 << 20, 200 << 20).help.unwrap().contains("Resizable BAR"));
+    }
+
     /// A host with a GPU, and with adapters behind its switch, below its host bridge, and elsewhere.
     fn host(name: &str) -> PathBuf {
         let root = std::env::temp_dir().join(format!("slackline-gpudirect-{name}-{}", std::process::id()));
@@ -175,13 +236,13 @@ mod tests {
         let root = host("ways");
         adapter(&root, "mlx5_3", "pci0000:97/0000:97:01.0/0000:98:00.0");
         adapter(&root, "mlx5_2", "pci0000:38/0000:38:01.0/0000:39:00.0");
-        let rows = look(&properties(), &root);
+        let rows = look(&properties(), &untold(), &root);
         let found = row(&rows, "gpu-adapters");
         assert_eq!(found.text, "mlx5_2 between host bridges of one NUMA node, mlx5_3 between NUMA nodes");
         assert!(found.help.as_ref().unwrap().contains("mlx5_2 is nearest"));
         adapter(&root, "mlx5_1", "pci0000:15/0000:15:02.0/0000:20:00.0");
         adapter(&root, "mlx5_0", "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:01.0/0000:19:00.0");
-        let rows = look(&properties(), &root);
+        let rows = look(&properties(), &untold(), &root);
         let found = row(&rows, "gpu-adapters");
         assert!(
             found.text.starts_with("mlx5_0 behind one switch, mlx5_1 through the host bridge, "),
@@ -195,7 +256,8 @@ mod tests {
     #[test]
     fn what_stands_in_the_way_of_registration_is_told_with_its_remedy() {
         let root = host("ways-of-registration");
-        let of = |properties: &GpuProperties| row(&look(properties, &root), "gpu-registration").clone();
+        let of =
+            |properties: &GpuProperties| row(&look(properties, &untold(), &root), "gpu-registration").clone();
         assert_eq!(of(&properties()).help, None);
         let without =
             GpuProperties { has_dma_bufs: false, has_gpu_direct_rdma_of_own: false, ..properties() };
@@ -213,7 +275,7 @@ mod tests {
     #[test]
     fn the_module_and_the_window_are_read_and_bad_ones_have_a_remedy() {
         let root = host("module");
-        let of = |name: &str| row(&look(&properties(), &root), name).clone();
+        let of = |name: &str| row(&look(&properties(), &untold(), &root), name).clone();
         assert!(of("gpu-module").text.starts_with("unknown"));
         fs::create_dir_all(root.join("proc/driver/nvidia")).unwrap();
         let version = root.join("proc/driver/nvidia/version");
@@ -222,13 +284,17 @@ mod tests {
         fs::write(&version, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03\n").unwrap();
         assert!(of("gpu-module").help.unwrap().contains("nvidia-open"));
         let window = of("gpu-bar1");
-        assert!(window.text.starts_with("256G bytes; "), "{}", window.text);
+        assert!(
+            window.text.starts_with("256G bytes; how many are free is not known: cannot open"),
+            "{}",
+            window.text
+        );
         assert_eq!(window.help, None);
         let small = "0x0 0x0 0x0\n0x0 0x0 0x0\n0x00000000d0000000 0x00000000dfffffff 0x0\n";
         fs::write(root.join("sys/bus/pci/devices/0000:18:00.0/resource"), small).unwrap();
         assert!(of("gpu-bar1").help.unwrap().contains("Resizable BAR"));
         fs::write(root.join("sys/bus/pci/devices/0000:18:00.0/resource"), "nonsense\n\n").unwrap();
-        assert!(!look(&properties(), &root).iter().any(|row| row.limit == "gpu-bar1"));
+        assert!(!look(&properties(), &untold(), &root).iter().any(|row| row.limit == "gpu-bar1"));
         fs::remove_dir_all(root).unwrap();
     }
 }
