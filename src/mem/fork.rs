@@ -57,6 +57,22 @@ fn current() -> u64 {
     }
 }
 
+/// Runs the test of this path in a process of its own: true in that process. A forked child may hang on a lock that
+/// another test held when it was made, and other tests open descriptors of their own.
+#[cfg(test)]
+pub(crate) fn alone(test: &str) -> bool {
+    const ALONE: &str = "SLACKLINE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut process = std::process::Command::new(std::env::current_exe().expect("this program"));
+    let output = process.args(["--exact", test, "--test-threads=1"]).env(ALONE, "1").output();
+    let output = output.expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

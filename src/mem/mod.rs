@@ -37,6 +37,8 @@ pub(crate) use fence::runs_as_mutant;
 pub use fence::{fence, pause};
 #[cfg(not(loom))]
 pub use fork::ForkGuard;
+#[cfg(all(test, not(loom)))]
+pub(crate) use fork::alone;
 pub use host::{HostMemory, PAGE_SIZE};
 pub use region::{
     Access, DeviceKeys, LocalSlice, MAX_RAILS, MemoryRegion, OutOfBounds, Registration, RemoteKey,

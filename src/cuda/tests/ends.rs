@@ -2,6 +2,7 @@
 
 use super::super::library::DriverLibrary;
 use super::*;
+use crate::mem::alone;
 
 #[test]
 fn a_library_that_is_no_driver_or_a_stub_of_one_is_refused_by_name() {
@@ -22,26 +23,9 @@ fn a_library_that_is_no_driver_or_a_stub_of_one_is_refused_by_name() {
     assert!(stub.to_string().contains("stubs"), "{stub}");
 }
 
-/// Runs test `name` of this file in a process with no other tests: true in that process. A forked child may hang on a
-/// lock that another one held.
-fn alone(name: &str) -> bool {
-    const ALONE: &str = "SLACKLINE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("cuda::tests::ends::{name}"), "--test-threads=1"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    false
-}
-
 #[test]
 fn a_forked_child_has_no_gpu_and_ends_nothing_of_its_parents() {
-    if !alone("a_forked_child_has_no_gpu_and_ends_nothing_of_its_parents") {
+    if !alone("cuda::tests::ends::a_forked_child_has_no_gpu_and_ends_nothing_of_its_parents") {
         return;
     }
     let Scene { driver, gpu, stream, memory, .. } = scene(Scripted::new()).unwrap();

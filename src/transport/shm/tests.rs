@@ -9,6 +9,7 @@ use super::socket::{self, Heard, SocketEnd};
 use super::wire::{self, Hello, Segments, Terms};
 use super::*;
 use crate::mem::RemoteKey;
+use crate::mem::alone;
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
@@ -313,26 +314,9 @@ fn a_long_answer_never_blocks_and_is_carried_on_by_poll() {
     assert_eq!(received.message.len(), crate::transport::MAX_MESSAGE_BYTES);
 }
 
-/// Runs test `name` of this file in a process with no other threads: true in that process. A forked child of a
-/// process with threads may hang on a lock that one of them held.
-fn alone(name: &str) -> bool {
-    const ALONE: &str = "SLACKLINE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("transport::shm::tests::{name}"), "--test-threads=1"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    false
-}
-
 #[test]
 fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
-    if !alone("what_a_forked_child_inherits_is_dead_there_and_alive_here") {
+    if !alone("transport::shm::tests::what_a_forked_child_inherits_is_dead_there_and_alive_here") {
         return;
     }
     let shm = Shm::new();

@@ -692,7 +692,7 @@ fn held() -> (usize, usize) {
 
 #[test]
 fn a_thousand_connections_leave_nothing_behind() {
-    if !fork::alone("a_thousand_connections_leave_nothing_behind") {
+    if !crate::mem::alone("transport::tcp::tests::a_thousand_connections_leave_nothing_behind") {
         return;
     }
     let before = held();

@@ -475,29 +475,22 @@ mod tests {
         nothing_is_left_of_memory_that_was_passed,
     }
 
-    over_rdma! {
-        a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
-        before_the_first_version_the_frames_are_zeros,
-        a_version_of_a_gpu_is_read_into_host_memory_too,
-        a_host_publishers_version_is_read_into_memory_of_a_gpu,
-        what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
-        the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
-        a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
-        after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
-        after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
-        nothing_is_left_of_memory_that_was_passed,
+    macro_rules! by_rdma {
+        ($way:ident) => {
+            $way! {
+                a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+                before_the_first_version_the_frames_are_zeros,
+                a_version_of_a_gpu_is_read_into_host_memory_too,
+                a_host_publishers_version_is_read_into_memory_of_a_gpu,
+                what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
+                the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
+                a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
+                after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
+                after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
+                nothing_is_left_of_memory_that_was_passed,
+            }
+        };
     }
-
-    over_gpudirect! {
-        a_version_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
-        before_the_first_version_the_frames_are_zeros,
-        a_version_of_a_gpu_is_read_into_host_memory_too,
-        a_host_publishers_version_is_read_into_memory_of_a_gpu,
-        what_a_gpu_copies_out_of_busy_frames_is_one_version_whole,
-        the_copy_comes_behind_the_readers_kernels_and_before_those_that_follow,
-        a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right,
-        after_each_failing_call_of_the_readers_driver_the_next_pull_is_right,
-        after_a_fault_of_the_readers_gpu_the_publisher_serves_others,
-        nothing_is_left_of_memory_that_was_passed,
-    }
+    by_rdma!(over_rdma);
+    by_rdma!(over_gpudirect);
 }

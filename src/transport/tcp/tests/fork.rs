@@ -2,27 +2,11 @@
 #![allow(unsafe_code)]
 
 use super::*;
-
-/// Runs test `name` of the file above in a process with no other tests: true in that process. Others would open
-/// descriptors of their own, and a forked child may hang on a lock that one of them held.
-pub(super) fn alone(name: &str) -> bool {
-    const ALONE: &str = "SLACKLINE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("transport::tcp::tests::{name}"), "--test-threads=1"])
-        .env(ALONE, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    false
-}
+use crate::mem::alone;
 
 #[test]
 fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
-    if !alone("fork::what_a_forked_child_inherits_is_dead_there_and_alive_here") {
+    if !alone("transport::tcp::tests::fork::what_a_forked_child_inherits_is_dead_there_and_alive_here") {
         return;
     }
     let tcp = Tcp::new();
