@@ -646,8 +646,15 @@ impl<E: Endpoint> Link<E> {
 
     fn lost(&mut self, source: Disconnected) -> Error {
         let source = self.failed.get_or_insert(source).clone();
-        let Welcome { shard, shards, .. } = self.welcome;
-        if let Some(why) = self.line.evicted.or_else(|| self.endpoint.close_code().and_then(Eviction::of)) {
+        let Welcome { shard, shards, generation, .. } = self.welcome;
+        // An owner that lets a peer go says so in its line and then closes the connection. The last look at the line may
+        // have been before that.
+        let mapped = || {
+            let line = self.probe.mapped.as_ref()?;
+            own_page::read_line(&line.as_volatile(), generation).evicted
+        };
+        let closed = || self.endpoint.close_code().and_then(Eviction::of);
+        if let Some(why) = self.line.evicted.or_else(mapped).or_else(closed) {
             return Error::Evicted { shard, why };
         }
         Error::ServerLost { shard, shards, address: self.address.clone(), source }
