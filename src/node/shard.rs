@@ -171,10 +171,14 @@ pub(super) struct Shard<T: Transport> {
     generations: u64,
     beats: u64,
     beaten: Instant,
+    /// A peer had been silent for long at the last look at all of them.
+    is_in_doubt: bool,
     greeted: Instant,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
     news: News,
+    /// Peers that take pushes.
+    pushed_to: usize,
     /// Indices of peers that left, while their inboxes may still be read. A peer that has announced nothing may join
     /// again in its session, which is then named.
     pub(super) withheld: Vec<(u16, Option<u64>)>,
@@ -276,9 +280,11 @@ impl<T: Transport> Shard<T> {
             generations,
             beats: 0,
             beaten: Instant::ORIGIN,
+            is_in_doubt: false,
             greeted: Instant::ORIGIN,
             is_notified,
             news: News::default(),
+            pushed_to: 0,
             withheld: Vec::new(),
             taken: Taken::new(&Applied::default()),
             refused: 0,
@@ -341,11 +347,8 @@ impl<T: Transport> Shard<T> {
             self.frames.beat(self.beats);
             self.answering
                 .retain_mut(|(endpoint, since)| endpoint.check().is_ok() && now - *since < HANDSHAKE_TIMEOUT);
-            let lease = self.config.options.lease;
             // Asked where it matters alone: the answer may cost a system call and wake a thread.
-            let is_in_doubt =
-                self.peers.iter().flatten().any(|peer| peer.follows.is_none() && peer.silence.is_long(lease));
-            let listens = !is_in_doubt || self.listener.has_caught_up();
+            let listens = !std::mem::take(&mut self.is_in_doubt) || self.listener.has_caught_up();
             for peer in 0..self.peers.len() as u16 {
                 if let Some(disconnect_reason) = self.disconnect_reason(peer, now, listens) {
                     self.dismiss(peer, disconnect_reason, events);
@@ -362,7 +365,8 @@ impl<T: Transport> Shard<T> {
             peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
         };
         let is_busy = is_busy || !self.joining.is_empty();
-        if !self.is_notified || is_busy || self.peers.iter().flatten().any(is_pushing) {
+        let are_pushing = self.pushed_to > 0 && self.peers.iter().flatten().any(is_pushing);
+        if !self.is_notified || is_busy || are_pushing {
             return WaitTurn::Idle;
         }
         // Connections and heartbeats are looked at that often, whatever happens in between.
@@ -380,12 +384,13 @@ impl<T: Transport> Shard<T> {
     fn disconnect_reason(&mut self, peer: u16, now: Instant, listens: bool) -> Option<DisconnectReason> {
         let lease = self.config.options.lease;
         let peer = self.peers[usize::from(peer)].as_mut()?;
-        let beat = peer.inbox.heartbeat();
+        let beat = peer.endpoint.arrivals().unwrap_or_else(|| peer.inbox.heartbeat());
         if !listens {
             peer.silence.skip(now, beat);
         }
         // A server that stands still is waited for, as workers wait for it.
         let is_silent = peer.follows.is_none() && listens && peer.silence.observe(now, beat, lease);
+        self.is_in_doubt |= !is_silent && peer.follows.is_none() && peer.silence.is_long(lease);
         if now - peer.checked >= CHECK_EVERY {
             peer.checked = now;
             if let Err(gone) = peer.endpoint.check() {
@@ -404,6 +409,7 @@ impl<T: Transport> Shard<T> {
     ) {
         let Some(gone) = self.peers[usize::from(peer)].take() else { return };
         self.news.sleepers -= usize::from(gone.sleeps);
+        self.pushed_to -= usize::from(gone.push.is_some());
         self.frames.close_line(peer, disconnect_reason.eviction());
         if gone.worker {
             self.taken.leave(gone.identity);
@@ -561,10 +567,13 @@ impl<T: Transport> Shard<T> {
                     }
                     Ok(mut endpoint) => {
                         endpoint.allow_silence(self.config.options.lease);
+                        endpoint.count_arrivals();
                         self.news.sleepers += usize::from(hello.sleeps);
                         let push = hello.push.map(|grant| Push::new(theirs[0], theirs[1], grant));
+                        self.pushed_to += usize::from(push.is_some());
                         // Its heart begins to beat once it has made all its connections.
-                        let silence = Silence::newcomer(inbox.heartbeat(), HANDSHAKE_TIMEOUT);
+                        let beat = endpoint.arrivals().unwrap_or_else(|| inbox.heartbeat());
+                        let silence = Silence::newcomer(beat, HANDSHAKE_TIMEOUT);
                         let (checked, wants_push, generation) = (now, false, self.generations);
                         self.peers[usize::from(peer)] = Some(ShardPeer {
                             endpoint,

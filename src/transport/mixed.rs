@@ -399,6 +399,10 @@ impl Connecting for MixedConnecting {
 }
 
 /// One connected peer, over one of them.
+#[cfg_attr(
+    not(feature = "tcp"),
+    allow(clippy::large_enum_variant, reason = "the endpoint over TCP, which is as large, is not there")
+)]
 pub enum MixedEndpoint {
     /// Over shared memory.
     Shm(ShmEndpoint),
@@ -488,6 +492,22 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.heartbeat_word(word),
             MixedEndpoint::Tcp(endpoint) => endpoint.heartbeat_word(word),
             MixedEndpoint::Verbs(endpoint) => endpoint.heartbeat_word(word),
+        }
+    }
+
+    fn count_arrivals(&mut self) {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.count_arrivals(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.count_arrivals(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.count_arrivals(),
+        }
+    }
+
+    fn arrivals(&self) -> Option<u64> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.arrivals(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.arrivals(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.arrivals(),
         }
     }
 

@@ -373,6 +373,17 @@ pub trait Endpoint: Send {
     /// itself waits as long from now on, up to a bound of its own within which it notices that a host is gone.
     fn allow_silence(&mut self, _lease: Duration) {}
 
+    /// Has the transport count the peer's heartbeats as they arrive, where it can. They may then be stored later,
+    /// several at once, and the last ones not at all.
+    fn count_arrivals(&mut self) {}
+
+    /// A number that is another one after heartbeats of the peer have arrived, where the transport counts them, and
+    /// else stays. What arrives before a question whether the listener [has caught up](Listener::has_caught_up) is
+    /// counted by the time that it is answered.
+    fn arrivals(&self) -> Option<u64> {
+        None
+    }
+
     /// Wakes a peer that has connected to be woken ([`Transport::connect_to_be_woken`]). Never waits for the peer, and
     /// cannot fail.
     fn wake(&mut self) {}

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::gpu::GpuSide;
 use super::handshake::{MappedOffer, Outbox};
 use super::socket::{FORKED, Heard, SocketEnd};
+use super::watch::{Watch, Watched};
 use crate::cuda::Gpu;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
@@ -29,6 +30,8 @@ pub struct ShmEndpoint {
     outbox: Option<Outbox>,
     /// Tells the heartbeat words that the connection is over: a dead worker must not look alive.
     over: Arc<AtomicBool>,
+    /// What tells that the socket need not be asked, on the accepting side.
+    watched: Option<Watched>,
 }
 
 impl ShmEndpoint {
@@ -46,7 +49,27 @@ impl ShmEndpoint {
         }
         let over = Arc::new(AtomicBool::new(false));
         let gpu = gpu.map(|gpu| Box::new(GpuSide::new(gpu, opened.on_gpu)));
-        (ShmEndpoint { local, gpu, doorbell: opened.doorbell, link, outbox, over }, opened.received)
+        let (doorbell, watched) = (opened.doorbell, None);
+        (ShmEndpoint { local, gpu, doorbell, link, outbox, over, watched }, opened.received)
+    }
+
+    /// Has the listener look at the socket.
+    pub(super) fn watched_by(mut self, watch: Option<Arc<Watch>>) -> ShmEndpoint {
+        self.watched = watch.and_then(|watch| Watched::new(watch, &self.link));
+        self
+    }
+
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.watched.as_mut().is_some_and(Watched::is_quiet)
+    }
+
+    /// The listener looks at the socket no more.
+    fn end_watch(&mut self) {
+        if let Some(watched) = self.watched.take()
+            && !self.link.is_inherited()
+        {
+            watched.end(&self.link);
+        }
     }
 
     fn fail(&mut self, reason: Disconnected) {
@@ -54,6 +77,7 @@ impl ShmEndpoint {
         self.local.fail(reason);
         self.outbox = None;
         self.over.store(true, Ordering::Relaxed);
+        self.end_watch();
         self.link.close();
     }
 
@@ -114,7 +138,8 @@ impl Endpoint for ShmEndpoint {
         self.copy();
         if self.local.check().is_ok() {
             self.flush();
-            match self.link.peek() {
+            let heard = if self.is_quiet() { Ok(Heard::Silence) } else { self.link.peek() };
+            match heard {
                 Ok(Heard::Silence) => {}
                 Ok(Heard::End) | Err(_) => self.fail(GONE),
                 Ok(Heard::Bytes(_)) => {
@@ -165,6 +190,7 @@ impl Endpoint for ShmEndpoint {
 impl Drop for ShmEndpoint {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
+        self.end_watch();
     }
 }
 

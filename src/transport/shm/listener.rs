@@ -10,6 +10,7 @@ use super::ShmEndpoint;
 use super::file;
 use super::handshake::{Inbox, MappedOffer, Outbox, ShmHandshakeError, ShmMessage, UserError, check_user};
 use super::socket::SocketEnd;
+use super::watch::Watch;
 use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
@@ -19,6 +20,10 @@ use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offe
 
 /// The pause between two looks at newcomers while there are some.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
+
+/// The time after which the sockets of all peers are looked at again: less than owners let pass between two checks of a
+/// peer, which then costs no system call.
+const LOOK_EVERY: Duration = Duration::from_millis(15);
 
 /// The listener for peers of the same host and user. Its socket file, if it has one, goes with it.
 pub struct ShmListener {
@@ -34,6 +39,9 @@ pub struct ShmListener {
     gpu: Option<Gpu>,
     /// What peers wake the owner by, if it wants to be woken.
     doorbell: Option<Arc<Doorbell>>,
+    /// What looks at the sockets of all peers at once; none where the system has no descriptor for it.
+    watch: Option<Arc<Watch>>,
+    looked: Instant,
 }
 
 struct Pending {
@@ -60,6 +68,8 @@ impl ShmListener {
             user,
             gpu,
             doorbell: None,
+            watch: Watch::new().ok(),
+            looked: Instant::ORIGIN,
         })
     }
 
@@ -143,12 +153,19 @@ impl Listener for ShmListener {
             }
             return None;
         }
+        if let Some(watch) = &self.watch
+            && now - self.looked >= LOOK_EVERY
+        {
+            self.looked = now;
+            watch.look();
+        }
         self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
         let (Pending { link, .. }, opened) = self.newcomers.next(&self.address, now)?;
         let (address, queue_depth, doorbell) =
             (self.address.clone(), self.queue_depth, self.doorbell.clone());
         let (gpu, gpu_grants) = (self.gpu.clone(), Vec::new());
-        Some(ShmIncoming { link, opened, address, queue_depth, gpu, gpu_grants, doorbell })
+        let watch = self.watch.clone();
+        Some(ShmIncoming { link, opened, address, queue_depth, gpu, gpu_grants, doorbell, watch })
     }
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
@@ -192,6 +209,7 @@ pub struct ShmIncoming {
     gpu: Option<Gpu>,
     gpu_grants: Vec<GpuGrant>,
     doorbell: Option<Arc<Doorbell>>,
+    watch: Option<Arc<Watch>>,
 }
 
 impl Incoming for ShmIncoming {
@@ -213,7 +231,10 @@ impl Incoming for ShmIncoming {
             Ok((!sent).then_some(outbox))
         });
         match answer {
-            Ok(outbox) => Ok(ShmEndpoint::new(self.link, self.opened, self.queue_depth, self.gpu, outbox).0),
+            Ok(outbox) => {
+                let made = ShmEndpoint::new(self.link, self.opened, self.queue_depth, self.gpu, outbox);
+                Ok(made.0.watched_by(self.watch))
+            }
             Err(error) => {
                 if matches!(
                     error,

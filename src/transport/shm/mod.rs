@@ -54,6 +54,7 @@ mod gpu;
 mod handshake;
 mod listener;
 mod socket;
+mod watch;
 mod wire;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -146,6 +146,12 @@ impl SocketEnd {
 
     fn refuse_inherited(&self) -> io::Result<()> {
         if self.is_inherited() { Err(io::Error::other(FORKED)) } else { Ok(()) }
+    }
+}
+
+impl AsFd for SocketEnd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

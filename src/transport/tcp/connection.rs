@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
 use super::check::check;
 use super::hello::{Lane, Terms};
 use super::socket::Socket;
@@ -41,6 +43,9 @@ pub(super) struct Connection {
     wakes: AtomicBool,
     /// The silence that the owner allows the peer, in milliseconds; 0 until it says so.
     silence: AtomicU64,
+    /// One more than the arrivals of heartbeats that were noticed, if the owner goes by their number, and 0 if not. On
+    /// a cache line of its own: the progress thread writes it while the owner reads the rest.
+    arrivals: CachePadded<AtomicU64>,
 }
 
 impl Connection {
@@ -58,6 +63,7 @@ impl Connection {
             reverse_heartbeat: Mutex::default(),
             wakes: AtomicBool::new(false),
             silence: AtomicU64::new(0),
+            arrivals: CachePadded::new(AtomicU64::new(0)),
         }
     }
 
@@ -84,6 +90,27 @@ impl Connection {
             0 => {}
             silence => lane.allow_silence(Duration::from_millis(silence)),
         }
+    }
+
+    /// Counts from now on what arrives on the lane for heartbeats.
+    pub(super) fn count_arrivals(&self) {
+        // Where it is counted already nothing changes.
+        let _counted = self.arrivals.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A number that has changed if something has arrived on that lane, if that is counted.
+    #[inline]
+    pub(super) fn arrivals(&self) -> Option<u64> {
+        Some(self.arrivals.load(Ordering::Relaxed)).filter(|arrivals| *arrivals > 0)
+    }
+
+    /// Something has arrived on that lane: false if it is not counted. For the progress thread alone.
+    #[inline]
+    pub(super) fn add_arrival(&self) -> bool {
+        let arrivals = self.arrivals();
+        arrivals
+            .inspect(|count| self.arrivals.store(count.wrapping_add(1).max(1), Ordering::Relaxed))
+            .is_some()
     }
 
     /// Has requests that notify ring this.

@@ -270,6 +270,14 @@ impl Endpoint for TcpEndpoint {
         }
     }
 
+    fn count_arrivals(&mut self) {
+        self.connection.count_arrivals();
+    }
+
+    fn arrivals(&self) -> Option<u64> {
+        self.connection.arrivals()
+    }
+
     fn close(mut self, code: u64) {
         if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
         {

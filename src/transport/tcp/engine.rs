@@ -43,6 +43,10 @@ const BEATS_EVERY: Duration = Duration::from_millis(20);
 /// The interest in the heartbeats' descriptor: it is told once, until the thread asks again.
 const ONCE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
+/// What the system tells of a lane that has ended or is about to.
+const ENDED_LANE: epoll::EventFlags =
+    epoll::EventFlags::RDHUP.union(epoll::EventFlags::HUP).union(epoll::EventFlags::ERR);
+
 /// The time after which copies of a GPU are looked at again. The thread spins for a while first.
 const COPY_LOOK: Duration = Duration::from_micros(100);
 
@@ -290,11 +294,12 @@ impl EventSource {
     }
 
     /// The way in which the system tells of it. Of heartbeats it tells once: each lane is read to its end, and the
-    /// system's own second look at it would cost half as much as to read it. The end of a lane that comes together with
-    /// a heartbeat may go unnoticed; that of the connection's other lane does not.
+    /// system's own second look at it would cost half as much as to read it. The end of a lane is told by itself.
     fn told(&self) -> epoll::EventFlags {
         match self {
-            EventSource::Lane(target) if target.socket().is_timed() => epoll::EventFlags::ET,
+            EventSource::Lane(target) if target.socket().is_timed() => {
+                epoll::EventFlags::ET | epoll::EventFlags::RDHUP
+            }
             _ => epoll::EventFlags::empty(),
         }
     }
@@ -353,6 +358,7 @@ impl ProgressState {
             let is_asked = round.is_open(&self.shared);
             if is_asked {
                 self.take_beats();
+                self.serve_crowded();
             }
             let at_most = match (is_spinning || is_asked, !self.copying.is_empty(), self.has_draining) {
                 (true, ..) => Some(Duration::ZERO),
@@ -414,7 +420,7 @@ impl ProgressState {
         }
     }
 
-    /// Serves the lanes for heartbeats on which something has come.
+    /// Looks at the lanes for heartbeats on which something has come.
     fn take_beats(&mut self) {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Vec::with_capacity(EVENTS);
@@ -424,10 +430,41 @@ impl ProgressState {
             let spare = rustix::buffer::spare_capacity(&mut events);
             let taken = epoll::wait(&self.beats, spare, Some(&at_once)).unwrap_or(0);
             for event in &events {
-                self.handle(event.data.u64());
+                self.take_beat(event.data.u64(), event.flags);
             }
             if taken < EVENTS {
                 return;
+            }
+        }
+    }
+
+    /// Counts what has come on a lane for heartbeats if its owner goes by that, and else serves the lane.
+    fn take_beat(&mut self, token: u64, flags: epoll::EventFlags) {
+        let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
+        let has_ended = flags.intersects(ENDED_LANE);
+        if let Some(SourceEntry { generation: of_now, source: Some(EventSource::Lane(target)), .. }) =
+            self.sources.get_mut(index)
+            && *of_now == generation
+            && !has_ended
+            && target.leave_unread()
+        {
+            return;
+        }
+        self.handle(token);
+        if has_ended {
+            // Behind the beats that were waiting.
+            self.handle(token);
+        }
+    }
+
+    /// Serves the lanes that what was left unread may have filled: an owner asks whether a peer is alive. What little
+    /// is left unread of others was counted when it came, and must not count again.
+    fn serve_crowded(&mut self) {
+        for index in 0..self.sources.len() {
+            if let Some(EventSource::Lane(target)) = &self.sources[index].source
+                && target.is_crowded()
+            {
+                self.serve_lane(index);
             }
         }
     }

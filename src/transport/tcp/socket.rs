@@ -118,6 +118,12 @@ impl Socket {
         self.records.as_ref().is_some_and(|records| records.has_input())
     }
 
+    /// The bytes that the system holds and that are not received yet.
+    pub(super) fn waiting(&self) -> u64 {
+        // If the question fails, the next call that receives tells.
+        rustix::io::ioctl_fionread(&self.stream).unwrap_or(0)
+    }
+
     /// True if a good part of the system's buffer is free, or the connection has ended.
     pub(super) fn has_room(&self) -> bool {
         let mut sockets = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::OUT)];

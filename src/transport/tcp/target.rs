@@ -24,6 +24,12 @@ use crate::transport::PayloadSlice;
 /// A lane's turn ends after so many bytes, so that one that never pauses does not keep the others waiting.
 const TURN_BYTES: usize = 1 << 20;
 
+/// Arrivals on a lane for heartbeats that are received together where they are counted.
+const BEATS_AT_ONCE: u8 = 8;
+
+/// More than the heartbeats of eight arrivals are, unless a peer beats far too often, and less than any lane holds.
+const CROWDED_BYTES: u64 = 1 << 10;
+
 /// Holds the longest request with a short payload, and a row of small ones.
 const INBOX_BYTES: usize = 8 << 10;
 /// Holds the longest short answer, and a row of small ones.
@@ -94,6 +100,8 @@ pub(super) struct Target {
     to_tell: Option<u64>,
     /// The peer is to be woken, between two answers.
     wakes: bool,
+    /// Arrivals that were counted, and of which nothing is received yet.
+    unread: u8,
     inbox: Box<Aligned<INBOX_BYTES>>,
     begin: usize,
     end: usize,
@@ -117,6 +125,7 @@ impl Target {
             sequence: 0,
             to_tell: None,
             wakes: false,
+            unread: 0,
             inbox: Box::new(Aligned([0; INBOX_BYTES])),
             begin: 0,
             end: 0,
@@ -166,8 +175,24 @@ impl Target {
         self.wakes = true;
     }
 
+    /// Something has arrived on a lane for heartbeats. True if it was counted and can wait: to receive each heartbeat
+    /// by itself is most of what an idle peer costs.
+    pub(super) fn leave_unread(&mut self) -> bool {
+        if self.is_draining() || !self.connection.add_arrival() {
+            return false;
+        }
+        self.unread += 1;
+        self.unread < BEATS_AT_ONCE
+    }
+
+    /// True if so much was left unread that the lane may be full: then the system tells nothing more of it.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.unread > 0 && self.socket.waiting() >= CROWDED_BYTES
+    }
+
     /// Serves what is there, for one turn.
     pub(super) fn serve(&mut self) -> Result<ServeOutcome, Broken> {
+        self.unread = 0;
         let mut budget = TURN_BYTES;
         let mut is_dry = false;
         loop {
@@ -258,6 +283,10 @@ impl Target {
             Err(_) if self.is_draining() => return Err(OFFENDED),
             Err(broken) => return Err(broken),
         };
+        if self.socket.is_timed() {
+            // The system tells no more of what was received before it was told.
+            self.connection.add_arrival();
+        }
         *budget = budget.saturating_sub(bytes);
         if let ServeStep::Payload { received, .. } = &mut self.state {
             *received += bytes.min(room);

@@ -1,5 +1,6 @@
 //! Tests of what only the inside can show: peers that misbehave, on either side.
 
+mod arrivals;
 mod encrypted;
 mod fork;
 #[cfg(feature = "cuda")]
