@@ -34,15 +34,20 @@ impl Running {
 
     /// Waits for a line on stderr that holds this; when it came.
     pub(crate) fn wait_for(&mut self, part: &str) -> Instant {
+        self.wait_for_any(&[part])
+    }
+
+    /// Waits for a line on stderr that holds one of these; when it came.
+    pub(crate) fn wait_for_any(&mut self, parts: &[&str]) -> Instant {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok((when, line)) = self.lines.recv_timeout(left) else {
-                panic!("`{part}` never came: {}", self.said);
+                panic!("{parts:?} never came: {}", self.said);
             };
             self.said.push_str(&line);
             self.said.push('\n');
-            if line.contains(part) {
+            if parts.iter().any(|part| line.contains(part)) {
                 return when;
             }
         }
