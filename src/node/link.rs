@@ -647,8 +647,8 @@ impl<E: Endpoint> Link<E> {
     fn lost(&mut self, source: Disconnected) -> Error {
         let source = self.failed.get_or_insert(source).clone();
         let Welcome { shard, shards, generation, .. } = self.welcome;
-        // An owner that lets a peer go says so in its line and then closes the connection. The last look at the line may
-        // have been before that.
+        // An owner that lets a peer go says so in its line and then closes the connection. The last look at the line
+        // may have been before that.
         let mapped = || {
             let line = self.probe.mapped.as_ref()?;
             own_page::read_line(&line.as_volatile(), generation).evicted
