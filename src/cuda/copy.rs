@@ -56,6 +56,11 @@ impl Tickets {
         }
     }
 
+    /// A copy was refused, of which something may be under way all the same.
+    pub(crate) fn fail(&mut self, fault: GpuError) {
+        self.fault = self.fault.take().or(Some(fault));
+    }
+
     /// True once all of them are done. It does not wait.
     ///
     /// # Errors
@@ -66,7 +71,7 @@ impl Tickets {
             match ticket.is_done() {
                 Ok(false) => return Ok(false),
                 Ok(true) => {}
-                Err(fault) => self.fault = self.fault.take().or(Some(fault)),
+                Err(fault) => self.fail(fault),
             }
             self.tickets.pop();
         }

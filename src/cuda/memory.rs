@@ -93,6 +93,17 @@ impl GpuMemory {
         is_writable: bool,
     ) -> Result<(Gpu, GpuMemory), GpuError> {
         const MAPPING: &str = "mapping memory of a GPU that a peer has granted";
+        let map = |gpu: &Gpu| {
+            let primary = gpu.inner().primary.clone();
+            let device = primary.device();
+            let allocation =
+                primary.call(MAPPING, |driver| driver.import(device, file, bytes, is_writable))?;
+            Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
+        };
+        let refused = match map(gpu) {
+            Ok(memory) => return Ok((Gpu::clone(gpu), memory)),
+            Err(error) => error,
+        };
         let device = gpu.inner().primary.device();
         let out_of_reach = gpu.inner().primary.call(MAPPING, |driver| {
             let home = driver.home(file)?;
@@ -100,14 +111,9 @@ impl GpuMemory {
             // Devices are numbered as their ordinals are.
             Ok(if is_reached { None } else { u32::try_from(home).ok() })
         })?;
-        let gpu = match out_of_reach {
-            None => Gpu::clone(gpu),
-            Some(home) => gpu.sibling(home)?,
-        };
-        let primary = gpu.inner().primary.clone();
-        let allocation =
-            primary.call(MAPPING, |driver| driver.import(primary.device(), file, bytes, is_writable))?;
-        Ok((gpu, GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation))))
+        let home = gpu.sibling(out_of_reach.ok_or(refused)?)?;
+        let memory = map(&home)?;
+        Ok((home, memory))
     }
 
     /// What another process of this host maps it by, and the length that it maps: this memory was

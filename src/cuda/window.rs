@@ -169,11 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn where_the_library_is_missing_the_error_says_so() {
-        // A machine with a GPU has it.
-        if let Err(error) = GpuWindow::of("0000:18:00.0") {
-            assert!(error.to_string().contains("; "), "{error}");
-            assert!(error.to_string().to_lowercase().contains("nv"), "{error}");
+    fn each_error_names_its_cause_and_a_remedy() {
+        for (error, cause) in [
+            (GpuWindowError::NoLibrary("no such file".into()), "no such file"),
+            (GpuWindowError::NoFunction("nvmlInit_v2"), "no function nvmlInit_v2"),
+            (GpuWindowError::Call("nvmlShutdown", 7), "nvmlShutdown failed with NVML error 7"),
+        ] {
+            let text = error.to_string();
+            let (told, remedy) = text.split_once("; ").expect("a cause and a remedy");
+            assert!(told.contains(cause) && !remedy.is_empty(), "{text}");
         }
     }
 }

@@ -105,13 +105,13 @@ impl StagingBlocks {
         self.free.push(block);
     }
 
-    /// Has the GPU copy `from` to the begin of a block.
+    /// Has the GPU copy `from` to the begin of a block. If it refuses, the copy says so once nothing of it is under way.
     ///
     /// # Errors
-    /// The memory is that of another GPU, or the driver refuses.
+    /// The block is too short.
     pub(super) fn copy_out(&mut self, from: GpuSlice, block: &LocalSlice) -> Result<StagedCopy, GpuError> {
         let into = block.slice(0, from.bytes()).map_err(outside)?;
-        self.copy(&self.gpu.clone(), GpuCopy::ToHost { from, into }, block)
+        Ok(self.copy(&self.gpu.clone(), GpuCopy::ToHost { from, into }, block))
     }
 
     /// Has the GPU copy the begin of a block to `into`.
@@ -120,25 +120,19 @@ impl StagingBlocks {
     /// As [`copy_out`](Self::copy_out).
     pub(super) fn copy_in(&mut self, block: &LocalSlice, into: GpuSlice) -> Result<StagedCopy, GpuError> {
         let from = block.slice(0, into.bytes()).map_err(outside)?;
-        self.copy(&self.gpu.clone(), GpuCopy::FromHost { from, into }, block)
+        Ok(self.copy(&self.gpu.clone(), GpuCopy::FromHost { from, into }, block))
     }
 
-    /// Has this GPU copy from a block or to it.
-    ///
-    /// # Errors
-    /// As [`copy_out`](Self::copy_out).
-    pub(super) fn copy(
-        &mut self,
-        gpu: &Gpu,
-        copy: GpuCopy,
-        block: &LocalSlice,
-    ) -> Result<StagedCopy, GpuError> {
+    /// Has this GPU copy from a block or to it. If it refuses, the copy says so once nothing of it is under way.
+    pub(super) fn copy(&mut self, gpu: &Gpu, copy: GpuCopy, block: &LocalSlice) -> StagedCopy {
         let mut tickets = Tickets::default();
-        let asked = gpu.copy_staged(copy, &mut tickets);
+        if let Err(fault) = gpu.copy_staged(copy, &mut tickets) {
+            tickets.fail(fault);
+        }
         if mutant!("staging_block_before_ticket") {
             self.give_back(block.clone());
         }
-        asked.map(|()| StagedCopy { block: block.clone(), tickets })
+        StagedCopy { block: block.clone(), tickets }
     }
 }
 
@@ -152,7 +146,7 @@ impl StagedCopy {
     /// True once its bytes are there. It does not wait.
     ///
     /// # Errors
-    /// Work of this process on the GPU failed.
+    /// The GPU refused the copy, or work of this process there failed. The copy is over.
     pub(super) fn is_done(&mut self) -> Result<bool, GpuError> {
         if mutant!("staged_copy_done_at_once") { Ok(true) } else { self.tickets.are_done() }
     }

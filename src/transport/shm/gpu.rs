@@ -185,9 +185,9 @@ impl GpuSide {
             match gpu.copy(copy.clone(), &mut self.tickets) {
                 Ok(()) => self.copying.push_back((request, gpu, copy)),
                 Err(error) => {
-                    tracing::warn!(%error, "a GPU refuses to copy from or to a peer's memory");
-                    self.held.push_front(request);
-                    self.fail(local, CompletionError::Gpu);
+                    // What is under way comes first: then the peer may give its memory to others.
+                    self.tickets.fail(error);
+                    self.copying.push_back((request, gpu, copy));
                 }
             }
         }

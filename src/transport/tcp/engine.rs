@@ -446,6 +446,9 @@ impl ProgressState {
             self.sources.get_mut(index)
             && *of_now == generation
             && !has_ended
+            && flags.contains(epoll::EventFlags::IN)
+            && !target.is_sending()
+            && !target.has_input()
             && target.leave_unread()
         {
             return;

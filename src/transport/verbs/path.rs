@@ -86,9 +86,10 @@ pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
 }
 
 impl PathSettings {
-    /// The longest time that the specification lets a device take to find that a peer does not answer.
+    /// The longest time that the specification lets a device take to find that a peer does not answer. Devices wait
+    /// longer than they are asked where that is less than they can, so it is a second at least.
     pub(super) fn gives_up_after(&self) -> Duration {
-        TIMEOUT_UNIT * (1 << self.timeout) * 4 * (u32::from(self.retries) + 1)
+        (TIMEOUT_UNIT * (1 << self.timeout) * 4 * (u32::from(self.retries) + 1)).max(Duration::from_secs(1))
     }
 }
 

@@ -18,6 +18,9 @@ use crate::transport::{
 /// queue pair that the part is for. If the rail of that one was lost, a queue pair of the first rail reports the part.
 const NUMBER_BITS: u32 = 56;
 
+/// Looks at the least over which a rail was silent before it is given up.
+const LOOKS_LEAST: u32 = 16;
+
 const OVER: Disconnected = Disconnected { reason: "this connection over several rails is over" };
 
 /// The requests of one side.
@@ -64,12 +67,19 @@ struct ExtraRail {
     keys: Vec<u32>,
     /// A word of the peer that is always readable, and where it is read to.
     sentinel: (LocalSlice, RemoteSlice),
-    /// The number of the oldest request that was under way here at the last look, and the time since which it has been.
-    oldest: Option<(u64, Instant)>,
+    /// The oldest request that was under way here at the last look.
+    oldest: Option<OldestRequest>,
     /// The longest time that the device takes to find that the peer does not answer.
     gives_up_after: Duration,
     /// What it carries, in Mbit/s; 0 if unknown.
     speed: u32,
+}
+
+/// A request that is under way, and waited for.
+struct OldestRequest {
+    number: u64,
+    looked: Instant,
+    waited: Duration,
 }
 
 impl Rails {
@@ -511,17 +521,23 @@ impl Striping {
     fn lose_silent_rails(&mut self) {
         let mut silent = 0u8;
         for (further, rail) in self.further.iter_mut().zip(1..) {
-            let oldest = self.striper.oldest(rail);
-            match (oldest, further.oldest) {
-                (Some((number, request)), Some((seen, since))) if number == seen => {
-                    let bytes = || remote_of(&mut request.operation.clone()).map_or(0, |remote| remote.len);
-                    let beyond = since.elapsed().checked_sub(further.gives_up_after);
-                    let is_silent =
-                        beyond.is_some_and(|beyond| beyond > longest_transfer(bytes(), further.speed));
-                    silent |= u8::from(is_silent) << rail;
-                }
-                _ => further.oldest = oldest.map(|(number, _)| (number, Instant::now())),
-            }
+            let Some((number, request)) = self.striper.oldest(rail) else {
+                further.oldest = None;
+                continue;
+            };
+            let looked = Instant::now();
+            let new = OldestRequest { number, looked, waited: Duration::ZERO };
+            let oldest = match &mut further.oldest {
+                Some(oldest) if oldest.number == number => oldest,
+                other => other.insert(new),
+            };
+            // A process that was stopped has not waited.
+            oldest.waited += (looked - oldest.looked).min(further.gives_up_after / LOOKS_LEAST);
+            oldest.looked = looked;
+            let beyond = oldest.waited.checked_sub(further.gives_up_after);
+            let bytes = || remote_of(&mut request.operation.clone()).map_or(0, |remote| remote.len);
+            let is_silent = beyond.is_some_and(|beyond| beyond > longest_transfer(bytes(), further.speed));
+            silent |= u8::from(is_silent) << rail;
         }
         self.lose_rails(silent);
     }

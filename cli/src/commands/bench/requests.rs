@@ -43,6 +43,12 @@ pub(super) fn measure<C: Carrier>(
         TaskRole::Memory { pongs, checked, connections: settings.connections, opposite, is_crowd: false };
     let (address, mut target) = Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()?;
     let Placed(peer_memory) = target.hear()?;
+    if op == Op::FetchAdd && peer_memory != ComputeDevice::Host {
+        return Err(BenchError::usage(
+            "--op fetch-add works on words of the host, and the other side's memory is on a GPU",
+            "have its memory on the host",
+        ));
+    }
     let memory = MemoryArgs { peer_memory, ..settings.means.memory };
     // No processor looks at memory of a GPU for the next turn.
     let pongs = pongs && peer_memory == ComputeDevice::Host;

@@ -35,6 +35,12 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
             "see `slackline doctor`; or have its memory on the host, or use --transport tcp",
         ));
     }
+    if gpu.is_some() && is_crowd {
+        return Err(BenchError::usage(
+            "--peers does not go with memory of a GPU of the side that is written and read",
+            "have its memory on the host",
+        ));
+    }
     let mut listener = carrier.listen(&C::anywhere(client.host))?;
     let mut mine = SideMemory::new(&carrier, bytes, gpu.as_ref())?;
     if checked == Some(Op::Read) {

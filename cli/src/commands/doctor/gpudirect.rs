@@ -84,8 +84,8 @@ fn bar1(device: &Path, told: &Result<GpuWindow, GpuWindowError>) -> Option<Limit
              host's firmware",
         ),
         Some(free) if free < bytes / 2 => Some(
-            "other processes have registered most of it, as a job would register its payloads: end those that are not \
-             needed",
+            "most of it is in use, by the driver and by what other processes have registered, as a job would register \
+             its payloads: end those that are not needed",
         ),
         _ => None,
     };
@@ -97,7 +97,7 @@ fn bar1(device: &Path, told: &Result<GpuWindow, GpuWindowError>) -> Option<Limit
                  registers {FRAMES} frames and {SLOTS} slots for each worker",
                 size(bytes),
                 size(free),
-                size(most >> 20 << 20)
+                size(if most >> 20 == 0 { most } else { most >> 20 << 20 })
             )
         }
         (None, Err(error)) => format!("{} bytes; how many are free is not known: {error}", size(bytes)),

@@ -211,8 +211,13 @@ fn each_failing_call_of_a_copy_across_the_host_ends_the_connection() {
             Ok(()) => assert!(scene.seen(0, BYTES) == sent[1..], "call {call}"),
             Err(error) => assert_eq!(error, CompletionError::Gpu, "call {call}"),
         }
+        let told = scene.seen(0, BYTES);
+        scene.peer.finish();
+        assert!(
+            scene.seen(0, BYTES) == told,
+            "call {call}: something was written after the failure was told"
+        );
         let TwoGpus { peer, gpu, client, .. } = scene;
-        peer.finish();
         drop((mine, client, gpu));
         if !peer.has_failed() {
             assert!(call > 20, "only {call} calls");
