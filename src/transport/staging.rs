@@ -105,7 +105,8 @@ impl StagingBlocks {
         self.free.push(block);
     }
 
-    /// Has the GPU copy `from` to the begin of a block. If it refuses, the copy says so once nothing of it is under way.
+    /// Has the GPU copy `from` to the begin of a block. If it refuses, the copy says so once nothing of it is under
+    /// way.
     ///
     /// # Errors
     /// The block is too short.
