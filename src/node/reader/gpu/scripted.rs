@@ -361,6 +361,7 @@ mod tests {
         let mut reading = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", &reader, "--ignored"])
             .env(PUBLISHER, publisher.address().to_string())
+            .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         let _working = from.driver.work_in_a_thread();
@@ -372,6 +373,7 @@ mod tests {
             let version = draft.commit_when_copied(VersionTag::default()).wait(PATIENCE).unwrap();
             publisher.wait(version, 1, 6 * PATIENCE).unwrap();
         }
+        // This closes its input, which it reads to the end.
         assert!(reading.wait().unwrap().success(), "the other process read something else");
     }
 
@@ -388,6 +390,8 @@ mod tests {
             assert_eq!(into.bytes(), [value; BYTES]);
         }
         assert_eq!(into.driver.host_copies() > 0, T::IS_STAGED);
+        // A reader that is gone holds nothing: the publisher has to see first what this one holds.
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
     }
 
     fn a_reader_that_is_killed_in_mid_copy_leaves_others_served<T: OfGpu>() {
