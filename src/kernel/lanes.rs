@@ -81,14 +81,14 @@ pub(super) trait Lanes: Copy {
     unsafe fn stream(self, to: *mut u8);
 }
 
-/// Asks for the cache line at `from`, which may be any address: it is a hint, and never faults.
+/// Asks for the cache line at `from` into the first cache; it may be any address: this is a hint, and never faults.
 #[inline(always)]
 pub(super) fn prefetch(from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 processor has SSE, and a prefetch of an invalid address does nothing.
     unsafe {
-        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(from.cast());
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = from;

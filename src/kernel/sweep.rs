@@ -9,17 +9,19 @@ use crate::table::Encoding;
 
 /// Most vectors of each stream in one turn of the loop; rules with two states take half as many.
 ///
-/// With this, [`AHEAD`] and the level of [`lanes::prefetch`] a fold of four gradients moves 0.87 (SGD) and 0.93
-/// (AdamW) of the bytes per second of [`triad`](super::triad), with one thread and with two, on a virtual machine of
-/// two Xeon cores with AVX-512 (`cargo bench --bench kernel`); without prefetching 0.80 and 0.86. What remains is
-/// reading: a triad writes a third of its bytes, which streaming stores do beside the reads, an SGD fold a sixth, and
-/// both read 15 to 16 GB/s per core. The more gradients, the nearer to reading alone: 0.78 for eight, 0.74 for
-/// sixteen. Tried and slower: 1 to 4 KiB of each stream in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
+/// With this, [`AHEAD`] and [`lanes::prefetch`] a fold of four gradients moves 0.82 (SGD) and 0.86 (AdamW) of the bytes
+/// per second of [`triad`](super::triad) by one thread, and 0.83 and 0.88 if it is measured, on a virtual machine of two
+/// EPYC cores with AVX-512 (`cargo bench --bench kernel`). Eight vectors, and lines asked for into the second cache
+/// only, made that 0.79, 0.74, 0.66 and 0.82 there: so many streams at once do not fit the first cache and the
+/// registers. They had been the best on two Xeon cores (0.87 and 0.93; without prefetching 0.80 and 0.86), where four
+/// were not measured again. docs/measurements.md has more. What remains is reading: a triad writes a third of its
+/// bytes, which streaming stores do beside the reads, an SGD fold a sixth. Tried and slower: 1 to 4 KiB of each stream
+/// in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
 #[cfg(target_arch = "x86_64")]
-const UNROLL: usize = 8;
+const UNROLL: usize = 4;
 
 /// The distance, in elements, at which lines are asked for ahead of the loads: the processor's own prefetchers stop
-/// at page ends and follow this many streams too timidly. 512 and 1024 are much the same, 4096 costs 0.05.
+/// at page ends and follow this many streams too timidly. 128 is much the same, 512 costs up to 0.05.
 const AHEAD: usize = 256;
 
 /// The facts that a fold has learnt about its numbers.
@@ -295,10 +297,9 @@ unsafe fn by_states<V: Lanes, E: Element, R: Rule, const K: usize, const MEASURE
 /// The loop itself. `K` is the number of gradients, or 0 to ask `work`; `U` vectors are done in each turn.
 ///
 /// With `MEASURE` squares are added in f32 over the `U` vectors of one gradient in one turn, and the result goes into
-/// sums in f64: 9 roundings to f32 at most, all terms being positive, so that each of these short sums is within
-/// `9 * 2^-24` of what it should be, relatively, and so is the total, to which f64 adds about `n * 2^-53`. That costs
-/// an SGD fold of four gradients an eighth of its speed and an AdamW fold 4 %, on the machine of [`UNROLL`]; a second
-/// chain of additions or asking for lines further ahead gains nothing.
+/// sums in f64: 5 roundings to f32 at most, all terms being positive, so that each of these short sums is within
+/// `5 * 2^-24` of what it should be, relatively, and so is the total, to which f64 adds about `n * 2^-53`. That costs
+/// no fold of four gradients more than 2 % of its speed, on the machine of [`UNROLL`].
 ///
 /// # Safety
 ///

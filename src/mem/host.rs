@@ -21,24 +21,20 @@ const HUGE_PAGE: usize = 2 << 20;
 /// From this length on a mapping asks for transparent huge pages.
 const HUGE_ADVICE_FROM: usize = 2 * HUGE_PAGE;
 
+/// The reason why memory stays where it is.
 enum Backing {
-    /// The mapping, and the bytes that are used of it: from so many on, so many.
-    Private(MmapRaw, usize, usize),
+    Private(MmapRaw),
     SharedFile(MmapRaw, OwnedFd),
     /// The mapping, and the dma-buf that its memory is.
-    DmaBuf(MmapRaw, OwnedFd),
+    DmaBuf {
+        _map: MmapRaw,
+        dma_buf: OwnedFd,
+    },
+    /// Dropped once no region and no request uses the memory any more.
     Caller {
-        pointer: NonNull<u8>,
-        bytes: usize,
-        /// Dropped once no region and no request uses the memory any more.
         _owner: Box<dyn Send + Sync>,
     },
 }
-
-// SAFETY: the caller's memory may be used by any thread, as `HostMemory::of_caller` asks; mappings are `Send` anyway.
-unsafe impl Send for Backing {}
-// SAFETY: as above. All access goes through `VolatileSlice`.
-unsafe impl Sync for Backing {}
 
 /// One range of host memory; a mapping is unmapped when this is dropped.
 ///
@@ -50,16 +46,25 @@ unsafe impl Sync for Backing {}
 /// # Ok::<(), slackline::internals::mem::MemoryError>(())
 /// ```
 pub struct HostMemory {
-    backing: Backing,
+    /// The first byte. Each access on the data path begins with these three, so that they are not looked up in the
+    /// backing.
+    pointer: *mut u8,
+    bytes: usize,
     writable: bool,
+    backing: Backing,
 }
+
+// SAFETY: the caller's memory may be used by any thread, as `HostMemory::of_caller` asks, and mappings by any, too.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above. All access goes through `VolatileSlice`.
+unsafe impl Sync for HostMemory {}
 
 impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.backing {
-            Backing::Private(..) => "private",
+            Backing::Private(_) => "private",
             Backing::SharedFile(..) => "shared",
-            Backing::DmaBuf(..) => "dma-buf",
+            Backing::DmaBuf { .. } => "dma-buf",
             Backing::Caller { .. } => "caller",
         };
         f.debug_struct("HostMemory").field("kind", &kind).field("len", &self.len()).finish()
@@ -78,7 +83,9 @@ impl HostMemory {
             MemoryError::Map { bytes, kind: "anonymous", source, remedy: "ask for less, or free memory" }
         })?;
         let first = if spare == 0 { 0 } else { map.as_ptr().addr().wrapping_neg() % HUGE_PAGE };
-        Ok(Self { backing: Backing::Private(map, first, bytes), writable: true }.advised())
+        // What is used lies inside of the mapping.
+        let pointer = map.as_mut_ptr().wrapping_add(first);
+        Ok(Self { pointer, bytes, writable: true, backing: Backing::Private(map) }.advised())
     }
 
     /// `bytes` (rounded up to 2 MiB) of zeroed private memory on explicitly reserved huge pages.
@@ -94,7 +101,7 @@ impl HostMemory {
                 remedy: "reserve pages with `sysctl vm.nr_hugepages=N` (2 MiB each), or use anonymous memory",
             },
         )?;
-        Ok(Self { backing: Backing::Private(map, 0, rounded), writable: true })
+        Ok(Self { pointer: map.as_mut_ptr(), bytes: rounded, writable: true, backing: Backing::Private(map) })
     }
 
     /// `bytes` of zeroed memory in a memfd that has no name, can be passed to another process, and is sealed so
@@ -121,7 +128,8 @@ impl HostMemory {
             source,
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
-        Ok(Self { backing: Backing::SharedFile(map, file), writable: true }.advised())
+        let pointer = map.as_mut_ptr();
+        Ok(Self { pointer, bytes, writable: true, backing: Backing::SharedFile(map, file) }.advised())
     }
 
     /// The caller's own memory where it lies: `bytes` from `pointer` on. It is not advised, sealed or mapped again.
@@ -143,7 +151,8 @@ impl HostMemory {
         if !address.is_multiple_of(size_of::<u64>()) {
             return Err(MemoryError::Unaligned { address });
         }
-        Ok(Self { backing: Backing::Caller { pointer, bytes, _owner: owner }, writable: true })
+        let backing = Backing::Caller { _owner: owner };
+        Ok(Self { pointer: pointer.as_ptr(), bytes, writable: true, backing })
     }
 
     /// Maps a memfd that another process passed. It must be sealed against resizing and hold at least `bytes`.
@@ -171,7 +180,8 @@ impl HostMemory {
             source,
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
-        Ok(Self { backing: Backing::SharedFile(map, file.into()), writable }.advised())
+        let pointer = map.as_mut_ptr();
+        Ok(Self { pointer, bytes, writable, backing: Backing::SharedFile(map, file.into()) }.advised())
     }
 
     /// From here on no process can make a new writable mapping of this memory; existing ones stay as they are.
@@ -201,7 +211,7 @@ impl HostMemory {
 
     /// Makes the kernel zero this private memory in every forked child.
     pub(super) fn wipe_on_fork(&self) -> io::Result<()> {
-        let Backing::Private(map, ..) = &self.backing else {
+        let Backing::Private(map) = &self.backing else {
             return Err(io::Error::other("only private memory is wiped in forked children"));
         };
         // SAFETY: the range is exactly this mapping. The advice changes what a forked child sees, and nothing here:
@@ -215,35 +225,26 @@ impl HostMemory {
     /// The descriptor to pass to a peer, if this memory can be shared at all.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Private(..) | Backing::DmaBuf(..) | Backing::Caller { .. } => None,
+            Backing::Private(_) | Backing::DmaBuf { .. } | Backing::Caller { .. } => None,
             Backing::SharedFile(_, file) => Some(file.as_fd()),
         }
     }
 
     /// This shared memory, which RDMA devices know as this dma-buf of it from here on.
     pub(crate) fn known_as(self, dma_buf: OwnedFd) -> HostMemory {
-        let HostMemory { backing, writable } = self;
+        let HostMemory { pointer, bytes, writable, backing } = self;
         let backing = match backing {
-            Backing::SharedFile(map, _) => Backing::DmaBuf(map, dma_buf),
+            Backing::SharedFile(map, _) => Backing::DmaBuf { _map: map, dma_buf },
             other => other,
         };
-        HostMemory { backing, writable }
+        HostMemory { pointer, bytes, writable, backing }
     }
 
     /// The dma-buf that RDMA devices know it as, if they do. It begins with the memory.
     pub fn as_dma_buf(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::DmaBuf(_, dma_buf) => Some(dma_buf.as_fd()),
+            Backing::DmaBuf { dma_buf, .. } => Some(dma_buf.as_fd()),
             _ => None,
-        }
-    }
-
-    fn pointer(&self) -> *mut u8 {
-        match &self.backing {
-            // What is used lies inside of the mapping.
-            Backing::Private(map, first, _) => map.as_mut_ptr().wrapping_add(*first),
-            Backing::SharedFile(map, _) | Backing::DmaBuf(map, _) => map.as_mut_ptr(),
-            Backing::Caller { pointer, .. } => pointer.as_ptr(),
         }
     }
 
@@ -255,11 +256,9 @@ impl HostMemory {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
-        match &self.backing {
-            Backing::SharedFile(map, _) | Backing::DmaBuf(map, _) => map.len(),
-            Backing::Private(_, _, bytes) | Backing::Caller { bytes, .. } => *bytes,
-        }
+        self.bytes
     }
 
     /// False if the mapping is read-only: a store through it would kill the process.
@@ -268,15 +267,16 @@ impl HostMemory {
     }
 
     /// All of it, for volatile access.
+    #[inline]
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
-        // SAFETY: the range is `len` bytes long, inside of its mapping (`anonymous` maps a huge page more than it uses,
-        // and skips less than one), and lives as long as `self`, which the slice borrows: a mapping is unmapped, and
-        // the owner of the caller's memory is dropped, with `self`.
-        unsafe { VolatileSlice::new(self.pointer(), self.len(), self.writable) }
+        // SAFETY: the range is `bytes` long, inside of its mapping (`anonymous` maps a huge page more than it uses, and
+        // skips less than one), and lives as long as `self`, which the slice borrows: a mapping is unmapped, and the
+        // owner of the caller's memory is dropped, with `backing`.
+        unsafe { VolatileSlice::new(self.pointer, self.bytes, self.writable) }
     }
 
     fn advised(self) -> Self {
-        if let Backing::Private(map, ..) | Backing::SharedFile(map, _) = &self.backing
+        if let Backing::Private(map) | Backing::SharedFile(map, _) = &self.backing
             && map.len() >= HUGE_ADVICE_FROM
         {
             // Only advice: with it refused, the memory is slower and nothing else.

@@ -146,6 +146,7 @@ impl MemoryRegion {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         self.inner.memory.len()
     }
@@ -166,6 +167,7 @@ impl MemoryRegion {
     }
 
     /// All of it, for volatile access.
+    #[inline]
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
         self.inner.memory.as_volatile()
     }
@@ -226,16 +228,19 @@ pub struct LocalSlice {
 
 impl LocalSlice {
     /// The region it is a part of.
+    #[inline]
     pub fn region(&self) -> &MemoryRegion {
         &self.region
     }
 
     /// Returns the offset in the region at which it begins, in bytes.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }

@@ -30,6 +30,7 @@ impl<'a> VolatileSlice<'a> {
     /// `pointer` must be valid for reads of `len` bytes (and for writes, if `writable`) for the whole of `'a`, and
     /// no Rust reference to any byte of it may exist meanwhile.
     #[doc(hidden)]
+    #[inline]
     pub unsafe fn new(pointer: *mut u8, len: usize, writable: bool) -> Self {
         VolatileSlice { pointer, len, writable, owner: PhantomData }
     }
@@ -64,30 +65,35 @@ impl<'a> VolatileSlice<'a> {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// True if the range is empty.
     #[doc(hidden)]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// False if a store would kill the process.
     #[doc(hidden)]
+    #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
     /// True if words at its begin are aligned to 8 bytes.
     #[doc(hidden)]
+    #[inline]
     pub fn is_aligned(&self) -> bool {
         self.pointer.addr().is_multiple_of(8)
     }
 
     /// The address of the first byte, for kernels and foreign code. Reading and writing through it is the
     /// caller's argument to make; this only tells where.
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.pointer
     }

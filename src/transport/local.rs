@@ -80,6 +80,7 @@ impl LocalEndpoint {
 
     /// The range that `remote` names, if it was granted with all of `needed`. A peer's memory is reached only through
     /// this function, and every offset is checked here.
+    #[inline]
     fn target(&self, remote: &RemoteSlice, needed: Access) -> Result<VolatileSlice<'_>, CompletionError> {
         let segment = self.segments.iter().find(|segment| segment.key == remote.key);
         let segment = segment.ok_or(CompletionError::RemoteAccess)?;
@@ -91,6 +92,7 @@ impl LocalEndpoint {
         Ok(memory.subslice(remote.offset as usize, remote.len as usize))
     }
 
+    #[inline]
     fn execute(&self, operation: &Operation) -> Result<(), CompletionError> {
         match operation {
             Operation::Write { local, remote, streaming } => {

@@ -159,6 +159,7 @@ impl WorkRequest {
 
     /// Checks the request as it stands, before any peer is asked, for a transport that copies no memory of GPUs. The
     /// error says what is wrong with it.
+    #[inline]
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match self.operation {
             Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Err(
@@ -181,6 +182,7 @@ impl WorkRequest {
     }
 
     /// The same for one that has registered the memory, wherever it is.
+    #[inline]
     pub(crate) fn check_ranges(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
         if let Operation::Read { local, .. }
