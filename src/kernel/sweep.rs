@@ -10,8 +10,8 @@ use crate::table::Encoding;
 /// Most vectors of each stream in one turn of the loop; rules with two states take half as many.
 ///
 /// With this, [`AHEAD`] and [`lanes::prefetch`] a fold of four gradients moves 0.82 (SGD) and 0.86 (AdamW) of the bytes
-/// per second of [`triad`](super::triad) by one thread, and 0.83 and 0.88 if it is measured, on a virtual machine of two
-/// EPYC cores with AVX-512 (`cargo bench --bench kernel`). Eight vectors, and lines asked for into the second cache
+/// per second of [`triad`](super::triad) by one thread, and 0.83 and 0.88 if it is measured, on a virtual machine of
+/// two EPYC cores with AVX-512 (`cargo bench --bench kernel`). Eight vectors, and lines asked for into the second cache
 /// only, made that 0.79, 0.74, 0.66 and 0.82 there: so many streams at once do not fit the first cache and the
 /// registers. They had been the best on two Xeon cores (0.87 and 0.93; without prefetching 0.80 and 0.86), where four
 /// were not measured again. docs/measurements.md has more. What remains is reading: a triad writes a third of its

@@ -37,13 +37,24 @@ pub enum Streaming {
 
 /// From how many bytes on copies may go past the caches: the size of one core's L2 cache, 2 MiB if it is not known.
 pub fn streaming_threshold() -> usize {
-    static THRESHOLD: LazyLock<usize> = LazyLock::new(|| {
-        let text =
-            std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
-        let kib = text.trim().strip_suffix('K').and_then(|kib| kib.parse::<usize>().ok());
-        kib.map_or(2 << 20, |kib| kib << 10)
-    });
+    static THRESHOLD: LazyLock<usize> = LazyLock::new(|| cache_size(2).unwrap_or(2 << 20));
     *THRESHOLD
+}
+
+/// Bytes of the last cache, 32 MiB if they are not known.
+#[cfg(not(loom))]
+fn last_cache() -> usize {
+    static BYTES: LazyLock<usize> =
+        LazyLock::new(|| cache_size(3).unwrap_or(32 << 20).max(streaming_threshold()));
+    *BYTES
+}
+
+/// Bytes of a cache of the first processor, by the index that Linux gives it: 2 is L2, 3 is L3.
+fn cache_size(index: u8) -> Option<usize> {
+    let file = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/size");
+    let text = std::fs::read_to_string(file).ok()?;
+    let kib: usize = text.trim().strip_suffix('K')?.parse().ok()?;
+    kib.checked_mul(1 << 10)
 }
 
 /// From how many bytes on a copy may make non-temporal stores, whatever was asked for.

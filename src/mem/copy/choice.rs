@@ -5,13 +5,17 @@
 //! what of it the caches hold and what else the machine does. A measurement on memory of its own would know nothing of
 //! that, and would have to touch more than the last cache holds. Of each plan the best time counts, since all that
 //! disturbs a copy, such as the first touch of a page, makes it longer.
+//!
+//! A piece of a copy that is longer than the last cache tells nothing by itself. Unless it goes past the caches, it
+//! leaves there what it has written, and the copies after it pay for the way to memory. So a plan keeps its turn until
+//! it has copied as much as twice that cache holds, and the second half of its turn counts.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::pool::MOST_THREADS;
-use super::{LONG, Way, streaming_threshold};
+use super::{LONG, Way, last_cache, streaming_threshold};
 
 /// Copies are cut among threads from this length on: waking a thread takes tens of microseconds.
 const THREADED: usize = 8 << 20;
@@ -19,8 +23,8 @@ const THREADED: usize = 8 << 20;
 const TIMED: usize = 64 << 10;
 /// Lengths from [`LONG`] on, by powers of two; the last class has no end.
 const CLASSES: usize = 8;
-/// Times that each plan is tried.
-const ROUNDS: u32 = 4;
+/// Turns that each plan has.
+const ROUNDS: usize = 4;
 /// Numbers of threads that are tried where the user names none. A few threads have all of a machine's bandwidth.
 const TRIED: [usize; 4] = [1, 2, 4, 8];
 const PLANS: usize = Way::ALL.len() * TRIED.len();
@@ -60,21 +64,38 @@ pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(CopyPlan)) {
         return copy(plan);
     }
     let plans = Plans::new(total, threaded);
-    let Some(index) = (len >= TIMED).then(|| contest.next(&plans)).flatten() else {
+    let Some(trial) = (len >= TIMED).then(|| contest.next(&plans, len, TurnLength::of(total))).flatten()
+    else {
         return copy(plans.guess());
     };
     let begun = Instant::now();
-    copy(plans.as_slice()[index]);
+    copy(plans.as_slice()[trial.turn % plans.count]);
     let took = begun.elapsed();
-    if let Some(winner) = contest.tell(&plans, index, cost(len, took)) {
+    if let Some(winner) = contest.tell(&plans, trial, len, took) {
         let bytes = LONG << class;
         tracing::debug!(bytes, threaded, way = ?winner.way, threads = winner.threads, "long copies are measured");
     }
 }
 
-/// Nanoseconds of a MiB.
-fn cost(len: usize, took: Duration) -> u32 {
-    u32::try_from((took.as_nanos() << 20) / len.max(1) as u128).unwrap_or(u32::MAX)
+/// The bytes that a plan copies in one turn.
+#[derive(Clone, Copy)]
+struct TurnLength {
+    bytes: usize,
+    /// The first so many of them do not count.
+    ignored: usize,
+}
+
+impl TurnLength {
+    /// Of copies of so many bytes.
+    fn of(total: usize) -> TurnLength {
+        let cache = last_cache();
+        if total > cache {
+            TurnLength { bytes: 2 * cache, ignored: cache }
+        } else {
+            // One copy, or one piece: what is written stays in the cache in any way but one.
+            TurnLength { bytes: 0, ignored: 0 }
+        }
+    }
 }
 
 /// Fixes the number of threads among which copies of many MiB are cut, and has everything measured again: for tests and
@@ -143,26 +164,50 @@ impl Plans {
 
 /// The trials of copies of one length.
 struct Contest {
-    /// Trials that have begun, and that have ended.
-    begun: AtomicU32,
-    ended: AtomicU32,
-    /// The least cost of each plan.
-    costs: [AtomicU32; PLANS],
+    /// The turn that is under way, and the bytes whose copying has begun in it.
+    turn: AtomicUsize,
+    begun: AtomicUsize,
+    /// The copies that count, by turn.
+    turns: [Turn; PLANS * ROUNDS],
     /// The plan that won, or 0.
     winner: AtomicU32,
+}
+
+/// What copies of one turn have come to.
+struct Turn {
+    bytes: AtomicU64,
+    nanos: AtomicU64,
+}
+
+/// One copy by a plan that is being tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trial {
+    turn: usize,
+    counts: bool,
+    /// It is the last one of all.
+    is_last: bool,
 }
 
 static CONTESTS: [[Contest; 2]; CLASSES] = [const { [Contest::new(), Contest::new()] }; CLASSES];
 
 impl Contest {
     const fn new() -> Contest {
-        let (begun, ended, winner) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
-        Contest { begun, ended, costs: [const { AtomicU32::new(u32::MAX) }; PLANS], winner }
+        Contest {
+            turn: AtomicUsize::new(0),
+            begun: AtomicUsize::new(0),
+            turns: [const { Turn { bytes: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; PLANS * ROUNDS],
+            winner: AtomicU32::new(0),
+        }
     }
 
     fn reset(&self) {
-        self.costs.iter().for_each(|cost| cost.store(u32::MAX, Ordering::Relaxed));
-        [&self.begun, &self.ended, &self.winner].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        for Turn { bytes, nanos } in &self.turns {
+            bytes.store(0, Ordering::Relaxed);
+            nanos.store(0, Ordering::Relaxed);
+        }
+        self.begun.store(0, Ordering::Relaxed);
+        self.winner.store(0, Ordering::Relaxed);
+        self.turn.store(0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -170,25 +215,51 @@ impl Contest {
         CopyPlan::from_word(self.winner.load(Ordering::Relaxed))
     }
 
-    /// The plan whose turn it is, by its index; none once all have been tried often enough.
-    fn next(&self, plans: &Plans) -> Option<usize> {
-        let count = plans.count as u32;
-        let turn = self.begun.load(Ordering::Relaxed);
-        // Two threads that draw the same turn both try it, and one of their trials is one too many: no harm.
-        (turn < count * ROUNDS).then(|| (self.begun.fetch_add(1, Ordering::Relaxed) % count) as usize)
-    }
-
-    /// Notes what a trial has cost; the last one decides, and returns the winner.
-    fn tell(&self, plans: &Plans, index: usize, cost: u32) -> Option<CopyPlan> {
-        self.costs[index].fetch_min(cost, Ordering::Relaxed);
-        // The trial that ends as the last one sees the costs of all others.
-        if self.ended.fetch_add(1, Ordering::AcqRel) + 1 != plans.count as u32 * ROUNDS {
+    /// The turn in which `len` bytes are copied; none once all plans have had theirs. Two threads that end one turn
+    /// both go on to the next, so that a plan has a turn less: no harm.
+    fn next(&self, plans: &Plans, len: usize, length: TurnLength) -> Option<Trial> {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let all = plans.count * ROUNDS;
+        if turn >= all {
             return None;
         }
-        let costs = self.costs.each_ref().map(|cost| cost.load(Ordering::Relaxed));
+        let begin = self.begun.fetch_add(len, Ordering::Relaxed);
+        let ends = begin.saturating_add(len) >= length.bytes;
+        if ends {
+            self.begun.store(0, Ordering::Relaxed);
+            self.turn.fetch_add(1, Ordering::Relaxed);
+        }
+        let counts = begin >= length.ignored || len >= length.bytes;
+        Some(Trial { turn, counts, is_last: ends && turn + 1 == all })
+    }
+
+    /// Notes the time that a trial took; the last one decides, and returns the winner.
+    fn tell(&self, plans: &Plans, trial: Trial, len: usize, took: Duration) -> Option<CopyPlan> {
+        if trial.counts {
+            let turn = &self.turns[trial.turn];
+            turn.bytes.fetch_add(len as u64, Ordering::Relaxed);
+            turn.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+        if !trial.is_last {
+            return None;
+        }
+        let mut costs = [u32::MAX; PLANS];
+        for (turn, noted) in self.turns[..plans.count * ROUNDS].iter().enumerate() {
+            let least = &mut costs[turn % plans.count];
+            *least = noted.cost().min(*least);
+        }
         let winner = best(plans.as_slice(), &costs);
         self.winner.store(winner.to_word(), Ordering::Relaxed);
         Some(winner)
+    }
+}
+
+impl Turn {
+    /// Nanoseconds of a MiB.
+    fn cost(&self) -> u32 {
+        let (bytes, nanos) = (self.bytes.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed));
+        let cost = (u128::from(nanos) << 20).checked_div(u128::from(bytes));
+        cost.and_then(|cost| u32::try_from(cost).ok()).unwrap_or(u32::MAX)
     }
 }
 
@@ -229,22 +300,59 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_plan_is_kept_once_each_has_had_its_turns_and_its_best_time_counts() {
-        let contest = Contest::new();
+    fn plans_of_two() -> Plans {
         let mut plans = Plans::new(LONG, false);
         plans.plans[..4].copy_from_slice(&PLANS_OF_TWO);
         plans.count = 4;
+        plans
+    }
+
+    #[test]
+    fn a_plan_is_kept_once_each_has_had_its_turns_and_its_best_time_counts() {
+        let (contest, plans) = (Contest::new(), plans_of_two());
+        let length = TurnLength { bytes: 0, ignored: 0 };
         for turn in 0..4 * ROUNDS {
             assert_eq!(contest.winner(), None);
-            let index = contest.next(&plans).unwrap();
-            assert_eq!(index, turn as usize % 4);
+            let trial = contest.next(&plans, 1 << 20, length).unwrap();
+            assert_eq!(trial, Trial { turn, counts: true, is_last: turn + 1 == 4 * ROUNDS });
             // Three of four times the best plan is disturbed.
-            let cost = if index == 2 && turn < 4 { 10 } else { 1000 };
-            assert_eq!(contest.tell(&plans, index, cost).is_some(), turn + 1 == 4 * ROUNDS);
+            let took = if turn == 2 { 10 } else { 1000 };
+            let told = contest.tell(&plans, trial, 1 << 20, Duration::from_nanos(took));
+            assert_eq!(told.is_some(), trial.is_last);
         }
         assert_eq!(contest.winner(), Some(PLANS_OF_TWO[2]));
-        assert_eq!(contest.next(&plans), None);
+        assert_eq!(contest.next(&plans, 1 << 20, length), None);
+    }
+
+    /// Plan 0 is fast at first, and pays later, as one that leaves in the caches what it writes.
+    #[test]
+    fn the_begin_of_a_turn_does_not_count_where_copies_do_not_fit_the_cache() {
+        let (contest, plans) = (Contest::new(), plans_of_two());
+        let length = TurnLength { bytes: 8 << 20, ignored: 4 << 20 };
+        let mut trials = 0;
+        while let Some(trial) = contest.next(&plans, 1 << 20, length) {
+            let piece = trials % 8;
+            assert_eq!((trial.turn, trial.counts), (trials / 8, piece >= 4));
+            let took = match (trial.turn % 4, piece < 4) {
+                (0, true) => 10,
+                (0, false) => 1000,
+                (1, _) => 500,
+                _ => 600,
+            };
+            contest.tell(&plans, trial, 1 << 20, Duration::from_nanos(took));
+            trials += 1;
+        }
+        assert_eq!((trials, contest.winner()), (8 * 4 * ROUNDS, Some(PLANS_OF_TWO[1])));
+    }
+
+    #[test]
+    fn a_copy_longer_than_a_turn_is_one_turn_and_counts() {
+        let (contest, plans) = (Contest::new(), plans_of_two());
+        let length = TurnLength { bytes: 8 << 20, ignored: 4 << 20 };
+        for turn in 0..3 {
+            let trial = contest.next(&plans, 1 << 30, length);
+            assert_eq!(trial, Some(Trial { turn, counts: true, is_last: false }));
+        }
     }
 
     #[test]

@@ -9,17 +9,18 @@ use x86::{has_stream, has_string, stream, string};
 /// itself: `choice` finds it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// Stores past the caches.
+    Stream,
     /// `memcpy` of libc.
     Libc,
     /// The processor's instruction that copies strings, which may do without reading the lines that it writes.
     String,
-    /// Stores past the caches.
-    Stream,
 }
 
 impl Way {
-    /// All of them; where two are equally fast, the earlier one is taken.
-    pub const ALL: [Way; 3] = [Way::Libc, Way::String, Way::Stream];
+    /// All of them; where two are equally fast, the earlier one is taken. Stores past the caches are the first: they
+    /// leave the caches to other processors, and to this one.
+    pub const ALL: [Way; 3] = [Way::Stream, Way::Libc, Way::String];
 
     /// Whether this processor has it. One that it has not is libc's.
     pub fn is_possible(self) -> bool {
