@@ -269,9 +269,12 @@ impl Striper {
 
     /// The oldest request with a part that is not complete on a rail that is not lost, and its number.
     pub(super) fn oldest(&self, rail: usize) -> Option<(u64, &WorkRequest)> {
+        if self.live & 1 << rail == 0 {
+            return None;
+        }
         let (data, reads) = (self.index(Lane::Data, rail), self.index(Lane::Reads, rail));
         let is_under_way = |entry: &StripedRequest| entry.pending & (1 << data | 1 << reads) != 0;
-        let index = self.entries.iter().position(is_under_way).filter(|_| self.live & 1 << rail != 0)?;
+        let index = self.entries.iter().position(is_under_way)?;
         self.entries[index].striped.as_ref().map(|(request, _)| (self.first + index as u64, request))
     }
 
