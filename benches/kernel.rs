@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use slackline::internals::kernel::{Fold, Gradient, Pass, crc64, triad};
 use slackline::internals::mem::{HostMemory, VolatileSlice};
-use slackline::{AdamParameters, Encoding, Optimizer};
+use slackline::Encoding;
+use slackline::optim::{AdamParameters, Optimizer};
 
 /// Works on its thread's part of every array.
 type Run = fn(&[VolatileSlice<'_>]);

@@ -20,10 +20,8 @@ use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
 use slackline::internals::mem::set_copy_threads;
 use slackline::internals::param::Consistency;
-use slackline::{
-    Address, ReaderOptions, Shm, Version, Worker, WorkerOptions,
-    scheme::{Bound, SchemeConfig},
-};
+use slackline::weights::ReaderOptions;
+use slackline::{Address, Shm, Version, Worker, WorkerOptions, scheme::{Bound, SchemeConfig}};
 
 // ---------------------------------------------------------------------- the claims
 

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::scheme::SchemeConfig;
+use slackline::gpu::{Gpu, GpuError, GpuMemory, GpuStream};
+use slackline::optim::{AdamParameters, Optimizer};
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuError, GpuMemory, GpuStream,
-    Optimizer, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Tcp, Transport, VersionTag,
-    Wanted, Worker, WorkerOptions,
+    Address, ElementType, Encoding, Shm, Table, Tcp, Transport, VersionTag, Worker, WorkerOptions,
 };
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};

@@ -10,9 +10,8 @@ use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::RegisterError;
-use slackline::{
-    AddressError, ConnectError, Diagnostic, Error, GpuError, JobError, OpenError, SecretError, TableError,
-};
+use slackline::gpu::GpuError;
+use slackline::{AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError};
 
 /// A class of `slackline._errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

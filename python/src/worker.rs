@@ -9,7 +9,8 @@ use pyo3::types::{PyIterator, PyList};
 
 use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Error, GpuError, Job, Mixed, View, Worker, WorkerOptions, now};
+use slackline::gpu::GpuError;
+use slackline::{Error, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};

@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
-use slackline::{Error, GpuMemory, Mixed, Worker, now};
+use slackline::gpu::GpuMemory;
+use slackline::{Error, Mixed, Worker, now};
 
 use crate::errors::Failure;
 use crate::gpu;

@@ -2,11 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::{
-    Address, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Version,
-    Worker,
-    scheme::{Bound, SchemeConfig},
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, Error, Server, ServerOptions, Shm, Version, Worker, scheme::{Bound, SchemeConfig}};
 
 use super::second::{
     LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, table, told, train,

@@ -5,9 +5,11 @@ use std::net::Ipv4Addr;
 
 use slackline::internals::cuda::{GpuLayer, GpuModel};
 use slackline::scheme::SchemeConfig;
+use slackline::gpu::Gpu;
+use slackline::optim::Optimizer;
 use slackline::{
-    ElementType, Gpu, Job, JobPlan, JobStep, MeetingPoint, Optimizer, Placement, ServerOptions, Table,
-    TransportKind, WorkerOptions,
+    ElementType, Job, JobPlan, JobStep, MeetingPoint, Placement, ServerOptions, Table, TransportKind,
+    WorkerOptions,
 };
 
 use super::claims::Scene;

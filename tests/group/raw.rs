@@ -8,7 +8,8 @@ use slackline::internals::param::{
     GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, PartHeader, Ranks, ranks_word,
 };
 use slackline::internals::transport::{Connecting, Endpoint, Offer, PostError, Received};
-use slackline::{Address, ConnectError, GroupListener, GroupOptions, Transport};
+use slackline::group::{GroupListener, GroupOptions};
+use slackline::{Address, ConnectError, Transport};
 
 use super::fixture::{Fixture, Member, PATIENCE, listen, wait_for};
 

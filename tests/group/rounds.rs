@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use slackline::{
-    Error, GroupError, GroupOptions,
-    scheme::{Groups, Partition},
-};
+use slackline::group::{GroupError, GroupOptions};
+use slackline::{Error, scheme::{Groups, Partition}};
 
 use super::fixture::{
     Fixture, Member, PATIENCE, assert_mean, bits, each, fill, meet, pattern, turn, wait_for,

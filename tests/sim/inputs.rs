@@ -2,7 +2,7 @@
 
 use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
-use slackline::{AdamParameters, Optimizer, Schedule};
+use slackline::optim::{AdamParameters, Optimizer, Schedule};
 
 use super::{near, run};
 

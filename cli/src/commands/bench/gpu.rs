@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use slackline::internals::cuda::BareGpu;
 use slackline::internals::mem::VolatileSlice;
-use slackline::{
-    Address, ElementType, Gpu, GpuMemory, GpuStream, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Table, VersionTag, Wanted, Worker, WorkerOptions, scheme::SchemeConfig,
-};
+use slackline::gpu::{Gpu, GpuMemory, GpuStream};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Table, VersionTag, Worker, WorkerOptions, scheme::SchemeConfig};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -4,10 +4,8 @@ use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::transport::AtomicDomain;
-use slackline::{
-    Address, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions,
-    scheme::{Bound, SchemeConfig},
-};
+use slackline::weights::{Reader, ReaderOptions};
+use slackline::{Address, ReadMode, Worker, WorkerOptions, scheme::{Bound, SchemeConfig}};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -15,7 +15,8 @@ use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, S
 use slackline::internals::transport::{
     Connecting, Endpoint, GpuGrant, Incoming, Inline, Offer, Operation, WorkRequest,
 };
-use slackline::{Address, Gpu, now};
+use slackline::gpu::Gpu;
+use slackline::{Address, now};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slackline::internals::cuda::GpuWindow;
-use slackline::{Diagnostic, Gpu, GpuError};
+use slackline::Diagnostic;
+use slackline::gpu::{Gpu, GpuError};
 
 use super::check::{CheckProgress, Problem};
 use super::gpu_transfers::{self, TransferReport};

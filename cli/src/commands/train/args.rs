@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use slackline::Schedule;
+use slackline::optim::Schedule;
 use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::scheme::SchemeConfig;
 

@@ -1,10 +1,8 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::internals::job::coordinated::ComputeDevice;
-use slackline::{
-    Encoding, Optimizer,
-    scheme::{Damping, SchemeConfig},
-};
+use slackline::optim::Optimizer;
+use slackline::{Encoding, scheme::{Damping, SchemeConfig}};
 
 use super::args::TrainArgs;
 use super::values::Idle;

@@ -11,7 +11,8 @@ use slackline::internals::job::coordinated::{
 };
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
-use slackline::{Error, Gpu, JobError};
+use slackline::gpu::Gpu;
+use slackline::{Error, JobError};
 use slackline_lab::program::Program;
 
 use super::job_args::JobArgs;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
-use slackline::{Encoding, Gpu};
+use slackline::Encoding;
+use slackline::gpu::Gpu;
 use slackline_lab::model::Evaluation;
 use slackline_lab::table::number;
 
