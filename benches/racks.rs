@@ -17,9 +17,9 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use namespaces::{Host, Hosts};
+use slackline::group::{GroupListener, GroupMember, GroupOptions};
 use slackline::scheme::{Partition, SchemeConfig};
 use slackline::sim::{Cluster, Collective, Racks, Until};
-use slackline::group::{GroupListener, GroupMember, GroupOptions};
 use slackline::{Address, Secret, Tcp};
 
 /// Bytes per second that a link of racks carries.

@@ -21,7 +21,10 @@ use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
 use slackline::internals::mem::set_copy_threads;
 use slackline::internals::param::Consistency;
 use slackline::weights::ReaderOptions;
-use slackline::{Address, Shm, Version, Worker, WorkerOptions, scheme::{Bound, SchemeConfig}};
+use slackline::{
+    Address, Shm, Version, Worker, WorkerOptions,
+    scheme::{Bound, SchemeConfig},
+};
 
 // ---------------------------------------------------------------------- the claims
 

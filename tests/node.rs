@@ -26,15 +26,16 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use slackline::group::{GroupMember, GroupOptions};
 use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmListener};
 use slackline::internals::transport::{Capabilities, Offer, RegisterError};
-use slackline::group::{GroupMember, GroupOptions};
 use slackline::optim::Optimizer;
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
     Address, ConnectError, ElementType, Encoding, Error, Server, ServerOptions, Shm, Table, Tcp, Transport,
-    Version, Worker, WorkerOptions, scheme::{Bound, SchemeConfig},
+    Version, Worker, WorkerOptions,
+    scheme::{Bound, SchemeConfig},
 };
 
 use only_worker::TIMEOUT;

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
-use slackline::scheme::SchemeConfig;
 use slackline::gpu::{Gpu, GpuError, GpuMemory, GpuStream};
+use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::optim::{AdamParameters, Optimizer};
+use slackline::scheme::SchemeConfig;
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
     Address, ElementType, Encoding, Shm, Table, Tcp, Transport, VersionTag, Worker, WorkerOptions,

@@ -3,9 +3,9 @@
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
-use slackline::scheme::{Groups, Partition};
 use slackline::Error;
 use slackline::group::{Averaged, GroupListener, GroupMember, GroupOptions, GroupTrainer};
+use slackline::scheme::{Groups, Partition};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

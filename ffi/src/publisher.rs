@@ -3,9 +3,9 @@
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
+use slackline::gpu::{GpuError, GpuSlice, GpuStream, Publishing as Copying};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
-use slackline::gpu::{GpuError, GpuSlice, GpuStream, Publishing as Copying};
 use slackline::weights::{BackgroundPublisher, Draft, Publication, Publisher, ReaderStatus};
 use slackline::{Address, Error, Named, Table, Version, VersionTag, now};
 

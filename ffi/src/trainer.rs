@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use slackline::scheme::{Groups, SchemeConfig};
 use slackline::group::GroupTrainer;
+use slackline::scheme::{Groups, SchemeConfig};
 use slackline::{Advance, Error};
 
 use crate::compute::{Compute, slackline_compute};

@@ -6,12 +6,14 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use slackline::gpu::GpuError;
 use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::RegisterError;
-use slackline::gpu::GpuError;
-use slackline::{AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError};
+use slackline::{
+    AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError,
+};
 
 /// A class of `slackline._errors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

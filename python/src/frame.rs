@@ -7,8 +7,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
-use slackline::internals::mem::ForkGuard;
 use slackline::gpu::{GpuError, Publishing as Copying};
+use slackline::internals::mem::ForkGuard;
 use slackline::weights::{BackgroundPublisher, Draft, Publication};
 use slackline::{Error, Version, VersionTag};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use pyo3::{PyResult, Python};
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
-use slackline::gpu::{Gpu, GpuMemory};
 use slackline::weights::{Reader, Wanted};
 use slackline::{Error, Version};
 

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
-use slackline::scheme::{Bound as VersionBound, SchemeConfig};
 use slackline::optim::{AdamParameters, Optimizer};
+use slackline::scheme::{Bound as VersionBound, SchemeConfig};
 use slackline::{Error, Idle, Mixed, Server, ServerOptions, ServerStatus, Table, now};
 
 use crate::errors::{Class, Failure};

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use slackline::gpu::GpuMemory;
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
-use slackline::gpu::GpuMemory;
 use slackline::{Error, Mixed, Worker, now};
 
 use crate::errors::Failure;

@@ -8,7 +8,8 @@ use slackline::internals::transport::{Incoming, Listener, Offer};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
     Address, Clock, ConnectError, Error, Server, ServerOptions, Shm, Tcp, Transport, Version, Worker,
-    WorkerOptions, scheme::{Bound, SchemeConfig},
+    WorkerOptions,
+    scheme::{Bound, SchemeConfig},
 };
 
 use super::raw::{Raw, worker_role};

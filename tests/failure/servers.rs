@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
-use slackline::{Address, Error, Server, ServerOptions, Shm, Version, Worker, scheme::{Bound, SchemeConfig}};
+use slackline::{
+    Address, Error, Server, ServerOptions, Shm, Version, Worker,
+    scheme::{Bound, SchemeConfig},
+};
 
 use super::second::{
     LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, table, told, train,

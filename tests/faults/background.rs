@@ -8,8 +8,8 @@ use slackline::internals::trace::{TraceChecker, TraceRecord};
 use slackline::scheme::SchemeConfig;
 use slackline::weights::{Certificate, Publication};
 use slackline::{
-    Address, ElementType, Error, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag, View,
-    Worker, WorkerOptions,
+    Address, ElementType, Error, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag,
+    View, Worker, WorkerOptions,
 };
 
 use super::job::PATIENCE;

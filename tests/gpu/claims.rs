@@ -4,8 +4,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use slackline::internals::cuda::BareGpu;
 use slackline::gpu::{Gpu, GpuMemory};
+use slackline::internals::cuda::BareGpu;
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{Address, ElementType, Shm, Table, Tcp, Transport, Version};
 

@@ -3,10 +3,10 @@
 
 use std::net::Ipv4Addr;
 
-use slackline::internals::cuda::{GpuLayer, GpuModel};
-use slackline::scheme::SchemeConfig;
 use slackline::gpu::Gpu;
+use slackline::internals::cuda::{GpuLayer, GpuModel};
 use slackline::optim::Optimizer;
+use slackline::scheme::SchemeConfig;
 use slackline::{
     ElementType, Job, JobPlan, JobStep, MeetingPoint, Placement, ServerOptions, Table, TransportKind,
     WorkerOptions,

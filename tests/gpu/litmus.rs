@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use slackline::internals::cuda::BareGpu;
 use slackline::gpu::GpuMemory;
+use slackline::internals::cuda::BareGpu;
 use slackline::weights::{Reader, Wanted};
 use slackline::{Shm, Version};
 

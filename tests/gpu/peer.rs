@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
-use slackline::scheme::SchemeConfig;
 use slackline::gpu::{Gpu, GpuMemory};
+use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::optim::Optimizer;
+use slackline::scheme::SchemeConfig;
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
     Address, ElementType, Encoding, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag,

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::internals::kernel::Optimizer;
-use slackline::gpu::{Gpu, GpuMemory};
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Wanted};
 use slackline::{Address, ElementType, Encoding, Shm, Table, Tcp, Version, VersionTag};
 

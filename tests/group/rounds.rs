@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use slackline::group::{GroupError, GroupOptions};
-use slackline::{Error, scheme::{Groups, Partition}};
+use slackline::{
+    Error,
+    scheme::{Groups, Partition},
+};
 
 use super::fixture::{
     Fixture, Member, PATIENCE, assert_mean, bits, each, fill, meet, pattern, turn, wait_for,

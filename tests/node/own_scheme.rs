@@ -2,10 +2,14 @@
 
 use slackline::checkpoint::{Checkpoint, CheckpointOptions};
 use slackline::{
-    Address, Clock, ConnectError, ElementType, Error, Instant, Server, ServerOptions, Shm, Table, Tcp, Worker,
-    WorkerOptions,
-    scheme::{ AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent, ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme, },
-    sim::fabric::{self, FabricOptions}, sim::{Cluster, Distribution},
+    Address, Clock, ConnectError, ElementType, Error, Instant, Server, ServerOptions, Shm, Table, Tcp,
+    Worker, WorkerOptions,
+    scheme::{
+        AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent,
+        ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme,
+    },
+    sim::fabric::{self, FabricOptions},
+    sim::{Cluster, Distribution},
 };
 
 use crate::custom_scheme::{NAME, SCHEME, ShrinkingSsp, train};

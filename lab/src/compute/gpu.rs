@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use slackline::internals::cuda::GpuModel;
 use slackline::Diagnostic;
 use slackline::gpu::{Gpu, GpuError, GpuSlice, GpuStream};
+use slackline::internals::cuda::GpuModel;
 use thiserror::Error;
 
 use super::{Pace, computed, sleep_unless};

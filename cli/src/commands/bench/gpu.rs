@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use slackline::gpu::{Gpu, GpuMemory, GpuStream};
 use slackline::internals::cuda::BareGpu;
 use slackline::internals::mem::VolatileSlice;
-use slackline::gpu::{Gpu, GpuMemory, GpuStream};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{Address, ElementType, Table, VersionTag, Worker, WorkerOptions, scheme::SchemeConfig};
 

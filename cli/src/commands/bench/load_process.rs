@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::transport::AtomicDomain;
 use slackline::weights::{Reader, ReaderOptions};
-use slackline::{Address, ReadMode, Worker, WorkerOptions, scheme::{Bound, SchemeConfig}};
+use slackline::{
+    Address, ReadMode, Worker, WorkerOptions,
+    scheme::{Bound, SchemeConfig},
+};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::gpu::Gpu;
 use slackline::internals::job::transports::rdma_options;
 use slackline::internals::transport::verbs::{GpuTransfers, devices, pci_way};
-use slackline::gpu::Gpu;
 use slackline::{Verbs, VerbsOptions};
 
 use super::check::{CheckProgress, Problem};

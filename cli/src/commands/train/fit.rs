@@ -2,7 +2,10 @@
 
 use slackline::internals::job::coordinated::ComputeDevice;
 use slackline::optim::Optimizer;
-use slackline::{Encoding, scheme::{Damping, SchemeConfig}};
+use slackline::{
+    Encoding,
+    scheme::{Damping, SchemeConfig},
+};
 
 use super::args::TrainArgs;
 use super::values::Idle;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{
     ComputeDevice, CoordinatedMember, GpuBuffers, MemberOptions, ServeEnd, WorkerOrder,
 };
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
-use slackline::gpu::Gpu;
 use slackline::{Error, JobError};
 use slackline_lab::program::Program;
 

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use slackline::checkpoint::{Checkpoint, CheckpointOptions, Resume};
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{
     CheckpointOrder, ComputeDevice, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
-use slackline::checkpoint::{Checkpoint, CheckpointOptions, Resume};
-use slackline::gpu::Gpu;
 use slackline::optim::{Optimizer, Schedule};
 use slackline::{ElementType, Encoding, JobPlan, Table, TransportKind, scheme, sim::Distribution};
 use slackline_lab::data::{Task, TaskKind};
