@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rows::{Rows, Sizes};
 use serde_json::json;
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 
 const SIZES: Sizes = Sizes {
     pairs: 9,

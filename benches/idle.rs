@@ -11,9 +11,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slackline::scheme::SchemeConfig;
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ElementType, Idle, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions,
-    Shm, Table, Tcp, Transport, Worker, WorkerOptions,
+    Address, ElementType, Idle, Server, ServerOptions, Shm, Table, Tcp, Transport, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);

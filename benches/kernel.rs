@@ -7,9 +7,10 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
+use slackline::Encoding;
 use slackline::internals::kernel::{Fold, Gradient, Pass, crc64, triad};
 use slackline::internals::mem::{HostMemory, VolatileSlice};
-use slackline::{AdamParameters, Encoding, Optimizer};
+use slackline::optim::{AdamParameters, Optimizer};
 
 /// Works on its thread's part of every array.
 type Run = fn(&[VolatileSlice<'_>]);

@@ -17,9 +17,10 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use namespaces::{Host, Hosts};
+use slackline::group::{GroupListener, GroupMember, GroupOptions};
 use slackline::scheme::{Partition, SchemeConfig};
 use slackline::sim::{Cluster, Collective, Racks, Until};
-use slackline::{Address, GroupListener, GroupMember, GroupOptions, Secret, Tcp};
+use slackline::{Address, Secret, Tcp};
 
 /// Bytes per second that a link of racks carries.
 const UPLINK: f64 = 16e6;

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use slackline::{Address, Error, GroupListener, GroupMember, GroupOptions, Shm};
+use slackline::group::{GroupListener, GroupMember, GroupOptions};
+use slackline::{Address, Error, Shm};
 
 const WORKERS: usize = 4;
 const ELEMENTS: usize = 1000;

@@ -4,9 +4,8 @@
 
 use std::time::Duration;
 
-use slackline::{
-    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Version,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, ElementType, Error, Shm, Table, Version};
 
 const ELEMENTS: usize = 100_000;
 const VERSIONS: u64 = 50;

@@ -38,9 +38,10 @@
 //! # }
 //! ```
 //!
-//! Go on with [`Server`] and [`Worker`] for parameter servers whose addresses a program knows, [`Publisher`] and
-//! [`Reader`] for one process that publishes versions and many that read them, and [`GroupMember`] for workers that
-//! average their parameters in groups. [`scheme`] has the schemes, and the traits by which you write your own.
+//! Go on with [`Server`] and [`Worker`] for parameter servers whose addresses a program knows, [`weights`] for one
+//! process that publishes versions and many that read them, and [`group`] for workers that average their parameters
+//! in groups. [`scheme`] has the schemes, and the traits by which you write your own; [`optim`] has the optimisers,
+//! [`checkpoint`] the files from which servers start again, and [`gpu`] the memory of GPUs.
 //!
 //! # Guarantees and limits
 //!
@@ -84,14 +85,14 @@
 //! | --- | --- | --- |
 //! | `verbs` | on | the transport [`Verbs`]: RDMA |
 //! | `tcp` | on | the transport [`Tcp`], and its encryption |
-//! | `cuda` | on | memory of NVIDIA GPUs: [`Gpu`], [`GpuMemory`], [`GpuStream`] |
-//! | `checkpoint` | on | files of checkpoints: [`CheckpointOptions`], [`Checkpoint`] |
+//! | `cuda` | on | memory of NVIDIA GPUs: the module [`gpu`] |
+//! | `checkpoint` | on | files of checkpoints: the module [`checkpoint`] |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
 //!
 //! Shared memory, and what a job says to its processes, is always there. Addresses of a transport without which the
 //! library was built are errors when the program runs ([`ConnectError::NotBuilt`]), and so are checkpoints
-//! ([`CheckpointError::NotBuilt`]).
+//! ([`CheckpointError::NotBuilt`](checkpoint::CheckpointError::NotBuilt)).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.
 
@@ -151,28 +152,17 @@ mod transport;
 #[cfg(not(loom))]
 pub use channel::{Secret, SecretError};
 pub use clock::{Clock, Version, VersionTag};
-#[cfg(all(feature = "cuda", not(loom)))]
-pub use cuda::{Gpu, GpuError, GpuMemory, GpuSlice, GpuStream};
 pub use diagnostic::Diagnostic;
 #[cfg(not(loom))]
 pub use job::env::{LaunchError, MeetingPoint, Placement};
 #[cfg(not(loom))]
-pub use job::{
-    Advance, GroupTrainer, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Resume, Role,
-    Served,
-};
-pub use kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
+pub use job::{Advance, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, Published, Role, Served};
 #[cfg(not(loom))]
 pub use mem::{CallerMemory, VolatileSlice};
-#[cfg(all(feature = "cuda", not(loom)))]
-pub use node::Publishing;
 #[cfg(not(loom))]
 pub use node::{
-    Averaged, BackgroundPublisher, Checkpoint, CheckpointError, CheckpointOptions, DeltaOptions, Draft,
-    Error, Eviction, Fresh, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics, Idle,
-    NonFinite, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions, ReaderStatus, Relay, Server,
-    ServerOptions, ServerStatus, ShardOptions, Snapshot, Step, View, Wanted, Worker, WorkerOptions,
-    WorkerStatistics, now,
+    Error, Eviction, Fresh, Idle, NonFinite, ReadMode, Server, ServerOptions, ServerStatus, ShardOptions,
+    Step, View, Worker, WorkerOptions, WorkerStatistics, now,
 };
 #[cfg(not(loom))]
 pub use param::PinnedFrame;
@@ -180,15 +170,65 @@ pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
 };
 pub use time::Instant;
-#[cfg(not(loom))]
-pub use trace::{Certificate, Publication};
 #[cfg(all(feature = "tcp", not(loom)))]
 pub use transport::tcp::Tcp;
 #[cfg(all(feature = "verbs", not(loom)))]
 pub use transport::verbs::{OpenError, Verbs, VerbsOptions};
-pub use transport::{Address, AddressError, ConnectError, GpuPath, Named, Tables, Transport, TransportKind};
+pub use transport::{Address, AddressError, ConnectError, Named, Tables, Transport, TransportKind};
 #[cfg(not(loom))]
 pub use transport::{mixed::Mixed, shm::Shm};
+
+#[cfg(not(loom))]
+pub mod weights {
+    //! One process that publishes versions, and many that read them.
+    //!
+    //! Begin with [`Publisher`] and [`Reader`]. A [`Relay`] hands the versions on, and a [`BackgroundPublisher`]
+    //! publishes them on a thread of its own.
+
+    pub use crate::node::{
+        BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, Reader, ReaderOptions,
+        ReaderStatus, Relay, Snapshot, Wanted,
+    };
+    pub use crate::trace::{Certificate, Publication};
+}
+
+#[cfg(not(loom))]
+pub mod group {
+    //! Workers that average their parameters in groups, without a server.
+    //!
+    //! Begin with [`GroupMember`], or with [`GroupTrainer`] in a [`Job`](crate::Job).
+
+    pub use crate::job::GroupTrainer;
+    pub use crate::node::{Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
+}
+
+pub mod gpu {
+    //! Memory of NVIDIA GPUs, from which parameters and gradients are sent, and into which they are read.
+    //!
+    //! Begin with [`Gpu`] and [`GpuMemory`]. Without the feature `cuda` this module has nothing but [`GpuPath`].
+
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub use crate::cuda::{Gpu, GpuError, GpuMemory, GpuSlice, GpuStream};
+    #[cfg(all(feature = "cuda", not(loom)))]
+    pub use crate::node::Publishing;
+    pub use crate::transport::GpuPath;
+}
+
+#[cfg(not(loom))]
+pub mod checkpoint {
+    //! Files from which servers start again.
+    //!
+    //! A server writes them as its [`CheckpointOptions`] say, and a program reads one as a [`Checkpoint`].
+
+    pub use crate::job::Resume;
+    pub use crate::node::{Checkpoint, CheckpointError, CheckpointOptions};
+}
+
+pub mod optim {
+    //! Optimisers, by which servers apply gradients to their parameters: see [`Optimizer`] and [`Schedule`].
+
+    pub use crate::kernel::{AdamParameters, Optimizer, Schedule, ScheduleError};
+}
 
 /// The modules behind the public face, for the tests, benchmarks, fuzz targets and tools of this repository.
 ///

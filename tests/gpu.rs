@@ -24,7 +24,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use claims::Scene;
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 
 claims::tests_of_claims!(scene);
 

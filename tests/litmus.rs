@@ -20,8 +20,9 @@ use litmus::reading::{Tally, all_are, check_floats, pull, say};
 use litmus::writing::{Fill, Kind, Second, Spec, TIMEOUT, first_process};
 use slackline::internals::mem::set_copy_threads;
 use slackline::internals::param::Consistency;
+use slackline::weights::ReaderOptions;
 use slackline::{
-    Address, ReaderOptions, Shm, Version, Worker, WorkerOptions,
+    Address, Shm, Version, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 

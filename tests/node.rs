@@ -26,13 +26,15 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use slackline::group::{GroupMember, GroupOptions};
 use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmListener};
 use slackline::internals::transport::{Capabilities, Offer, RegisterError};
+use slackline::optim::Optimizer;
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ConnectError, ElementType, Encoding, Error, GroupMember, GroupOptions, Optimizer, Publisher,
-    PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
-    Worker, WorkerOptions,
+    Address, ConnectError, ElementType, Encoding, Error, Server, ServerOptions, Shm, Table, Tcp, Transport,
+    Version, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 
@@ -155,7 +157,7 @@ fn one_worker_under_bsp_gives_bit_for_bit_what_a_serial_loop_gives() {
     let optimizers = [
         Optimizer::Sgd { weight_decay: 0.0 },
         Optimizer::Momentum { momentum: 0.9, weight_decay: 0.01 },
-        Optimizer::AdamW(slackline::AdamParameters { weight_decay: 0.1, ..Default::default() }),
+        Optimizer::AdamW(slackline::optim::AdamParameters { weight_decay: 0.1, ..Default::default() }),
     ];
     for optimizer in optimizers {
         for threads in [1, 3] {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Table,
-    Tcp, Version, Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, ElementType, Server, ServerOptions, Table, Tcp, Version, Worker, WorkerOptions,
+    scheme::SchemeConfig,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);

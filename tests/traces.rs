@@ -8,10 +8,8 @@ use std::time::Instant;
 
 use slackline::internals::param::Consistency;
 use slackline::internals::trace::Property;
-use slackline::{
-    Address, ElementType, Reader, ReaderOptions, Selection, Shm, Table, Tcp, Transport, Version, VersionTag,
-    Wanted,
-};
+use slackline::weights::{Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Selection, Shm, Table, Tcp, Transport, Version, VersionTag};
 
 use traces::runs::{READS, TIMEOUT, a_run_is_accepted_and_each_read_verified, judge, publisher, run};
 

@@ -16,10 +16,8 @@ mod weights {
     pub(super) mod tree;
 }
 
-use slackline::{
-    Address, ElementType, Error, PublisherOptions, Reader, ReaderOptions, Shm, Table, TableError, VersionTag,
-    Wanted,
-};
+use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Error, Shm, Table, TableError, VersionTag};
 
 use weights::plane::{TIMEOUT, bytes, publisher, table};
 

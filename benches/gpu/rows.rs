@@ -5,12 +5,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use slackline::gpu::{Gpu, GpuError, GpuMemory, GpuStream};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
+use slackline::optim::{AdamParameters, Optimizer};
 use slackline::scheme::SchemeConfig;
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    AdamParameters, Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuError, GpuMemory, GpuStream,
-    Optimizer, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Tcp, Transport, VersionTag,
-    Wanted, Worker, WorkerOptions,
+    Address, ElementType, Encoding, Shm, Table, Tcp, Transport, VersionTag, Worker, WorkerOptions,
 };
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::{
-    ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, ShardOptions, Table, VersionTag,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
+use slackline::{ElementType, ShardOptions, Table, VersionTag};
 
 use super::links::{LINK, at, hosts, transport};
 use super::{PATIENCE, summary};

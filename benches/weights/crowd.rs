@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use slackline::{
-    ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions, Table, VersionTag, Wanted,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{ElementType, ShardOptions, Table, VersionTag};
 
 use super::links::{LINK, at, hosts, transport};
 use super::{PATIENCE, summary};

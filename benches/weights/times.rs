@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use slackline::{Reader, ReaderOptions, Shm};
+use slackline::Shm;
+use slackline::weights::{Reader, ReaderOptions};
 
 use super::{PATIENCE, summary};
 

@@ -5,10 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use slackline::scheme::Bound;
-use slackline::{
-    Address, ElementType, Idle, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table, Version,
-    VersionTag,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, ElementType, Idle, Shm, Table, Version, VersionTag};
 
 use super::{PATIENCE, summary};
 

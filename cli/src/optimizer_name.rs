@@ -1,7 +1,7 @@
 //! Optimisers by their names: the same under every command.
 
 use clap::ValueEnum;
-use slackline::{AdamParameters, Optimizer};
+use slackline::optim::{AdamParameters, Optimizer};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OptimizerName {

@@ -1,7 +1,7 @@
 //! Options that set the scheme, the same for `train` and `sim`.
 
 use clap::ValueEnum;
-use slackline::Schedule;
+use slackline::optim::Schedule;
 use slackline::scheme::{AnyScheme, Damping, SchemeConfig, SchemeConfigError};
 
 use crate::failure::Failure;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use slackline::{Certificate, Publication, Version, VersionTag};
+use slackline::weights::{Certificate, Publication};
+use slackline::{Version, VersionTag};
 use tempfile::TempDir;
 
 /// A folder with traces.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use slackline::Checkpoint;
+use slackline::checkpoint::Checkpoint;
 use tempfile::TempDir;
 
 mod common;

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 
 fn run(arguments: &[&str]) -> Output {
     run_command("train", arguments)

@@ -3,7 +3,8 @@
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use slackline::{Gpu, GpuError, Verbs, VerbsOptions};
+use slackline::gpu::{Gpu, GpuError};
+use slackline::{Verbs, VerbsOptions};
 
 fn doctor(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));

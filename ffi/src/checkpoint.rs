@@ -1,8 +1,8 @@
-//! Checkpoints, to be read: see [`slackline::Checkpoint`].
+//! Checkpoints, to be read: see [`slackline::checkpoint::Checkpoint`].
 
 use std::ffi::c_char;
 
-use slackline::Checkpoint;
+use slackline::checkpoint::Checkpoint;
 
 use crate::error::slackline_status;
 use crate::handle::{Handle, Out, OutArray, call, create, destroy, opaque, with};

@@ -4,13 +4,15 @@ use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_char};
 use std::time::Duration;
 
+use slackline::checkpoint::CheckpointError;
+use slackline::group::GroupError;
 use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::{PostError, RegisterError};
 use slackline::scheme::SchemeConfigError;
 use slackline::sim::{DistributionError, SimError};
-use slackline::{AddressError, CheckpointError, ConnectError, Diagnostic, Error, GroupError, TableError};
+use slackline::{AddressError, ConnectError, Diagnostic, Error, TableError};
 
 /// The result of every function that can fail. Numbers are permanent: none is ever given another meaning, and the
 /// number of a status that is retired stays reserved.

@@ -1,9 +1,11 @@
-//! Memory of GPUs: see [`slackline::Gpu`], [`slackline::GpuMemory`] and [`slackline::GpuStream`].
+//! Memory of GPUs: see [`slackline::gpu::Gpu`], [`slackline::gpu::GpuMemory`] and [`slackline::gpu::GpuStream`].
 
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
-use slackline::{Gpu, GpuError, GpuMemory, GpuSlice, GpuStream, Step, Wanted};
+use slackline::Step;
+use slackline::gpu::{Gpu, GpuError, GpuMemory, GpuSlice, GpuStream};
+use slackline::weights::Wanted;
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::Fabric;

@@ -1,10 +1,11 @@
-//! Workers that average their parameters without a server: see [`slackline::GroupMember`].
+//! Workers that average their parameters without a server: see [`slackline::group::GroupMember`].
 
 use std::ffi::{CString, c_char};
 use std::time::Duration;
 
+use slackline::Error;
+use slackline::group::{Averaged, GroupListener, GroupMember, GroupOptions, GroupTrainer};
 use slackline::scheme::{Groups, Partition};
-use slackline::{Averaged, Error, GroupListener, GroupMember, GroupOptions, GroupTrainer};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{Fabric, fabric};

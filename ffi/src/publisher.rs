@@ -1,14 +1,13 @@
-//! The publisher: see [`slackline::Publisher`].
+//! The publisher: see [`slackline::weights::Publisher`].
 
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
+use slackline::gpu::{GpuError, GpuSlice, GpuStream, Publishing as Copying};
 use slackline::internals::mem::{Streaming, VolatileSlice};
 use slackline::internals::node::Backoff;
-use slackline::{
-    Address, BackgroundPublisher, Draft, Error, GpuError, GpuSlice, GpuStream, Named, Publication, Publisher,
-    Publishing as Copying, ReaderStatus, Table, Version, VersionTag, now,
-};
+use slackline::weights::{BackgroundPublisher, Draft, Publication, Publisher, ReaderStatus};
+use slackline::{Address, Error, Named, Table, Version, VersionTag, now};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};

@@ -1,10 +1,11 @@
-//! The reader: see [`slackline::Reader`].
+//! The reader: see [`slackline::weights::Reader`].
 
 use std::ffi::{CString, c_char, c_void};
 use std::time::Duration;
 
 use slackline::internals::node::Asked;
-use slackline::{Fresh, Named, Reader, Snapshot, Version, VolatileSlice, Wanted, scheme::Bound};
+use slackline::weights::{Reader, Snapshot, Wanted};
+use slackline::{Fresh, Named, Version, VolatileSlice, scheme::Bound};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::{NamedFabric, fabric};
@@ -48,7 +49,7 @@ impl Reading {
     }
 
     /// Reads what is wanted by `operation`, and puts it on record. `is_refresh` is as for
-    /// [`Reader::begin_record`](slackline::Reader::begin_record).
+    /// [`Reader::begin_record`](slackline::weights::Reader::begin_record).
     fn read(
         &mut self,
         (wanted, is_refresh): (Wanted, bool),

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use slackline::Optimizer;
+use slackline::optim::Optimizer;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::{Cluster, ClusterReport, Distribution, Network, Problem, Quadratic, Until};
 

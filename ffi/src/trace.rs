@@ -1,4 +1,4 @@
-//! Records of versions and of reads, and their judgement: see [`slackline::Certificate`].
+//! Records of versions and of reads, and their judgement: see [`slackline::weights::Certificate`].
 
 use std::ffi::{c_char, c_void};
 use std::time::Duration;

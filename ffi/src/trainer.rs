@@ -1,10 +1,11 @@
-//! The training of a member of a group: see [`slackline::GroupTrainer`].
+//! The training of a member of a group: see [`slackline::group::GroupTrainer`].
 
 use std::ffi::c_void;
 use std::time::Duration;
 
+use slackline::group::GroupTrainer;
 use slackline::scheme::{Groups, SchemeConfig};
-use slackline::{Advance, Error, GroupTrainer};
+use slackline::{Advance, Error};
 
 use crate::compute::{Compute, slackline_compute};
 use crate::error::{Failure, slackline_status};

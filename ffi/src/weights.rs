@@ -4,10 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
-use slackline::{
-    Address, Mixed, Named, PublisherOptions, ReaderStatus, Relay, Selection, Snapshot, Version, VersionTag,
-    Wanted,
-};
+use slackline::weights::{PublisherOptions, ReaderStatus, Relay, Snapshot, Wanted};
+use slackline::{Address, Mixed, Named, Selection, Version, VersionTag};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric::fabric;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 use slackline::sim::DistributionError;
 use thiserror::Error;
 

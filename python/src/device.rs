@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use slackline::{Gpu, GpuMemory, GpuSlice, GpuStream};
+use slackline::gpu::{Gpu, GpuMemory, GpuSlice, GpuStream};
 
 use crate::dlpack::{self, Incoming};
 use crate::dtype::{self, Dtype};

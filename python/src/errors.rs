@@ -6,12 +6,13 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use slackline::gpu::GpuError;
 use slackline::internals::channel::ChannelError;
 use slackline::internals::mem::MemoryError;
 use slackline::internals::param::{PinError, PublishError, PullError};
 use slackline::internals::transport::RegisterError;
 use slackline::{
-    AddressError, ConnectError, Diagnostic, Error, GpuError, JobError, OpenError, SecretError, TableError,
+    AddressError, ConnectError, Diagnostic, Error, JobError, OpenError, SecretError, TableError,
 };
 
 /// A class of `slackline._errors`.

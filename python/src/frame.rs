@@ -7,10 +7,10 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
+use slackline::gpu::{GpuError, Publishing as Copying};
 use slackline::internals::mem::ForkGuard;
-use slackline::{
-    BackgroundPublisher, Draft, Error, GpuError, Publication, Publishing as Copying, Version, VersionTag,
-};
+use slackline::weights::{BackgroundPublisher, Draft, Publication};
+use slackline::{Error, Version, VersionTag};
 
 use crate::device::OnGpu;
 use crate::errors::{Class, Failure};

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
-use slackline::{Gpu, GpuError};
+use slackline::gpu::{Gpu, GpuError};
 
 use crate::errors::{Class, Failure};
 

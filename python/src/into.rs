@@ -111,7 +111,7 @@ pub(crate) fn pull(
             unsafe { targets.fill_from(lease.at(0)) };
             for (array, offset) in targets.on_gpu() {
                 let (gpu, stream) = array.stream()?;
-                let snapshot = lease.owner::<slackline::Snapshot>().ok_or_else(no_snapshot)?;
+                let snapshot = lease.owner::<slackline::weights::Snapshot>().ok_or_else(no_snapshot)?;
                 snapshot.copy_to_gpu(offset as u64, &array.memory(&gpu)?, &stream)?;
             }
             Ok(())

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use slackline::{
-    Address, DeltaOptions, Error, Named, Publisher, PublisherOptions, ReaderStatus, ShardOptions, Version,
-    VersionTag,
-};
+use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, ReaderStatus};
+use slackline::{Address, Error, Named, ShardOptions, Version, VersionTag};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};

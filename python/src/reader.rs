@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Address, Diagnostic as _, Error, Reader, ReaderOptions};
+use slackline::weights::{Reader, ReaderOptions};
+use slackline::{Address, Diagnostic as _, Error};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, NamedFabric, SecretSource};

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use pyo3::{PyResult, Python};
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::param::PinError;
 use slackline::scheme::Bound;
-use slackline::{Error, Gpu, GpuMemory, Reader, Version, Wanted};
+use slackline::weights::{Reader, Wanted};
+use slackline::{Error, Version};
 
 use crate::errors::Failure;
 use crate::fabric::NamedFabric;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use slackline::{Certificate, Version};
+use slackline::Version;
+use slackline::weights::Certificate;
 
 use crate::errors::{Class, Failure};
 use crate::reading::Request;

@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{Address, Named, PublisherOptions, Relay, ShardOptions, Version};
+use slackline::weights::{PublisherOptions, Relay};
+use slackline::{Address, Named, ShardOptions, Version};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};

@@ -10,10 +10,9 @@ use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
+use slackline::optim::{AdamParameters, Optimizer};
 use slackline::scheme::{Bound as VersionBound, SchemeConfig};
-use slackline::{
-    AdamParameters, Error, Idle, Mixed, Optimizer, Server, ServerOptions, ServerStatus, Table, now,
-};
+use slackline::{Error, Idle, Mixed, Server, ServerOptions, ServerStatus, Table, now};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};

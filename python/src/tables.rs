@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 
 use slackline::internals::mem::ForkGuard;
-use slackline::{Error, Mixed, PublisherOptions, ShardOptions, Tables, Version};
+use slackline::weights::PublisherOptions;
+use slackline::{Error, Mixed, ShardOptions, Tables, Version};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
+use slackline::gpu::GpuError;
 use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Error, GpuError, Job, Mixed, View, Worker, WorkerOptions, now};
+use slackline::{Error, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};

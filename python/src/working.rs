@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use slackline::gpu::GpuMemory;
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
-use slackline::{Error, GpuMemory, Mixed, Worker, now};
+use slackline::{Error, Mixed, Worker, now};
 
 use crate::errors::Failure;
 use crate::gpu;

@@ -32,7 +32,7 @@ pub(super) fn expect_version(version: i32) -> Result<(), GpuError> {
 /// The driver's library is opened by the first call, at run time; a program runs where there is none.
 ///
 /// ```
-/// use slackline::Gpu;
+/// use slackline::gpu::Gpu;
 /// match Gpu::open(0) {
 ///     Ok(gpu) => println!("{}", gpu.name()),
 ///     Err(error) => println!("{error}"), // cannot open libcuda.so.1: ...
@@ -224,7 +224,8 @@ impl Gpu {
     /// ([`ConnectError::Staged`](crate::ConnectError::Staged)); a job passes it over.
     ///
     /// ```no_run
-    /// # use slackline::{Gpu, Job, JobPlan};
+    /// # use slackline::gpu::Gpu;
+    /// # use slackline::{Job, JobPlan};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let gpu = Gpu::open(0)?.require_gpudirect();
     /// let job = Job::from_env(JobPlan::servers(1))?.with_gpu(&gpu);

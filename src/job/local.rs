@@ -84,7 +84,7 @@ impl LocalSteps {
 /// An optimiser whose state never leaves this process, for workers that move parameters of their own.
 ///
 /// ```
-/// use slackline::Optimizer;
+/// use slackline::optim::Optimizer;
 /// use slackline::internals::job::LocalOptimizer;
 ///
 /// let mut optimizer = LocalOptimizer::new(Optimizer::Sgd { weight_decay: 0.0 }, 0.5, 2)?;

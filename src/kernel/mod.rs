@@ -92,7 +92,8 @@ impl Fold<'_> {
     /// ```
     /// use slackline::internals::kernel::{Fold, Gradient, Pass};
     /// use slackline::internals::mem::HostMemory;
-    /// use slackline::{Encoding, Optimizer};
+    /// use slackline::Encoding;
+    /// use slackline::optim::Optimizer;
     ///
     /// let memory = HostMemory::anonymous(4096)?;
     /// let [from, to, gradient] = [0, 1024, 2048].map(|at| memory.as_volatile().subslice(at, 4));

@@ -14,10 +14,10 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 /// No schedule ever grows, so the first step size bounds all.
 ///
 /// ```
-/// use slackline::Schedule;
+/// use slackline::optim::Schedule;
 /// let schedule: Schedule = "steps(100, 0.1)".parse()?; // a tenth after 100 updates, a hundredth after 200
 /// assert_eq!(schedule, Schedule::Steps { every: 100, factor: 0.1 });
-/// # Ok::<(), slackline::ScheduleError>(())
+/// # Ok::<(), slackline::optim::ScheduleError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -5,13 +5,14 @@ use std::ptr::NonNull;
 
 use super::{HostMemory, MemoryError};
 
-/// Memory of the caller's that a [`Reader`](crate::Reader) or a [`Worker`](crate::Worker) is to use where it lies:
-/// that of a tensor of another library, say. Over RDMA the device reads and writes it, over other transports this
-/// process; no copy is made on the way.
+/// Memory of the caller's that a [`Reader`](crate::node::Reader) or a [`Worker`](crate::Worker) is to use where it
+/// lies: that of a tensor of another library, say. Over RDMA the device reads and writes it, over other transports
+/// this process; no copy is made on the way.
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+/// # use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+/// # use slackline::{Address, ElementType, Shm, Table};
 /// # let timeout = Duration::from_secs(10);
 /// # let table = Table::flat(4, ElementType::F32)?;
 /// # let mut publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;
@@ -56,7 +57,7 @@ impl CallerMemory {
     /// # Safety
     /// Until `owner` is dropped the range is initialised memory that this process may read and write from any thread,
     /// and nothing else accesses it but as the call that it is given to says, and not while a GPU copies it,
-    /// ([`Reader::use_memory`](crate::Reader::use_memory), [`Worker::use_memory`](crate::Worker::use_memory)).
+    /// ([`Reader::use_memory`](crate::node::Reader::use_memory), [`Worker::use_memory`](crate::Worker::use_memory)).
     pub unsafe fn new(pointer: NonNull<u8>, bytes: usize, owner: impl Send + Sync + 'static) -> CallerMemory {
         CallerMemory { pointer, bytes, owner: Box::new(owner) }
     }

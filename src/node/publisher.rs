@@ -39,8 +39,8 @@ pub struct PublisherOptions {
     /// The differences between versions that it keeps for readers; `None`, the default, for none.
     pub deltas: Option<DeltaOptions>,
     /// The number of relays that read from it, at least 1, where a publisher arranges a tree
-    /// ([`Relay::join`](crate::Relay::join)). A version takes its link as many times as long, and the tree is as many
-    /// times as wide at each step; 2 by default.
+    /// ([`Relay::join`](crate::node::Relay::join)). A version takes its link as many times as long, and the tree is as
+    /// many times as wide at each step; 2 by default.
     pub branches: u16,
 }
 
@@ -76,7 +76,8 @@ pub struct ReaderStatus {
 /// calls it in between, or leaves it to a thread: [`into_background`](Self::into_background).
 ///
 /// ```
-/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+/// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+/// use slackline::{Address, ElementType, Shm, Table};
 /// use std::time::Duration;
 ///
 /// let (address, timeout) = (Address::random(), Duration::from_secs(10));

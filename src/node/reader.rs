@@ -50,9 +50,9 @@ pub struct ReaderOptions {
     /// True if [`Reader::connect`] waits, until its timeout, for an owner that does not listen yet. Otherwise an
     /// address where no process listens is an error at once.
     pub waits_for_server: bool,
-    /// True if the address is that of a publisher whose relays are in a tree ([`Relay::join`](crate::Relay::join)): the
-    /// reader asks it from whom to read, and reads from a relay on its own host if there is one. So does each
-    /// [`Reader::reconnect`], with the publisher's address.
+    /// True if the address is that of a publisher whose relays are in a tree
+    /// ([`Relay::join`](crate::node::Relay::join)): the reader asks it from whom to read, and reads from a relay on its
+    /// own host if there is one. So does each [`Reader::reconnect`], with the publisher's address.
     pub in_tree: bool,
     /// The behaviour of the reader while it waits for a version.
     pub idle: Idle,
@@ -546,8 +546,8 @@ impl<T: Transport> Reader<T> {
     /// ([`ShardOptions::frames`](crate::ShardOptions::frames)).
     ///
     /// ```
-    /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
-    /// use slackline::{VersionTag, scheme::Bound};
+    /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+    /// use slackline::{Address, ElementType, Shm, Table, VersionTag, scheme::Bound};
     /// use std::time::Duration;
     ///
     /// let timeout = Duration::from_secs(10);

@@ -29,8 +29,8 @@ use crate::transport::{Address, Transport};
 /// its versions would mean something else. Its readers are told so, and it says why ([`failure`](Self::failure)).
 ///
 /// ```
-/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Shm, Table};
-/// use slackline::{VersionTag, Wanted};
+/// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
+/// use slackline::{Address, ElementType, Shm, Table, VersionTag};
 /// use std::time::Duration;
 ///
 /// let timeout = Duration::from_secs(10);
@@ -81,14 +81,14 @@ impl Relay {
     /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner nearest to
     /// the publisher that has a branch left ([`PublisherOptions::branches`]). The relay announces itself three times
     /// in a lease of the publisher's, and moves when it is told to, or when its owner is lost. Readers find it by
-    /// [`ReaderOptions::in_tree`](crate::ReaderOptions::in_tree).
+    /// [`ReaderOptions::in_tree`](crate::node::ReaderOptions::in_tree).
     ///
     /// `address` is told to others: it must be one at which they reach it. If the publisher has a successor at its
     /// address, the relay ends its readers' connections and begins again with the successor's versions.
     ///
     /// ```
-    /// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Shm, Table};
-    /// use slackline::{VersionTag, Wanted};
+    /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
+    /// use slackline::{Address, ElementType, Shm, Table, VersionTag};
     /// use std::time::Duration;
     ///
     /// let timeout = Duration::from_secs(10);

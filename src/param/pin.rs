@@ -209,7 +209,7 @@ impl Pins {
 }
 
 /// A version in the memory of its owner, who leaves it alone while this lives (and while this process is taken for
-/// alive). [`Reader::pin`](crate::Reader::pin) makes it.
+/// alive). [`Reader::pin`](crate::node::Reader::pin) makes it.
 #[derive(Debug)]
 pub struct PinnedFrame<'a> {
     pulled: Pulled,

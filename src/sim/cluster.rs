@@ -259,7 +259,7 @@ impl Cluster {
             self.schedule.check().is_ok(),
             "schedule",
             &schedule,
-            "see slackline::Schedule for what it may be",
+            "see slackline::optim::Schedule for what it may be",
         )?;
         holds(
             !(falls && self.read_my_writes),

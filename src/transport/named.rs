@@ -31,8 +31,8 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 /// its own; what they share is the listener.
 ///
 /// ```
-/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
-/// use slackline::{Named, Tables, VersionTag, Wanted};
+/// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+/// use slackline::{Address, ElementType, Named, Shm, Table, Tables, VersionTag};
 /// use std::time::Duration;
 ///
 /// let timeout = Duration::from_secs(10);
@@ -80,8 +80,8 @@ impl<T: Transport + Clone> Tables<T> {
         lock(&self.hub).tables.keys().map(|name| name.to_string()).collect()
     }
 
-    /// The transport for a [`Publisher`](crate::Publisher) or a [`Relay`](crate::Relay) that serves the table of this
-    /// name, at whatever address it is told to listen at. No two serve one name at once.
+    /// The transport for a [`Publisher`](crate::node::Publisher) or a [`Relay`](crate::node::Relay) that serves the
+    /// table of this name, at whatever address it is told to listen at. No two serve one name at once.
     pub fn named(&self, name: &str) -> Named<T> {
         let hub = Some(Arc::clone(&self.hub));
         Named { transport: self.transport.clone(), name: name.into(), hub }

@@ -36,7 +36,8 @@ pub enum GpuPath {
     /// Copy engines copy straight between both sides' memory, which is on one host.
     CopyEngines,
     /// RDMA devices read and write the memory of the GPU themselves (GPUDirect). Memory that they do not register is
-    /// staged all the same, and the log says so, unless the GPU [requires](crate::Gpu::require_gpudirect) a direct way.
+    /// staged all the same, and the log says so, unless the GPU [requires](crate::gpu::Gpu::require_gpudirect) a direct
+    /// way.
     Rdma {
         /// How the memory comes to the devices: "dma-buf" or "nvidia-peermem".
         by: &'static str,

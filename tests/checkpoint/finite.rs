@@ -1,8 +1,7 @@
 //! Gradients that hold a NaN or an infinity: counted, and left out where the options say so.
 
-use slackline::{
-    Address, CheckpointError, NonFinite, Server, ServerOptions, Shm, Version, Worker, scheme::SchemeConfig,
-};
+use slackline::checkpoint::CheckpointError;
+use slackline::{Address, NonFinite, Server, ServerOptions, Shm, Version, Worker, scheme::SchemeConfig};
 
 use super::job::{PATIENCE, Serving, checkpointing, table, worker};
 
@@ -88,5 +87,5 @@ fn a_server_that_has_diverged_writes_no_checkpoint_over_a_good_one() {
     let why = server.finish_checkpoint(PATIENCE).unwrap_err();
     let slackline::Error::Checkpoint(why) = why else { panic!("{why}") };
     assert!(matches!(why, CheckpointError::NotFinite { since: 2, .. }), "{why}");
-    assert_eq!(slackline::Checkpoint::read(&path).unwrap().version(), Version::new(1));
+    assert_eq!(slackline::checkpoint::Checkpoint::read(&path).unwrap().version(), Version::new(1));
 }

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use slackline::checkpoint::{Checkpoint, CheckpointOptions};
 use slackline::{
-    Address, Checkpoint, CheckpointOptions, Clock, ElementType, Error, Server, ServerOptions, ServerStatus,
-    Shm, Table, View, Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, Clock, ElementType, Error, Server, ServerOptions, ServerStatus, Shm, Table, View, Worker,
+    WorkerOptions, scheme::SchemeConfig,
 };
 
 /// Longest time that any wait may take: far more than any of them needs.

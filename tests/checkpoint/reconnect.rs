@@ -246,7 +246,7 @@ fn a_server_that_comes_late_is_waited_for() {
         }
     });
     std::thread::sleep(3 * SHORT);
-    let checkpoint = slackline::Checkpoint::read(&path).unwrap();
+    let checkpoint = slackline::checkpoint::Checkpoint::read(&path).unwrap();
     let table = super::job::table(ELEMENTS);
     let server = slackline::Server::resume(Shm::new(), &address, table, checkpoint, options).unwrap();
     let serving = Serving::start(server);

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use slackline::{
-    AdamParameters, Address, Checkpoint, CheckpointError, CheckpointOptions, Clock, Error, Optimizer, Server,
-    ServerOptions, Shm, Version, scheme::SchemeConfig,
-};
+use slackline::checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
+use slackline::optim::{AdamParameters, Optimizer};
+use slackline::{Address, Clock, Error, Server, ServerOptions, Shm, Version, scheme::SchemeConfig};
 
 use super::job::{PATIENCE, Serving, bits, checkpointing, new, resume, table, train, wait_for, worker};
 

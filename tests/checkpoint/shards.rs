@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
+use slackline::checkpoint::Checkpoint;
 use slackline::{
-    Address, Checkpoint, Clock, Error, Server, ServerOptions, ServerStatus, Shm, Worker, WorkerOptions,
+    Address, Clock, Error, Server, ServerOptions, ServerStatus, Shm, Worker, WorkerOptions,
     scheme::SchemeConfig,
 };
 

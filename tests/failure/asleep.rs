@@ -1,8 +1,7 @@
 //! Readers that are killed while they sleep.
 
-use slackline::{
-    Address, Idle, Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions, Shm, Version,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, Idle, ShardOptions, Shm, Version};
 
 use super::second::{LONG_LEASE, PATIENCE, Second, table, told, wait_for};
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use slackline::internals::mem::{Access, MemoryRegion};
 use slackline::internals::param::{GradientMetadata, GradientSource, PeerRole, Publish, PublishError};
 use slackline::internals::transport::Endpoint;
+use slackline::weights::{Reader, ReaderOptions};
 use slackline::{
-    Clock, Encoding, Error, Eviction, Reader, ReaderOptions, Server, ServerOptions, Shm, Transport, Version,
-    Worker, WorkerOptions,
+    Clock, Encoding, Error, Eviction, Server, ServerOptions, Shm, Transport, Version, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 

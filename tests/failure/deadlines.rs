@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use slackline::internals::mem::Access;
 use slackline::internals::param::{ControlLayout, FrameGeometry, Frames, Latest, PeerInbox, Welcome};
 use slackline::internals::transport::{Incoming, Listener, Offer};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, Clock, ConnectError, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server,
-    ServerOptions, Shm, Tcp, Transport, Version, Worker, WorkerOptions,
+    Address, Clock, ConnectError, Error, Server, ServerOptions, Shm, Tcp, Transport, Version, Worker,
+    WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 

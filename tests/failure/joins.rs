@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use slackline::internals::param::{PeerHello, PeerRole};
+use slackline::weights::{Reader, ReaderOptions};
 use slackline::{
-    Address, Clock, ElementType, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Version, Worker,
-    WorkerOptions,
+    Address, Clock, ElementType, Server, ServerOptions, Shm, Table, Version, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use slackline::internals::param::{HandshakeError, LAYOUT_VERSION, PeerHello, PeerRole};
 use slackline::internals::transport::{Incoming, Inline, Listener, Offer};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ConnectError, ElementType, Encoding, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Server, ServerOptions, Shm, Table, Transport, Version, Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, ConnectError, ElementType, Encoding, Error, Server, ServerOptions, Shm, Table, Transport,
+    Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::raw::{Raw, say, worker_role};

@@ -5,9 +5,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use slackline::internals::param::PeerRole;
 use slackline::internals::transport::Inline;
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, Error, Instant, Publisher, PublisherOptions, Reader, ReaderOptions, ServerOptions, ShardOptions,
-    Shm, Tcp, Transport, Version, now, scheme::SchemeConfig,
+    Address, Error, Instant, ServerOptions, ShardOptions, Shm, Tcp, Transport, Version, now,
+    scheme::SchemeConfig,
 };
 
 use super::raw::{HEARTBEAT, Raw, worker_role};

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use slackline::checkpoint::{Checkpoint, CheckpointOptions};
 use slackline::{
-    Address, Checkpoint, CheckpointOptions, Clock, Error, Eviction, Server, ServerOptions, Shm, Version,
-    Worker, WorkerOptions, scheme::SchemeConfig,
+    Address, Clock, Error, Eviction, Server, ServerOptions, Shm, Version, Worker, WorkerOptions,
+    scheme::SchemeConfig,
 };
 
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};

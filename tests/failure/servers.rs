@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Version,
-    Worker,
+    Address, Error, Server, ServerOptions, Shm, Version, Worker,
     scheme::{Bound, SchemeConfig},
 };
 

@@ -8,7 +8,8 @@ use rustix::process::{Signal, getpid, kill_process};
 use slackline::internals::mem::Access;
 use slackline::internals::param::{GradientMetadata, GradientSource, Publish};
 use slackline::internals::transport::Endpoint;
-use slackline::{Address, Optimizer, Server, ServerOptions, Shm, Transport, Version, scheme::SchemeConfig};
+use slackline::optim::Optimizer;
+use slackline::{Address, Server, ServerOptions, Shm, Transport, Version, scheme::SchemeConfig};
 
 use super::raw::{Raw, worker_role};
 use super::second::{

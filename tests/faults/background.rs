@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use slackline::internals::trace::{TraceChecker, TraceRecord};
 use slackline::scheme::SchemeConfig;
+use slackline::weights::{Certificate, Publication};
 use slackline::{
-    Address, Certificate, ElementType, Error, Publication, Server, ServerOptions, Shm, Table, Tcp, Transport,
-    Version, VersionTag, View, Worker, WorkerOptions,
+    Address, ElementType, Error, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag,
+    View, Worker, WorkerOptions,
 };
 
 use super::job::PATIENCE;

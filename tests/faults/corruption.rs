@@ -3,10 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use slackline::{
-    Address, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, ShardOptions, Table,
-    Tcp, Version,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, ElementType, Error, ShardOptions, Table, Tcp, Version};
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed};
 use super::proxy::{Fault, Proxy, Towards};

@@ -3,10 +3,8 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use slackline::{
-    ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Table, Tcp, Version,
-    scheme::SchemeConfig,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{ElementType, Error, Table, Tcp, Version, scheme::SchemeConfig};
 
 use super::job::{Job, PATIENCE, SCHEMES, alone, multiple, timed, wait_for};
 use super::proxy::{Fault, Proxy};

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, Worker, WorkerOptions, scheme::SchemeConfig};
+use slackline::weights::{Reader, ReaderOptions};
+use slackline::{Address, Secret, Tcp, Worker, WorkerOptions, scheme::SchemeConfig};
 use socket2::SockRef;
 
 use super::job::{PATIENCE, alone, wait_for};

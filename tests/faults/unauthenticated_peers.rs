@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slackline::internals::channel::{Channel, ChannelTerms, Purpose};
-use slackline::{Address, Reader, ReaderOptions, Secret, Tcp, scheme::SchemeConfig};
+use slackline::weights::{Reader, ReaderOptions};
+use slackline::{Address, Secret, Tcp, scheme::SchemeConfig};
 
 use super::job::{PATIENCE, alone, multiple, wait_for};
 use super::process::{self, ServerProcess};

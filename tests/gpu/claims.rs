@@ -4,11 +4,10 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::cuda::BareGpu;
-use slackline::{
-    Address, ElementType, Gpu, GpuMemory, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table,
-    Tcp, Transport, Version, Wanted,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Shm, Table, Tcp, Transport, Version};
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
 

@@ -3,11 +3,13 @@
 
 use std::net::Ipv4Addr;
 
+use slackline::gpu::Gpu;
 use slackline::internals::cuda::{GpuLayer, GpuModel};
+use slackline::optim::Optimizer;
 use slackline::scheme::SchemeConfig;
 use slackline::{
-    ElementType, Gpu, Job, JobPlan, JobStep, MeetingPoint, Optimizer, Placement, ServerOptions, Table,
-    TransportKind, WorkerOptions,
+    ElementType, Job, JobPlan, JobStep, MeetingPoint, Placement, ServerOptions, Table, TransportKind,
+    WorkerOptions,
 };
 
 use super::claims::Scene;

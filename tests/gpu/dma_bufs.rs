@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 
-use slackline::GpuMemory;
+use slackline::gpu::GpuMemory;
 use slackline::internals::cuda::BareGpu;
 
 use super::claims::Scene;

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use slackline::Encoding;
+use slackline::gpu::{Gpu, GpuError, GpuMemory};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels, Tickets};
 use slackline::internals::kernel::{AdamParameters, Fold, Gradient, Optimizer, Pass, encode};
 use slackline::internals::mem::VolatileSlice;
-use slackline::{Encoding, Gpu, GpuError, GpuMemory};
 
 use super::claims::Scene;
 use super::numbers::{Numbers, seed};

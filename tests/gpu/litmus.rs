@@ -2,8 +2,10 @@
 
 use std::time::Instant;
 
+use slackline::gpu::GpuMemory;
 use slackline::internals::cuda::BareGpu;
-use slackline::{GpuMemory, Reader, Shm, Version, Wanted};
+use slackline::weights::{Reader, Wanted};
+use slackline::{Shm, Version};
 
 use super::claims::{BYTES, Scene, connect, pull};
 use super::peer::{Outcome, PATIENCE, Peer, fill_of};

@@ -1,12 +1,11 @@
 //! What kernels on the GPU measure and compute, against sums in float64, and conversions, bit for bit.
 
+use slackline::gpu::GpuMemory;
 use slackline::internals::cuda::{BareGpu, GpuKernels};
 use slackline::internals::kernel::{Optimizer, decode, encode};
 use slackline::internals::mem::VolatileSlice;
-use slackline::{
-    Address, ElementType, Encoding, GpuMemory, Publisher, PublisherOptions, Reader, ReaderOptions, Shm,
-    Table, VersionTag, Wanted,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Encoding, Shm, Table, VersionTag};
 
 use super::claims::Scene;
 use super::folds::{Case, ENCODINGS, floats, optimizers};

@@ -6,12 +6,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
+use slackline::optim::Optimizer;
 use slackline::scheme::SchemeConfig;
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuMemory, Optimizer, Publisher,
-    PublisherOptions, Reader, ReaderOptions, Server, ServerOptions, Shm, Table, Tcp, Transport, Version,
-    VersionTag, Wanted,
+    Address, ElementType, Encoding, Server, ServerOptions, Shm, Table, Tcp, Transport, Version, VersionTag,
 };
 
 /// The environment variable that says of a process that it is the other one, and its role.

@@ -2,12 +2,11 @@
 
 use std::time::Instant;
 
+use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::internals::kernel::Optimizer;
-use slackline::{
-    Address, BackgroundPublisher, ElementType, Encoding, Gpu, GpuMemory, Publisher, PublisherOptions, Shm,
-    Table, Tcp, Version, VersionTag, Wanted,
-};
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Wanted};
+use slackline::{Address, ElementType, Encoding, Shm, Table, Tcp, Version, VersionTag};
 
 use super::claims::{BYTES, Scene, connect, expect_pulled, pull};
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, number_of};

@@ -2,9 +2,10 @@
 
 use std::sync::Barrier;
 
+use slackline::Error;
+use slackline::group::{GroupError, GroupOptions};
 use slackline::internals::node::Absence;
 use slackline::internals::param::GroupArea;
-use slackline::{Error, GroupError, GroupOptions};
 
 use super::fixture::{Fixture, Member, PATIENCE, assert_mean, each, fill, meet, turn, wait_for};
 use super::raw::{header, meet_raw, patient};

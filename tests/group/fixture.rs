@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use slackline::{Address, Averaged, Error, GroupListener, GroupMember, GroupOptions, Transport};
+use slackline::group::{Averaged, GroupListener, GroupMember, GroupOptions};
+use slackline::{Address, Error, Transport};
 
 /// Longest time that any wait may take: far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);

@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use slackline::{Error, GroupError, GroupOptions};
+use slackline::Error;
+use slackline::group::{GroupError, GroupOptions};
 
 use super::fixture::{Fixture, PATIENCE, each, meet, turn, wait_for};
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use slackline::group::{GroupError, GroupListener, GroupOptions};
 use slackline::internals::param::{PeerHello, PeerRole};
-use slackline::{ConnectError, Error, GroupError, GroupListener, GroupOptions};
+use slackline::{ConnectError, Error};
 
 use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn, wait_for};
 use super::raw::{hello, patient, say};

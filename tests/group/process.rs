@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use slackline::{Address, Averaged, Error, GroupError, GroupListener, GroupMember, GroupOptions};
+use slackline::group::{Averaged, GroupError, GroupListener, GroupMember, GroupOptions};
+use slackline::{Address, Error};
 
 use super::fixture::{Fixture, Listening, Member, PATIENCE, listen, wait_for};
 

@@ -3,12 +3,13 @@
 use std::task::Poll;
 use std::time::Duration;
 
+use slackline::group::{GroupListener, GroupOptions};
 use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::param::{
     GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, PartHeader, Ranks, ranks_word,
 };
 use slackline::internals::transport::{Connecting, Endpoint, Offer, PostError, Received};
-use slackline::{Address, ConnectError, GroupListener, GroupOptions, Transport};
+use slackline::{Address, ConnectError, Transport};
 
 use super::fixture::{Fixture, Member, PATIENCE, listen, wait_for};
 

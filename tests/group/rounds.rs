@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use slackline::group::{GroupError, GroupOptions};
 use slackline::{
-    Error, GroupError, GroupOptions,
+    Error,
     scheme::{Groups, Partition},
 };
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use slackline::checkpoint::{CheckpointOptions, Resume};
+use slackline::group::GroupOptions;
 use slackline::{
-    CheckpointOptions, ElementType, GroupOptions, Job, JobPlan, Resume, Role, ServerOptions, Table,
-    TransportKind, WorkerOptions, scheme::SchemeConfig,
+    ElementType, Job, JobPlan, Role, ServerOptions, Table, TransportKind, WorkerOptions, scheme::SchemeConfig,
 };
 
 use super::parameter_server;

@@ -6,7 +6,8 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use slackline::internals::param::Consistency;
-use slackline::{Address, ReaderOptions, Version, Worker, WorkerOptions, scheme::SchemeConfig};
+use slackline::weights::ReaderOptions;
+use slackline::{Address, Version, Worker, WorkerOptions, scheme::SchemeConfig};
 
 use super::reading::{Tally, all_are, check_floats, pull, pull_to, say};
 use super::writing::{Fill, Kind, Second, Spec, TIMEOUT, transport_for};

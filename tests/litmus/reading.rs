@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use slackline::{Fresh, Reader, Transport, Version};
+use slackline::weights::Reader;
+use slackline::{Fresh, Transport, Version};
 
 use super::writing::TIMEOUT;
 

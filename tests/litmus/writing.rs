@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::{VolatileSlice, Way};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
 use slackline::{
-    Address, ElementType, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Secret, Server,
-    ServerOptions, Shm, Table, Tcp, Transport, Verbs, VerbsOptions, Version, Worker, WorkerOptions,
-    scheme::SchemeConfig,
+    Address, ElementType, Mixed, Secret, Server, ServerOptions, Shm, Table, Tcp, Transport, Verbs,
+    VerbsOptions, Version, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
 /// Longest time that a single wait may take.

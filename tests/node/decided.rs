@@ -4,9 +4,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use slackline::optim::{Optimizer, Schedule};
 use slackline::{
-    Address, ElementType, Error, Optimizer, Schedule, Server, ServerOptions, ServerStatus, Shm, Table, Tcp,
-    Transport, Worker, WorkerOptions, now, scheme::SchemeConfig,
+    Address, ElementType, Error, Server, ServerOptions, ServerStatus, Shm, Table, Tcp, Transport, Worker,
+    WorkerOptions, now, scheme::SchemeConfig,
 };
 
 use crate::only_worker::TIMEOUT;

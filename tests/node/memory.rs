@@ -5,10 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use slackline::scheme::SchemeConfig;
-use slackline::{
-    Address, CallerMemory, DeltaOptions, ElementType, Error, Publisher, PublisherOptions, Reader,
-    ReaderOptions, Shm, Table, Tcp, Transport, VersionTag, Worker,
-};
+use slackline::weights::{DeltaOptions, Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, CallerMemory, ElementType, Error, Shm, Table, Tcp, Transport, VersionTag, Worker};
 
 use crate::only_worker::{ELEMENTS, TIMEOUT, with_worker};
 

@@ -1,8 +1,9 @@
 //! A scheme that is written outside of the library, and how a worker comes to its scheme.
 
+use slackline::checkpoint::{Checkpoint, CheckpointOptions};
 use slackline::{
-    Address, Checkpoint, CheckpointOptions, Clock, ConnectError, ElementType, Error, Instant, Server,
-    ServerOptions, Shm, Table, Tcp, Worker, WorkerOptions,
+    Address, Clock, ConnectError, ElementType, Error, Instant, Server, ServerOptions, Shm, Table, Tcp,
+    Worker, WorkerOptions,
     scheme::{
         AnyScheme, Needs, Registry, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent,
         ServerScheme, Share, Start, WorkerAction, WorkerEvent, WorkerScheme,

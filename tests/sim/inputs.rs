@@ -1,8 +1,8 @@
 //! Distributions, traces and settings: what they mean, and what is refused.
 
+use slackline::optim::{AdamParameters, Optimizer, Schedule};
 use slackline::scheme::{Damping, SchemeConfig};
 use slackline::sim::{Change, Cluster, Crash, Distribution, DistributionError, TraceError, Until};
-use slackline::{AdamParameters, Optimizer, Schedule};
 
 use super::{near, run};
 

@@ -1,6 +1,6 @@
 //! Schemes at their limits, where they agree bit for bit.
 
-use slackline::Schedule;
+use slackline::optim::Schedule;
 use slackline::scheme::{Choice, Delivery, SchemeConfig, StepRule};
 use slackline::sim::{
     Cluster, ClusterReport, Distribution, Factorisation, Logistic, Problem, Quadratic, Shape, Until,

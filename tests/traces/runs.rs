@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use slackline::internals::param::Consistency;
 use slackline::internals::trace::{TraceChecker, TraceRecord, Verdict};
-use slackline::{
-    Address, BackgroundPublisher, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions,
-    ShardOptions, Table, Transport, Version, VersionTag, Wanted,
-};
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, ShardOptions, Table, Transport, Version, VersionTag};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Snapshot, Wanted};
 use slackline::{
-    Address, ElementType, Error, Mixed, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Secret,
-    ShardOptions, Shm, Snapshot, Table, Tcp, Verbs, VerbsOptions, Version, VersionTag, Wanted,
+    Address, ElementType, Error, Mixed, Secret, ShardOptions, Shm, Table, Tcp, Verbs, VerbsOptions, Version,
+    VersionTag,
 };
 
 /// The variable that tells a second process what it is.

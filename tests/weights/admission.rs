@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use slackline::Diagnostic as _;
 use slackline::scheme::SchemeConfig;
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
 use slackline::{
-    Address, ConnectError, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Relay,
-    Secret, Server, ServerOptions, ShardOptions, Table, Tcp, Transport, VersionTag, Wanted, Worker,
-    WorkerOptions, now,
+    Address, ConnectError, ElementType, Error, Secret, Server, ServerOptions, ShardOptions, Table, Tcp,
+    Transport, VersionTag, Worker, WorkerOptions, now,
 };
 
 use super::plane::{SOON, TIMEOUT, bytes, publisher};

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use slackline::{
-    Address, BackgroundPublisher, DeltaOptions, ElementType, Publisher, PublisherOptions, Reader,
-    ReaderOptions, Relay, ShardOptions, Table, Tcp, Transport, Version, VersionTag, Wanted,
+use slackline::weights::{
+    BackgroundPublisher, DeltaOptions, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted,
 };
+use slackline::{Address, ElementType, ShardOptions, Table, Tcp, Transport, Version, VersionTag};
 
 use super::counting::Counting;
 use super::plane::{TIMEOUT, beside};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use slackline::internals::param::PullError;
 use slackline::internals::scheme::Bound;
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    Address, BackgroundPublisher, ElementType, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Selection, ShardOptions, Shm, Table, Transport, Version, VersionTag, Wanted,
+    Address, ElementType, Error, Selection, ShardOptions, Shm, Table, Transport, Version, VersionTag,
 };
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,9 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use slackline::{
-    Address, Error, PublisherOptions, Reader, ReaderOptions, Relay, Transport, VersionTag, Wanted,
-};
+use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
+use slackline::{Address, Error, Transport, VersionTag};
 
 use super::plane::{TIMEOUT, beside, bytes, publisher};
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use slackline::{
-    Address, BackgroundPublisher, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Relay,
-    Table, Tcp, Transport, Version, VersionTag, Wanted,
+use slackline::weights::{
+    BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted,
 };
+use slackline::{Address, ElementType, Table, Tcp, Transport, Version, VersionTag};
 
 use super::counting::Counting;
 use super::plane::TIMEOUT;

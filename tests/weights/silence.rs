@@ -8,9 +8,8 @@ use slackline::internals::param::{PeerHello, PeerRole};
 use slackline::internals::transport::{
     Connecting as _, Endpoint as _, HeartbeatWord, Inline, Offer, Operation, WorkRequest,
 };
-use slackline::{
-    Address, Error, PublisherOptions, Reader, ReaderOptions, ShardOptions, Transport, VersionTag, Wanted,
-};
+use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, Error, ShardOptions, Transport, VersionTag};
 
 use super::plane::{SOON, TIMEOUT, bytes, publisher};
 

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use slackline::Diagnostic as _;
-use slackline::{
-    Address, ElementType, Error, Named, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Table,
-    Tables, Transport, Version, VersionTag, Wanted,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
+use slackline::{Address, ElementType, Error, Named, Table, Tables, Transport, Version, VersionTag};
 
 use super::plane::{SOON, TIMEOUT, beside};
 

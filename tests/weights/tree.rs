@@ -1,9 +1,7 @@
 //! A tree of relays that the publisher arranges.
 
-use slackline::{
-    Address, BackgroundPublisher, Mixed, PublisherOptions, Reader, ReaderOptions, Relay, ShardOptions, Shm,
-    Tcp, Transport, VersionTag, Wanted,
-};
+use slackline::weights::{BackgroundPublisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
+use slackline::{Address, Mixed, ShardOptions, Shm, Tcp, Transport, VersionTag};
 
 use super::plane::{TIMEOUT, beside, bytes, publisher};
 use super::relay::until;

@@ -22,7 +22,7 @@ const LISTER: &str = "xtask/public-api/Cargo.toml";
 
 /// Most items that are declared: modules, types, traits, functions, constants. Fields, variants and implementations
 /// are in the list and do not count.
-const ITEMS_MAX: usize = 365;
+const ITEMS_MAX: usize = 370;
 
 /// The version of rustdoc's JSON that the lister reads.
 const FORMAT: &str = "57";

@@ -4,7 +4,8 @@ use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::{DeltaOptions, PublisherOptions, ShardOptions, Version};
+use slackline::weights::{DeltaOptions, PublisherOptions};
+use slackline::{ShardOptions, Version};
 
 use super::values::{idle, milliseconds, slackline_idle};
 use crate::error::Failure;

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::ptr::null;
 
-use slackline::ReaderOptions;
+use slackline::weights::ReaderOptions;
 
 use super::values::{idle, slackline_idle};
 use crate::error::Failure;

@@ -4,10 +4,9 @@ use std::ffi::c_char;
 use std::ptr::null;
 use std::time::Duration;
 
-use slackline::{
-    AdamParameters, Checkpoint, CheckpointError, CheckpointOptions, NonFinite, Optimizer, Resume,
-    ServerOptions, ShardOptions,
-};
+use slackline::checkpoint::{Checkpoint, CheckpointError, CheckpointOptions, Resume};
+use slackline::optim::{AdamParameters, Optimizer};
+use slackline::{NonFinite, ServerOptions, ShardOptions};
 
 use super::texts::{path, schedule, scheme};
 use super::values::{

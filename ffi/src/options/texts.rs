@@ -5,7 +5,8 @@ use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use slackline::{Address, Schedule, scheme::AnyScheme};
+use slackline::optim::Schedule;
+use slackline::{Address, scheme::AnyScheme};
 
 use crate::error::{Failure, slackline_status};
 use crate::fabric;

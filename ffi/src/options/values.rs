@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use slackline::{ElementType, Encoding, Idle, ReadMode, Resume, Version, scheme::Damping};
+use slackline::checkpoint::Resume;
+use slackline::{ElementType, Encoding, Idle, ReadMode, Version, scheme::Damping};
 
 use crate::error::Failure;
 

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use slackline::Diagnostic;
+use slackline::gpu::{Gpu, GpuError, GpuSlice, GpuStream};
 use slackline::internals::cuda::GpuModel;
-use slackline::{Diagnostic, Gpu, GpuError, GpuSlice, GpuStream};
 use thiserror::Error;
 
 use super::{Pace, computed, sleep_unless};

@@ -4,10 +4,8 @@ use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde::Deserialize;
 use serde_json::json;
-use slackline::{
-    AdamParameters, Optimizer,
-    sim::{Cluster, ClusterReport, Until},
-};
+use slackline::optim::{AdamParameters, Optimizer};
+use slackline::sim::{Cluster, ClusterReport, Until};
 
 use super::tuned::{Tuned, missed};
 use super::{Error, Findings, Recipe, Trial, scheme, simulate};

@@ -5,8 +5,8 @@ use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde::Deserialize;
 use serde_json::json;
+use slackline::optim::Optimizer;
 use slackline::{
-    Optimizer,
     scheme::{Groups, Partition},
     sim::{Cluster, ClusterReport, Collective, Distribution, Racks, Random, Until},
 };

@@ -4,7 +4,7 @@ use crate::plot::{Axis, Figure, Panel, Series};
 use crate::problem::Digits;
 use serde::Deserialize;
 use serde_json::json;
-use slackline::Optimizer;
+use slackline::optim::Optimizer;
 use slackline::sim::{Cluster, ClusterReport, Distribution, Problem, Quadratic, Until};
 
 use super::settings::LogisticSettings;

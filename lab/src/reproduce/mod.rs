@@ -32,7 +32,7 @@ mod twin;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use slackline::ScheduleError;
+use slackline::optim::ScheduleError;
 use slackline::scheme::{SchemeConfig, SchemeConfigError};
 use slackline::sim::{self, Cluster, ClusterReport};
 

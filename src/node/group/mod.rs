@@ -82,14 +82,15 @@ pub struct GroupStatistics {
 /// outcome.
 ///
 /// ```
-/// use slackline::{Address, GroupMember, GroupOptions, Shm};
+/// use slackline::group::{GroupMember, GroupOptions};
+/// use slackline::{Address, Shm};
 /// use std::time::Duration;
 ///
 /// let timeout = Duration::from_secs(20);
 /// let listen = |rank| GroupMember::listen(Shm::new(), &Address::random(), rank, 2, 1000, GroupOptions::default());
 /// let listeners = [listen(0)?, listen(1)?];
 /// let addresses = listeners.each_ref().map(|listener| listener.address());
-/// let run = |(rank, listener): (usize, slackline::GroupListener<Shm>)| {
+/// let run = |(rank, listener): (usize, slackline::group::GroupListener<Shm>)| {
 ///     let addresses = addresses.clone();
 ///     std::thread::spawn(move || {
 ///         let mut member = listener.connect(&addresses, timeout)?;

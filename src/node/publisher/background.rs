@@ -31,8 +31,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Dropped, it is gone once no [`Draft`] of it is open, and its readers are told so.
 ///
 /// ```
-/// use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
-/// use slackline::{VersionTag, Wanted};
+/// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+/// use slackline::{Address, ElementType, Shm, Table, VersionTag};
 /// use std::time::Duration;
 ///
 /// let timeout = Duration::from_secs(10);

@@ -12,7 +12,8 @@ use crate::table::Table;
 /// than that version, and applies them to its own copy.
 ///
 /// ```
-/// use slackline::{Address, DeltaOptions, ElementType, Publisher, PublisherOptions, Shm, Table};
+/// use slackline::weights::{DeltaOptions, Publisher, PublisherOptions};
+/// use slackline::{Address, ElementType, Shm, Table};
 /// let table = Table::flat(1 << 20, ElementType::Bf16)?;
 /// let options = PublisherOptions { deltas: Some(DeltaOptions::default()), ..PublisherOptions::default() };
 /// let publisher = Publisher::new(Shm::new(), &Address::random(), table, options)?;

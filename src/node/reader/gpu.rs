@@ -24,7 +24,9 @@ impl<T: Transport> Reader<T> {
     /// After an error `into` may hold anything.
     ///
     /// ```no_run
-    /// # use slackline::{Address, Gpu, GpuMemory, GpuStream, Reader, ReaderOptions, Shm, Wanted};
+    /// # use slackline::gpu::{Gpu, GpuMemory, GpuStream};
+    /// # use slackline::weights::{Reader, ReaderOptions, Wanted};
+    /// # use slackline::{Address, Shm};
     /// # fn pull(address: &Address) -> Result<(), Box<dyn std::error::Error>> {
     /// # let timeout = std::time::Duration::from_secs(10);
     /// let gpu = Gpu::open(0)?;

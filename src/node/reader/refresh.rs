@@ -65,7 +65,8 @@ impl<T: Transport> Reader<T> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use slackline::{Address, ElementType, Publisher, PublisherOptions, Reader, ReaderOptions, Shm, Table};
+    /// # use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+    /// # use slackline::{Address, ElementType, Shm, Table};
     /// # let timeout = Duration::from_secs(10);
     /// # let table = Table::flat(4, ElementType::F32)?;
     /// # let mut publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default())?;

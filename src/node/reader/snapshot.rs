@@ -21,12 +21,13 @@ use crate::transport::Transport;
 
 /// The version that a reader wants.
 ///
-/// A bound on staleness is counted against the owner that is read from. Behind a [`Relay`](crate::Relay) the newest
-/// version is the newest of the relay, also while that has lost its owner: `max_staleness(0)` then holds against the
-/// relay, and not against the publisher. [`Fresh::published_ns`] tells how old a version is.
+/// A bound on staleness is counted against the owner that is read from. Behind a [`Relay`](crate::node::Relay) the
+/// newest version is the newest of the relay, also while that has lost its owner: `max_staleness(0)` then holds
+/// against the relay, and not against the publisher. [`Fresh::published_ns`] tells how old a version is.
 ///
 /// ```
-/// use slackline::{Version, Wanted};
+/// use slackline::Version;
+/// use slackline::weights::Wanted;
 /// let newest = Wanted::newest(); // as of the call
 /// let fresh = Wanted::newest().max_staleness(2); // at most two behind the newest when it is there
 /// let next = Wanted::at_least(Version::new(8)); // waits for version 8, or takes a newer one
@@ -154,7 +155,9 @@ impl Snapshot {
     /// the snapshot may be dropped.
     ///
     /// ```no_run
-    /// # use slackline::{Gpu, GpuMemory, GpuStream, Reader, Shm, Wanted};
+    /// # use slackline::Shm;
+    /// # use slackline::gpu::{Gpu, GpuMemory, GpuStream};
+    /// # use slackline::weights::{Reader, Wanted};
     /// # fn current_stream() -> usize { 0 }
     /// # fn pull(reader: &mut Reader<Shm>) -> Result<(), Box<dyn std::error::Error>> {
     /// # let timeout = std::time::Duration::from_secs(10);
@@ -197,7 +200,7 @@ impl<T: Transport> Reader<T> {
     /// # Errors
     /// There is no such version by the timeout, or no more; the owner is lost, or has let this reader go.
     ///
-    /// [`BackgroundPublisher`](crate::BackgroundPublisher) has an example.
+    /// [`BackgroundPublisher`](crate::node::BackgroundPublisher) has an example.
     pub fn snapshot(&mut self, wanted: Wanted, timeout: Duration) -> Result<Snapshot, Error> {
         complete(self.snapshot_async(wanted, timeout))
     }

@@ -45,7 +45,7 @@ impl<T: Transport> Step<'_, T> {
     /// Has the GPU copy `from` into the gradient, from the byte `offset` on of the whole gradient in the worker's
     /// encoding, behind the work that `stream` has now, and does not wait for it. The stream does not wait either: the
     /// memory that is copied from must stay as it is until [`publish`](Self::publish) has returned. That waits for the
-    /// copy, and abandons the step if it is not done by its timeout ([`GpuError::NotCopied`](crate::GpuError)).
+    /// copy, and abandons the step if it is not done by its timeout ([`GpuError::NotCopied`](crate::cuda::GpuError)).
     ///
     /// # Errors
     /// The bytes do not fit the gradient; the memory is that of another GPU; the stream captures a graph; the driver

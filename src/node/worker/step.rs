@@ -15,7 +15,7 @@ use crate::transport::Transport;
 /// [`Worker::step`] makes it; publishing consumes it, so no gradient is published twice and none without parameters:
 ///
 /// ```compile_fail,E0382
-/// # use slackline::{node::{Step, Error}, transport::shm::Shm};
+/// # use slackline::{Error, Shm, Step};
 /// # fn publish_twice(step: Step<'_, Shm>, timeout: std::time::Duration) -> Result<(), Error> {
 /// step.publish(None, timeout)?;
 /// step.publish(None, timeout)?; // error: use of moved value

@@ -16,7 +16,7 @@ pub(super) enum BenchError {
     #[error(transparent)]
     Open(#[from] slackline::OpenError),
     #[error(transparent)]
-    Gpu(#[from] slackline::GpuError),
+    Gpu(#[from] slackline::gpu::GpuError),
     /// A variable of RDMA that is not usable, and the remedy.
     #[error(transparent)]
     Setting(#[from] slackline::internals::job::transports::SettingError),

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
+use slackline::gpu::{Gpu, GpuMemory, GpuStream};
 use slackline::internals::cuda::BareGpu;
 use slackline::internals::mem::VolatileSlice;
-use slackline::{
-    Address, ElementType, Gpu, GpuMemory, GpuStream, Publisher, PublisherOptions, Reader, ReaderOptions,
-    Table, VersionTag, Wanted, Worker, WorkerOptions, scheme::SchemeConfig,
-};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
+use slackline::{Address, ElementType, Table, VersionTag, Worker, WorkerOptions, scheme::SchemeConfig};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use slackline::internals::kernel::{Fold, Gradient, Pass, triad as run_triad};
 use slackline::internals::mem::{Access, HostMemory, VolatileSlice, Way, streaming_threshold};
-use slackline::{Encoding, Optimizer, Shm, Transport};
+use slackline::optim::Optimizer;
+use slackline::{Encoding, Shm, Transport};
 
 use super::error::BenchError;
 use super::measure::{calls, time};

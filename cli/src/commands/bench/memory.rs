@@ -1,7 +1,7 @@
 //! Where the payloads of both sides are.
 
 use serde::{Deserialize, Serialize};
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::ComputeDevice;
 
 use super::error::BenchError;

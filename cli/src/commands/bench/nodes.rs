@@ -4,8 +4,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use slackline::internals::mem::Access;
+use slackline::weights::{Reader, ReaderOptions};
 use slackline::{
-    Address, ReadMode, Reader, ReaderOptions, Worker, WorkerOptions,
+    Address, ReadMode, Worker, WorkerOptions,
     scheme::{Bound, SchemeConfig},
 };
 

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use slackline::internals::mem::VolatileSlice;
-use slackline::{
-    ElementType, Publisher, PublisherOptions, Server, ServerOptions, Table, scheme::SchemeConfig,
-};
+use slackline::weights::{Publisher, PublisherOptions};
+use slackline::{ElementType, Server, ServerOptions, Table, scheme::SchemeConfig};
 
 use super::carrier::Carrier;
 use super::client::Client;

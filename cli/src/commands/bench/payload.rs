@@ -1,6 +1,6 @@
 //! The payload of one side of single requests: in host memory, or on a GPU.
 
-use slackline::Gpu;
+use slackline::gpu::Gpu;
 use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::transport::PayloadSlice;
 

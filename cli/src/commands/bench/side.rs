@@ -11,11 +11,12 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use slackline::gpu::Gpu;
 use slackline::internals::mem::{Access, LocalSlice, MemoryRegion, RemoteSlice, Streaming};
 use slackline::internals::transport::{
     Connecting, Endpoint, GpuGrant, Incoming, Inline, Offer, Operation, WorkRequest,
 };
-use slackline::{Address, Gpu, now};
+use slackline::{Address, now};
 
 use super::carrier::Carrier;
 use super::client::Client;

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::Diagnostic;
+use slackline::gpu::{Gpu, GpuError};
 use slackline::internals::cuda::GpuWindow;
-use slackline::{Diagnostic, Gpu, GpuError};
 
 use super::check::{CheckProgress, Problem};
 use super::gpu_transfers::{self, TransferReport};

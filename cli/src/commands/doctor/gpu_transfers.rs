@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::gpu::Gpu;
 use slackline::internals::job::transports::rdma_options;
 use slackline::internals::transport::verbs::{GpuTransfers, devices, pci_way};
-use slackline::{Gpu, Verbs, VerbsOptions};
+use slackline::{Verbs, VerbsOptions};
 
 use super::check::{CheckProgress, Problem};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use slackline::Schedule;
+use slackline::optim::Schedule;
 use slackline::scheme::SchemeConfig;
 use slackline::sim::fabric::Class;
 use slackline::sim::{Change, Crash, Distribution, MAX_WORKERS, NetworkPartition};

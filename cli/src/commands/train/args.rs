@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use slackline::Schedule;
 use slackline::internals::job::coordinated::ComputeDevice;
+use slackline::optim::Schedule;
 use slackline::scheme::SchemeConfig;
 
 use super::job_args::JobArgs;

@@ -1,8 +1,9 @@
 //! Options that a scheme cannot meet, found out before any process is started.
 
 use slackline::internals::job::coordinated::ComputeDevice;
+use slackline::optim::Optimizer;
 use slackline::{
-    Encoding, Optimizer,
+    Encoding,
     scheme::{Damping, SchemeConfig},
 };
 

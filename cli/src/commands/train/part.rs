@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{
     ComputeDevice, CoordinatedMember, GpuBuffers, MemberOptions, ServeEnd, WorkerOrder,
 };
 use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
-use slackline::{Error, Gpu, JobError};
+use slackline::{Error, JobError};
 use slackline_lab::program::Program;
 
 use super::job_args::JobArgs;

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use slackline::checkpoint::{Checkpoint, CheckpointOptions, Resume};
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{
     CheckpointOrder, ComputeDevice, Coordination, GroupOrder, ServerOrder, WorkerOrder,
 };
-use slackline::{
-    Checkpoint, CheckpointOptions, ElementType, Encoding, Gpu, JobPlan, Optimizer, Resume, Schedule, Table,
-    TransportKind, scheme, sim::Distribution,
-};
+use slackline::optim::{Optimizer, Schedule};
+use slackline::{ElementType, Encoding, JobPlan, Table, TransportKind, scheme, sim::Distribution};
 use slackline_lab::data::{Task, TaskKind};
 use slackline_lab::model::{Batches, ModelSpec, Shards};
 use slackline_lab::program::Program;

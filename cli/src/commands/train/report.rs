@@ -5,8 +5,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde::Serialize;
+use slackline::Encoding;
+use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
-use slackline::{Encoding, Gpu};
 use slackline_lab::model::Evaluation;
 use slackline_lab::table::number;
 
