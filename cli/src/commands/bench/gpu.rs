@@ -12,7 +12,7 @@ use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
 use super::measure::{calls, time};
-use super::messages::{TIMEOUT, Task};
+use super::messages::{Ready, TIMEOUT, Task};
 use super::nodes::{check_sum, gradient};
 use super::pattern;
 use super::settings::Settings;
@@ -117,7 +117,7 @@ pub(super) fn serve_publisher<C: Carrier>(
     let mut draft = publisher.draft(TIMEOUT)?;
     draft.copy_from_gpu(0, &on_gpu.memory.whole(), &on_gpu.stream)?;
     draft.commit_when_copied(VersionTag::default()).wait(TIMEOUT)?;
-    client.say(&publisher.address())?;
+    client.say(&Ready { address: publisher.address(), memory: client.means.memory.memory })?;
     while !client.is_done() {
         std::thread::sleep(STILL);
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::carrier::Carrier;
 use super::error::BenchError;
 use super::histogram::TimeHistogram;
-use super::messages::{Course, Half, LoadMessage, LoadTask, Task, TaskRole};
+use super::messages::{Course, Half, LoadMessage, LoadTask, Ready, Task, TaskRole};
 use super::names::Op;
 use super::peer::Peer;
 use super::remote::Remote;
@@ -86,7 +86,8 @@ pub(super) fn measure<C: Carrier>(
             is_crowd: true,
         },
     };
-    let (address, mut server) = Peer::start(&Task::of(settings, bytes, None, role), remote)?.ready()?;
+    let (Ready { address, .. }, mut server) =
+        Peer::start(&Task::of(settings, bytes, None, role), remote)?.ready()?;
     let victims = victims(*load);
     let mut processes = Vec::new();
     for (process, peers) in (0..).zip(shares(*load)) {

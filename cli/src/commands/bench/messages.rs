@@ -125,9 +125,13 @@ impl Course {
     }
 }
 
-/// The memory of a target that has no crowd, which it says behind its address: on another host it is as that was told.
+/// The first message of the other side: it is ready.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Placed(pub(super) ComputeDevice);
+pub(super) struct Ready {
+    pub(super) address: Address,
+    /// The memory of its payloads. On another host it is as that was told.
+    pub(super) memory: ComputeDevice,
+}
 
 /// The content that a target found in its memory in the end.
 #[derive(Debug, Serialize, Deserialize)]

@@ -14,7 +14,8 @@ use super::carrier::Carrier;
 use super::error::BenchError;
 use super::gpu::{self, OnGpu};
 use super::measure::{calls, time};
-use super::messages::{INITIAL, RATE, TIMEOUT, Task, TaskRole};
+use super::memory::MemoryArgs;
+use super::messages::{INITIAL, RATE, Ready, TIMEOUT, Task, TaskRole};
 use super::pattern;
 use super::peer::Peer;
 use super::pin::{pair, pin_to};
@@ -33,7 +34,7 @@ fn start(
     remote: Option<&Rc<Remote>>,
     bytes: u64,
     role: TaskRole,
-) -> Result<(Address, Peer), BenchError> {
+) -> Result<(Ready, Peer), BenchError> {
     let (own_core, core) = pair(settings.pin);
     if let Some(core) = own_core {
         pin_to(core);
@@ -56,8 +57,9 @@ pub(super) fn publish<C: Carrier>(
         folds: 0,
         is_crowd: false,
     };
-    let (address, server) = start(settings, remote, bytes, role)?;
-    let (carrier, memory) = (C::open(&settings.means)?, settings.means.memory);
+    let (Ready { address, memory: peer_memory }, server) = start(settings, remote, bytes, role)?;
+    let memory = MemoryArgs { peer_memory, ..settings.means.memory };
+    let carrier = C::open(&settings.means)?;
     if let Some(gpu) = memory.gpu()? {
         let timing = gpu::publish(settings, &carrier, &address, OnGpu::new(&gpu, bytes)?)?;
         server.end()?;
@@ -137,9 +139,10 @@ pub(super) fn pull<C: Carrier>(
     remote: Option<&Rc<Remote>>,
     bytes: u64,
 ) -> Result<Measured, BenchError> {
-    let (address, publisher) =
-        start(settings, remote, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
-    let (carrier, memory) = (C::open(&settings.means)?, settings.means.memory);
+    let role = TaskRole::Publisher { chunk: settings.chunk, crowd: None };
+    let (Ready { address, memory: peer_memory }, publisher) = start(settings, remote, bytes, role)?;
+    let memory = MemoryArgs { peer_memory, ..settings.means.memory };
+    let carrier = C::open(&settings.means)?;
     if let Some(gpu) = memory.gpu()? {
         let timing = gpu::pull(settings, &carrier, &address, OnGpu::new(&gpu, bytes)?)?;
         publisher.end()?;
@@ -172,8 +175,8 @@ pub(super) fn pinned_read<C: Carrier>(
     remote: Option<&Rc<Remote>>,
     bytes: u64,
 ) -> Result<Measured, BenchError> {
-    let (address, publisher) =
-        start(settings, remote, bytes, TaskRole::Publisher { chunk: settings.chunk, crowd: None })?;
+    let role = TaskRole::Publisher { chunk: settings.chunk, crowd: None };
+    let (Ready { address, .. }, publisher) = start(settings, remote, bytes, role)?;
     let mut reader = Reader::connect(C::open(&settings.means)?, &address, ReaderOptions::default(), TIMEOUT)?;
     let mut word = [0; 8];
     let width = word.len().min(bytes as usize);

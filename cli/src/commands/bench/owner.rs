@@ -11,7 +11,7 @@ use super::client::Client;
 use super::error::BenchError;
 use super::gpu::{self, OnGpu};
 use super::local::{Arrays, Kind};
-use super::messages::{Folded, INITIAL, RATE, TIMEOUT, Task, TaskRole};
+use super::messages::{Folded, INITIAL, RATE, Ready, TIMEOUT, Task, TaskRole};
 use super::pattern;
 use super::timing::Latency;
 use super::usage::Watch;
@@ -43,7 +43,7 @@ pub(super) fn serve_publisher<C: Carrier>(
     // Every page of the frame that is read is there.
     publisher.publish(&payload, TIMEOUT)?;
     let watch = crowd.map(|readers| Watch::begin(readers.into())).transpose()?;
-    client.say(&publisher.address())?;
+    client.say(&Ready { address: publisher.address(), memory: client.means.memory.memory })?;
     let over = |publisher: &Publisher<C>| {
         if let Some(watch) = &watch {
             watch.look(publisher.joined());
@@ -75,7 +75,7 @@ pub(super) fn serve_server<C: Carrier>(task: &Task, client: &Client) -> Result<(
     let mut alone = Alone::new(folds, usize::from(workers), usize::from(threads), task.bytes as usize)?;
     alone.measure(folds.div_ceil(2))?;
     let watch = if is_crowd { Some(Watch::begin(workers.into())?) } else { None };
-    client.say(&server.address())?;
+    client.say(&Ready { address: server.address(), memory: client.means.memory.memory })?;
     let over = |server: &Server<C>| {
         let status = server.status();
         if let Some(watch) = &watch {

@@ -10,11 +10,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
-use slackline::{Address, Secret};
+use slackline::Secret;
 
 use super::error::BenchError;
 use super::line::ToClient;
-use super::messages::Task;
+use super::messages::{Ready, Task};
 use super::remote::Remote;
 
 /// A process with a task.
@@ -54,7 +54,7 @@ impl Peer {
     }
 
     /// Waits until it says that it is ready, and where.
-    pub(super) fn ready(mut self) -> Result<(Address, Peer), BenchError> {
+    pub(super) fn ready(mut self) -> Result<(Ready, Peer), BenchError> {
         Ok((self.hear()?, self))
     }
 

@@ -10,7 +10,7 @@ use super::carrier::Carrier;
 use super::error::BenchError;
 use super::measure::{calls, time, time_batches, time_whole};
 use super::memory::MemoryArgs;
-use super::messages::{Flow, Flowing, Found, Placed, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Ready, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::pattern;
 use super::peer::Peer;
@@ -41,8 +41,8 @@ pub(super) fn measure<C: Carrier>(
     let checked = settings.validate.then_some(op);
     let role =
         TaskRole::Memory { pongs, checked, connections: settings.connections, opposite, is_crowd: false };
-    let (address, mut target) = Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()?;
-    let Placed(peer_memory) = target.hear()?;
+    let (ready, mut target) = Peer::start(&Task::of(settings, bytes, core, role), remote)?.ready()?;
+    let Ready { address, memory: peer_memory } = ready;
     if op == Op::FetchAdd && peer_memory != ComputeDevice::Host {
         return Err(BenchError::usage(
             "--op fetch-add works on words of the host, and the other side's memory is on a GPU",

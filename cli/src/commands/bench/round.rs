@@ -2,7 +2,7 @@
 
 use super::carrier::Carrier;
 use super::error::BenchError;
-use super::messages::{Folded, Task, TaskRole};
+use super::messages::{Folded, Ready, Task, TaskRole};
 use super::peer::Peer;
 use super::pin::cores;
 use super::report::{Measured, duration};
@@ -27,7 +27,7 @@ pub(super) fn measure<C: Carrier>(settings: &Settings, bytes: u64) -> Result<Mea
     let folds = rounds.clamp(5, 20);
     let role = TaskRole::Server { asynchronous: false, workers, chunk, threads, folds, is_crowd: false };
     let task = Task::of(settings, bytes, server_core, role);
-    let (address, mut server) = Peer::start(&task, None)?.ready()?;
+    let (Ready { address, .. }, mut server) = Peer::start(&task, None)?.ready()?;
     let mut peers = Vec::new();
     for worker in 0..usize::from(workers) {
         let core = if cores.is_empty() { None } else { Some(cores[worker % cores.len()]) };

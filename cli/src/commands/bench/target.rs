@@ -10,7 +10,7 @@ use slackline::now;
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
-use super::messages::{Flow, Flowing, Found, Placed, Streamed, Task, TaskRole};
+use super::messages::{Flow, Flowing, Found, Ready, Streamed, Task, TaskRole};
 use super::names::Op;
 use super::payload::Payload;
 use super::requester::{Requester, stream};
@@ -28,7 +28,7 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
         return Err(BenchError::Peer("not a task of memory".into()));
     };
     let (carrier, bytes) = (C::open(&client.means.of_owner())?, task.bytes);
-    let (memory, gpu) = (client.means.memory.memory, client.means.memory.gpu()?);
+    let gpu = client.means.memory.gpu()?;
     if gpu.is_some() && carrier.gpu().is_none() {
         return Err(BenchError::usage(
             "no RDMA device reaches memory of the GPU of the side that is written and read",
@@ -47,10 +47,7 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
         mine.data.fill()?;
     }
     let watch = if is_crowd { Some(Watch::begin(connections.into())?) } else { None };
-    client.say(&listener.address())?;
-    if !is_crowd {
-        client.say(&Placed(memory))?;
-    }
+    client.say(&Ready { address: listener.address(), memory: client.means.memory.memory })?;
     let mut sides = Vec::new();
     while sides.len() < usize::from(connections) {
         let Some(incoming) = listener.poll(now()) else {
