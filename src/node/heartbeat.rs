@@ -20,13 +20,13 @@ pub(super) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Beats ten times a lease, at least once a second.
+    /// Beats ten times a lease.
     pub(super) fn start(
         runtime: &Runtime,
         word: Box<dyn HeartbeatWord>,
         lease: Duration,
     ) -> Result<Heartbeat, Error> {
-        let interval = (lease / 10).clamp(Duration::from_millis(1), Duration::from_secs(1));
+        let interval = interval(lease);
         let stop = Arc::new(AtomicBool::new(false));
         if let Some(simulator) = runtime.simulator() {
             simulator.beat(word, interval, Arc::clone(&stop));
@@ -36,6 +36,12 @@ impl Heartbeat {
         heart.add(Beating { word, interval, due: now(), count: 1, stop: Arc::clone(&stop) })?;
         Ok(Heartbeat { stop, heart: Some(heart) })
     }
+}
+
+/// The time between two beats. A lease of half a minute is asked for where a beat is dear, as by a thousand workers of
+/// one server, so that no beat comes sooner than it has to.
+fn interval(lease: Duration) -> Duration {
+    (lease / 10).max(Duration::from_millis(1))
 }
 
 impl Drop for Heartbeat {
@@ -141,5 +147,17 @@ impl Beats {
             beating.word.set(beating.count - 1).is_ok()
         });
         self.words.iter().map(|beating| beating.due).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_beats_ten_times_a_lease_however_long_that_is() {
+        for (lease, beat) in [(3_000, 300), (30_000, 3_000), (600_000, 60_000), (1, 1)] {
+            assert_eq!(interval(Duration::from_millis(lease)), Duration::from_millis(beat));
+        }
     }
 }
