@@ -85,8 +85,8 @@
 //! | --- | --- | --- |
 //! | `verbs` | on | the transport [`Verbs`]: RDMA |
 //! | `tcp` | on | the transport [`Tcp`], and its encryption |
-//! | `cuda` | on | memory of NVIDIA GPUs: the module [`gpu`] |
-//! | `checkpoint` | on | files of checkpoints: the module [`checkpoint`] |
+//! | `cuda` | on | memory of NVIDIA GPUs: what is in the module [`gpu`] |
+//! | `checkpoint` | on | files of checkpoints are written and read: see the module [`checkpoint`] |
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
 //!

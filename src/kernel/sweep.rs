@@ -12,9 +12,9 @@ use crate::table::Encoding;
 /// With this, [`AHEAD`] and [`lanes::prefetch`] a fold of four gradients moves 0.82 (SGD) and 0.86 (AdamW) of the bytes
 /// per second of [`triad`](super::triad) by one thread, and 0.83 and 0.88 if it is measured, on a virtual machine of
 /// two EPYC cores with AVX-512 (`cargo bench --bench kernel`). Eight vectors, and lines asked for into the second cache
-/// only, made that 0.79, 0.74, 0.66 and 0.82 there: so many streams at once do not fit the first cache and the
-/// registers. They had been the best on two Xeon cores (0.87 and 0.93; without prefetching 0.80 and 0.86), where four
-/// were not measured again. docs/measurements.md has more. What remains is reading: a triad writes a third of its
+/// only, made that 0.79, 0.74, 0.66 and 0.82 there; so many lines at once are taken to be too many for the first
+/// cache and the registers, which was not measured apart. They had been the best on two Xeon cores (0.87 and 0.93;
+/// without prefetching 0.80 and 0.86), where four were not measured again. docs/measurements.md has more. What remains is reading: a triad writes a third of its
 /// bytes, which streaming stores do beside the reads, an SGD fold a sixth. Tried and slower: 1 to 4 KiB of each stream
 /// in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
 #[cfg(target_arch = "x86_64")]
@@ -299,7 +299,7 @@ unsafe fn by_states<V: Lanes, E: Element, R: Rule, const K: usize, const MEASURE
 /// With `MEASURE` squares are added in f32 over the `U` vectors of one gradient in one turn, and the result goes into
 /// sums in f64: 5 roundings to f32 at most, all terms being positive, so that each of these short sums is within
 /// `5 * 2^-24` of what it should be, relatively, and so is the total, to which f64 adds about `n * 2^-53`. That costs
-/// no fold of four gradients more than 2 % of its speed, on the machine of [`UNROLL`].
+/// no fold of four gradients more than 2 % of its speed, on the machine of [`UNROLL`], and an SGD fold of eight 17 %.
 ///
 /// # Safety
 ///

@@ -21,7 +21,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// From this length on a mapping asks for transparent huge pages.
 const HUGE_ADVICE_FROM: usize = 2 * HUGE_PAGE;
 
-/// The reason why memory stays where it is.
+/// What keeps the memory mapped, or allocated.
 enum Backing {
     Private(MmapRaw),
     SharedFile(MmapRaw, OwnedFd),
@@ -54,7 +54,14 @@ pub struct HostMemory {
     backing: Backing,
 }
 
-// SAFETY: the caller's memory may be used by any thread, as `HostMemory::of_caller` asks, and mappings by any, too.
+/// The pointer alone keeps `HostMemory` from being both by itself.
+const _: () = {
+    const fn is_for_all_threads<T: Send + Sync>() {}
+    is_for_all_threads::<Backing>();
+};
+
+// SAFETY: the pointer is into a mapping, which belongs to no thread, or into the caller's memory, which any thread may
+// use, as `HostMemory::of_caller` asks. All else is `Send`, as is checked above.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above. All access goes through `VolatileSlice`.
 unsafe impl Sync for HostMemory {}

@@ -38,8 +38,8 @@ impl Heartbeat {
     }
 }
 
-/// The time between two beats. A lease of half a minute is asked for where a beat is dear, as by a thousand workers of
-/// one server, so that no beat comes sooner than it has to.
+/// The time between two beats. Who asks for a long lease wants fewer of them: those of a thousand workers may be more
+/// than the device of their server carries.
 fn interval(lease: Duration) -> Duration {
     (lease / 10).max(Duration::from_millis(1))
 }

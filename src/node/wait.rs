@@ -145,9 +145,12 @@ pub(super) async fn retry<R>(
     attempt: impl AsyncFn() -> Result<R, Error>,
 ) -> Result<R, Error> {
     let (mut pause, most) = RETRY;
+    let mut refusal = None;
     loop {
         let error = match attempt().await {
             Ok(done) => return Ok(done),
+            // The last attempt had no time left; what an earlier one was told says more.
+            Err(error @ Error::Deadline { .. }) => refusal.take().unwrap_or(error),
             Err(error) => error,
         };
         // Who refuses for now says how long it may take: to ask before would only keep it busy, and to ask later may
@@ -158,6 +161,7 @@ pub(super) async fn retry<R>(
             return Err(error);
         }
         tracing::debug!(%error, "trying again to connect");
+        refusal = error.retry_after().is_some().then_some(error);
         runtime.sleep(rest).await;
         if told <= pause {
             pause = (pause * 2).min(most);
@@ -239,7 +243,12 @@ pub(super) async fn drive<N>(
 
 #[cfg(test)]
 mod tests {
+    use core::cell::Cell;
+
+    use super::super::runtime::complete;
     use super::*;
+    use crate::scheme::Bound;
+    use crate::transport::{Address, ConnectError};
 
     #[test]
     fn a_sleep_is_a_small_part_of_its_wait_and_never_long() {
@@ -260,5 +269,26 @@ mod tests {
         assert!(!crowd.is_seen_at(at(1199)), "it was short");
         crowd.yielded(at(2000), at(2200));
         assert!(crowd.is_seen_at(at(102_199)) && !crowd.is_seen_at(at(102_200)));
+    }
+
+    #[test]
+    fn who_was_refused_is_told_so_though_the_last_attempt_had_no_time() {
+        let runtime = Runtime::default();
+        let attempts = Cell::new(0);
+        let attempt = async || -> Result<(), Error> {
+            attempts.set(attempts.get() + 1);
+            if attempts.get() == 1 {
+                let (address, reason) = (Address::random(), "there is no such table".into());
+                let retry_after = Some(Duration::ZERO);
+                return Err(ConnectError::Refused { address, retry_after, reason }.into());
+            }
+            let (operation, waited) = ("connecting", Duration::ZERO);
+            Err(Error::Deadline { operation, waited, needed: Bound::NONE, seen: Bound::NONE })
+        };
+        let may_pass = |error: &Error| error.retry_after().is_some();
+        let deadline = runtime.now() + Duration::from_secs(60);
+        let tried = retry(&runtime, deadline, |error| may_pass(error) && attempts.get() < 2, attempt);
+        let error = complete(tried).unwrap_err();
+        assert!(attempts.get() == 2 && may_pass(&error), "{error}");
     }
 }

@@ -25,6 +25,8 @@ const TIMED: usize = 64 << 10;
 const CLASSES: usize = 8;
 /// Turns that each plan has.
 const ROUNDS: usize = 4;
+/// Turns are no longer than for a last cache of this length: with a longer one, the trials would take tens of GiB.
+const CACHE_MOST: usize = 64 << 20;
 /// Numbers of threads that are tried where the user names none. A few threads have all of a machine's bandwidth.
 const TRIED: [usize; 4] = [1, 2, 4, 8];
 const PLANS: usize = Way::ALL.len() * TRIED.len();
@@ -58,14 +60,15 @@ impl CopyPlan {
 /// Runs `copy`, which copies `len` bytes of a copy of `total`, by the best plan, or by one that has yet to be tried.
 pub(super) fn with_plan(len: usize, total: usize, copy: impl FnOnce(CopyPlan)) {
     let class = ((total / LONG).ilog2() as usize).min(CLASSES - 1);
-    let threaded = len >= THREADED;
-    let contest = &CONTESTS[class][usize::from(threaded)];
+    let (threaded, is_beyond) = (len >= THREADED, total > last_cache());
+    let contest = &CONTESTS[class][usize::from(threaded)][usize::from(is_beyond)];
     if let Some(plan) = contest.winner() {
         return copy(plan);
     }
-    let plans = Plans::new(total, threaded);
-    let Some(trial) = (len >= TIMED).then(|| contest.next(&plans, len, TurnLength::of(total))).flatten()
-    else {
+    // All copies of one contest have the same plans: its turns are by their number.
+    let plans = Plans::new(LONG << class, threaded, is_beyond);
+    let length = TurnLength::of(is_beyond);
+    let Some(trial) = (len >= TIMED).then(|| contest.next(&plans, len, length)).flatten() else {
         return copy(plans.guess());
     };
     let begun = Instant::now();
@@ -86,15 +89,14 @@ struct TurnLength {
 }
 
 impl TurnLength {
-    /// Of copies of so many bytes.
-    fn of(total: usize) -> TurnLength {
-        let cache = last_cache();
-        if total > cache {
-            TurnLength { bytes: 2 * cache, ignored: cache }
-        } else {
-            // One copy, or one piece: what is written stays in the cache in any way but one.
-            TurnLength { bytes: 0, ignored: 0 }
+    /// Of copies that the last cache does not hold, or does.
+    fn of(is_beyond: bool) -> TurnLength {
+        if !is_beyond {
+            // A copy, or a piece of one, is a turn: what it writes stays in the cache, and is written again there.
+            return TurnLength { bytes: 0, ignored: 0 };
         }
+        let cache = last_cache().min(CACHE_MOST);
+        TurnLength { bytes: 2 * cache, ignored: cache }
     }
 }
 
@@ -102,7 +104,7 @@ impl TurnLength {
 /// measurements, while nothing is copied.
 pub fn set_copy_threads(threads: usize) {
     FIXED.store(threads.clamp(1, MOST_THREADS), Ordering::Relaxed);
-    CONTESTS.iter().flatten().for_each(Contest::reset);
+    CONTESTS.iter().flatten().flatten().for_each(Contest::reset);
 }
 
 /// The number of threads that the user has fixed, or 0.
@@ -134,14 +136,15 @@ struct Plans {
 }
 
 impl Plans {
-    fn new(total: usize, threaded: bool) -> Plans {
+    /// Those for copies of `least` bytes and up to twice that, which the last cache does not hold or does.
+    fn new(least: usize, threaded: bool, is_beyond: bool) -> Plans {
         let mut plans = Plans { plans: [CopyPlan { way: Way::Libc, threads: 1 }; PLANS], count: 0 };
         for threads in
             (1..=MOST_THREADS).filter(|threads| if threaded { are_tried(*threads) } else { *threads == 1 })
         {
             for way in Way::ALL {
                 // What fits a core's own cache is wanted there by its next reader.
-                let fits = way != Way::Stream || total >= streaming_threshold();
+                let fits = way != Way::Stream || is_beyond || least >= streaming_threshold();
                 if fits && way.is_possible() {
                     plans.plans[plans.count] = CopyPlan { way, threads };
                     plans.count += 1;
@@ -164,19 +167,22 @@ impl Plans {
 
 /// The trials of copies of one length.
 struct Contest {
-    /// The turn that is under way, and the bytes whose copying has begun in it.
-    turn: AtomicUsize,
-    begun: AtomicUsize,
+    /// The turn that is under way in the upper 8 bits, and the bytes whose copying has begun in it in the others.
+    progress: AtomicU64,
     /// The copies that count, by turn.
     turns: [Turn; PLANS * ROUNDS],
     /// The plan that won, or 0.
     winner: AtomicU32,
 }
 
+/// Bits of `Contest::progress` that count bytes.
+const BYTES: u32 = 56;
+
 /// What copies of one turn have come to.
 struct Turn {
-    bytes: AtomicU64,
+    /// Added to before `bytes`: a copy that is noted by halves makes its turn look dear, and never cheap.
     nanos: AtomicU64,
+    bytes: AtomicU64,
 }
 
 /// One copy by a plan that is being tried.
@@ -184,30 +190,30 @@ struct Turn {
 struct Trial {
     turn: usize,
     counts: bool,
-    /// It is the last one of all.
+    /// It ends the last turn of all.
     is_last: bool,
 }
 
-static CONTESTS: [[Contest; 2]; CLASSES] = [const { [Contest::new(), Contest::new()] }; CLASSES];
+/// By length, whether threads help, and whether the last cache is too small.
+static CONTESTS: [[[Contest; 2]; 2]; CLASSES] =
+    [const { [const { [const { Contest::new() }; 2] }; 2] }; CLASSES];
 
 impl Contest {
     const fn new() -> Contest {
         Contest {
-            turn: AtomicUsize::new(0),
-            begun: AtomicUsize::new(0),
-            turns: [const { Turn { bytes: AtomicU64::new(0), nanos: AtomicU64::new(0) } }; PLANS * ROUNDS],
+            progress: AtomicU64::new(0),
+            turns: [const { Turn { nanos: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; PLANS * ROUNDS],
             winner: AtomicU32::new(0),
         }
     }
 
     fn reset(&self) {
-        for Turn { bytes, nanos } in &self.turns {
+        for Turn { nanos, bytes } in &self.turns {
             bytes.store(0, Ordering::Relaxed);
             nanos.store(0, Ordering::Relaxed);
         }
-        self.begun.store(0, Ordering::Relaxed);
         self.winner.store(0, Ordering::Relaxed);
-        self.turn.store(0, Ordering::Relaxed);
+        self.progress.store(0, Ordering::Relaxed);
     }
 
     #[inline]
@@ -215,30 +221,28 @@ impl Contest {
         CopyPlan::from_word(self.winner.load(Ordering::Relaxed))
     }
 
-    /// The turn in which `len` bytes are copied; none once all plans have had theirs. Two threads that end one turn
-    /// both go on to the next, so that a plan has a turn less: no harm.
+    /// The turn in which `len` bytes are copied; none once all plans have had theirs.
     fn next(&self, plans: &Plans, len: usize, length: TurnLength) -> Option<Trial> {
-        let turn = self.turn.load(Ordering::Relaxed);
         let all = plans.count * ROUNDS;
-        if turn >= all {
-            return None;
-        }
-        let begin = self.begun.fetch_add(len, Ordering::Relaxed);
-        let ends = begin.saturating_add(len) >= length.bytes;
-        if ends {
-            self.begun.store(0, Ordering::Relaxed);
-            self.turn.fetch_add(1, Ordering::Relaxed);
-        }
-        let counts = begin >= length.ignored || len >= length.bytes;
-        Some(Trial { turn, counts, is_last: ends && turn + 1 == all })
+        let parts = |word: u64| ((word >> BYTES) as usize, (word & ((1 << BYTES) - 1)) as usize);
+        let ends = |begin: usize| begin.saturating_add(len) >= length.bytes;
+        // One thread alone ends each turn, and so the last one.
+        let before = self.progress.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            let (turn, begin) = parts(word);
+            let after = if ends(begin) { (turn as u64 + 1) << BYTES } else { word + len as u64 };
+            (turn < all).then_some(after)
+        });
+        let (turn, begin) = parts(before.ok()?);
+        let counts = begin.saturating_add(len) > length.ignored;
+        Some(Trial { turn, counts, is_last: ends(begin) && turn + 1 == all })
     }
 
     /// Notes the time that a trial took; the last one decides, and returns the winner.
     fn tell(&self, plans: &Plans, trial: Trial, len: usize, took: Duration) -> Option<CopyPlan> {
         if trial.counts {
             let turn = &self.turns[trial.turn];
-            turn.bytes.fetch_add(len as u64, Ordering::Relaxed);
             turn.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            turn.bytes.fetch_add(len as u64, Ordering::Release);
         }
         if !trial.is_last {
             return None;
@@ -257,7 +261,8 @@ impl Contest {
 impl Turn {
     /// Nanoseconds of a MiB.
     fn cost(&self) -> u32 {
-        let (bytes, nanos) = (self.bytes.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed));
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let nanos = self.nanos.load(Ordering::Relaxed);
         let cost = (u128::from(nanos) << 20).checked_div(u128::from(bytes));
         cost.and_then(|cost| u32::try_from(cost).ok()).unwrap_or(u32::MAX)
     }
@@ -301,7 +306,7 @@ mod tests {
     }
 
     fn plans_of_two() -> Plans {
-        let mut plans = Plans::new(LONG, false);
+        let mut plans = Plans::new(LONG, false, false);
         plans.plans[..4].copy_from_slice(&PLANS_OF_TWO);
         plans.count = 4;
         plans
@@ -346,6 +351,25 @@ mod tests {
     }
 
     #[test]
+    fn callers_that_copy_at_once_come_to_one_winner() {
+        let (contest, plans) = (Contest::new(), plans_of_two());
+        let length = TurnLength { bytes: 0, ignored: 0 };
+        let told = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while let Some(trial) = contest.next(&plans, 1 << 20, length) {
+                        let winner = contest.tell(&plans, trial, 1 << 20, Duration::from_nanos(10));
+                        told.fetch_add(usize::from(winner.is_some()), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(told.into_inner(), 1);
+        assert!(contest.winner().is_some());
+    }
+
+    #[test]
     fn a_copy_longer_than_a_turn_is_one_turn_and_counts() {
         let (contest, plans) = (Contest::new(), plans_of_two());
         let length = TurnLength { bytes: 8 << 20, ignored: 4 << 20 };
@@ -357,8 +381,8 @@ mod tests {
 
     #[test]
     fn short_copies_have_one_thread_and_what_a_cache_holds_stays_there() {
-        assert!(Plans::new(1 << 30, false).as_slice().iter().all(|plan| plan.threads == 1));
-        let short = Plans::new(streaming_threshold() - 1, false);
+        assert!(Plans::new(1 << 30, false, true).as_slice().iter().all(|plan| plan.threads == 1));
+        let short = Plans::new(streaming_threshold() - 1, false, false);
         assert!(short.as_slice().iter().all(|plan| plan.way != Way::Stream));
         assert_eq!(short.guess(), CopyPlan { way: Way::Libc, threads: 1 });
     }

@@ -18,8 +18,8 @@ pub enum Way {
 }
 
 impl Way {
-    /// All of them; where two are equally fast, the earlier one is taken. Stores past the caches are the first: they
-    /// leave the caches to other processors, and to this one.
+    /// All of them, in their order as numbers; where two are equally fast, the earlier one is taken. Stores past the
+    /// caches are the first: what others have in the caches stays there.
     pub const ALL: [Way; 3] = [Way::Stream, Way::Libc, Way::String];
 
     /// Whether this processor has it. One that it has not is libc's.

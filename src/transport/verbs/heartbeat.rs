@@ -32,13 +32,30 @@ impl HeartbeatLane {
         self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
     }
 
-    /// Returns the error of the beat that failed, which ends the connection.
-    pub(super) fn failure(&self) -> Option<CompletionError> {
+    /// Returns the error of the beat that failed, which ends the connection. The device is asked about a beat that is
+    /// under way: the next one may be a tenth of a long lease away.
+    pub(super) fn failure(&mut self) -> Option<CompletionError> {
+        self.look();
         self.failure
+    }
+
+    /// Takes what the device says of beats.
+    fn look(&mut self) {
+        let Some(lane) = &mut self.lane else { return };
+        while let Some(completion) = lane.poll() {
+            self.failure = self.failure.or(completion.result.err());
+        }
+        if lane.has_failed() {
+            self.failure = self.failure.or(Some(CompletionError::Flushed));
+        }
+        if self.failure.is_some() {
+            self.close();
+        }
     }
 
     /// Sets the word. False if there is no room for it now.
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<bool, Disconnected> {
+        self.look();
         if self.failure.is_some() {
             return Err(FAILED);
         }
@@ -46,23 +63,12 @@ impl HeartbeatLane {
         if !self.is_ready {
             return Ok(true);
         }
-        let mut failure = None;
-        while let Some(completion) = lane.poll() {
-            failure = failure.or(completion.result.err());
-        }
-        if lane.has_failed() {
-            failure = failure.or(Some(CompletionError::Flushed));
-        }
         let operation = Operation::WriteInline { data: Inline::word(value), remote: *word };
-        let posted = match failure {
-            None => lane.post(&[WorkRequest::signalled(value, operation)]),
-            Some(_) => Err(FAILED.into()),
-        };
-        match posted {
+        match lane.post(&[WorkRequest::signalled(value, operation)]) {
             Ok(()) => Ok(true),
             Err(PostError::QueueFull { .. }) => Ok(false),
             Err(_) => {
-                self.failure = failure.or(Some(CompletionError::Flushed));
+                self.failure = Some(CompletionError::Flushed);
                 self.close();
                 Err(FAILED)
             }

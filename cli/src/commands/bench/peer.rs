@@ -67,7 +67,11 @@ impl Peer {
                     ToClient::Said(value) => value,
                     ToClient::Done => return Err(BenchError::Peer("it ended early".into())),
                 };
-                let wrong = |error| BenchError::Peer(format!("it said what was not asked: {error}"));
+                let wrong = |error| {
+                    BenchError::Peer(format!(
+                        "it said what was not asked ({error}): use one version on both sides"
+                    ))
+                };
                 return serde_json::from_value(value).map_err(wrong);
             }
         };

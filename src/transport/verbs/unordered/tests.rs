@@ -353,3 +353,14 @@ fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
         assert_eq!(lock(&device.world.state).state_queries > before, is_soft_roce);
     }
 }
+
+#[test]
+fn a_heartbeat_that_fails_ends_the_connection_before_the_next_one() {
+    let mut fixture = fixture(1, true, None, Side::Connector);
+    let mut beat = fixture.poster.heartbeat_word(&fixture.granted[0].1.slice(0, 8).unwrap()).unwrap();
+    fixture.device.cut(1);
+    beat.set(1).unwrap();
+    assert!(fixture.device.step(), "the beat is under way");
+    while fixture.device.step() {}
+    fixture.poster.check().unwrap_err();
+}
