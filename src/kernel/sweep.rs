@@ -14,9 +14,9 @@ use crate::table::Encoding;
 /// two EPYC cores with AVX-512 (`cargo bench --bench kernel`). Eight vectors, and lines asked for into the second cache
 /// only, made that 0.79, 0.74, 0.66 and 0.82 there; so many lines at once are taken to be too many for the first
 /// cache and the registers, which was not measured apart. They had been the best on two Xeon cores (0.87 and 0.93;
-/// without prefetching 0.80 and 0.86), where four were not measured again. docs/measurements.md has more. What remains is reading: a triad writes a third of its
-/// bytes, which streaming stores do beside the reads, an SGD fold a sixth. Tried and slower: 1 to 4 KiB of each stream
-/// in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
+/// without prefetching 0.80 and 0.86), where four were not measured again. docs/measurements.md has more. What remains
+/// is reading: a triad writes a third of its bytes, which streaming stores do beside the reads, an SGD fold a sixth.
+/// Tried and slower: 1 to 4 KiB of each stream in turn (0.82 to 0.65), a non-temporal prefetch (0.28).
 #[cfg(target_arch = "x86_64")]
 const UNROLL: usize = 4;
 
