@@ -6,9 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::HostMemory;
 
 /// One word that the kernel sets to zero in a forked child. `None` where the kernel cannot do that (before 4.14).
-static MARKER: LazyLock<Option<HostMemory>> = LazyLock::new(|| {
+static MARKER: LazyLock<Option<&AtomicU64>> = LazyLock::new(|| {
     let memory = HostMemory::anonymous(super::PAGE_SIZE).ok()?;
-    memory.wipe_on_fork().ok().map(|()| memory)
+    memory.wipe_on_fork().ok()?;
+    // It lasts as long as the process.
+    let memory: &'static HostMemory = Box::leak(Box::new(memory));
+    Some(memory.as_volatile().word(0))
 });
 
 /// Grows with every process of a line of descent that made a guard. A child inherits the value of its parent, so no
@@ -32,12 +35,12 @@ impl ForkGuard {
     /// A guard that belongs to this process.
     #[expect(clippy::new_without_default, reason = "two of them differ when made in different processes")]
     pub fn new() -> Self {
-        if let Some(marker) = &*MARKER
-            && marker.as_volatile().load(0, Ordering::Relaxed) == 0
+        if let Some(marker) = *MARKER
+            && marker.load(Ordering::Relaxed) == 0
         {
             let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
             // Another thread may have been faster: then its number is the one.
-            let _before = marker.as_volatile().compare_swap(0, 0, generation);
+            let _before = marker.compare_exchange(0, generation, Ordering::SeqCst, Ordering::SeqCst);
         }
         ForkGuard { born: current() }
     }
@@ -51,8 +54,8 @@ impl ForkGuard {
 
 #[inline]
 fn current() -> u64 {
-    match &*MARKER {
-        Some(marker) => marker.as_volatile().load(0, Ordering::Relaxed),
+    match *MARKER {
+        Some(marker) => marker.load(Ordering::Relaxed),
         None => u64::from(std::process::id()),
     }
 }

@@ -269,6 +269,7 @@ impl HostMemory {
     }
 
     /// False if the mapping is read-only: a store through it would kill the process.
+    #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }

@@ -157,11 +157,13 @@ impl MemoryRegion {
     }
 
     /// The keys that the devices of this host know it by.
+    #[inline]
     pub fn device_keys(&self) -> DeviceKeys {
         self.inner.device_keys
     }
 
     /// The memory behind it.
+    #[inline]
     pub fn memory(&self) -> &HostMemory {
         &self.inner.memory
     }
@@ -260,6 +262,18 @@ impl LocalSlice {
     #[inline]
     pub fn as_volatile(&self) -> VolatileSlice<'_> {
         self.region.as_volatile().subslice(self.offset, self.len)
+    }
+
+    /// The address of the first byte, for devices.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.region.as_volatile().as_ptr().wrapping_add(self.offset)
+    }
+
+    /// False if a store would kill the process.
+    #[inline]
+    pub(crate) fn is_writable(&self) -> bool {
+        self.region.memory().is_writable()
     }
 }
 

@@ -114,7 +114,7 @@ impl<'a> VolatileSlice<'a> {
     }
 
     #[inline]
-    fn word(&self, offset: usize) -> &'a AtomicU64 {
+    pub(super) fn word(&self, offset: usize) -> &'a AtomicU64 {
         assert!(
             offset <= self.len && self.len - offset >= 8,
             "word at {offset} outside of {} bytes",

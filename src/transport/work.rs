@@ -188,7 +188,7 @@ impl WorkRequest {
         if let Operation::Read { local, .. }
         | Operation::FetchAdd { local, .. }
         | Operation::CompareSwap { local, .. } = &self.operation
-            && !local.as_volatile().is_writable()
+            && !local.is_writable()
         {
             return Err("the local memory is a peer's, granted for reading only");
         }

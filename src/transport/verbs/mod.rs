@@ -88,6 +88,7 @@ mod striper;
 pub(crate) mod sys;
 #[cfg(test)]
 mod tests;
+mod under_way;
 #[cfg(test)]
 pub(crate) mod unordered;
 mod waker;

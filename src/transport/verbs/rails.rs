@@ -236,7 +236,10 @@ impl Rails {
     /// Whether there are failures or lost rails that the owner has not heard of.
     #[inline]
     pub(super) fn has_news(&self) -> bool {
-        self.has_failed() || matches!(self, Rails::Several(striping) if striping.lost != 0)
+        match self {
+            Rails::One(first) => first.has_failed(),
+            Rails::Several(striping) => striping.first().has_failed() || striping.lost != 0,
+        }
     }
 
     /// Whether parts of a lost rail are still to be repeated.
