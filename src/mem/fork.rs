@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::HostMemory;
 
 /// One word that the kernel sets to zero in a forked child. `None` where the kernel cannot do that (before 4.14).
-static MARKER: LazyLock<Option<&AtomicU64>> = LazyLock::new(|| {
+/// The memory is kept beside it, so that it stays reachable for tools that look for leaks.
+static MARKER: LazyLock<Option<(&AtomicU64, &HostMemory)>> = LazyLock::new(|| {
     let memory = HostMemory::anonymous(super::PAGE_SIZE).ok()?;
     memory.wipe_on_fork().ok()?;
     // It lasts as long as the process.
     let memory: &'static HostMemory = Box::leak(Box::new(memory));
-    Some(memory.as_volatile().word(0))
+    Some((memory.as_volatile().writable_word(0), memory))
 });
 
 /// Grows with every process of a line of descent that made a guard. A child inherits the value of its parent, so no
@@ -35,7 +36,7 @@ impl ForkGuard {
     /// A guard that belongs to this process.
     #[expect(clippy::new_without_default, reason = "two of them differ when made in different processes")]
     pub fn new() -> Self {
-        if let Some(marker) = *MARKER
+        if let Some((marker, _)) = *MARKER
             && marker.load(Ordering::Relaxed) == 0
         {
             let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -55,7 +56,7 @@ impl ForkGuard {
 #[inline]
 fn current() -> u64 {
     match *MARKER {
-        Some(marker) => marker.load(Ordering::Relaxed),
+        Some((marker, _)) => marker.load(Ordering::Relaxed),
         None => u64::from(std::process::id()),
     }
 }

@@ -114,7 +114,7 @@ impl<'a> VolatileSlice<'a> {
     }
 
     #[inline]
-    pub(super) fn word(&self, offset: usize) -> &'a AtomicU64 {
+    fn word(&self, offset: usize) -> &'a AtomicU64 {
         assert!(
             offset <= self.len && self.len - offset >= 8,
             "word at {offset} outside of {} bytes",
@@ -129,7 +129,7 @@ impl<'a> VolatileSlice<'a> {
     }
 
     #[inline]
-    fn writable_word(&self, offset: usize) -> &'a AtomicU64 {
+    pub(super) fn writable_word(&self, offset: usize) -> &'a AtomicU64 {
         assert!(self.writable, "store to memory that was granted read-only");
         self.word(offset)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::queue_pair::{POLLED_AT_ONCE, QueuePair};
 use super::region::ProtectionDomain;
 use super::sys;
-use super::under_way::{DeviceRequest, EntryKind, Held, UnderWay};
+use super::under_way::{DeviceRequest, EntryKind, HeldMemory, UnderWay};
 use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
 use crate::transport::{
@@ -424,8 +424,8 @@ impl Initiator {
         };
     }
 
-    /// Adds a request of the device, all of it but the peer's memory, which the caller fills in. Inlined in any case:
-    /// handing over its parameters costs as many instructions as half of what it does.
+    /// Adds a request of the device, all of it but the peer's memory, which the caller fills in. Always inlined:
+    /// handing over its parameters takes half as many instructions as its own work.
     #[inline(always)]
     fn add(
         &mut self,
@@ -472,10 +472,11 @@ impl Initiator {
         // What this process wrote before comes before what the device reads.
         fence(Ordering::Release);
         // SAFETY: the lists of pieces were named just now, in a vector that is not touched before the end of the call.
-        // Each piece lies inside a region of this domain (checked in `post`; the cells are of it, too; what is
-        // registered in the first rail's is in those of all others). The regions are held until the device has given
-        // the requests back, or until after the queue pair is destroyed. The cell of an entry is used again only by the
-        // next entry at its index in the ring.
+        // Each piece lies inside its slice (`build_parts` cuts what there is; atomics and sentinels have 8 bytes, as
+        // `post` checks and `spare` makes), and a slice inside a region of this domain (checked in `post`; the cells
+        // are of it, too; what is registered in the first rail's is in those of all others). The regions are held until
+        // the device has given the requests back, or until after the queue pair is destroyed. The cell of an entry is
+        // used again only by the entry `room` numbers later, and no more than `room` are under way.
         let posted = unsafe { self.pair.post(self.batch.named()) };
         posted.map_err(|count| {
             // Part of the batch may be on its way, which all or nothing does not allow: this is the end.
@@ -598,7 +599,7 @@ impl Initiator {
 
 /// The memory of requests of queue pairs that could not be destroyed. The device may go on to read and write it, so it
 /// is never given back.
-static KEPT: Mutex<Vec<(Vec<Held>, MemoryRegion)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<(Vec<HeldMemory>, MemoryRegion)>> = Mutex::new(Vec::new());
 
 impl Batch {
     fn with_capacity(room: usize) -> Batch {
@@ -629,7 +630,7 @@ impl Batch {
     fn named(&mut self) -> &mut [sys::ibv_send_wr] {
         let (requests, pieces) = (&mut self.requests[..self.count], self.pieces.as_mut_ptr());
         match requests {
-            // Most are posted one by one, and the loop is made for many.
+            // Most calls post one request, and the loop is compiled for many.
             [one] => one.sg_list = pieces,
             all => {
                 for (index, request) in all.iter_mut().enumerate() {

@@ -24,34 +24,37 @@ pub(super) enum EntryKind {
 }
 
 /// Memory, with the number of the last request that it is held for.
-pub(super) type Held = (PayloadMemory, u64);
+pub(super) type HeldMemory = (PayloadMemory, u64);
 
 /// The requests under way. They are numbered in the order in which they were posted, and forgotten in that order.
 pub(super) struct UnderWay {
-    /// The entry of each number, at the number's lowest bits. It grows up to its capacity, the room, and is then used
-    /// again from its begin.
+    /// The entry of each number, at the number's lowest bits. It grows up to its capacity, and is then used again from
+    /// its begin.
     entries: Vec<DeviceRequest>,
     /// The bits of a number that are its index.
     mask: u64,
+    /// Most entries: those of the device's queue.
+    room: u64,
     /// Number of the oldest entry.
     first: u64,
     /// Number of the next one.
     end: u64,
     /// Those of the entries that are proofs.
     proofs: usize,
-    /// The memory that the newest request has. Requests that follow each other in one region hold it once.
-    newest: Option<Held>,
+    /// The memory of the newest request that has any. Requests that follow each other in one region hold it once.
+    newest: Option<HeldMemory>,
     /// That of requests before it, the oldest first.
-    earlier: VecDeque<Held>,
+    earlier: VecDeque<HeldMemory>,
 }
 
 impl UnderWay {
-    /// Room for so many entries, at least.
+    /// Room for so many entries.
     pub(super) fn with_room(room: usize) -> UnderWay {
-        let room = room.next_power_of_two();
+        let capacity = room.next_power_of_two();
         UnderWay {
-            entries: Vec::with_capacity(room),
-            mask: room as u64 - 1,
+            entries: Vec::with_capacity(capacity),
+            mask: capacity as u64 - 1,
+            room: room as u64,
             first: 0,
             end: 0,
             proofs: 0,
@@ -86,7 +89,7 @@ impl UnderWay {
     /// Adds the newest entry, for which there is room.
     #[inline]
     pub(super) fn push(&mut self, entry: DeviceRequest) {
-        debug_assert!(self.end - self.first <= self.mask);
+        debug_assert!(self.end - self.first < self.room);
         self.proofs += usize::from(entry.kind == EntryKind::Proof);
         let index = (self.end & self.mask) as usize;
         match self.entries.get_mut(index) {
@@ -96,7 +99,8 @@ impl UnderWay {
         self.end += 1;
     }
 
-    /// Keeps memory until the next entry is forgotten, where the newest is not of the same: then that is kept on.
+    /// Keeps memory until the next entry is forgotten. If the newest memory is the same, it is kept that much longer
+    /// instead.
     #[inline]
     pub(super) fn hold(
         &mut self,
@@ -154,7 +158,7 @@ impl UnderWay {
 
     /// Forgets all entries, and returns the memory that they hold.
     #[cold]
-    pub(super) fn take_held(&mut self) -> Vec<Held> {
+    pub(super) fn take_held(&mut self) -> Vec<HeldMemory> {
         (self.first, self.proofs) = (self.end, 0);
         self.earlier.drain(..).chain(self.newest.take()).collect()
     }
@@ -177,21 +181,28 @@ mod tests {
         all.push(DeviceRequest { id: WorkRequestId(id), kind: EntryKind::Signalled });
     }
 
-    /// The memory that is held, the oldest first, and the number of the last request that it is held for.
-    fn held(all: &UnderWay) -> Vec<(bool, u64)> {
-        let is_host = |memory: &PayloadMemory| matches!(memory, PayloadMemory::Host(_));
-        all.earlier.iter().chain(&all.newest).map(|(memory, last)| (is_host(memory), *last)).collect()
+    /// For the memory that is held, the oldest first, whether it is `one`, and the last request that it is held for.
+    fn held(all: &UnderWay, one: &MemoryRegion) -> Vec<(bool, u64)> {
+        let is_one =
+            |memory: &PayloadMemory| matches!(memory, PayloadMemory::Host(held) if held.same_as(one));
+        all.earlier.iter().chain(&all.newest).map(|(memory, last)| (is_one(memory), *last)).collect()
     }
 
     #[test]
     fn requests_are_forgotten_in_their_order_in_each_lap_of_the_ring() {
-        let mut all = UnderWay::with_room(5);
+        for room in [1, 5, 8] {
+            fill_for_many_laps(room);
+        }
+    }
+
+    fn fill_for_many_laps(room: u64) {
+        let mut all = UnderWay::with_room(room as usize);
         let mut oldest = 0;
         for id in 0..100 {
             let kind = if id % 7 == 0 { EntryKind::Proof } else { EntryKind::Part };
             all.push(DeviceRequest { id: WorkRequestId(id), kind });
             assert_eq!(all.end(), id + 1);
-            if id >= 4 {
+            if id + 1 >= room {
                 assert_eq!(all.of_caller(), (oldest..=id).filter(|id| id % 7 != 0).count());
                 assert_eq!((all.first(), all.forget_oldest().unwrap().id.0), (oldest, oldest));
                 oldest += 1;
@@ -200,7 +211,7 @@ mod tests {
         let rest: Vec<u64> = std::iter::from_fn(|| all.forget_oldest().map(|entry| entry.id.0)).collect();
         assert_eq!(rest, (oldest..100).collect::<Vec<_>>());
         assert!(all.is_empty() && all.oldest().is_none());
-        assert_eq!(all.entries.capacity(), 8, "no allocation after the first");
+        assert_eq!(all.entries.capacity() as u64, room.next_power_of_two(), "no allocation after the first");
     }
 
     #[test]
@@ -209,10 +220,10 @@ mod tests {
         for (id, memory) in [&one, &one, &other, &one, &one].into_iter().enumerate() {
             post(&mut all, id as u64, memory);
         }
-        assert_eq!(held(&all), [(true, 1), (true, 2), (true, 4)]);
+        assert_eq!(held(&all, &one), [(true, 1), (false, 2), (true, 4)]);
         let mut left = Vec::new();
         while all.forget_oldest().is_some() {
-            left.push(held(&all).len());
+            left.push(held(&all, &one).len());
         }
         assert_eq!(left, [3, 2, 1, 1, 0]);
     }
@@ -222,15 +233,16 @@ mod tests {
         let (mut all, one, other) = (UnderWay::with_room(8), region(), region());
         post(&mut all, 0, &one);
         post(&mut all, 1, &one);
-        post(&mut all, 2, &other);
-        all.truncate(2);
+        all.push(DeviceRequest { id: WorkRequestId(2), kind: EntryKind::Proof });
+        post(&mut all, 3, &other);
+        all.truncate(3);
         assert_eq!((all.first(), all.end(), all.of_caller()), (0, 1, 1));
-        assert!(held(&all).iter().all(|(_, last)| *last == 0), "no longer than what is left");
+        assert!(held(&all, &one).iter().all(|(_, last)| *last == 0), "no longer than what is left");
         all.forget_oldest();
-        assert_eq!(held(&all), []);
+        assert_eq!(held(&all, &one), []);
         post(&mut all, 7, &other);
-        assert_eq!((held(&all), all.oldest().is_some()), (vec![(true, 1)], true));
+        assert_eq!((held(&all, &one), all.oldest().is_some()), (vec![(false, 1)], true));
         assert_eq!(all.take_held().len(), 1);
-        assert!(all.is_empty() && held(&all).is_empty());
+        assert!(all.is_empty() && held(&all, &one).is_empty());
     }
 }
