@@ -388,11 +388,11 @@ impl Device {
             lid: attributes.lid,
             mtu: bytes_of_mtu(attributes.active_mtu),
             message_bytes: attributes.max_msg_sz,
-            speed: match megabits(attributes.active_width, attributes.active_speed) {
-                // Speeds from XDR on have codes that the structure has no room for; the system knows them.
-                0 => self.rate(number),
-                known => known,
-            },
+            // The structure has no room for the codes of speeds from XDR on: there the kernel gives that of NDR. Its
+            // text for people has them.
+            speed: self
+                .rate(number)
+                .unwrap_or_else(|| megabits(attributes.active_width, attributes.active_speed)),
             gids: self.gids(number, attributes.gid_tbl_len),
             partition_keys: self.partition_keys(number, attributes.pkey_tbl_len),
             needs_global_route: attributes.flags & GRH_REQUIRED != 0,
@@ -440,10 +440,10 @@ impl Device {
         (0..u16::try_from(table).unwrap_or(0)).filter_map(known).collect()
     }
 
-    /// The speed of a port in Mbit/s, as the system tells it to people; 0 if it does not.
-    fn rate(&self, port: u8) -> u32 {
-        let text = std::fs::read_to_string(self.sysfs().join(format!("ports/{port}/rate")));
-        text.ok().and_then(|text| megabits_of_rate(&text)).unwrap_or(0)
+    /// The speed of a port in Mbit/s, as the system tells it to people, if it does.
+    fn rate(&self, port: u8) -> Option<u32> {
+        let text = std::fs::read_to_string(self.sysfs().join(format!("ports/{port}/rate"))).ok()?;
+        megabits_of_rate(&text)
     }
 
     fn interface(&self, port: u8, gid: u16) -> Option<String> {
@@ -575,7 +575,8 @@ fn is_interface_up(name: &str) -> bool {
     flags.is_none_or(|flags| flags & IFF_UP != 0)
 }
 
-/// Speed of a port in Mbit/s, of the codes for its width and for the speed of a lane (`ibv_query_port(3)`).
+/// Speed of a port in Mbit/s, of the codes for its width and for the speed of a lane (`ibv_query_port(3)`); 0 for codes
+/// that there are not.
 fn megabits(width: u8, speed: u8) -> u32 {
     let lanes = match width {
         1 => 1,
@@ -629,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn speeds_without_a_code_are_read_from_the_systems_text() {
+    fn speeds_are_read_from_the_systems_text() {
         let texts = ["800 Gb/sec (4X XDR)\n", "2.5 Gb/sec (1X SDR)", "", "fast", "-1 Gb/sec"];
         assert_eq!(texts.map(megabits_of_rate), [Some(800_000), Some(2_500), None, None, None]);
     }

@@ -46,6 +46,22 @@ const COUNTERS: &[(&str, &str)] = &[
     ("out_of_seq_request", "packets came out of order, or were lost"),
     ("rcvd_rnr_err", "a peer had no receive posted"),
     ("rcvd_seq_err", "a peer asked for lost packets again"),
+    // mlx5, where its timeouts adapt.
+    ("roce_adp_retrans", "packets were sent again"),
+    ("roce_adp_retrans_to", "no answer came in time"),
+    ("roce_slow_restart", "sending began slowly again"),
+    ("req_transport_retries_exceeded", "requests were given up"),
+    // bnxt_re.
+    ("to_retransmits", "no answer came in time, and packets were sent again"),
+    ("seq_err_naks_rcvd", "a peer asked for lost packets again"),
+    ("max_retry_exceeded", "requests were given up"),
+    ("rnr_naks_rcvd", "a peer had no receive posted"),
+    ("missing_resp", "answers were lost"),
+    // irdma.
+    ("RetransSegs", "packets were sent again"),
+    ("RxECNMrkd", "packets had passed a full switch"),
+    ("cnpSent", "this host told others to slow down"),
+    ("cnpHandled", "this host was told to slow down"),
 ];
 
 /// All that is found below `root`, which is `/` on a real host.

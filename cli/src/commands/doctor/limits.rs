@@ -87,14 +87,40 @@ fn huge_pages() -> Limit {
     let folder = Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB");
     let count = |name: &str| read(&folder.join(name))?.parse::<u64>().ok();
     let (all, free) = (count("nr_hugepages"), count("free_hugepages"));
-    let values = json!({ "count": all, "free_count": free });
-    match (all, free) {
-        (Some(all), Some(free)) => {
-            let help = (free == 0).then(|| "reserve some, of 2 MiB each: sysctl vm.nr_hugepages=N".into());
-            Limit::new("huge-pages", values, format!("{all} of 2M reserved, {free} free"), help)
-        }
-        _ => Limit::new("huge-pages", values, "none of 2M on this kernel", None),
-    }
+    let [own, shared] = TRANSPARENT.map(|(name, _)| {
+        read(&Path::new("/sys/kernel/mm/transparent_hugepage").join(name)).and_then(|text| chosen(&text))
+    });
+    let values =
+        json!({ "transparent": own, "transparent_shared": shared, "count": all, "free_count": free });
+    let told = |setting: &Option<String>| setting.clone().unwrap_or_else(|| "none".into());
+    let reserved = match (all, free) {
+        (Some(all), Some(free)) => format!("{all} of 2M reserved, {free} free"),
+        _ => "none of 2M on this kernel".to_owned(),
+    };
+    let text = format!("own memory {}, shared memory {}; {reserved}", told(&own), told(&shared));
+    let is_off = |setting: &Option<String>| matches!(setting.as_deref(), Some("never" | "deny"));
+    let remedy = |setting: &Option<String>, (file, word): (&str, &str)| {
+        is_off(setting).then(|| format!("echo {word} > /sys/kernel/mm/transparent_hugepage/{file}"))
+    };
+    let remedies: Vec<String> = [&own, &shared]
+        .into_iter()
+        .zip(TRANSPARENT)
+        .filter_map(|(setting, file)| remedy(setting, file))
+        .collect();
+    let help = (!remedies.is_empty()).then(|| {
+        format!("adapters and processors translate addresses faster with them: {}", remedies.join("; "))
+    });
+    Limit::new("huge-pages", values, text, help)
+}
+
+/// The settings for huge pages that are not reserved, of a process's own memory and of memory that processes share, and
+/// the words with which memory that asks for huge pages gets them.
+const TRANSPARENT: [(&str, &str); 2] = [("enabled", "madvise"), ("shmem_enabled", "advise")];
+
+/// The setting in brackets, of a text that has all there are.
+fn chosen(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
 }
 
 fn iommu() -> Limit {
@@ -179,4 +205,16 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_setting_of_several_is_the_one_in_brackets() {
+        assert_eq!(chosen("always [madvise] never\n").as_deref(), Some("madvise"));
+        assert_eq!(chosen("always within_size advise [never] deny force").as_deref(), Some("never"));
+        assert_eq!((chosen("never"), chosen("[never")), (None, None));
+    }
 }
