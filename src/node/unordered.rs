@@ -76,7 +76,7 @@ mod tests {
     fn train(scheme: SchemeConfig, idle: Idle, seed: u64, beside: impl FnOnce(Verbs, Address) + Send) {
         let device = Unordered::new(seed, false);
         let verbs = device.verbs(None);
-        let mut server = server(&verbs, scheme);
+        let mut server = server(&verbs, scheme, Idle::Poll);
         let address = server.address();
         let is_done = &AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -103,11 +103,11 @@ mod tests {
         });
     }
 
-    fn server(verbs: &Verbs, scheme: SchemeConfig) -> Server<Verbs> {
+    fn server(verbs: &Verbs, scheme: SchemeConfig, idle: Idle) -> Server<Verbs> {
         let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
         let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
         let mut options = ServerOptions { optimizer, threads: 1, ..ServerOptions::new(scheme, 1, 0.5) };
-        options.memory.chunk_bytes = CHUNK_BYTES;
+        (options.memory.chunk_bytes, options.memory.idle) = (CHUNK_BYTES, idle);
         Server::new(verbs.clone(), &address(), table, &[0.0; ELEMENTS], options).unwrap()
     }
 
@@ -134,6 +134,28 @@ mod tests {
         (0..3).for_each(|seed| {
             every_version_holds_every_gradient_whole(SchemeConfig::Ssp { staleness: 0 }, Idle::Sleep, seed)
         });
+    }
+
+    /// It sleeps wherever it has nothing to do, and what it folds when it is woken is whole.
+    #[test]
+    fn a_server_that_sleeps_is_woken_where_no_order_is_kept() {
+        for seed in 0..3 {
+            over_the_device(seed, |verbs| {
+                let scheme = SchemeConfig::Ssp { staleness: 0 };
+                let mut server = server(&verbs, scheme, Idle::Sleep);
+                let addresses = [server.address()];
+                std::thread::scope(|scope| {
+                    let serving = scope.spawn(move || {
+                        server.drive(|server| server.status().left == 1, 3 * PATIENCE).unwrap()
+                    });
+                    let options = WorkerOptions { idle: Idle::Sleep, ..WorkerOptions::new(scheme) };
+                    let mut worker = Worker::connect(verbs, &addresses, options, PATIENCE).unwrap();
+                    (0..ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
+                    drop(worker);
+                    assert!(serving.join().unwrap());
+                });
+            });
+        }
     }
 
     #[test]
@@ -209,7 +231,7 @@ mod tests {
         let device = Unordered::new(0, false);
         let verbs = device.verbs(None);
         let scheme = SchemeConfig::Ssp { staleness: 0 };
-        let mut server = server(&verbs, scheme);
+        let mut server = server(&verbs, scheme, Idle::Poll);
         let (address, is_over, device) = (&server.address(), &AtomicBool::new(false), &device);
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -254,7 +276,7 @@ mod tests {
     fn regions_of_a_worker(scheme: SchemeConfig, says_in_order: bool) -> usize {
         let device = Unordered::new(0, says_in_order);
         let verbs = device.verbs(None);
-        let mut server = server(&verbs, scheme);
+        let mut server = server(&verbs, scheme, Idle::Poll);
         let (address, before) = (server.address(), device.regions());
         assert_eq!(before, 4, "the control page and the frames, for its own requests and for readers");
         let is_there = &AtomicBool::new(false);

@@ -81,6 +81,7 @@ pub(crate) fn a_write_that_is_to_be_noticed_is_a_write_like_any_other<F: Fixture
         endpoint.post(&batch).unwrap();
         let done = completion(&mut endpoint);
         assert_eq!((done.id.0, done.result), (2, Ok(())));
+        settle(&service, &mut endpoint, remote);
         assert_eq!(service.memory.load(8), word);
     }
     service.listening.wait(Duration::from_secs(1));

@@ -1,32 +1,16 @@
 //! The claims that every transport must keep, as one suite of tests.
 
-/// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two, and one
-/// that is `never noticed` those of an owner that is told of writes; one whose servers are `apart` is spared the claims
-/// that start a second process by themselves, too.
+/// Makes a module of tests of a fixture. A transport `within one process` is spared the claims that take two; one whose
+/// servers are `apart` is spared the claims that start a second process by themselves.
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
-        conformance! { @more $name, $fixture, {} noticed processes }
+        conformance! { @more $name, $fixture, {} processes }
     };
     ($name:ident, $fixture:ty, within one process) => {
-        conformance! { @more $name, $fixture, {} noticed }
-    };
-    ($name:ident, $fixture:ty, within one process, never noticed) => {
         conformance! { @more $name, $fixture, {} }
     };
     ($name:ident, $fixture:ty, apart) => {
-        conformance! { @more $name, $fixture, {} noticed apart }
-    };
-    (@more $name:ident, $fixture:ty, { $($more:tt)* } noticed $($rest:ident)*) => {
-        conformance! {
-            @more $name, $fixture, {
-                $($more)*
-                requests {
-                    a_write_that_is_to_be_noticed_is_a_write_like_any_other
-                    a_write_that_is_to_be_noticed_ends_a_wait
-                }
-            }
-            $($rest)*
-        }
+        conformance! { @more $name, $fixture, {} apart }
     };
     (@more $name:ident, $fixture:ty, { $($more:tt)* } processes $($rest:ident)*) => {
         conformance! {
@@ -83,6 +67,8 @@ macro_rules! conformance {
                 a_read_into_memory_mapped_read_only_is_malformed
                 a_heartbeat_word_sets_its_word_from_another_thread
                 a_heartbeat_word_is_one_aligned_writable_word
+                a_write_that_is_to_be_noticed_is_a_write_like_any_other
+                a_write_that_is_to_be_noticed_ends_a_wait
             }
             rights {
                 a_write_to_a_read_only_grant_is_refused_and_only_the_offender_suffers

@@ -252,6 +252,16 @@ pub(super) fn connect_granting(
     on_gpu: Vec<GpuGrant>,
 ) -> ([VerbsEndpoint; 2], [Vec<RemoteSlice>; 2]) {
     let mut listener = verbs.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).unwrap();
+    connect_to(verbs, &mut listener, offer, on_gpu)
+}
+
+/// The same through a listener that is there.
+pub(super) fn connect_to(
+    verbs: &Verbs,
+    listener: &mut VerbsListener,
+    offer: impl Fn() -> Offer,
+    on_gpu: Vec<GpuGrant>,
+) -> ([VerbsEndpoint; 2], [Vec<RemoteSlice>; 2]) {
     let mut connecting = verbs.connect(&listener.address(), offer()).unwrap();
     let (mut server, begin) = (None, std::time::Instant::now());
     let wait = || assert!(begin.elapsed().as_secs() < 60, "waited in vain for a connection");

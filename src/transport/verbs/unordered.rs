@@ -2,9 +2,9 @@
 //!
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
 //! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until either it is read from
-//! where its poster has it, unless it travels in the request. Only READs are carried out after all that was posted
-//! before them, and only what has a fence begins after earlier READs are complete. It has no atomics and no receives:
-//! nothing is told of by immediate data, and owners look for themselves.
+//! where its poster has it, unless it travels in the request. Only READs and atomics are carried out after all that was
+//! posted before them, and only what has a fence begins after earlier ones are complete. Immediate data completes a
+//! receive of the peer's once its own WRITE and all that were posted before it are in memory, and no earlier.
 //!
 //! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried
 //! out there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of
@@ -24,6 +24,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use memmap2::{MmapOptions, MmapRaw};
 
 use self::calls::{LIBRARY, poll_cq, post_send};
+use self::receives::{Channels, post_recv, req_notify_cq};
 use super::device::{Device, Limits, lock};
 use super::open::OpenedDevice;
 use super::rail::Rail;
@@ -68,6 +69,7 @@ struct DeviceState {
     pairs: Vec<ScriptedPair>,
     regions: HashMap<u32, Region>,
     completions: HashMap<usize, VecDeque<sys::ibv_wc>>,
+    channels: Channels,
     lingers: Lingers,
     /// What is on its way to memory of a GPU.
     lingering: Vec<Lingering>,
@@ -104,9 +106,11 @@ pub(crate) enum Neighbour {
 }
 
 struct ScriptedPair {
-    /// The address of the library's structure, and of those of its completion queue and its protection domain.
+    /// The address of the library's structure, and of those of the completion queues of its requests and its receives
+    /// and of its protection domain.
     address: usize,
     queue: usize,
+    receive_queue: usize,
     domain: usize,
     number: u32,
     port: u8,
@@ -114,7 +118,9 @@ struct ScriptedPair {
     /// The number of the pair that it is connected to.
     peer: u32,
     access: u32,
-    /// The oldest first. Each leaves when it was told of, and all of it is in memory.
+    /// Receives that are posted and not used up.
+    receives: usize,
+    /// The oldest first. Each leaves when it was told of, and all of it has happened.
     requests: VecDeque<ScriptedRequest>,
 }
 
@@ -122,8 +128,9 @@ struct ScriptedRequest {
     number: u64,
     is_signalled: bool,
     is_fenced: bool,
-    /// The local address that a READ writes, and whether it is in memory of a GPU; none for a WRITE.
+    /// The local address that a READ or an atomic writes, and whether it is in memory of a GPU; none for a WRITE.
     reads_into: Option<(usize, bool)>,
+    atomic: Option<ScriptedAtomic>,
     /// Whether the peer's memory is a GPU's.
     is_of_gpu: bool,
     bytes: usize,
@@ -131,9 +138,34 @@ struct ScriptedRequest {
     key: u32,
     /// The packets of a WRITE that are not in memory, each with its distance from the first byte.
     packets: Vec<(usize, ScriptedPacket)>,
-    /// Whether a READ was carried out.
+    /// Whether a receive of the peer's is still to complete.
+    is_to_notify: bool,
+    /// Whether a READ or an atomic was carried out.
     is_read: bool,
     is_told: bool,
+}
+
+/// The change that an atomic makes to its word.
+#[derive(Clone, Copy)]
+enum ScriptedAtomic {
+    Add(u64),
+    /// The first is to be there, the second replaces it.
+    CompareSwap(u64, u64),
+}
+
+impl ScriptedAtomic {
+    /// Makes the change; the word as it was before.
+    fn carry_out(self, at: usize) -> u64 {
+        let word = std::ptr::with_exposed_provenance_mut::<u64>(at);
+        // SAFETY: `find` has found it in registered memory, it is aligned, and all access to it is atomic.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        match self {
+            ScriptedAtomic::Add(add) => word.fetch_add(add, Ordering::AcqRel),
+            ScriptedAtomic::CompareSwap(compare, swap) => word
+                .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|other| other),
+        }
+    }
 }
 
 /// The bytes of a packet.
@@ -198,7 +230,10 @@ struct Region {
 enum DeviceStep {
     /// The packet of the request at this index gets into memory.
     Store(usize, usize),
+    /// The READ or atomic is carried out.
     Read(usize),
+    /// A receive of the peer's is completed by the request.
+    Notify(usize),
     /// The request is acknowledged.
     Tell(usize),
     /// No answer to the request comes.
@@ -242,6 +277,7 @@ impl Unordered {
             pairs: Vec::new(),
             regions: HashMap::new(),
             completions: HashMap::new(),
+            channels: Channels::default(),
             lingers: Lingers::Nothing,
             lingering: Vec::new(),
             keeps_order: false,
@@ -259,6 +295,8 @@ impl Unordered {
         let mut context: sys::ibv_context = unsafe { std::mem::zeroed() };
         context.ops.poll_cq = Some(poll_cq);
         context.ops.post_send = Some(post_send);
+        context.ops.post_recv = Some(post_recv);
+        context.ops.req_notify_cq = Some(req_notify_cq);
         Unordered { world: Box::leak(Box::new(World { context, state: Mutex::new(state) })) }
     }
 
@@ -293,7 +331,7 @@ impl Unordered {
             queue_depth,
             inline_bytes: 64,
             first_packet: None,
-            atomics: AtomicDomain::None,
+            atomics: AtomicDomain::Device,
             atomics_fault: None,
             secret: None,
             access_violations: AtomicU64::new(0),
@@ -484,20 +522,32 @@ impl DeviceState {
     fn take(&mut self, pair: usize, step: DeviceStep) {
         let request = match step {
             DeviceStep::Store(request, _) | DeviceStep::Read(request) | DeviceStep::Tell(request) => request,
+            DeviceStep::Notify(request) => {
+                if !self.use_receive(self.pairs[pair].peer) {
+                    return self.fail(pair, request, sys::IBV_WC_RNR_RETRY_EXC_ERR);
+                }
+                self.pairs[pair].requests[request].is_to_notify = false;
+                return self.pairs[pair].let_go();
+            }
             DeviceStep::GiveUp(request) => {
                 self.leave_late(pair);
                 return self.fail(pair, request, sys::IBV_WC_RETRY_EXC_ERR);
             }
         };
-        let ScriptedRequest { remote, key, bytes, reads_into, .. } = self.pairs[pair].requests[request];
-        let right = match reads_into {
-            Some(_) => sys::IBV_ACCESS_REMOTE_READ,
-            None => sys::IBV_ACCESS_REMOTE_WRITE,
+        let ScriptedRequest { remote, key, bytes, reads_into, atomic, .. } =
+            self.pairs[pair].requests[request];
+        let right = match (reads_into, atomic) {
+            (_, Some(_)) => sys::IBV_ACCESS_REMOTE_ATOMIC,
+            (Some(_), None) => sys::IBV_ACCESS_REMOTE_READ,
+            (None, None) => sys::IBV_ACCESS_REMOTE_WRITE,
         };
         // A WRITE of no bytes needs no right.
         let Some(at) = self.find(pair, key, remote, bytes, right).or((bytes == 0).then_some(0)) else {
             return self.fail(pair, request, sys::IBV_WC_REM_ACCESS_ERR);
         };
+        if atomic.is_some() && !at.is_multiple_of(8) {
+            return self.fail(pair, request, sys::IBV_WC_REM_INV_REQ_ERR);
+        }
         let ScriptedPair { port, requests, .. } = &self.pairs[pair];
         if matches!(step, DeviceStep::Read(_)) && requests[request].is_of_gpu {
             self.push(Some(*port));
@@ -520,12 +570,15 @@ impl DeviceState {
             }
             DeviceStep::Read(_) => {
                 asked.is_read = true;
+                let data = match atomic {
+                    Some(atomic) => atomic.carry_out(at).to_ne_bytes().to_vec(),
+                    None => fetch(at, bytes),
+                };
                 match reads_into {
                     Some((at_poster, true)) if self.lingers == Lingers::All => {
-                        let data = fetch(at, bytes);
                         self.lingering.push(Lingering { port: pair.port, at: at_poster, data });
                     }
-                    Some((at_poster, _)) => store(at_poster, &fetch(at, bytes)),
+                    Some((at_poster, _)) => store(at_poster, &data),
                     None => {}
                 }
             }
@@ -540,11 +593,9 @@ impl DeviceState {
                     self.completions.entry(pair.queue).or_default().push_back(told);
                 }
             }
-            DeviceStep::GiveUp(_) => {}
+            DeviceStep::Notify(_) | DeviceStep::GiveUp(_) => {}
         }
-        while pair.requests.front().is_some_and(|oldest| oldest.is_told && oldest.packets.is_empty()) {
-            pair.requests.pop_front();
-        }
+        pair.let_go();
     }
 
     /// The address of memory that this key opens for a request: a region of the domain of the pair that serves it, if
@@ -560,6 +611,7 @@ impl DeviceState {
 
     /// Ends a queue pair: the request at this index ends so, and all else that was not told of is flushed.
     fn fail(&mut self, pair: usize, failed: usize, failure: sys::ibv_wc_status) {
+        self.flush_receives(pair);
         let pair = &mut self.pairs[pair];
         pair.state = sys::IBV_QPS_ERR;
         for (index, request) in std::mem::take(&mut pair.requests).into_iter().enumerate() {
@@ -588,7 +640,8 @@ impl DeviceState {
 impl ScriptedPair {
     /// All steps that the specification allows next.
     fn steps(&self, is_answered: bool, keeps_order: bool) -> Vec<DeviceStep> {
-        let (mut steps, mut is_reading, mut is_storing, mut is_telling) = (Vec::new(), false, false, false);
+        let (mut steps, mut is_reading, mut is_storing) = (Vec::new(), false, false);
+        let (mut is_telling, mut is_notifying) = (false, false);
         for (index, request) in self.requests.iter().enumerate() {
             if request.is_fenced && is_reading || keeps_order && is_storing {
                 // Nothing behind it begins before it.
@@ -611,9 +664,22 @@ impl ScriptedPair {
             }
             is_reading |= !is_done;
             is_storing |= !request.packets.is_empty();
+            if request.is_to_notify && !is_storing && !is_notifying {
+                steps.push(DeviceStep::Notify(index));
+            }
+            is_notifying |= request.is_to_notify;
             is_telling |= !request.is_told;
         }
         steps
+    }
+
+    /// Lets go of the oldest requests with which nothing more happens.
+    fn let_go(&mut self) {
+        let is_over =
+            |oldest: &ScriptedRequest| oldest.is_told && oldest.packets.is_empty() && !oldest.is_to_notify;
+        while self.requests.front().is_some_and(is_over) {
+            self.requests.pop_front();
+        }
     }
 }
 
@@ -656,5 +722,6 @@ mod gpu;
 mod gpudirect;
 #[cfg(test)]
 mod lost_rails;
+mod receives;
 #[cfg(test)]
 mod tests;

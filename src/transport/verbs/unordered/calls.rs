@@ -1,13 +1,18 @@
 //! The calls of the device's library.
 
+use super::receives::{ack_cq_events, create_comp_channel, destroy_comp_channel, get_cq_event};
 use super::*;
 
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     close_device: scripted::close_device,
     alloc_pd,
     dealloc_pd,
+    create_comp_channel,
+    destroy_comp_channel,
     create_cq,
     destroy_cq,
+    get_cq_event,
+    ack_cq_events,
     create_qp,
     modify_qp,
     query_qp,
@@ -22,7 +27,7 @@ pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     ..Library::absent()
 });
 
-fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, DeviceState> {
+pub(super) fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'static, DeviceState> {
     // SAFETY: each handle of this library points to a world, which is never freed.
     lock(unsafe { &(*context.cast_const().cast::<World>()).state })
 }
@@ -41,18 +46,24 @@ unsafe extern "C" fn create_cq(
     context: *mut sys::ibv_context,
     _: c_int,
     cq_context: *mut c_void,
-    _: *mut sys::ibv_comp_channel,
+    channel: *mut sys::ibv_comp_channel,
     _: c_int,
 ) -> *mut sys::ibv_cq {
     // SAFETY: null pointers, numbers, and a mutex that is never locked.
     let cq: sys::ibv_cq = unsafe { std::mem::zeroed() };
-    Box::into_raw(Box::new(sys::ibv_cq { context, cq_context, ..cq }))
+    let cq = Box::into_raw(Box::new(sys::ibv_cq { context, cq_context, channel, ..cq }));
+    if !channel.is_null() {
+        state(context).channels.add(cq, channel);
+    }
+    cq
 }
 
 unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
     // SAFETY: made by `create_cq`, and destroyed once.
     let cq = unsafe { Box::from_raw(cq) };
-    state(cq.context).completions.remove(&(&raw const *cq).addr());
+    let (mut state, address) = (state(cq.context), (&raw const *cq).addr());
+    state.completions.remove(&address);
+    state.channels.remove(address);
     0
 }
 
@@ -70,11 +81,19 @@ unsafe extern "C" fn create_qp(
     state.next += 1;
     let made = sys::ibv_qp { context, qp_context, send_cq, recv_cq, qp_num: number, ..qp };
     let qp = Box::into_raw(Box::new(made));
-    let (address, queue, domain) = (qp.expose_provenance(), send_cq.addr(), pd.addr());
-    let (reset, requests) = (sys::IBV_QPS_RESET, VecDeque::new());
-    let (peer, access, port) = (0, 0, 0);
-    let pair = ScriptedPair { address, queue, domain, number, port, state: reset, peer, access, requests };
-    state.pairs.push(pair);
+    state.pairs.push(ScriptedPair {
+        address: qp.expose_provenance(),
+        queue: send_cq.addr(),
+        receive_queue: recv_cq.addr(),
+        domain: pd.addr(),
+        number,
+        port: 0,
+        state: sys::IBV_QPS_RESET,
+        peer: 0,
+        access: 0,
+        receives: 0,
+        requests: VecDeque::new(),
+    });
     qp
 }
 
@@ -232,6 +251,33 @@ unsafe extern "C" fn get_async_event(
 
 unsafe extern "C" fn ack_async_event(_: *mut sys::ibv_async_event) {}
 
+/// The peer's memory that a request names, and what an atomic does there.
+struct ScriptedTarget {
+    remote: u64,
+    key: u32,
+    atomic: Option<ScriptedAtomic>,
+}
+
+impl ScriptedTarget {
+    /// # Safety
+    ///
+    /// The union has the member of its operation.
+    unsafe fn of(asked: &sys::ibv_send_wr) -> ScriptedTarget {
+        if ![sys::IBV_WR_ATOMIC_FETCH_AND_ADD, sys::IBV_WR_ATOMIC_CMP_AND_SWP].contains(&asked.opcode) {
+            // SAFETY: the caller's promise.
+            let target = unsafe { asked.wr.rdma };
+            return ScriptedTarget { remote: target.remote_addr, key: target.rkey, atomic: None };
+        }
+        // SAFETY: as above.
+        let target = unsafe { asked.wr.atomic };
+        let atomic = match asked.opcode {
+            sys::IBV_WR_ATOMIC_FETCH_AND_ADD => ScriptedAtomic::Add(target.compare_add),
+            _ => ScriptedAtomic::CompareSwap(target.compare_add, target.swap),
+        };
+        ScriptedTarget { remote: target.remote_addr, key: target.rkey, atomic: Some(atomic) }
+    }
+}
+
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut sys::ibv_qp,
     first: *mut sys::ibv_send_wr,
@@ -246,14 +292,14 @@ pub(super) unsafe extern "C" fn post_send(
         let (asked, piece, target) = unsafe {
             let asked = request.as_ref();
             let piece = (asked.num_sge > 0).then(|| *asked.sg_list);
-            (asked, piece, asked.wr.rdma)
+            (asked, piece, ScriptedTarget::of(asked))
         };
         let bytes = piece.map_or(0, |piece| piece.length as usize);
         let Some((address, is_gpu)) = piece.map_or(Some((0, false)), |piece| state.local(&piece)) else {
             return libc::EINVAL;
         };
-        let is_of_gpu = state.regions.get(&target.rkey).is_some_and(|region| region.mapping.is_some());
-        let is_read = asked.opcode == sys::IBV_WR_RDMA_READ;
+        let is_of_gpu = state.regions.get(&target.key).is_some_and(|region| region.mapping.is_some());
+        let is_read = asked.opcode == sys::IBV_WR_RDMA_READ || target.atomic.is_some();
         let written = if is_read { 0 } else { bytes };
         let is = |flag: sys::ibv_send_flags| asked.send_flags & flag != 0;
         let packet = |offset: usize| {
@@ -268,9 +314,11 @@ pub(super) unsafe extern "C" fn post_send(
             reads_into: is_read.then_some((address, is_gpu)),
             is_of_gpu,
             bytes,
-            remote: target.remote_addr,
-            key: target.rkey,
+            atomic: target.atomic,
+            remote: target.remote,
+            key: target.key,
             packets: (0..written).step_by(PACKET_BYTES).map(packet).collect(),
+            is_to_notify: asked.opcode == sys::IBV_WR_RDMA_WRITE_WITH_IMM,
             is_read: false,
             is_told: false,
         });

@@ -1,8 +1,5 @@
 //! The suite of the contract over a device that keeps no more order than it must, as far as it takes one process.
-#![allow(
-    dead_code,
-    reason = "the claims that take a second process, and those that are told of writes, are left out"
-)]
+#![allow(dead_code, reason = "the claims that take a second process are left out")]
 
 #[macro_use]
 #[path = "../../../../tests/transport/suite.rs"]
@@ -99,9 +96,8 @@ fn in_file(bytes: usize) -> Result<HostMemory, MemoryError> {
     Ok(memory.known_as(file.expect("it can be shared")))
 }
 
-// The device has no receives: it tells no owner of a write.
-conformance!(unordered, super::UnorderedFixture, within one process, never noticed);
-conformance!(in_dma_bufs, super::InFiles, within one process, never noticed);
+conformance!(unordered, super::UnorderedFixture, within one process);
+conformance!(in_dma_bufs, super::InFiles, within one process);
 
 #[test]
 fn memory_in_a_dma_buf_is_registered_as_one_by_owners_and_peers() {
