@@ -20,6 +20,10 @@ use crate::transport::AtomicDomain;
 pub struct Limits {
     /// Queue pairs.
     pub queue_pairs: u32,
+    /// Completion queues.
+    pub completion_queues: u32,
+    /// Protection domains.
+    pub domains: u32,
     /// Requests in the queue of one pair.
     pub queue_depth: u32,
     /// Completions in one queue.
@@ -338,6 +342,8 @@ impl Device {
         let few = |number: i32| u8::try_from(number.clamp(0, 255)).unwrap_or(0);
         let limits = Limits {
             queue_pairs: count(attributes.max_qp),
+            completion_queues: count(attributes.max_cq),
+            domains: count(attributes.max_pd),
             queue_depth: count(attributes.max_qp_wr),
             completions: count(attributes.max_cqe),
             regions: count(attributes.max_mr),

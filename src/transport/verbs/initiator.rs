@@ -140,6 +140,11 @@ impl Initiator {
         self.proof = Some(Proof { sentinel: (local, sentinel), grants });
     }
 
+    /// Longest data that a request carries in itself.
+    pub(super) fn inline_bytes(&self) -> u32 {
+        self.pair.inline_bytes
+    }
+
     /// The peer has posted so many receives more. False if it says so of none, or of more than this side has used up of
     /// those that it has `in_all`.
     pub(super) fn add_receives(&mut self, more: u16, in_all: u16) -> bool {

@@ -101,6 +101,12 @@ pub(super) fn arrival_order(shared: &Arc<VerbsShared>) -> Result<ArrivalOrder, S
     order.ok_or_else(|| "nothing is served".into())
 }
 
+/// Longest data that a request carries in itself, as the first device grants it.
+pub(super) fn inline_bytes(shared: &Arc<VerbsShared>) -> Result<u32, String> {
+    let requester = Requester::new(shared, 1, false).map_err(|error| error.to_string())?;
+    Ok(requester.data.inline_bytes())
+}
+
 /// An atomic of the probe's word.
 #[derive(Clone, Copy, Debug)]
 enum Atomic {

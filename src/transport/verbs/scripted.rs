@@ -91,6 +91,8 @@ pub(super) fn device() -> Arc<Device> {
 pub(super) fn info(name: &str, is_active: bool, gids: Vec<Gid>) -> DeviceInfo {
     let limits = Limits {
         queue_pairs: 9,
+        completion_queues: 9,
+        domains: 9,
         queue_depth: 9,
         completions: 9,
         regions: 9,

@@ -12,7 +12,8 @@ use super::limits::{Limit, names, read};
 use super::pci::{self, PciLink};
 use super::{encryption, priorities};
 
-/// Queue pairs that an owner has for each peer: for data, heartbeats and READs.
+/// Queue pairs that an owner has for each peer: for data, heartbeats and READs. Each has a completion queue of its own,
+/// but for those of data where the owner sleeps, 64 of which share one.
 const PAIRS_EACH: u32 = 3;
 /// Regions: the peer's page and its slots, each in the domain of the owner's own requests and in that of this peer, and
 /// the sentinel, which a device that keeps the order of writes does without.
@@ -225,18 +226,29 @@ fn counters(port: &Path) -> Option<Limit> {
         .then(|| Limit::new("counters", json!({ "looked_at": looked, "not_zero": counts }), text, None))
 }
 
-/// The number of peers of one owner for which the device has queue pairs and regions.
+/// The number of peers of one owner for which the device has queue pairs, the queues of their completions, regions and
+/// protection domains.
 fn room(limits: &Limits) -> Limit {
-    let (by_pairs, by_regions) = (limits.queue_pairs / PAIRS_EACH, limits.regions / REGIONS_EACH);
-    let peers = by_pairs.min(by_regions);
-    let pushed_to = (limits.queue_pairs / (PAIRS_EACH + PUSHING_EACH))
-        .min(limits.regions / (REGIONS_EACH + PUSHING_EACH));
+    let pairs = limits.queue_pairs.min(limits.completion_queues);
+    // The number of peers, if each takes so many queue pairs and regions beside its domain.
+    let peers_with = |pushing: u32| {
+        let (by_pairs, by_regions) =
+            (pairs / (PAIRS_EACH + pushing), limits.regions / (REGIONS_EACH + pushing));
+        [by_pairs, by_regions, limits.domains].into_iter().min().unwrap_or(0)
+    };
+    let (peers, pushed_to) = (peers_with(0), peers_with(PUSHING_EACH));
     let text = format!(
-        "for {peers} peers of one owner ({PAIRS_EACH} queue pairs and up to {REGIONS_EACH} regions each), {pushed_to} \
-         if it pushes copies (ESSP, BAP: {PUSHING_EACH} of both more)"
+        "for {peers} peers of one owner ({PAIRS_EACH} queue pairs with a completion queue each, up to {REGIONS_EACH} \
+         regions and a protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP: {PUSHING_EACH} \
+         of pairs, queues and regions more)"
     );
     let help = (peers < PEERS_MANY).then(|| {
-        let which = if by_pairs <= by_regions { "queue pairs" } else { "regions" };
+        let which = match peers {
+            _ if peers == limits.domains => "protection domains",
+            _ if peers < pairs / PAIRS_EACH => "regions",
+            _ if limits.completion_queues < limits.queue_pairs => "completion queues",
+            _ => "queue pairs",
+        };
         format!("the device's {which} are what a larger job lacks: use more shards, or several devices")
     });
     Limit::new("room", json!({ "peers": peers, "peers_pushed_to": pushed_to }), text, help)
@@ -276,6 +288,8 @@ mod tests {
     fn limits(queue_pairs: u32, regions: u32) -> Limits {
         Limits {
             queue_pairs,
+            completion_queues: 1 << 20,
+            domains: 1 << 20,
             queue_depth: 8192,
             completions: 1 << 20,
             regions,
@@ -287,16 +301,20 @@ mod tests {
     }
 
     #[test]
-    fn room_is_for_as_many_peers_as_queue_pairs_and_regions_allow() {
-        for (queue_pairs, regions, peers, pushed_to, lacks) in [
-            (300, 1000, 100, 60, Some("queue pairs")),
-            (300, 350, 70, 50, Some("regions")),
-            (30_000, 70_000, 10_000, 6_000, None),
+    fn room_is_for_as_many_peers_as_each_limit_of_the_device_allows() {
+        let few = limits(30_000, 70_000);
+        for (limits, peers, pushed_to, lacks) in [
+            (limits(300, 1000), 100, 60, Some("queue pairs")),
+            (limits(300, 350), 70, 50, Some("regions")),
+            (Limits { completion_queues: 900, ..few.clone() }, 300, 180, Some("completion queues")),
+            (Limits { domains: 200, ..few.clone() }, 200, 200, Some("protection domains")),
+            (few, 10_000, 6_000, None),
         ] {
-            let room = room(&limits(queue_pairs, regions));
+            let room = room(&limits);
             let expected = format!(
-                "for {peers} peers of one owner (3 queue pairs and up to 5 regions each), {pushed_to} if it pushes \
-                 copies (ESSP, BAP: 2 of both more)"
+                "for {peers} peers of one owner (3 queue pairs with a completion queue each, up to 5 regions and a \
+                 protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP: 2 of pairs, queues \
+                 and regions more)"
             );
             assert_eq!(room.text, expected);
             let help = room.help.unwrap_or_default();

@@ -93,6 +93,8 @@ pub(super) struct Chosen {
     pub(super) gid_reason: Option<String>,
     pub(super) path_mtu: u16,
     pub(super) queue_depth: usize,
+    /// Longest data that a request carries in itself, as the device has granted it. `null` if that is unknown.
+    pub(super) inline_bytes: Option<u32>,
     pub(super) atomics: &'static str,
     /// Whether a peer's writes are applied in order; if not, a READ proves each payload. `null` if that is unknown.
     pub(super) in_order: Option<bool>,
@@ -120,6 +122,7 @@ impl Chosen {
             gid_reason,
             path_mtu: verbs.mtu(),
             queue_depth: capabilities.queue_depth,
+            inline_bytes: verbs.inline_bytes().ok(),
             atomics: domain(capabilities.atomics),
             in_order: order.map(|order| order.in_order),
             in_order_says: order.map(|order| order.source.name()),
@@ -132,6 +135,8 @@ impl Chosen {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DeviceLimits {
     pub(super) queue_pairs: u32,
+    pub(super) completion_queues: u32,
+    pub(super) domains: u32,
     pub(super) queue_depth: u32,
     pub(super) completions: u32,
     pub(super) regions: u32,
@@ -187,6 +192,8 @@ impl RdmaReport {
             keys: "of what is only read one for all peers, else one for each connection; bytes by their offset",
             device_limits: DeviceLimits {
                 queue_pairs: limits.queue_pairs,
+                completion_queues: limits.completion_queues,
+                domains: limits.domains,
                 queue_depth: limits.queue_depth,
                 completions: limits.completions,
                 regions: limits.regions,

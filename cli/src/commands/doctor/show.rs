@@ -67,6 +67,7 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         gid_reason,
         path_mtu,
         queue_depth,
+        inline_bytes,
         atomics,
         in_order,
         in_order_says: _,
@@ -76,6 +77,9 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
     {
         let count = rdma.ports.len();
         row("port", format!("{port} of {count}, packets of {path_mtu} bytes, queues of {queue_depth}"));
+        if let Some(bytes) = inline_bytes {
+            row("inline", format!("{bytes} bytes of data travel in a request itself"));
+        }
         if let (Some(gid), Some(reason)) = (gid, gid_reason) {
             row("gid", format!("{}, index {}: {reason}", gid.address, gid.index));
         }
@@ -127,10 +131,13 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
     row(
         "limits",
         format!(
-            "{} queue pairs of {}, {} completions a queue, {} regions {region}, {} READs served and {} posted",
+            "{} queue pairs of {}, {} completion queues of {}, {} protection domains, {} regions {region}, {} READs \
+             served and {} posted",
             limits.queue_pairs,
             limits.queue_depth,
+            limits.completion_queues,
             limits.completions,
+            limits.domains,
             limits.regions,
             limits.reads_served,
             limits.reads_posted
