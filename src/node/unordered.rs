@@ -19,6 +19,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const ELEMENTS: usize = 3000;
+    /// Of each of two shards.
+    const SHARD_ELEMENTS: usize = 2992;
     const ROUNDS: u64 = 40;
     /// Bytes that are folded and announced at a time.
     const CHUNK_BYTES: u64 = 1024;
@@ -43,7 +45,11 @@ mod tests {
 
     /// Runs a test while the device takes its steps.
     fn over_the_device(seed: u64, test: impl FnOnce(Verbs)) {
-        let (device, is_over) = (Unordered::new(seed, false), AtomicBool::new(false));
+        over(Unordered::new(seed, false), test);
+    }
+
+    fn over(device: Unordered, test: impl FnOnce(Verbs)) {
+        let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
@@ -153,6 +159,56 @@ mod tests {
                     (0..ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
                     drop(worker);
                     assert!(serving.join().unwrap());
+                });
+            });
+        }
+    }
+
+    /// A gradient that the first shard decides on has come to the other, whatever order the writes to the two are applied
+    /// in.
+    #[test]
+    fn what_one_shard_decides_on_has_come_to_all_where_no_order_is_kept() {
+        for seed in 0..3 {
+            let device = Unordered::new(seed, false);
+            device.be_late();
+            over(device, |verbs| {
+                let scheme: SchemeConfig = "dbw".parse().unwrap();
+                let shard = |shard| {
+                    let table = Table::flat(2 * SHARD_ELEMENTS as u64, ElementType::F32).unwrap();
+                    let optimizer = Optimizer::Sgd { weight_decay: 0.0 };
+                    let options = ServerOptions {
+                        shard: (shard, 2),
+                        optimizer,
+                        threads: 1,
+                        ..ServerOptions::new(scheme, 1, 0.5)
+                    };
+                    Server::new(verbs.clone(), &address(), table, &[0.0; SHARD_ELEMENTS], options).unwrap()
+                };
+                let [mut decider, mut follower] = [0, 1].map(shard);
+                let addresses = [decider.address(), follower.address()];
+                let (is_trained, has_followed) = (&AtomicBool::new(false), &AtomicBool::new(false));
+                std::thread::scope(|scope| {
+                    let _trained = Stop(is_trained);
+                    let first = addresses[0].clone();
+                    let following = scope.spawn(move || {
+                        let _followed = Stop(has_followed);
+                        follower.follow(&first, PATIENCE).unwrap();
+                        let is_over = |_: &Server<Verbs>| is_trained.load(Ordering::Relaxed);
+                        follower.drive(is_over, 3 * PATIENCE).unwrap();
+                        follower.status().missing
+                    });
+                    scope.spawn(move || {
+                        let is_over = |_: &Server<Verbs>| has_followed.load(Ordering::Relaxed);
+                        decider.drive(is_over, 3 * PATIENCE).unwrap()
+                    });
+                    let mut worker =
+                        Worker::connect(verbs, &addresses, WorkerOptions::new(scheme), PATIENCE).unwrap();
+                    for round in 0..ROUNDS {
+                        let worked = work(&mut worker, round);
+                        worked.unwrap_or_else(|error| panic!("{error}, in round {round}, seed {seed}"));
+                    }
+                    is_trained.store(true, Ordering::Relaxed);
+                    assert_eq!(following.join().unwrap(), 0, "gradients had not come, seed {seed}");
                 });
             });
         }

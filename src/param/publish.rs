@@ -129,6 +129,9 @@ const CHUNKS_PER_BATCH: usize = 8;
 /// Longest single copy between memory of GPUs.
 const MAX_COPY_BYTES: u64 = 1 << 30;
 
+/// Offset in the scratch memory of the published clock that was read back, behind the consumed clock.
+const ANNOUNCEMENT_AT: usize = 8;
+
 /// Ids of a publish's requests have this bit.
 pub(crate) const PUBLISH_TAG: u64 = 1 << 62;
 
@@ -150,6 +153,8 @@ pub struct Publish {
     watching: bool,
     /// True while announcements are held back: the payload may be written, and nothing be announced.
     is_held: bool,
+    /// Whether a gradient is published only once a READ has seen its announcement.
+    is_proved: bool,
     clock: Clock,
     consumed: Clock,
     /// The gradient to be written once a slot is free.
@@ -197,6 +202,7 @@ impl Publish {
             reserving: false,
             watching: false,
             is_held: false,
+            is_proved: false,
             clock: welcome.clock,
             consumed: welcome.clock,
             pending: None,
@@ -204,7 +210,7 @@ impl Publish {
             gains: 0,
             outstanding: 0,
             failed: None,
-            batch: Vec::with_capacity(2 * CHUNKS_PER_BATCH + 2),
+            batch: Vec::with_capacity(2 * CHUNKS_PER_BATCH + 3),
         }))
     }
 
@@ -319,6 +325,12 @@ impl Publish {
         self.is_held = on;
     }
 
+    /// Has a publish end only once the announcement is in the server's memory. That a WRITE is complete does not say
+    /// so, and another server must not be told before.
+    pub(crate) fn prove(&mut self, on: bool) {
+        self.is_proved = on && !mutant!("announced_unseen");
+    }
+
     /// Grows whenever a publish gets nearer to its end, as [`Pull::gains`](super::Pull::gains).
     pub fn gains(&self) -> u64 {
         self.gains
@@ -391,6 +403,10 @@ impl Publish {
             },
             PublishStep::Writing { header, chunk } => self.write(endpoint, header, chunk),
             PublishStep::Flushing if self.outstanding > 0 => Ok(false),
+            PublishStep::Flushing if !self.is_seen() => {
+                let look = self.look_at_announcement()?;
+                self.post(endpoint, &[look])
+            }
             PublishStep::Flushing => {
                 self.clock = self.clock.next();
                 self.gains += 1;
@@ -539,12 +555,30 @@ impl Publish {
             if mutant!("announce") {
                 batch[..].rotate_right(1);
             }
+            if self.is_proved {
+                batch.push(self.look_at_announcement()?);
+            }
         }
         // One completion a batch: it frees the queue, and the last one says that all is done.
         if let Some(request) = batch.last_mut() {
             request.flags |= Flags::SIGNALLED;
         }
         Ok(())
+    }
+
+    /// A READ of the published clock, on the way that the announcement took.
+    fn look_at_announcement(&self) -> Result<WorkRequest, OutOfBounds> {
+        let local = self.scratch.slice(ANNOUNCEMENT_AT, 8)?;
+        let remote = self.page.slice(inbox::PUBLISHED as u64, 8)?;
+        Ok(WorkRequest::signalled(
+            PUBLISH_TAG,
+            Operation::Read { local, remote, streaming: Streaming::Never },
+        ))
+    }
+
+    /// Whether the announcement is known to be in the server's memory, if that is asked for.
+    fn is_seen(&self) -> bool {
+        !self.is_proved || self.scratch.as_volatile().load_u64(ANNOUNCEMENT_AT) == self.clock.next().get()
     }
 
     fn inline(&self, remote: RemoteSlice, data: Inline) -> WorkRequest {

@@ -155,6 +155,7 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
 
 /// The same for RDMA, which unit tests over a scripted device must find. `unproved`: no READ proves what was written
 /// before a word that announces. `landed_attempt`: a follower counts the chunks that have landed of an earlier attempt.
+/// `announced_unseen`: the server that decides for all is told of a gradient before the others are known to have it.
 pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "rail_repeats_at_once",
@@ -173,6 +174,11 @@ pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     ("unproved", "node::unordered::tests::pushed_versions_are_whole_where_no_order_is_kept", "in round"),
     ("unproved", "node::unordered::tests::the_means_of_a_group_are_whole_where_no_order_is_kept", "in round"),
+    (
+        "announced_unseen",
+        "node::unordered::tests::what_one_shard_decides_on_has_come_to_all_where_no_order_is_kept",
+        "lost shard 1 of 2",
+    ),
     (
         "landed_attempt",
         "node::unordered::tests::a_reader_that_follows_takes_whole_versions_where_no_order_is_kept",

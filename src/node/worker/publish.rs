@@ -62,7 +62,9 @@ impl<T: Transport> Worker<T> {
         for (index, (part, source)) in self.parts.iter_mut().zip(sources).enumerate() {
             let shard = part.link.welcome.shard;
             if let Some(publish) = &mut part.link.publish {
+                // One server decides for all once all others have the gradient.
                 publish.hold(base.is_some() && index == 0 && !mutant!("decider_last"));
+                publish.prove(base.is_some() && index > 0);
                 publish
                     .start(source, base.unwrap_or(part.version), metadata)
                     .map_err(|source| Error::Publish { shard, source })?;

@@ -41,6 +41,9 @@ const PACKET_BYTES: usize = 1024;
 const DEPTH: u32 = 64;
 const READS: u8 = 16;
 
+/// Steps, on average, that a device which is late passes over before it takes one of them.
+const LATE_STEPS: usize = 10_000;
+
 /// A device, and the steps that it takes.
 pub(crate) struct Unordered {
     // The library's handle is a pointer to it. It is never freed: what a test leaks may still name it.
@@ -75,6 +78,8 @@ struct DeviceState {
     lingering: Vec<Lingering>,
     /// Whether requests of a pair are carried out one after the other.
     keeps_order: bool,
+    /// Whether words that are acknowledged before they are in memory get there late.
+    is_late: bool,
     /// Ports through which no answer comes.
     cut: HashSet<u8>,
     /// Ports that do nothing any more, and tell nothing.
@@ -165,6 +170,12 @@ impl ScriptedAtomic {
                 .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
                 .unwrap_or_else(|other| other),
         }
+    }
+}
+
+impl ScriptedRequest {
+    fn is_acknowledged_word(&self) -> bool {
+        self.is_told && self.bytes == size_of::<u64>()
     }
 }
 
@@ -281,6 +292,7 @@ impl Unordered {
             lingers: Lingers::Nothing,
             lingering: Vec::new(),
             keeps_order: false,
+            is_late: false,
             cut: HashSet::new(),
             silent: HashSet::new(),
             late: Vec::new(),
@@ -364,6 +376,12 @@ impl Unordered {
     #[cfg(feature = "cuda")]
     fn keep_order(&self) {
         lock(&self.world.state).keeps_order = true;
+    }
+
+    /// From now on a word that is acknowledged before it is in memory gets there much later.
+    #[cfg(test)]
+    pub(crate) fn be_late(&self) {
+        lock(&self.world.state).is_late = true;
     }
 
     /// What a flush of a GPU does.
@@ -457,6 +475,10 @@ impl DeviceState {
             return false;
         }
         match steps.get(self.random(all)) {
+            Some((pair, DeviceStep::Store(request, _)))
+                if self.is_late
+                    && self.pairs[*pair].requests[*request].is_acknowledged_word()
+                    && self.random(LATE_STEPS) > 0 => {}
             Some((pair, step)) => self.take(*pair, *step),
             None => {
                 let late = self.random(self.late.len() + self.lingering.len());
