@@ -164,8 +164,8 @@ mod tests {
         }
     }
 
-    /// A gradient that the first shard decides on has come to the other, whatever order the writes to the two are applied
-    /// in.
+    /// A gradient that the first shard decides on has come to the other, however late the device brings words there
+    /// that it has acknowledged.
     #[test]
     fn what_one_shard_decides_on_has_come_to_all_where_no_order_is_kept() {
         for seed in 0..3 {

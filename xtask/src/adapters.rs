@@ -26,7 +26,8 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// The run of `cargo xtask softroce` that has the suite.
 const SUITE: &str = "verbs";
 /// The contract with all memory in dma-bufs: `tests/dmabuf.rs`.
-const IN_DMA_BUFS: &str = "ulimit -l unlimited 2>/dev/null; exec cargo test --workspace --test dmabuf";
+const IN_DMA_BUFS: &str = "ulimit -l unlimited 2>/dev/null; \
+                           exec cargo test --workspace --exclude slackline-python --test dmabuf";
 /// Measurements besides those that perftest has, each by its name and options of `slackline bench`.
 const MEASURED: [(&str, &[&str]); 4] = [
     ("publish without proofs", &["--op", "publish", "--order", "in-order"]),

@@ -14,7 +14,7 @@
 //! evicted.
 
 use crate::cmd::Cmd;
-use crate::steps::Step;
+use crate::steps::{Step, TESTED};
 
 /// The checks that are left out (`mutant!("...")` in the library), and the broken promise that a seed must report.
 pub(crate) const MUTANTS: &[(&str, &str)] = &[
@@ -195,11 +195,7 @@ pub(crate) fn steps() -> [Step; 2] {
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
     };
     let unit_command = |(mutant, test, broken): &(&str, &str, &str)| {
-        // Of the whole workspace, so that the build of the step `test` serves.
-        let cmd = Cmd::new(
-            "cargo",
-            &["test", "--workspace", "--exclude", "slackline-python", "--lib", "--", "--exact", test],
-        );
+        let cmd = Cmd::new("cargo", &[&["test"], &TESTED[..], &["--lib", "--", "--exact", test]].concat());
         cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(test, broken)])
     };
     let step = |name, about, commands| Step { name, about, needs: Vec::new(), feature: None, commands };

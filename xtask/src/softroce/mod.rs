@@ -208,7 +208,7 @@ pub(crate) fn build(site: &Site, name: &str) -> Result<PathBuf, Failure> {
             programs::test(site, &runs::selection(target, release))?;
         }
         Some(Job::UnitTests { .. }) => {
-            programs::test(site, &runs::UNIT_TESTS)?;
+            programs::unit_tests(site)?;
         }
         Some(Job::Script | Job::Turns) | None => {}
     }

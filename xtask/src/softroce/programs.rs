@@ -3,6 +3,7 @@
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
+use crate::steps::TESTED;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -15,8 +16,23 @@ pub(super) struct Program {
 
 /// The test binary that these arguments of `cargo test` name.
 pub(super) fn test(site: &Site, arguments: &[&str]) -> Result<Program, Failure> {
+    built(site, tests(arguments), true)
+}
+
+/// The binary of the library's unit tests.
+pub(super) fn unit_tests(site: &Site) -> Result<Program, Failure> {
+    let cmd = tests(&[&TESTED[..], &["--lib"]].concat());
+    let programs = programs(&cmd.answer(site)?, true);
+    let of_library = programs.into_iter().find(|program| program.folder == site.root);
+    of_library.ok_or_else(|| Failure::Check {
+        what: cmd.to_string(),
+        status: format!("no program of {}", site.root.display()),
+    })
+}
+
+fn tests(arguments: &[&str]) -> Cmd {
     let cmd = Cmd::new("cargo", &["test", "--no-run", "--message-format=json-render-diagnostics"]);
-    built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), true)
+    arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument))
 }
 
 /// Builds the program that runs others in the other guest.

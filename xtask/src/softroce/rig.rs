@@ -5,9 +5,9 @@ use super::host::Device;
 use super::judge::{RunOutcome, judge};
 use super::kernel::{self, Kernel, quoted};
 use super::play::{Patience, Played, play};
-use super::programs;
+use super::programs::{self, Program};
 use super::report::RigReport;
-use super::runs::{Guests, Job, Run, UNIT_TESTS, selection};
+use super::runs::{Guests, Job, Run, selection};
 use super::stage::{Stage, mortal};
 use crate::cmd::Cmd;
 use crate::failure::Failure;
@@ -145,20 +145,11 @@ impl<'a> Rig<'a> {
                 Ok(format!(". {}\n", quoted(&self.scripts.join("runs").join(format!("{}.sh", run.name)))))
             }
             Job::Turns => self.turns(),
-            Job::Tests { target, release, filters } => self.tests(&selection(target, release), filters),
-            Job::UnitTests { filters } => self.tests(&UNIT_TESTS, filters),
+            Job::Tests { target, release, filters } => {
+                Ok(tests(&programs::test(self.site, &selection(target, release))?, filters))
+            }
+            Job::UnitTests { filters } => Ok(tests(&programs::unit_tests(self.site)?, filters)),
         }
-    }
-
-    fn tests(&self, selection: &[&str], filters: &[&str]) -> Result<String, Failure> {
-        let program = programs::test(self.site, selection)?;
-        let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
-        Ok(format!(
-            "cd {} && exec {} --test-threads=1 --color=never {}\n",
-            quoted(&program.folder),
-            quoted(&program.executable),
-            filters.join(" ")
-        ))
     }
 
     fn turns(&self) -> Result<String, Failure> {
@@ -219,6 +210,17 @@ const STALL: &str = "NETDEV WATCHDOG";
 const STALL_SHOWS: Duration = Duration::from_secs(7);
 /// Most times that runs are done again for it.
 const STALLS_MAX: usize = 2;
+
+/// The script that runs the tests of a binary whose names have one of these parts in them.
+fn tests(program: &Program, filters: &[&str]) -> String {
+    let filters: Vec<_> = filters.iter().map(|filter| quoted(Path::new(filter))).collect();
+    format!(
+        "cd {} && exec {} --test-threads=1 --color=never {}\n",
+        quoted(&program.folder),
+        quoted(&program.executable),
+        filters.join(" ")
+    )
+}
 
 fn has_stalled(stage: &Stage) -> bool {
     let told = || {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::steps::TESTED;
+
 /// The number of guests that a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guests {
@@ -302,15 +304,11 @@ impl Guests {
     }
 }
 
-/// Arguments of cargo that name a test target, of the whole workspace: what `cargo test --workspace` has built is used
-/// again.
+/// Arguments of cargo that name a test target: of all packages, so that what other steps have built is used again.
 pub(super) fn selection(target: &'static str, release: bool) -> Vec<&'static str> {
     let profile: &[_] = if release { &["--release"] } else { &[] };
-    [profile, &["--workspace", "--test", target]].concat()
+    [profile, &TESTED, &["--test", target]].concat()
 }
-
-/// Arguments of cargo that name the library's unit tests.
-pub(super) const UNIT_TESTS: [&str; 3] = ["-p", "slackline", "--lib"];
 
 /// The test targets that runs name, each once.
 pub(super) fn targets() -> Vec<&'static str> {

@@ -306,8 +306,8 @@ mod tests {
         for (limits, peers, pushed_to, lacks) in [
             (limits(300, 1000), 100, 60, Some("queue pairs")),
             (limits(300, 350), 70, 50, Some("regions")),
-            (Limits { completion_queues: 900, ..few.clone() }, 300, 180, Some("completion queues")),
-            (Limits { domains: 200, ..few.clone() }, 200, 200, Some("protection domains")),
+            (Limits { completion_queues: 900, ..few }, 300, 180, Some("completion queues")),
+            (Limits { domains: 200, ..few }, 200, 200, Some("protection domains")),
             (few, 10_000, 6_000, None),
         ] {
             let room = room(&limits);
