@@ -1,7 +1,7 @@
 //! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle,
-//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version. Then the cost
-//! of readers that wait for the next version: the share that they take, and the time from its publication until they
-//! have it.
+//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version. Then the same
+//! share of a publisher that is left to a thread, and the cost of readers that wait for the next version: the share that
+//! they take, and the time from its publication until they have it.
 //!
 //! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
 //! from that of its peers.
@@ -68,6 +68,17 @@ fn measure(seconds: u64) {
                 at(0.5),
                 at(0.99)
             );
+        }
+    }
+    println!("\npublisher left to a thread: transport  idle   peers  % of a processor");
+    for (transport, peers) in [("shm", 0), ("shm", 64), ("tcp", 64), ("tcp", 1000)] {
+        for idle in ["poll", "sleep"] {
+            let mut owner = Owner::start("background", transport, idle, peers.max(1));
+            let share = match transport {
+                "shm" => owner.idle(&Shm::new(), peers, seconds),
+                _ => owner.idle(&Tcp::new(), peers, seconds),
+            };
+            println!("{:<28}{transport:<10} {idle:<6} {peers:>5} {:>17.2}", "", 100.0 * share);
         }
     }
     println!("\nreaders that wait      % of a processor each  publish to seen: median, p99 (us)");
@@ -220,6 +231,13 @@ fn own<T: Transport>(transport: T, address: Address, kind: &str, idle: &str, pee
         (options.memory.idle, options.memory.peers) = (idle, peers);
         let mut publisher = Publisher::new(transport, &address, table, options).expect("a publisher");
         say(publisher.address());
+        if kind == "background" {
+            let _publisher = publisher.into_background().expect("a thread");
+            while !is_over() {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            return;
+        }
         let (publishes, bytes) = (kind == "publishes", [7; 4 * ELEMENTS]);
         while !is_over() {
             let pause = if publishes { PUBLISH_EVERY } else { Duration::from_millis(500) };

@@ -758,6 +758,10 @@ impl<T: Transport> Shard<T> {
         self.config.shard
     }
 
+    pub(super) fn idle(&self) -> Idle {
+        self.config.options.idle
+    }
+
     /// Returns the number of shards of the table.
     pub(super) fn shards(&self) -> u16 {
         self.config.shards

@@ -142,9 +142,9 @@ mod tests {
         });
     }
 
-    /// It sleeps wherever it has nothing to do, and what it folds when it is woken is whole.
+    /// A sleep of an owner ends by itself after 20 ms, so that this does not show that it is woken.
     #[test]
-    fn a_server_that_sleeps_is_woken_where_no_order_is_kept() {
+    fn a_server_that_sleeps_folds_whole_gradients_where_no_order_is_kept() {
         for seed in 0..3 {
             over_the_device(seed, |verbs| {
                 let scheme = SchemeConfig::Ssp { staleness: 0 };

@@ -2,7 +2,7 @@
 //!
 //! On one endpoint, in order: the payload (chunk by chunk, each followed by the count of chunks that have landed, so
 //! that the server can begin before the last byte), the slot's header, the published clock. The server trusts nothing
-//! before the clock has moved.
+//! before the clock has moved. Where another server decides for this one, the published clock is read back.
 
 use std::borrow::Cow;
 
@@ -118,7 +118,7 @@ enum PublishStep {
         header: SlotHeader,
         chunk: usize,
     },
-    /// Everything is posted.
+    /// The announcement is posted.
     Flushing,
     Done,
 }
@@ -404,6 +404,8 @@ impl Publish {
             PublishStep::Writing { header, chunk } => self.write(endpoint, header, chunk),
             PublishStep::Flushing if self.outstanding > 0 => Ok(false),
             PublishStep::Flushing if !self.is_seen() => {
+                // The first look shows it on every transport that keeps its duties. On another one this worker waits,
+                // up to its deadline, instead of having a gradient decided on that is not there.
                 let look = self.look_at_announcement()?;
                 self.post(endpoint, &[look])
             }

@@ -61,6 +61,7 @@ pub(crate) fn inline_words_arrive_as_little_endian_words<F: Fixture>() {
     run(&mut endpoint, operation).unwrap();
     let word = Inline::word(0x0102_0304_0506_0708);
     run(&mut endpoint, Operation::WriteInline { data: word, remote: remote.slice(128, 8).unwrap() }).unwrap();
+    settle(&service, &mut endpoint, remote);
     for (index, word) in line.iter().enumerate() {
         assert_eq!(service.memory.load(64 + index * 8), *word);
     }
@@ -140,6 +141,7 @@ pub(crate) fn unsignalled_requests_stay_silent<F: Fixture>() {
     endpoint.post(&[WorkRequest::signalled(11, word(11))]).unwrap();
     assert_eq!(completion(&mut endpoint).id.0, 11, "the first that is heard of");
     assert_eq!(endpoint.poll(), None);
+    settle(&service, &mut endpoint, remote);
     assert_eq!(service.memory.load(0), 11);
 }
 

@@ -12,6 +12,7 @@ macro_rules! weights {
                 a_version_is_read_by_its_number_until_no_frame_holds_it
                 a_selection_has_the_bytes_of_its_slices
                 a_publisher_knows_what_its_readers_hold
+                a_publisher_that_sleeps_takes_readers_in_and_knows_what_they_hold
                 readers_come_and_read_while_their_owner_computes_past_the_lease
                 the_successor_of_a_publisher_goes_on_with_its_numbers
                 a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader

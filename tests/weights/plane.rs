@@ -8,7 +8,7 @@ use slackline::internals::param::PullError;
 use slackline::internals::scheme::Bound;
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    Address, ElementType, Error, Selection, ShardOptions, Shm, Table, Transport, Version, VersionTag,
+    Address, ElementType, Error, Idle, Selection, ShardOptions, Shm, Table, Transport, Version, VersionTag,
 };
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -192,6 +192,29 @@ pub(crate) fn a_selection_has_the_bytes_of_its_slices<T: Transport + Clone>(tran
     assert!(matches!(reader.select(Some(other)), Err(Error::Option { option: "selection", .. })));
     reader.select(None).unwrap();
     assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().bytes(), bytes(5));
+}
+
+pub(crate) fn a_publisher_that_sleeps_takes_readers_in_and_knows_what_they_hold<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let mut options = PublisherOptions::default();
+    options.memory.idle = Idle::Sleep;
+    let publisher = publisher(transport.clone(), at, options);
+    for number in 1..=3 {
+        // Longer than it stays awake.
+        std::thread::sleep(3 * SOON);
+        let mut reader =
+            Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), TIMEOUT)
+                .unwrap();
+        std::thread::sleep(3 * SOON);
+        let version = publisher.publish(&bytes(number), VersionTag::step(number), TIMEOUT).unwrap();
+        assert_eq!(
+            reader.snapshot(Wanted::at_least(version), TIMEOUT).unwrap().bytes(),
+            bytes(version.get())
+        );
+        assert!(publisher.wait(version, 1, TIMEOUT).unwrap().iter().any(|status| status.behind == 0));
+    }
 }
 
 pub(crate) fn a_publisher_knows_what_its_readers_hold<T: Transport + Clone>(transport: T, at: &Address) {

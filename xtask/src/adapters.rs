@@ -14,6 +14,7 @@ use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
 use crate::softroce;
+use crate::steps::TESTED;
 
 pub(crate) const COMMAND: Command = Command {
     name: "adapters",
@@ -26,8 +27,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// The run of `cargo xtask softroce` that has the suite.
 const SUITE: &str = "verbs";
 /// The contract with all memory in dma-bufs: `tests/dmabuf.rs`.
-const IN_DMA_BUFS: &str = "ulimit -l unlimited 2>/dev/null; \
-                           exec cargo test --workspace --exclude slackline-python --test dmabuf";
+const IN_DMA_BUFS: &str = "dmabuf";
 /// Measurements besides those that perftest has, each by its name and options of `slackline bench`.
 const MEASURED: [(&str, &[&str]); 4] = [
     ("publish without proofs", &["--op", "publish", "--order", "in-order"]),
@@ -51,7 +51,13 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
     };
     check(Path::new(DEVICES), wanted).map_err(not_run)?;
     let slackline = softroce::build(site, SUITE)?.to_string_lossy().into_owned();
-    let in_dma_bufs = |more: &str| Cmd::new("sh", &["-c", &format!("{IN_DMA_BUFS} {more}")]);
+    let in_dma_bufs = |more: &str| {
+        let packages = TESTED.join(" ");
+        let script = format!(
+            "ulimit -l unlimited 2>/dev/null; exec cargo test {packages} --test {IN_DMA_BUFS} {more}"
+        );
+        Cmd::new("sh", &["-c", &script])
+    };
     in_dma_bufs("--no-run").run(site)?;
     let said = doctor(site, &slackline, wanted)?;
     let (adapter, why) = taken(&said).map_err(not_run)?;

@@ -177,7 +177,7 @@ pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
     (
         "announced_unseen",
         "node::unordered::tests::what_one_shard_decides_on_has_come_to_all_where_no_order_is_kept",
-        "lost shard 1 of 2",
+        "in round",
     ),
     (
         "landed_attempt",

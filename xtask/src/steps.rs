@@ -69,9 +69,9 @@ impl Feature {
     }
 }
 
-/// The packages of which tests are built: all but the Python module, whose tests run on its wheel. All steps name these
-/// same ones, so that each finds what others have built: of other packages cargo builds each dependency, and the
-/// library, once more, since their features differ.
+/// The packages of which tests are built: all but the Python module, whose tests run on its wheel. All steps that build
+/// tests into cargo's own folder name these same ones, so that each finds what others have built: for other packages
+/// cargo builds each dependency, and the library, once more, since their features differ.
 pub(crate) const TESTED: [&str; 3] = ["--workspace", "--exclude", "slackline-python"];
 
 /// An integration test that is too slow for the test profile, and so runs by name, in release.

@@ -11,7 +11,7 @@ use super::super::payloads::on_host;
 use super::super::record::digests;
 use super::super::runtime::{Runtime, complete};
 use super::super::wait::{Backoff, WaitTurn, wait};
-use super::super::{Error, now};
+use super::super::{Error, Idle, now};
 use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
 use crate::mem::{LocalSlice, OutOfBounds, Streaming, VolatileSlice};
@@ -22,8 +22,12 @@ use crate::time::Duration;
 use crate::trace::Publication;
 use crate::transport::{Address, PayloadSlice, Transport};
 
-/// Period at which the thread looks for readers that come and go.
+/// Period at which the thread of a publisher that polls looks for readers that come and go.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// The same of one that sleeps ([`Idle::Sleep`]), after a while with nothing to do.
+const LOOK_ASLEEP_EVERY: Duration = Duration::from_millis(20);
+/// That while: the handshake of a newcomer takes several looks.
+const AWAKE_FOR: Duration = Duration::from_millis(100);
 
 /// A [`Publisher`] in the hands of a thread of its own, which takes readers in and notices which are gone. Its methods
 /// may be called from any thread; versions are published one after the other.
@@ -103,7 +107,8 @@ impl<T: Transport> std::fmt::Debug for Shared<T> {
 }
 
 impl<T: Transport> Publisher<T> {
-    /// Leaves the publisher to a thread that looks after its readers from now on.
+    /// Leaves the publisher to a thread that looks after its readers from now on: each millisecond, or, with
+    /// [`Idle::Sleep`] and nothing to do, each 20 ms, and then a newcomer waits that much longer.
     ///
     /// # Errors
     /// The system gives no thread.
@@ -121,9 +126,12 @@ impl<T: Transport> Publisher<T> {
         let look_after = move || {
             let mut backoff = Backoff::new();
             let _first = looked_after.thread.set(std::thread::current());
+            let sleeps = looked_after.publisher().shard.idle() == Idle::Sleep;
+            let mut busy_at = now();
             while !looked_after.is_over.load(Relaxed) {
                 let is_copying = looked_after.is_copying();
                 if looked_after.publisher().poll(now()) {
+                    busy_at = now();
                     continue;
                 }
                 // A GPU may be done any moment, and nobody else looks.
@@ -131,7 +139,8 @@ impl<T: Transport> Publisher<T> {
                     backoff.wait();
                 } else {
                     backoff.reset();
-                    std::thread::park_timeout(LOOK_EVERY);
+                    let is_asleep = sleeps && now() - busy_at > AWAKE_FOR;
+                    std::thread::park_timeout(if is_asleep { LOOK_ASLEEP_EVERY } else { LOOK_EVERY });
                 }
             }
         };

@@ -406,8 +406,8 @@ impl Verbs {
         probe::arrival_order(&self.shared)
     }
 
-    /// Longest data that a request carries in itself, in bytes: what the device grants of what the options ask for. The
-    /// error says why it makes no queue pair.
+    /// Longest data that a request carries in itself, in bytes, as the device grants it when it is asked for what the
+    /// options say. The error says why it makes no queue pair.
     #[doc(hidden)]
     pub fn inline_bytes(&self) -> Result<u32, String> {
         probe::inline_bytes(&self.shared)

@@ -2,9 +2,9 @@
 //!
 //! Its queue pairs carry requests out in this process's memory. A WRITE is cut into packets, and each of them gets into
 //! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until either it is read from
-//! where its poster has it, unless it travels in the request. Only READs and atomics are carried out after all that was
-//! posted before them, and only what has a fence begins after earlier ones are complete. Immediate data completes a
-//! receive of the peer's once its own WRITE and all that were posted before it are in memory, and no earlier.
+//! where its poster has it, unless it travels in the request. Only READs and atomics are carried out after all WRITEs
+//! that were posted before them, and only what has a fence begins after earlier ones are complete. Immediate data
+//! completes a receive of the peer's once its own WRITE and all that were posted before it are in memory, and no earlier.
 //!
 //! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried
 //! out there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of
@@ -41,7 +41,7 @@ const PACKET_BYTES: usize = 1024;
 const DEPTH: u32 = 64;
 const READS: u8 = 16;
 
-/// Steps, on average, that a device which is late passes over before it takes one of them.
+/// Chances, on average, that a word which is late lets pass.
 const LATE_STEPS: usize = 10_000;
 
 /// A device, and the steps that it takes.
@@ -162,7 +162,8 @@ impl ScriptedAtomic {
     /// Makes the change; the word as it was before.
     fn carry_out(self, at: usize) -> u64 {
         let word = std::ptr::with_exposed_provenance_mut::<u64>(at);
-        // SAFETY: `find` has found it in registered memory, it is aligned, and all access to it is atomic.
+        // SAFETY: `find` has found the eight bytes (`post_send` takes no atomic of another length) in registered memory,
+        // `take` has seen that they are aligned, and all access to them is atomic.
         let word = unsafe { AtomicU64::from_ptr(word) };
         match self {
             ScriptedAtomic::Add(add) => word.fetch_add(add, Ordering::AcqRel),
@@ -469,8 +470,8 @@ impl DeviceState {
             );
         }
         // However many are late, they come one now and then.
-        let is_late = !self.late.is_empty() || !self.lingering.is_empty();
-        let all = steps.len() + usize::from(is_late);
+        let has_more = !self.late.is_empty() || !self.lingering.is_empty();
+        let all = steps.len() + usize::from(has_more);
         if all == 0 {
             return false;
         }

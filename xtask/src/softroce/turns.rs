@@ -78,7 +78,7 @@ const ROWS: [TurnsRow; 7] = [
         ours: &["--op", "read", "--bytes", "8"],
         emulated: 2000,
         adapter: 100_000,
-        wanted: Target::AtMost(1.1),
+        wanted: Target::AtMost(1.05),
     },
     TurnsRow {
         name: "fetch_add_latency",
@@ -86,7 +86,7 @@ const ROWS: [TurnsRow; 7] = [
         ours: &["--op", "fetch-add"],
         emulated: 2000,
         adapter: 100_000,
-        wanted: Target::AtMost(1.1),
+        wanted: Target::AtMost(1.05),
     },
 ];
 

@@ -78,7 +78,7 @@ fn describe(table: &mut Table, rdma: &RdmaReport) {
         let count = rdma.ports.len();
         row("port", format!("{port} of {count}, packets of {path_mtu} bytes, queues of {queue_depth}"));
         if let Some(bytes) = inline_bytes {
-            row("inline", format!("{bytes} bytes of data travel in a request itself"));
+            row("inline", format!("up to {bytes} bytes of data travel in a request itself"));
         }
         if let (Some(gid), Some(reason)) = (gid, gid_reason) {
             row("gid", format!("{}, index {}: {reason}", gid.address, gid.index));

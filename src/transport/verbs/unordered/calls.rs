@@ -298,6 +298,9 @@ pub(super) unsafe extern "C" fn post_send(
         let Some((address, is_gpu)) = piece.map_or(Some((0, false)), |piece| state.local(&piece)) else {
             return libc::EINVAL;
         };
+        if target.atomic.is_some() && bytes != size_of::<u64>() {
+            return libc::EINVAL;
+        }
         let is_of_gpu = state.regions.get(&target.key).is_some_and(|region| region.mapping.is_some());
         let is_read = asked.opcode == sys::IBV_WR_RDMA_READ || target.atomic.is_some();
         let written = if is_read { 0 } else { bytes };

@@ -149,12 +149,14 @@ mod tests {
         Address, Endpoint, Flags, Inline, Listener, Offer, Operation, Transport, WorkRequest,
     };
 
-    const PAYLOAD_BYTES: usize = 12 * PACKET_BYTES;
+    /// So much that two rails share it.
+    const PAYLOAD_BYTES: usize = 41 * PACKET_BYTES;
 
     /// As many as there are receives.
     const WORDS: u64 = 2 * DEPTH as u64;
 
-    /// A payload and the word that announces it, to an owner that sleeps. It is woken once both are there.
+    /// A payload and the word that announces it, to an owner that sleeps. It is woken once both are there, also where a
+    /// part of the payload goes on another rail.
     #[test]
     fn an_owner_is_woken_once_the_word_and_all_that_it_announces_are_there() {
         for (rails, seed) in (0..40).map(|index| (1 + index % 2, index as u64)) {
