@@ -1,7 +1,7 @@
 //! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle,
 //! polling and sleeping, and the time from a worker's announcement to its gradient in the next version. Then the same
-//! share of a publisher that is left to a thread, and the cost of readers that wait for the next version: the share that
-//! they take, and the time from its publication until they have it.
+//! share of a publisher that is left to a thread, and the cost of readers that wait for the next version: the share
+//! that they take, and the time from its publication until they have it.
 //!
 //! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
 //! from that of its peers.

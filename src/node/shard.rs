@@ -4,6 +4,7 @@ mod decider;
 mod joining;
 mod queue;
 mod reason;
+mod sleeping;
 mod waking;
 
 use std::ops::Range;
@@ -21,7 +22,6 @@ use super::payloads;
 use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
 use super::tree::Tree;
-use super::wait::WaitTurn;
 use crate::clock::{Clock, Version};
 use crate::mem::Access;
 use crate::param::{
@@ -356,27 +356,6 @@ impl<T: Transport> Shard<T> {
             }
         }
         events.len() > before
-    }
-
-    /// The end of a turn that got nowhere: sleeps for `at_most` where peers wake this thread. An owner does not sleep
-    /// while it has work under way whose end no peer announces (`is_busy`).
-    pub(super) fn sleep(&mut self, is_busy: bool, at_most: Duration) -> WaitTurn<()> {
-        let is_pushing = |peer: &ShardPeer<T::Endpoint>| {
-            peer.wants_push || peer.push.as_ref().is_some_and(|push| push.source().is_some())
-        };
-        let is_busy = is_busy || !self.joining.is_empty();
-        let are_pushing = self.pushed_to > 0 && self.peers.iter().flatten().any(is_pushing);
-        if !self.is_notified || is_busy || are_pushing {
-            return WaitTurn::Idle;
-        }
-        // Connections and heartbeats are looked at that often, whatever happens in between.
-        let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
-        self.listener.wait(at_most.min(look));
-        WaitTurn::Slept
-    }
-
-    fn look_every(&self) -> Duration {
-        CHECK_EVERY.min(Silence::look_every(self.config.options.lease))
     }
 
     /// Finds out whether a peer is gone, as far as its connection and its heartbeat tell. Unless the owner
@@ -756,10 +735,6 @@ impl<T: Transport> Shard<T> {
     /// Returns the number of this shard in the table.
     pub(super) fn number(&self) -> u16 {
         self.config.shard
-    }
-
-    pub(super) fn idle(&self) -> Idle {
-        self.config.options.idle
     }
 
     /// Returns the number of shards of the table.

@@ -4,7 +4,7 @@
 //! memory when chance says: before those of earlier WRITEs, after its own acknowledgement. Until either it is read from
 //! where its poster has it, unless it travels in the request. Only READs and atomics are carried out after all WRITEs
 //! that were posted before them, and only what has a fence begins after earlier ones are complete. Immediate data
-//! completes a receive of the peer's once its own WRITE and all that were posted before it are in memory, and no earlier.
+//! completes a receive of the peer's once its own WRITE and all that were posted before it are in memory, no earlier.
 //!
 //! It registers dma-bufs, as which memory of a scripted GPU comes to it, by a mapping of its own. What it has carried
 //! out there may *linger* on its way: a READ of host memory, a completion and a word tell nothing of it. A READ of
@@ -162,8 +162,8 @@ impl ScriptedAtomic {
     /// Makes the change; the word as it was before.
     fn carry_out(self, at: usize) -> u64 {
         let word = std::ptr::with_exposed_provenance_mut::<u64>(at);
-        // SAFETY: `find` has found the eight bytes (`post_send` takes no atomic of another length) in registered memory,
-        // `take` has seen that they are aligned, and all access to them is atomic.
+        // SAFETY: `find` has found the eight bytes (`post_send` takes no atomic of another length) in registered
+        // memory, `take` has seen that they are aligned, and all access to them is atomic.
         let word = unsafe { AtomicU64::from_ptr(word) };
         match self {
             ScriptedAtomic::Add(add) => word.fetch_add(add, Ordering::AcqRel),
