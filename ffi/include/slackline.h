@@ -512,8 +512,8 @@ enum slackline_idle
     SLACKLINE_IDLE_POLL = 0,
     /**
      * It sleeps until a peer wakes it, or for 20 ms at most, over shared memory, TCP and RDMA. One that shares its
-     * listener with other tables polls, as does one at several RDMA addresses; a publisher with `background` looks
-     * every millisecond.
+     * listener with other tables polls, as does one at several RDMA addresses. A publisher with `background` is not
+     * woken: it looks every millisecond, and every 20 ms once it has had nothing to do for 100 ms.
      */
     SLACKLINE_IDLE_SLEEP = 1,
 };
