@@ -81,7 +81,7 @@ pub use socket::{SILENCE_MIN, allow_silence, listen};
 pub use stream::Channel;
 
 /// Version of everything that a channel says.
-pub const CHANNEL_VERSION: u32 = 2;
+pub const CHANNEL_VERSION: u32 = 3;
 
 /// The use of a connection. A client that reached the wrong kind of port is told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

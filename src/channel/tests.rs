@@ -192,7 +192,7 @@ fn a_client_of_version_1_is_refused_by_name_and_can_read_the_refusal() {
     // A peer of version 1 reads as many bytes as its own refusals have, and finds tag, version and reason as in those.
     let mut answer = Vec::new();
     old.read_to_end(&mut answer).unwrap();
-    let expected = [b"slk-nope", &[2, 0, 0, 0][..], &bytes(REFUSAL_1)[12..]].concat();
+    let expected = [b"slk-nope", &CHANNEL_VERSION.to_le_bytes()[..], &bytes(REFUSAL_1)[12..]].concat();
     assert_eq!(answer, expected);
 }
 

@@ -2,8 +2,8 @@
 //! what devices have written there.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -43,6 +43,39 @@ impl GpuRegistration {
     }
 }
 
+/// Memory of GPUs that is registered with the devices of one transport. It may outlive the transport, and its
+/// registrations do not: they end when this is dropped.
+pub(crate) struct RegisteredMemory {
+    domain: u32,
+    blocks: Mutex<Vec<Weak<GpuBlock>>>,
+}
+
+impl RegisteredMemory {
+    /// None yet, of the transport whose registrations have this domain.
+    pub(crate) fn new(domain: u32) -> RegisteredMemory {
+        RegisteredMemory { domain, blocks: Mutex::default() }
+    }
+
+    /// Keeps a registration for as long as both `memory` and this live.
+    pub(crate) fn keep(&self, memory: &GpuMemory, registration: Arc<GpuRegistration>) {
+        memory.block().registrations().push(registration);
+        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if blocks.len() == blocks.capacity() {
+            blocks.retain(|block| block.strong_count() > 0);
+        }
+        blocks.push(Arc::downgrade(memory.block()));
+    }
+}
+
+impl Drop for RegisteredMemory {
+    fn drop(&mut self) {
+        let blocks = self.blocks.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for block in blocks.iter().filter_map(Weak::upgrade) {
+            block.registrations().retain(|registration| registration.keys.domain != self.domain);
+        }
+    }
+}
+
 /// Whole pages of memory of a GPU that are registered together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuPages {
@@ -60,10 +93,26 @@ impl GpuPages {
         GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocations }
     }
 
-    /// True if both have a page in common.
-    pub(crate) fn overlap(&self, other: &GpuPages) -> bool {
-        let end = |pages: &GpuPages| pages.pointer + pages.bytes as u64;
-        self.pointer < end(other) && other.pointer < end(self)
+    fn end(&self) -> u64 {
+        self.pointer + self.bytes as u64
+    }
+
+    fn holds(&self, other: &GpuPages) -> bool {
+        self.pointer <= other.pointer && other.end() <= self.end()
+    }
+
+    /// True if some of these pages are at the addresses of `now`, which there are now, and one of the allocations that
+    /// they are of is not there any more. Allocations that lie outside of `now` are not known to be gone.
+    pub(crate) fn are_gone(&self, now: &GpuPages) -> bool {
+        let (Some(known), Some(found)) = (&self.allocations, &now.allocations) else { return false };
+        let overlap = self.pointer < now.end() && now.pointer < self.end();
+        let is_among = |numbers: &[u64], number: &u64| numbers.contains(number);
+        overlap
+            && match (now.holds(self), self.holds(now)) {
+                (true, _) => !known.iter().all(|number| is_among(found, number)),
+                (false, true) => !found.iter().all(|number| is_among(known, number)),
+                (false, false) => !known.iter().any(|number| is_among(found, number)),
+            }
     }
 }
 
@@ -74,11 +123,6 @@ impl GpuMemory {
         registrations.iter().find(|one| one.is_of(domain, is_for_peers)).map(|one| one.keys)
     }
 
-    /// Keeps a registration for as long as this memory lives.
-    pub(crate) fn keep(&self, registration: Arc<GpuRegistration>) {
-        self.block().registrations().push(registration);
-    }
-
     /// The pages to register for it, the best first: those of the whole allocation, so that all tensors in it have them
     /// in common; and those of this memory alone. Memory that was mapped piece by piece, as PyTorch's expandable
     /// segments are, has the latter alone, and a number for each piece.
@@ -86,7 +130,7 @@ impl GpuMemory {
     /// # Errors
     /// The driver does not know the memory.
     pub(crate) fn pages(&self) -> Result<SmallVec<[GpuPages; 2]>, GpuError> {
-        let GpuBlock { primary, pointer, bytes, backing, .. } = self.block();
+        let GpuBlock { primary, pointer, bytes, backing, .. } = &**self.block();
         if let GpuBacking::Own(allocation) = backing {
             return Ok(smallvec![GpuPages { pointer: *pointer, bytes: allocation.bytes, allocations: None }]);
         }

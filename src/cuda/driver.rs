@@ -54,6 +54,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Name of a device.
     fn device_name(&self, device: i32) -> Result<String, Code>;
 
+    /// The number that no other device has, nor another instance of the same device.
+    fn device_uuid(&self, device: i32) -> Result<[u8; 16], Code>;
+
     /// True if a device can be given memory of another one.
     fn reaches(&self, device: i32, other: i32) -> Result<bool, Code>;
 

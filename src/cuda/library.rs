@@ -52,6 +52,7 @@ functions! {
     device_get_count: "cuDeviceGetCount" as fn(*mut c_int);
     device_get: "cuDeviceGet" as fn(*mut c_int, c_int);
     device_get_name: "cuDeviceGetName" as fn(*mut c_char, c_int, c_int);
+    device_get_uuid: "cuDeviceGetUuid_v2" as fn(*mut [u8; 16], c_int);
     device_can_access_peer: "cuDeviceCanAccessPeer" as fn(*mut c_int, c_int, c_int);
     device_get_attribute: "cuDeviceGetAttribute" as fn(*mut c_int, Attribute, c_int);
     primary_context_retain: "cuDevicePrimaryCtxRetain" as fn(*mut Handle, c_int);
@@ -249,6 +250,13 @@ impl Driver for DriverLibrary {
         check(unsafe { (self.functions.device_get_name)(name.as_mut_ptr(), name.len() as c_int, device) })?;
         let bytes: Vec<u8> = name.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn device_uuid(&self, device: i32) -> Result<[u8; 16], Code> {
+        let mut uuid = [0; 16];
+        // SAFETY: as above; the driver writes 16 bytes.
+        check(unsafe { (self.functions.device_get_uuid)(&raw mut uuid, device) })?;
+        Ok(uuid)
     }
 
     fn reaches(&self, device: i32, other: i32) -> Result<bool, Code> {

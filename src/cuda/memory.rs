@@ -135,7 +135,7 @@ impl GpuMemory {
         GpuMemory { block: Arc::new(block) }
     }
 
-    pub(super) fn block(&self) -> &GpuBlock {
+    pub(super) fn block(&self) -> &Arc<GpuBlock> {
         &self.block
     }
 

@@ -49,7 +49,7 @@ pub use bare::BareGpu;
 pub(crate) use copy::GpuCopy;
 pub use copy::Tickets;
 #[cfg(feature = "verbs")]
-pub(crate) use direct::{GpuPages, GpuRegistration, RdmaVisibility};
+pub(crate) use direct::{GpuPages, GpuRegistration, RdmaVisibility, RegisteredMemory};
 pub use error::GpuError;
 pub(crate) use fold::MAX_GRADIENTS;
 pub use fold::{GpuFold, GpuKernels};

@@ -70,6 +70,24 @@ impl Gpu {
         })
     }
 
+    /// The number that no other GPU has, nor another instance of this one.
+    ///
+    /// # Errors
+    /// The driver does not say it.
+    pub(crate) fn uuid(&self) -> Result<[u8; 16], GpuError> {
+        let primary = &self.inner().primary;
+        primary.call("asking for the number of a GPU", |driver| driver.device_uuid(primary.device()))
+    }
+
+    /// True if this process sees the GPU of this number.
+    pub(crate) fn sees(&self, uuid: &[u8; 16]) -> bool {
+        let seen = self.inner().primary.within(|driver| {
+            let mut devices = (0..driver.device_count().unwrap_or(0)).filter_map(|at| driver.device(at).ok());
+            Ok(devices.any(|device| driver.device_uuid(device).is_ok_and(|its| its == *uuid)))
+        });
+        seen.unwrap_or(false)
+    }
+
     /// Copies `bytes` of a pattern to the GPU and back, waiting at most `timeout` for each.
     ///
     /// # Errors

@@ -48,6 +48,8 @@ struct ScriptedState {
     /// The primary context of the first device.
     primary: Context,
     devices: i32,
+    /// A byte of the numbers of its devices.
+    host: u8,
     /// Whether they reach each other's memory.
     are_peers: bool,
     version: i32,
@@ -94,6 +96,7 @@ impl Scripted {
             state: Mutex::new(ScriptedState {
                 primary: PRIMARY,
                 devices: 1,
+                host: 0,
                 are_peers: false,
                 version: 12000,
                 has_stream_words: true,
@@ -171,6 +174,12 @@ impl Scripted {
     /// Makes the driver one that exports dma-bufs.
     pub(crate) fn with_dma_bufs(self) -> Scripted {
         self.state().has_dma_bufs = true;
+        self
+    }
+
+    /// Makes its devices others than those of a driver that was given another number.
+    pub(crate) fn of_host(self, host: u8) -> Scripted {
+        self.state().host = host;
         self
     }
 
@@ -420,6 +429,10 @@ impl Driver for Scripted {
 
     fn device_name(&self, _: i32) -> Result<String, Code> {
         self.call(|_| Ok("a scripted device".into()))
+    }
+
+    fn device_uuid(&self, device: i32) -> Result<[u8; 16], Code> {
+        self.call(|state| Ok([state.host, device as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))
     }
 
     fn reaches(&self, _: i32, _: i32) -> Result<bool, Code> {

@@ -239,7 +239,17 @@ mod tests {
     fn member(id: u64, role: MemberRole, role_rank: u32) -> Member {
         let host = Host::named("host");
         let addresses = Vec::new();
-        Member { id: MemberId(id), role, role_rank, generation: 0, rank: None, host, process: 1, addresses }
+        Member {
+            id: MemberId(id),
+            role,
+            role_rank,
+            generation: 0,
+            rank: None,
+            host,
+            process: 1,
+            addresses,
+            gpu: None,
+        }
     }
 
     fn plan() -> JobPlan {

@@ -47,7 +47,7 @@ impl<C: Conversation> JobMember<C> {
         let address = self.transports.listen_at(kinds)?;
         let (transports, rank) = (self.transports.open(), self.role_rank as usize);
         let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
-        self.announce(flatten(listener.address()));
+        self.announce(flatten(listener.address()), None); // averages are in host memory
         let choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
         let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
         Ok((listener.connect(&addresses, plan.timeout)?, choices))

@@ -125,7 +125,7 @@ struct MemberState<C> {
     conversation: C,
     members: Vec<Member>,
     outgoing: Vec<Vec<u8>>,
-    announcement: Option<Vec<Address>>,
+    announcement: Option<(Vec<Address>, Option<[u8; 16]>)>,
     /// The silence that rank 0 is allowed from now on.
     silence: Option<Duration>,
     end: Option<End>,
@@ -214,9 +214,10 @@ impl<C: Conversation> JobMember<C> {
         self.tell(|conversation| Some(conversation.failed(why)));
     }
 
-    /// Tells all members the addresses at which this process listens.
-    pub fn announce(&self, addresses: Vec<Address>) {
-        self.shared.tell(|state| state.announcement = Some(addresses));
+    /// Tells all members the addresses at which this process listens, with the UUID of the GPU that its payloads
+    /// are on, if they are on one.
+    pub fn announce(&self, addresses: Vec<Address>, gpu: Option<[u8; 16]>) {
+        self.shared.tell(|state| state.announcement = Some((addresses, gpu)));
     }
 
     /// From now on rank 0 may be silent for so long before it is taken for gone.
@@ -292,7 +293,7 @@ impl<C: Conversation> JobMember<C> {
         require: Option<TransportKind>,
     ) -> Result<TransportChoice, PathError> {
         let rdma = || self.transports.rdma().map_err(|error| error.to_string());
-        let choice = choose(&self.host, member, require, &rdma)?;
+        let choice = choose(&self.host, member, require, &rdma, &|gpu| self.transports.maps(gpu))?;
         let TransportChoice { kind, address, reason } = &choice;
         let Member { role, role_rank, host, .. } = member;
         tracing::info!(%role, role_rank, %host, %kind, %address, reason, "chose a transport");
@@ -362,8 +363,8 @@ fn turn<C: Conversation>(
     state.sending = !messages.is_empty();
     drop(state);
     silence.into_iter().for_each(|silence| membership.allow_silence(silence));
-    if let Some(addresses) = announcement {
-        membership.announce(addresses)?;
+    if let Some((addresses, gpu)) = announcement {
+        membership.announce(addresses, gpu)?;
     }
     for message in messages {
         membership.say(&message)?;

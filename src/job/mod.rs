@@ -33,7 +33,6 @@ pub mod transports;
 mod worker;
 mod worker_loop;
 
-use std::net::ToSocketAddrs;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -135,9 +134,9 @@ impl Job {
     /// The same with a GPU, named before this process serves or connects. A server has its frames, slots and states
     /// there and folds there; a worker publishes out of it ([`JobStep::publish_from_gpu`]). Processes of one host map
     /// each other's memory. Those of others are reached by RDMA, whose devices read and write memory of GPUs themselves
-    /// where they and the drivers can, or by way of host memory, by RDMA or TCP. On the host of a server with a GPU
-    /// each worker names one, too. With a GPU that [requires](Gpu::require_gpudirect) a direct way, ways that stage are
-    /// passed over.
+    /// where they and the drivers can, or by way of host memory, by RDMA or TCP. So is a worker on the host of the
+    /// server that names no GPU or does not see the server's (`CUDA_VISIBLE_DEVICES`). With a GPU that
+    /// [requires](Gpu::require_gpudirect) a direct way, ways that stage are passed over.
     ///
     /// A server whose devices do not reach its GPU is reached over TCP from other hosts, and by RDMA only where the
     /// plan asks for that alone ([`JobPlan::transport`]). Then its payloads are in host memory, and it folds by
@@ -183,10 +182,8 @@ fn listen(
     world: u32,
     secret: Option<Secret>,
 ) -> Result<CoordinatorThread, JobError> {
-    let resolve = |source| rendezvous::RendezvousError::Resolve { address: meeting_point.to_owned(), source };
-    let address = meeting_point.to_socket_addrs().map_err(resolve)?.next();
-    let none = || resolve(std::io::Error::other("it has no address"));
+    let address = rendezvous::listen_address(meeting_point, Instant::now() + plan.timeout)?;
     let attendance = Attendance::new(plan.clone(), world, Instant::now());
-    let hub = attendance.listen(address.ok_or_else(none)?, secret)?;
+    let hub = attendance.listen(address, secret)?;
     CoordinatorThread::start(hub, attendance)
 }

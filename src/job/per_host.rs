@@ -160,7 +160,7 @@ impl Job {
         let transports = self.member.transports.open();
         let left = deadline.saturating_duration_since(Instant::now());
         let server = Server::for_host(upstream, transports, &address, workers, memory, left)?;
-        self.member.announce(flatten(server.address()));
+        self.member.announce(flatten(server.address()), self.member.transports.serves_from());
         HostThread::start(Arc::clone(&self.member), server, workers as u64)
     }
 }

@@ -158,6 +158,7 @@ mod tests {
             host,
             process: 1,
             addresses,
+            gpu: None,
         }
     }
 

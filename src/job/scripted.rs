@@ -10,7 +10,7 @@ mod tests {
     use crate::cuda::{GpuMemory, Scripted};
     use crate::job::env::{MeetingPoint, Placement, Source};
     use crate::job::transports::Transports;
-    use crate::job::{Job, JobPlan, Served};
+    use crate::job::{Job, JobPlan, JobWorker, Served};
     use crate::kernel::Optimizer;
     use crate::node::{ServerOptions, WorkerOptions};
     use crate::scheme::SchemeConfig;
@@ -25,7 +25,14 @@ mod tests {
     const WORLD: u32 = 3;
 
     fn job(rank: u32, point: &MeetingPoint, transport: TransportKind) -> Job {
-        let plan = JobPlan::servers(1).clocks(CLOCKS).timeout(Duration::from_secs(30)).transport(transport);
+        join(rank, point, plan().transport(transport))
+    }
+
+    fn plan() -> JobPlan {
+        JobPlan::servers(1).clocks(CLOCKS).timeout(Duration::from_secs(30))
+    }
+
+    fn join(rank: u32, point: &MeetingPoint, plan: JobPlan) -> Job {
         let placement = Placement {
             rank,
             world: WORLD,
@@ -145,6 +152,45 @@ mod tests {
     #[test]
     fn a_job_trains_on_its_gpus_over_tcp() {
         a_job_trains_on_its_gpus(Way::Tcp);
+    }
+
+    /// Descends as [`work`] does, on processors.
+    fn compute(mut worker: JobWorker<'_>) {
+        while let Some(mut step) = worker.next_step().unwrap() {
+            let (parameters, gradient) = step.borrow().unwrap();
+            gradient.copy_from_slice(parameters);
+            step.publish(None).unwrap();
+        }
+    }
+
+    #[test]
+    fn workers_that_do_not_see_the_servers_gpu_reach_it_over_tcp() {
+        let point = &MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let served = std::thread::scope(|scope| {
+            let serving = scope.spawn(move || {
+                let driver = Arc::new(Scripted::new().of_host(1));
+                let (gpu, ..) = driver.open_gpu();
+                let _working = driver.work_in_a_thread();
+                let job = join(0, point, plan()).with_gpu(&gpu);
+                let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+                let options = ServerOptions::new(SchemeConfig::Bsp, 2, 0.5);
+                let served = job.serve(table, &[1.0; ELEMENTS], options).unwrap();
+                assert!(driver.launches() >= CLOCKS as usize, "its GPU has folded");
+                assert!(gpu.host_bytes_copied() > 0, "payloads were staged");
+                served
+            });
+            scope.spawn(move || {
+                let job = join(1, point, plan());
+                compute(job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap());
+            });
+            scope.spawn(move || {
+                let (gpu, ..) = Arc::new(Scripted::new().of_host(2)).open_gpu();
+                let job = join(2, point, plan()).with_gpu(&gpu);
+                compute(job.worker(WorkerOptions::new(SchemeConfig::Bsp)).unwrap());
+            });
+            serving.join().unwrap()
+        });
+        assert_eq!(served.parameters, [0.5f32.powi(CLOCKS as i32); ELEMENTS]);
     }
 
     #[test]

@@ -68,6 +68,8 @@ impl Diagnostic for NoRdma {
 #[cfg(feature = "cuda")]
 const STAGED_BY_RDMA: &str = "payloads on its GPU would be staged by RDMA, and GPUDirect is required";
 
+const HAS_NO_GPU: &str = "does not map, as it has named no GPU";
+
 #[cfg(feature = "cuda")]
 const OUT_OF_REACH: &str = "its payloads are on a GPU, which its RDMA device does not reach";
 
@@ -108,6 +110,28 @@ impl Transports {
         let open = || Err(NoRdma::of(&NotBuilt { transport: TransportKind::Verbs }));
         self.rdma.get_or_init(open).as_ref().map_err(NoRdma::clone)?;
         self.rdma_for_payloads().map(|_| ())
+    }
+
+    /// The UUID of the GPU that this process serves payloads from, if they are on one.
+    pub(super) fn serves_from(&self) -> Option<[u8; 16]> {
+        #[cfg(feature = "cuda")]
+        return self.open().gpu().and_then(|gpu| gpu.uuid().ok());
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
+    /// Whether this process maps memory of the GPU of this UUID, or the reason why not.
+    pub(super) fn maps(&self, uuid: &[u8; 16]) -> Result<(), String> {
+        let number: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        #[cfg(feature = "cuda")]
+        let why = match self.gpu.get() {
+            Some((gpu, _)) if gpu.sees(uuid) => return Ok(()),
+            Some(_) => "does not see (CUDA_VISIBLE_DEVICES)",
+            None => HAS_NO_GPU,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let why = HAS_NO_GPU;
+        Err(format!("its payloads are on the GPU {number}, which this process {why}"))
     }
 
     /// The address of the GPU on the PCI bus.

@@ -17,6 +17,9 @@ use crate::transport::mixed::Mixed;
 /// address.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
 
+/// The time between two attempts.
+const TRY_EVERY: Duration = Duration::from_millis(50);
+
 /// The longest time for which a worker that has finished does not look after its connections.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -59,6 +62,8 @@ impl<C: Conversation> JobMember<C> {
                 }
                 Err(error) if plan.reconnect && is_passing(&error) && Instant::now() < deadline => {
                     tracing::debug!(%error, "connecting again");
+                    // A server that refuses for good would else be asked a thousand times a second.
+                    std::thread::sleep(deadline.saturating_duration_since(Instant::now()).min(TRY_EVERY));
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -216,6 +221,8 @@ impl LoopStep<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnostic::Diagnostic;
+    use crate::param::PullError;
     use crate::transport::Disconnected;
 
     #[test]
@@ -230,6 +237,8 @@ mod tests {
         assert!(matches!(waits.keep(Ok(7)), Ok(Some(7))));
         assert!(matches!(waits.keep(Err::<u8, _>(lost())), Ok(None)));
         assert!(waits.error.as_ref().is_some_and(Error::is_loss));
+        let replaced = Error::Pull { shard: 0, source: PullError::Epoch { expected: 1, found: 2 } };
+        assert!(replaced.is_retryable() && matches!(waits.keep(Err::<u8, _>(replaced)), Ok(None)));
         let other = Error::InFlight { what: "gradient" };
         assert!(waits.keep(Err::<u8, _>(other)).is_err(), "it is no loss");
         let mut ends = ServerLoss { reconnect: false, error: None };

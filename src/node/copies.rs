@@ -1,5 +1,8 @@
 //! Copies of GPUs that read or write a node's memory.
 
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, PoisonError};
+
 use super::Error;
 #[cfg(feature = "cuda")]
 use crate::cuda::Tickets;
@@ -8,17 +11,23 @@ use crate::cuda::Tickets;
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     #[cfg(feature = "cuda")]
-    pub(super) tickets: Tickets,
+    tickets: Mutex<Tickets>,
 }
 
 impl Copies {
+    /// The tickets of the copies, to add to.
+    #[cfg(feature = "cuda")]
+    pub(super) fn tickets(&mut self) -> &mut Tickets {
+        self.tickets.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// True once all of them are done. It does not wait.
     ///
     /// # Errors
     /// Work of this process on a GPU failed; its copies are over and were not made.
-    pub(super) fn are_done(&mut self) -> Result<bool, Error> {
+    pub(super) fn are_done(&self) -> Result<bool, Error> {
         #[cfg(feature = "cuda")]
-        return Ok(self.tickets.are_done()?);
+        return Ok(self.tickets.lock().unwrap_or_else(PoisonError::into_inner).are_done()?);
         #[cfg(not(feature = "cuda"))]
         Ok(true)
     }

@@ -272,8 +272,8 @@ impl Diagnostic for Error {
     /// pinned version, connect again after the loss of a server or an eviction.
     fn is_retryable(&self) -> bool {
         match self {
-            Error::Deadline { .. } | Error::ServerLost { .. } | Error::Evicted { .. } => true,
-            Error::Pinned { .. } | Error::Thread { .. } => true,
+            error if error.is_loss() => true,
+            Error::Deadline { .. } | Error::Pinned { .. } | Error::Thread { .. } => true,
             Error::Connect(error) => error.is_retryable(),
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.is_retryable(),
@@ -320,9 +320,16 @@ impl Error {
         }
     }
 
-    /// True if a server is lost to this peer: it is gone, or took the peer for dead. Connecting again may help.
+    /// True if a server is lost to this peer: it is gone, was started again, or took the peer for dead. Connecting
+    /// again may help.
     pub fn is_loss(&self) -> bool {
-        matches!(self, Error::ServerLost { .. } | Error::Evicted { .. })
+        matches!(
+            self,
+            Error::ServerLost { .. }
+                | Error::Evicted { .. }
+                | Error::Pull { source: PullError::Epoch { .. }, .. }
+                | Error::Pin { source: PinError::Epoch { .. }, .. }
+        )
     }
 
     /// True if the peer refused for a reason that passes by itself.

@@ -670,6 +670,7 @@ impl<E: Endpoint> Link<E> {
     /// As [`pin`](Self::pin), until it is released or the next one is pinned.
     pub(super) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
         let begun = self.runtime.now();
+        let bound = self.pull.no_older(bound);
         // A dead owner's memory would satisfy this reader for ever.
         self.look_around(begun)?;
         // Most pins end at once: they have read the clock once, and have not made a future.
@@ -704,7 +705,11 @@ impl<E: Endpoint> Link<E> {
     fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
         let shard = self.welcome.shard;
         let failed = |source| Error::Pin { shard, source };
-        self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)
+        let held = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)?;
+        if let Some(Pulled { version, .. }) = held {
+            self.pull.raise_floor(version);
+        }
+        Ok(held)
     }
 
     /// Returns the memory of the slot that `publish` reserved, if it is mapped.

@@ -123,6 +123,8 @@ pub struct Reader<T: Transport> {
     reads: u64,
     /// The refresh that has begun and has not ended.
     refresh: Option<Refresh>,
+    /// The error that has ended its copy in a call that asked for something else: its next turn returns it.
+    failed: Option<Error>,
     /// Bytes pulled since the connection was last looked after.
     unwatched: usize,
 }
@@ -255,6 +257,7 @@ impl<T: Transport> Reader<T> {
             ticket,
             reads: 0,
             refresh: None,
+            failed: None,
             unwatched: 0,
         })
     }
@@ -275,7 +278,8 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// As [`connect`](Self::connect), and if the new owner has another table; the reader then stays as it was. Calls
-    /// that follow each other at once keep their position in the queue.
+    /// that follow each other at once keep their position in the queue. [`Error::InFlight`] if a GPU still copies to
+    /// memory of the caller's for the last connection: the reader is connected then, and copies to memory of its own.
     pub fn reconnect(&mut self, address: &Address, timeout: Duration) -> Result<(), Error> {
         complete(self.reconnect_async(address, true, timeout))
     }
@@ -298,6 +302,7 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         link.pull.select(self.selection.as_ref().map(Selection::plan));
         (self.link, self.held, self.filled) = (link, None, None);
+        self.leave_lent_memory()?;
         // Its records are those of another reader: the successor may have older versions.
         self.identity = random_word();
         Ok(())
@@ -523,10 +528,12 @@ impl<T: Transport> Reader<T> {
         let deadline = begun + timeout;
         // An answer to a question of an earlier call, which ended at its deadline, may be older than this one.
         let mut needed = self.link.answers() + 1 + u64::from(self.link.is_probing());
-        self.link.look_around(begun)?;
+        let looked = self.link.look_around(begun);
+        self.keep_error(looked)?;
         let newest = wait(&runtime, deadline, |now| {
             self.link.probe()?;
-            self.link.advance()?;
+            let advanced = self.link.advance();
+            self.keep_error(advanced)?;
             if self.link.answers() >= needed {
                 let newest = self.link.line.seen.version;
                 if newest >= at_least {
@@ -534,10 +541,22 @@ impl<T: Transport> Reader<T> {
                 }
                 needed = self.link.answers() + 1;
             }
-            self.link.look_around(now)?;
+            let looked = self.link.look_around(now);
+            self.keep_error(looked)?;
             Ok(self.rest(WaitTurn::Idle, deadline - now))
         });
         Ok((newest.await?, self.link.line.seen))
+    }
+
+    /// Keeps the error of a copy for the refresh that makes it, where another call has moved it on.
+    fn keep_error<R: Default>(&mut self, done: Result<R, Error>) -> Result<R, Error> {
+        match done {
+            Err(error @ Error::Pull { .. }) if self.refresh.is_some() => {
+                self.failed.get_or_insert(error);
+                Ok(R::default())
+            }
+            done => done,
+        }
     }
 
     /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. Only
@@ -628,7 +647,10 @@ impl<T: Transport> Reader<T> {
         }
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
         if self.link.pins.is_none() || is_checked {
-            let fresh = self.refresh(max_staleness, timeout)?;
+            // A copy at hand that is older than what another read has got is not kept.
+            let oldest = self.link.pull.no_older(Bound::NONE).version;
+            self.begin(Wanted::at_least(oldest).max_staleness(max_staleness), None);
+            let fresh = complete(self.finish(timeout))?;
             into.copy_from_slice(self.bytes()?);
             return Ok(Fresh { copied: true, ..fresh });
         }
@@ -664,3 +686,6 @@ impl<T: Transport> Reader<T> {
         self.consistency = consistency;
     }
 }
+
+#[cfg(test)]
+mod tests;

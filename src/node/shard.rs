@@ -328,6 +328,9 @@ impl<T: Transport> Shard<T> {
     pub(super) fn poll(&mut self, now: Instant, clock: Clock, events: &mut Vec<ShardEvent>) -> bool {
         let before = events.len();
         if now - self.greeted >= GREET_EVERY {
+            if let Some(tree) = &mut self.tree {
+                tree.look(now);
+            }
             while events.len() == before {
                 let Some(incoming) = self.listener.poll(now) else {
                     self.greeted = now;

@@ -1,6 +1,7 @@
 //! The tree of relays that a publisher arranges: who reads from whom.
 //!
-//! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one. So a tree
+//! All that is known comes from the announcements of the relays, and is forgotten a lease after the last one, not
+//! counting time in which the publisher did not look. So a tree
 //! repairs itself, and a publisher that restarts knows its tree once all have announced themselves again.
 //!
 //! A relay gets a number when it first announces itself, larger than those before, and keeps it until it ends. It is
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 
 use crate::clock::Version;
 use crate::param::{Joiner, RelayNotice, TreeOwner, TreePosition};
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, Silence};
 use crate::transport::{Address, Host};
 
 /// Longest time that a publisher may take to name the owners, and an owner to let a reader in before the next one is
@@ -39,6 +40,8 @@ pub(super) struct Tree {
     lease: Duration,
     /// By number.
     relays: BTreeMap<u64, TreeRelay>,
+    /// The time at which the publisher last looked who has come.
+    looked: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -53,7 +56,17 @@ struct TreeRelay {
 impl Tree {
     /// A tree without relays, of a publisher on `host` that lets so many relays read from it.
     pub(super) fn new(began: (u64, Version), host: Host, branches: u16, lease: Duration) -> Tree {
-        Tree { began, host, branches: branches.max(1), lease, relays: BTreeMap::new() }
+        Tree { began, host, branches: branches.max(1), lease, relays: BTreeMap::new(), looked: None }
+    }
+
+    /// The publisher is about to look who has come. The time for which it did not look, because it computed or was
+    /// stopped, counts against no relay, as it counts against no peer ([`Silence`]).
+    pub(super) fn look(&mut self, now: Instant) {
+        let since = now - self.looked.replace(now).unwrap_or(now);
+        let away = since.saturating_sub(Silence::look_every(self.lease));
+        if !away.is_zero() {
+            self.relays.values_mut().for_each(|relay| relay.heard = relay.heard + away);
+        }
     }
 
     /// The position of a process that asks for one; `fresh` is the number for a new relay, if it is larger than all
@@ -379,6 +392,27 @@ mod tests {
         assert_eq!(second.reads_from(), Some(TreePosition::PUBLISHER), "it has nowhere else to go");
         third.announce(&mut tree, 4.7);
         assert_eq!(third.reads_from(), Some(second.number()), "the publisher lets one read");
+    }
+
+    #[test]
+    fn a_publisher_that_was_away_for_a_lease_keeps_its_tree() {
+        let mut tree = tree(1);
+        let [mut first, mut second] = [0, 1].map(|at| Scripted::new(at, &format!("h{at}"), 1));
+        let at = |seconds: f64| Instant::ORIGIN + Duration::from_secs_f64(seconds);
+        tree.look(at(1.0));
+        first.announce(&mut tree, 1.0);
+        second.announce(&mut tree, 1.0);
+        assert_eq!(second.reads_from(), Some(first.number()));
+        // It computes for ten seconds, and then finds the announcement of the second one first.
+        tree.look(at(11.0));
+        second.announce(&mut tree, 11.0);
+        assert_eq!(second.reads_from(), Some(first.number()));
+        // While it looks, a relay that announces itself no more is forgotten after its lease.
+        for tenth in 111..=145 {
+            tree.look(at(f64::from(tenth) / 10.0));
+            second.announce(&mut tree, f64::from(tenth) / 10.0);
+        }
+        assert_eq!(second.reads_from(), Some(TreePosition::PUBLISHER));
     }
 
     #[test]

@@ -447,6 +447,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_of_the_protocol_names_this_layout() {
+        let page = include_str!("../../docs/protocol.md");
+        assert!(page.contains(&format!("version: {LAYOUT_VERSION}; it stands in the control page")));
+    }
+
+    #[test]
     fn headers_and_words_round_trip() {
         let latest = Latest { version: Version::new((1 << 56) - 1), frame: 255 };
         assert_eq!(Latest::from_word(latest.to_word()), latest);

@@ -361,7 +361,7 @@ impl Publish {
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.outstanding = self.outstanding.saturating_sub(1);
         if let Err(error) = completion.result {
-            self.failed = Some(error);
+            self.failed = Some(error.after(self.failed));
         }
     }
 

@@ -276,8 +276,13 @@ impl Pull {
             // The caller has named it, though it may be older than what this pull handed out.
             self.bound.version = version;
         } else if self.options.consistency == Consistency::Whole && !mutant!("monotone") {
-            self.bound.version = bound.version.max(self.floor);
+            self.bound = self.no_older(bound);
         }
+    }
+
+    /// The bound, raised so that nothing satisfies it that is older than what was handed out.
+    pub(crate) fn no_older(&self, bound: Bound) -> Bound {
+        Bound { version: bound.version.max(self.floor), ..bound }
     }
 
     /// True between `start` and the result.
@@ -338,7 +343,7 @@ impl Pull {
         self.state = PullStep::Done;
     }
 
-    /// Hands out nothing older than `version` from now on, which was copied whole in another way.
+    /// Hands out nothing older than `version` from now on, which was read whole in another way.
     pub(crate) fn raise_floor(&mut self, version: Version) {
         self.floor = self.floor.max(version);
     }
@@ -384,7 +389,7 @@ impl Pull {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.take_batch(completion.result.is_ok());
         if let Err(error) = completion.result {
-            self.failed = Some(error);
+            self.failed = Some(error.after(self.failed));
         }
         self.release();
     }
@@ -462,10 +467,11 @@ impl Pull {
             && self.pieces.is_none()
             && self.options.exactly.is_none_or(|version| version == writing.version)
             && writing.version > latest.version
+            && writing.version >= self.bound.version
             && writing.frame < self.source.geometry.frames
         {
-            // What the frame will be is known only at its end: it is followed in the hope that it satisfies the
-            // bound, by a reader that would do nothing but wait otherwise.
+            // The smallest clock of the frame is known only at its end: it is followed in the hope that it satisfies
+            // the bound, by a reader that would do nothing but wait otherwise.
             self.follow = Follow {
                 frame: writing.frame,
                 version: writing.version,
@@ -520,8 +526,7 @@ impl Pull {
     fn accept(&mut self, header: FrameHeader) -> Result<bool, PullError> {
         // Bytes of a frame may satisfy the bound no longer being the latest; its own header decides.
         let whole = self.options.consistency == Consistency::Whole;
-        let is_another = self.options.exactly.is_some_and(|version| version != header.version);
-        if whole && (is_another || !self.bound.is_met_by(header.version, header.smallest_clock)) {
+        if whole && !self.is_wanted(&header) {
             self.state = PullStep::Begin;
             return Ok(false);
         }
@@ -531,6 +536,8 @@ impl Pull {
             && let Some(into) = self.into.as_ref().and_then(PayloadSlice::host)
             && frames::frame_checksum(&header, into) != header.checksum
         {
+            // Which part of it is damaged is not known: none is gone on with.
+            self.partial = None;
             return Err(PullError::Checksum { version: header.version });
         }
         self.gains += 1;
@@ -552,6 +559,12 @@ impl Pull {
         self.partial = None;
         self.state = PullStep::Done;
         Ok(true)
+    }
+
+    /// Whether a whole version satisfies the bound, and is the one that the caller has named, if it has.
+    fn is_wanted(&self, header: &FrameHeader) -> bool {
+        let is_another = self.options.exactly.is_some_and(|version| version != header.version);
+        !is_another && self.bound.is_met_by(header.version, header.smallest_clock)
     }
 
     fn retry(&mut self) -> bool {

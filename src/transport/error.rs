@@ -398,6 +398,15 @@ pub enum CompletionError {
     },
 }
 
+impl CompletionError {
+    /// The failure to tell of, of this one and an `earlier` one of the same connection: the last one, but for a copy
+    /// that a GPU did not make. What stood behind that was flushed, and flushed requests alone would look like the
+    /// loss of the peer.
+    pub(crate) fn after(self, earlier: Option<CompletionError>) -> CompletionError {
+        earlier.filter(|earlier| *earlier == CompletionError::Gpu).unwrap_or(self)
+    }
+}
+
 impl Diagnostic for CompletionError {
     fn operation(&self) -> &'static str {
         "reaching a peer's memory"

@@ -66,6 +66,36 @@ fn training_resumed_from_a_checkpoint_is_bit_for_bit_that_without_a_stop() {
 }
 
 #[test]
+fn the_checkpoint_that_a_server_went_on_from_outlives_the_damaged_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shard");
+    let options = || checkpointing(ServerOptions::new(SchemeConfig::Bsp, 1, 0.05), &path);
+    let serving = Serving::start(new(ELEMENTS, options()));
+    let mut worker = worker(&serving.address, SchemeConfig::Bsp);
+    train(&mut worker).unwrap();
+    worker.flush(PATIENCE).unwrap();
+    let mut server = serving.stop();
+    assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(1));
+    let serving = Serving::start(server);
+    train(&mut worker).unwrap();
+    worker.flush(PATIENCE).unwrap();
+    let mut server = serving.stop();
+    assert_eq!(server.finish_checkpoint(PATIENCE).unwrap(), Version::new(2));
+    drop(server);
+    std::fs::write(&path, "damaged").unwrap();
+
+    let mut resumed = resume(ELEMENTS, &path, options());
+    assert_eq!(resumed.status().version, Version::new(1));
+    assert_eq!(std::fs::read(folder.path().join("shard.damaged")).unwrap(), b"damaged");
+    // As the next checkpoint is written, the one before stays what it was, and outlives damage to the new one.
+    resumed.request_checkpoint().unwrap();
+    assert_eq!(resumed.finish_checkpoint(PATIENCE).unwrap(), Version::new(1));
+    drop(resumed);
+    std::fs::write(&path, "damaged again").unwrap();
+    assert_eq!(Checkpoint::read(&path).unwrap().version(), Version::new(1));
+}
+
+#[test]
 fn a_checkpoint_says_what_it_holds_and_is_refused_by_another_job() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shard");

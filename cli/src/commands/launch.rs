@@ -133,10 +133,10 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
+        // What a process has started itself, as a shell does, is in its group, and would go on without it.
+        self.signal(Signal::KILL.as_raw());
         for (child, status) in &mut self.0 {
             if status.is_none() {
-                // An error means that the process is gone already.
-                let _gone = child.kill();
                 let _status = child.wait();
             }
         }

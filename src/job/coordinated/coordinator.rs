@@ -308,7 +308,7 @@ impl<C: Caller> Coordinator<C> {
             Some(TransportKind::Verbs) => self.transports.rdma().map_err(|error| error.to_string()),
             _ => Err("a coordinator takes it only where it is required".into()),
         };
-        choose(&Host::own(), member, require, &rdma)
+        choose(&Host::own(), member, require, &rdma, &|gpu| self.transports.maps(gpu))
     }
 
     /// Learns where this process reads a worker's own parameters.

@@ -12,7 +12,8 @@ use super::coordinator::{Coordinator, LAST_WORDS};
 use super::entries::{ProcessState, WorkerEntry};
 use super::orders::{Order, json};
 
-/// Workers report ten times a second; one silent for so long, and evicted by the servers, is stopped or hangs.
+/// Workers report ten times a second; one silent for so long, or for a lease if that is longer, and evicted by the
+/// servers, is stopped or hangs.
 const SILENT_FOR: Duration = Duration::from_secs(5);
 
 /// The time between two looks at members that are only listened to.
@@ -126,8 +127,8 @@ impl<C: Caller> Coordinator<C> {
 
     /// Ends workers that are neither heard of nor counted by the servers: the job cannot wait for them.
     pub(super) fn let_go_of_the_silent(&mut self) {
-        let now = crate::node::now();
-        let silent = |entry: &mut WorkerEntry| entry.silence.observe(now, entry.heard, SILENT_FOR);
+        let (now, longest) = (crate::node::now(), SILENT_FOR.max(self.plan.worker.lease));
+        let silent = |entry: &mut WorkerEntry| entry.silence.observe(now, entry.heard, longest);
         let silent: Vec<bool> = self.workers.iter_mut().map(silent).collect();
         let lost =
             self.workers.iter().filter(|entry| matches!(entry.state, ProcessState::Lost { .. })).count();
@@ -137,13 +138,13 @@ impl<C: Caller> Coordinator<C> {
         for (worker, silent) in silent.into_iter().enumerate() {
             let entry = &mut self.workers[worker];
             if silent && entry.state == ProcessState::Running && entry.lost.is_none() {
-                let why = format!("was silent for {} s", SILENT_FOR.as_secs());
+                let why = format!("was silent for {} s", longest.as_secs());
                 entry.lost = Some(Loss::Ended(why));
                 // A process that is started again after it was stopped reads this first.
                 if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
                     let why = format!(
                         "worker {worker} was evicted: it was silent for longer than {} s; start it again to rejoin",
-                        SILENT_FOR.as_secs()
+                        longest.as_secs()
                     );
                     self.hub.say(member, &json(&Order::Refuse(why)));
                 }

@@ -184,7 +184,7 @@ impl CoordinatedMember {
         if order.checkpoint.is_some() {
             self.say(Message::Began(origin));
         }
-        self.member.announce(flatten(server.address()));
+        self.member.announce(flatten(server.address()), self.member.transports.serves_from());
         Ok(server)
     }
 }

@@ -44,6 +44,8 @@ pub struct MeetingPointError {
 /// How a meeting point is written.
 pub(super) const REMEDY: &str = "give a name or address and a port, such as node1:29400 or [fd00::1]:29400";
 
+const LINK_LOCAL: &str = "other hosts do not reach an address that holds on one link alone";
+
 impl Diagnostic for MeetingPointError {
     fn operation(&self) -> &'static str {
         "reading a meeting point"
@@ -68,7 +70,11 @@ impl FromStr for MeetingPoint {
         let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         match inner {
-            Some(inner) if inner.split('%').next().is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok()) => {}
+            Some(inner) if inner.contains('%') => return Err(fault(LINK_LOCAL)),
+            Some(inner) if inner.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) => {
+                return Err(fault(LINK_LOCAL));
+            }
+            Some(inner) if inner.parse::<Ipv6Addr>().is_ok() => {}
             Some(_) => return Err(fault("there is no IPv6 address between the brackets")),
             None if host.is_empty() => return Err(fault("there is no host")),
             None if host.contains(':') => return Err(fault("an IPv6 address needs brackets")),

@@ -307,6 +307,8 @@ fn what_is_no_meeting_point_is_refused() {
         ("node1:x", "up to 65535"),
         (":99", "no host"),
         ("::1:99", "needs brackets"),
+        ("[fe80::1]:99", "on one link alone"),
+        ("[fe80::1%eth0]:99", "on one link alone"),
         ("[node1]:99", "no IPv6 address between"),
         ("no/de:99", "no name of a host"),
     ] {

@@ -17,6 +17,9 @@ use crate::transport::wireup::{Newcomer, Newcomers, accept};
 /// Changes of the list of members are told at most so often: a job of a thousand joins at once.
 const TELL_EVERY: Duration = Duration::from_millis(20);
 
+/// The longest wait while the system gives no descriptors for connections.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
 /// Settings of a hub.
 #[derive(Clone, Debug, Default)]
 pub struct HubOptions {
@@ -157,11 +160,14 @@ impl Hub {
             return;
         }
         let mut sockets = Vec::with_capacity(1 + self.newcomers.iter().len() + self.inside.len());
-        sockets.push(PollFd::new(&self.listener, PollFlags::IN));
+        // Of a socket that cannot be accepted from there is nothing to be heard but that.
+        let cannot_accept = self.newcomers.cannot_accept();
+        sockets.extend((!cannot_accept).then(|| PollFd::new(&self.listener, PollFlags::IN)));
         let unauthenticated_peers = self.newcomers.iter().map(|PendingProcess(channel)| channel);
         let channels = unauthenticated_peers.chain(self.inside.iter().map(|inside| &inside.channel));
         sockets.extend(channels.map(|channel| PollFd::from_borrowed_fd(channel.as_fd(), interest(channel))));
         let timeout = if self.changed { timeout.min(TELL_EVERY) } else { timeout };
+        let timeout = if cannot_accept { timeout.min(ACCEPT_AGAIN) } else { timeout };
         let timeout = rustix::time::Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
@@ -198,7 +204,8 @@ impl Hub {
         *next += 1;
         self.ids += 1;
         let id = MemberId(self.ids);
-        let member = Member { id, role, role_rank, generation, rank, host, process, addresses: Vec::new() };
+        let member =
+            Member { id, role, role_rank, generation, rank, host, process, addresses: Vec::new(), gpu: None };
         let welcome = FromHub::Welcome { id, role_rank, generation, epoch: self.epoch };
         if channel.send(&encode(&welcome)).is_ok() {
             tracing::info!(%role, role_rank, generation, host = %member.host, process, "joined");
@@ -247,8 +254,8 @@ impl Hub {
                     Some(ToHub::Say(message)) => {
                         self.events.push_back(HubEvent::Said(inside.member.id, message));
                     }
-                    Some(ToHub::Announce(addresses)) => {
-                        inside.member.addresses = addresses;
+                    Some(ToHub::Announce(addresses, gpu)) => {
+                        (inside.member.addresses, inside.member.gpu) = (addresses, gpu);
                         self.events.push_back(HubEvent::Announced(inside.member.clone()));
                         self.changed = true;
                     }
@@ -344,4 +351,25 @@ impl Hub {
 
 fn interest(channel: &Channel) -> PollFlags {
     if channel.is_flushed() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_hub_without_descriptors_waits_and_does_not_spin() {
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let _waits_to_be_accepted = TcpStream::connect(hub.address()).unwrap();
+        let (address, full) = (hub.address, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        hub.newcomers.admit(&address, now(), full);
+        let begun = std::time::Instant::now();
+        hub.wait(Duration::from_millis(30));
+        assert!(begun.elapsed() >= Duration::from_millis(30), "nothing can be done about the connection");
+        // Descriptors are there again.
+        assert!(hub.poll().is_none() && !hub.newcomers.cannot_accept());
+    }
 }

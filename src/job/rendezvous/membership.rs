@@ -1,11 +1,12 @@
 //! The side of every other process in the meeting.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::resolve::resolve;
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Introduction, MAX_MESSAGE_BYTES, Member, MemberId, RendezvousError};
 use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, allow_silence};
@@ -37,7 +38,7 @@ pub struct Membership {
 
 impl Membership {
     /// Joins the job whose rank 0 meets the others at `address` (`HOST:PORT`). Tries until `timeout`: rank 0 may be up
-    /// later, or may still believe that the process that this one replaces is there.
+    /// and its name known later, or it may still believe that the process that this one replaces is there.
     pub fn join(
         address: &str,
         introduction: Introduction,
@@ -50,10 +51,7 @@ impl Membership {
         let introduction = encode(&ToHub::Introduce(introduction));
         let (mut last, mut answered) = ("it has no address".to_owned(), false);
         loop {
-            let resolved = address.to_socket_addrs();
-            let resolved =
-                resolved.map_err(|source| RendezvousError::Resolve { address: address.into(), source });
-            for socket in resolved? {
+            for socket in resolve(address, deadline)? {
                 match join_at(socket, address, &introduction, &terms, deadline) {
                     Ok(membership) => return Ok(membership),
                     Err(JoinFailure::Final(error)) => return Err(error),
@@ -137,13 +135,18 @@ impl Membership {
         wait(&self.channel, timeout, Some(wake));
     }
 
-    /// Tells all members where this member is reached from now on.
-    pub fn announce(&mut self, addresses: Vec<Address>) -> Result<(), RendezvousError> {
+    /// Tells all members where this member is reached from now on, and the UUID of the GPU that it serves payloads
+    /// from, if they are on one.
+    pub fn announce(
+        &mut self,
+        addresses: Vec<Address>,
+        gpu: Option<[u8; 16]>,
+    ) -> Result<(), RendezvousError> {
         if addresses.len() > super::MAX_ADDRESSES {
             let (length, limit) = (addresses.len(), super::MAX_ADDRESSES);
             return Err(RendezvousError::TooLong { what: "the list of addresses", length, limit });
         }
-        self.send(&ToHub::Announce(addresses))
+        self.send(&ToHub::Announce(addresses, gpu))
     }
 
     /// Says something to rank 0, at most [`MAX_MESSAGE_BYTES`].

@@ -18,7 +18,7 @@
 //! let server = std::thread::spawn(move || {
 //!     let introduction = Introduction::new(MemberRole::Server, Host::own());
 //!     let mut membership = Membership::join(&address, introduction, None, timeout)?;
-//!     membership.announce(vec![Address::random()])?;
+//!     membership.announce(vec![Address::random()], None)?;
 //!     loop {
 //!         if let Some(MemberEvent::Said(message)) = membership.poll()? {
 //!             return Ok::<_, slackline::internals::job::rendezvous::RendezvousError>(message);
@@ -42,6 +42,7 @@
 
 mod hub;
 mod membership;
+mod resolve;
 mod wire;
 
 #[cfg(test)]
@@ -54,6 +55,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::transport::Host;
 pub use hub::{Hub, HubEvent, HubOptions};
 pub use membership::{MemberEvent, Membership};
+pub use resolve::listen_address;
 #[cfg(any(test, fuzzing))]
 pub(crate) use wire::{fuzz_messages, message_samples};
 
@@ -137,6 +139,8 @@ pub struct Member {
     pub process: u32,
     /// The addresses at which others reach its memory, if it has announced them yet.
     pub addresses: Vec<Address>,
+    /// The number of the GPU that it serves payloads from, if they are on one: its UUID.
+    pub gpu: Option<[u8; 16]>,
 }
 
 /// The meeting failed.
@@ -160,7 +164,7 @@ pub enum RendezvousError {
         /// The address.
         address: std::net::SocketAddr,
     },
-    /// The meeting point is no address.
+    /// The meeting point is no address, or its name is not known by the deadline.
     #[error("the meeting point {address} cannot be found: {source}; {}", remedy_of(self))]
     Resolve {
         /// The address that was given.

@@ -21,8 +21,9 @@ const REASON_MAX: usize = 4096;
 pub(super) enum ToHub {
     /// First, and once.
     Introduce(Introduction),
-    /// The addresses at which the member's memory is reached from now on.
-    Announce(Vec<Address>),
+    /// The addresses at which the member's memory is reached from now on, and the UUID of the GPU that its payloads are
+    /// on.
+    Announce(Vec<Address>, Option<[u8; 16]>),
     /// A message of the job.
     Say(Vec<u8>),
 }
@@ -72,7 +73,7 @@ impl Sound for ToHub {
                 introduction.host.is_sound()
                     && introduction.role_rank.is_none_or(|rank| (rank as usize) < MAX_MEMBERS)
             }
-            ToHub::Announce(addresses) => sound_addresses(addresses),
+            ToHub::Announce(addresses, _) => sound_addresses(addresses),
             ToHub::Say(bytes) => bytes.len() <= MAX_MESSAGE_BYTES,
         }
     }
@@ -101,7 +102,7 @@ pub(crate) fn fuzz_messages(bytes: &[u8]) {
     if let Some(message) = decode::<ToHub>(bytes) {
         match &message {
             ToHub::Introduce(introduction) => shown(&introduction.host.name),
-            ToHub::Announce(addresses) => addresses.iter().for_each(|address| shown(&address.to_string())),
+            ToHub::Announce(addresses, _) => addresses.iter().for_each(|address| shown(&address.to_string())),
             ToHub::Say(_) => {}
         }
         assert_eq!(decode(&encode(&message)), Some(message));
@@ -138,10 +139,11 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
         host,
         process: 4,
         addresses: addresses.clone(),
+        gpu: Some([7; 16]),
     };
     vec![
         encode(&ToHub::Introduce(introduction)),
-        encode(&ToHub::Announce(addresses)),
+        encode(&ToHub::Announce(addresses, None)),
         encode(&ToHub::Say(b"hi".to_vec())),
         encode(&FromHub::Welcome { id, role_rank: 2, generation: 5, epoch: 6 }),
         encode(&FromHub::Refuse { reason: "no room".into(), again: true }),
@@ -157,9 +159,10 @@ mod tests {
 
     #[test]
     fn messages_round_trip_and_what_is_out_of_bounds_is_refused() {
-        let announce = ToHub::Announce(vec!["@x".parse().unwrap(), "[::1]:7".parse().unwrap()]);
+        let announce =
+            ToHub::Announce(vec!["@x".parse().unwrap(), "[::1]:7".parse().unwrap()], Some([9; 16]));
         assert_eq!(decode::<ToHub>(&encode(&announce)), Some(announce));
-        let many = ToHub::Announce(vec![Address::random(); MAX_ADDRESSES + 1]);
+        let many = ToHub::Announce(vec![Address::random(); MAX_ADDRESSES + 1], None);
         assert_eq!(decode::<ToHub>(&encode(&many)), None);
         let mut introduction = Introduction::new(MemberRole::Worker, Host::named("evil\u{1b}[2J"));
         assert_eq!(decode::<ToHub>(&encode(&ToHub::Introduce(introduction.clone()))), None);
@@ -174,7 +177,7 @@ mod tests {
     #[test]
     fn an_address_or_a_reason_that_a_terminal_would_act_on_is_refused() {
         for text in ["\u{19}/s", "@a\u{1b}[2J", "@ok,./\n"] {
-            let announce = ToHub::Announce(vec![text.parse().unwrap()]);
+            let announce = ToHub::Announce(vec![text.parse().unwrap()], None);
             assert_eq!(decode::<ToHub>(&encode(&announce)), None, "{text:?}");
         }
         for (reason, taken) in

@@ -53,6 +53,12 @@ pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result
     })
 }
 
+/// Gives a file that is damaged another name, for people who look for the cause. One that was damaged earlier goes.
+pub(super) fn set_aside(file: &Path) -> Result<(), CheckpointError> {
+    let renamed = fs::rename(file, beside(file, ".damaged")?).and_then(|()| sync_folder(file));
+    renamed.map_err(|source| CheckpointError::Write { file: file.to_owned(), source })
+}
+
 /// Does with a small file all that [`write`] does, and removes it.
 pub(super) fn try_folder(file: &Path) -> Result<(), CheckpointError> {
     let (partial, trial) = (partial(file)?, beside(file, ".trial")?);

@@ -93,6 +93,18 @@ impl Checkpoint {
         self.instead_of.as_deref()
     }
 
+    /// Moves the newest file away if it is damaged and this is the checkpoint before it: a server that goes on from
+    /// this one writes `newest`, and would otherwise first put the damaged file over the only good one.
+    ///
+    /// # Errors
+    /// The file cannot be renamed.
+    pub(super) fn set_damaged_aside(&self, newest: &Path) -> Result<(), CheckpointError> {
+        let is_damaged =
+            self.instead_of().is_some_and(|error| !matches!(error, CheckpointError::Missing { .. }));
+        let is_before = file::previous(newest).is_ok_and(|previous| previous == self.file);
+        if is_damaged && is_before { file::set_aside(newest) } else { Ok(()) }
+    }
+
     /// The file that it was read from.
     #[doc(hidden)]
     pub fn file(&self) -> &Path {

@@ -14,6 +14,7 @@ mod tests {
 
     use crate::clock::Version;
     use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted};
+    use crate::diagnostic::Diagnostic;
     use crate::kernel::{AdamParameters, Optimizer};
     use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
     use crate::node::{
@@ -270,6 +271,40 @@ mod tests {
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
     }
 
+    fn a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server<T: OfGpu>() {
+        let (driver, _gpu, transport) = gpu::<T>();
+        let _working = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server = Server::new(transport, &T::address(), table(), &initial(), options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let their_driver = T::driver();
+                let (gpu, _, stream) = their_driver.open_gpu();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                let working = their_driver.work_in_a_thread();
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(T::with(&gpu), &[address], options, PATIENCE).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                // The copy waits for the work of the GPU, and nothing does that.
+                drop(working);
+                let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
+                assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+                their_driver.fault(crate::cuda::ILLEGAL_ADDRESS);
+                let error = loop {
+                    match worker.poll(crate::node::now()) {
+                        Ok(_) => assert!(worker.is_publishing(), "it was not copied"),
+                        Err(error) => break error,
+                    }
+                };
+                let is_told = matches!(&error, Error::Publish { .. } | Error::Gpu(_));
+                assert!(is_told && !error.is_retryable() && !error.is_loss(), "{error}");
+            });
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+        });
+        assert_eq!(server.status().version, Version::new(0));
+    }
+
     fn a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background<T: OfGpu>() {
         let (driver, _gpu, transport) = gpu::<T>();
         let _working = driver.work_in_a_thread();
@@ -507,18 +542,21 @@ mod tests {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+        a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
     }
 
     over_rdma! {
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+        a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
     }
 
     over_gpudirect! {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
+        a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
     }
 }

@@ -95,7 +95,7 @@ impl<T: Transport> Draft<T> {
     /// refuses the copy.
     pub fn copy_from_gpu(&mut self, offset: u64, from: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
         let into = self.range(offset, from.bytes())?;
-        let copies = &mut self.copies.tickets;
+        let copies = self.copies.tickets();
         match &into {
             PayloadSlice::Host(into) => stream.copy_to_host(from, into, copies)?,
             PayloadSlice::Gpu(into) => stream.copy_within(from, into, copies)?,
@@ -119,7 +119,7 @@ impl<T: Transport> Draft<T> {
         stream: &GpuStream,
     ) -> Result<(), Error> {
         let into = self.range(offset, from.bytes() / 4 * encoding.bytes())?;
-        let copies = &mut self.copies.tickets;
+        let copies = self.copies.tickets();
         match &into {
             PayloadSlice::Host(into) => stream.encode_to_host(from, into, encoding, copies)?,
             PayloadSlice::Gpu(into) => stream.encode_within(from, into, encoding, copies)?,

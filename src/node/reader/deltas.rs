@@ -60,8 +60,9 @@ impl<T: Transport> Reader<T> {
             false => self.content,
         };
         let Some((version, label)) = base.filter(|_| self.reads_deltas()) else { return Ok(false) };
+        let least = if exactly.is_some() { bound } else { self.link.pull.no_older(bound) };
         let Some(deltas) = self.link.deltas(&self.transport)? else { return Ok(false) };
-        deltas.start(version, label, bound.version, exactly);
+        deltas.start(version, label, least.version, exactly);
         Ok(true)
     }
 

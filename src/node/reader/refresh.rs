@@ -137,7 +137,7 @@ impl<T: Transport> Reader<T> {
             }
             self.link.cancel_pull();
         }
-        self.resuming = None;
+        (self.resuming, self.failed) = (None, None);
     }
 
     /// Waits for the end of the refresh.
@@ -184,7 +184,10 @@ impl<T: Transport> Reader<T> {
     }
 
     fn turn(&mut self, now: Instant) -> Result<WaitTurn<Fresh>, Error> {
-        let turn = self.steps(now);
+        let turn = match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.steps(now),
+        };
         match &turn {
             Ok(WaitTurn::Done(_)) => self.refresh = None,
             Ok(_) => {}
@@ -193,11 +196,13 @@ impl<T: Transport> Reader<T> {
         turn
     }
 
-    /// The copy at hand, if it is at most so many versions behind the newest that is known.
-    fn kept(&self, max_staleness: u64) -> Option<Fresh> {
+    /// The copy at hand, if it is what is wanted, by the newest version that is known.
+    fn kept(&self, wanted: Wanted) -> Option<Fresh> {
         let (held, label) = self.held?;
         let behind = held.version.behind(self.link.line.seen.version);
-        (behind <= max_staleness).then(|| Fresh::new(Pulled { behind, retries: 0, ..held }, label, false))
+        let is_wanted =
+            behind <= wanted.most_behind().unwrap_or_default() && held.version >= wanted.bound().version;
+        is_wanted.then(|| Fresh::new(Pulled { behind, retries: 0, ..held }, label, false))
     }
 
     /// Takes steps until one has to wait.
@@ -221,8 +226,7 @@ impl<T: Transport> Reader<T> {
                         self.link.look_around(now)?;
                         break WaitTurn::Idle;
                     }
-                    let most = refresh.wanted.most_behind().unwrap_or_default();
-                    if let (None, Some(kept)) = (refresh.snapshot, self.kept(most)) {
+                    if let (None, Some(kept)) = (refresh.snapshot, self.kept(refresh.wanted)) {
                         break WaitTurn::Done(kept);
                     }
                     RefreshStep::Copy { bound: self.within(refresh.wanted) }

@@ -1,6 +1,8 @@
 //! Copies that were abandoned, because their owner was lost or their time was over, and go on.
 
 use super::Reader;
+use crate::mem::Buffer;
+use crate::node::Error;
 use crate::param::PartialCopy;
 use crate::transport::Transport;
 
@@ -22,10 +24,10 @@ impl Destination {
 }
 
 impl<T: Transport> Reader<T> {
-    /// Keeps what is proved of a copy that is being abandoned.
+    /// Keeps what is proved of a copy that is being abandoned. If it has not begun to copy, what an earlier one has left
+    /// is still there.
     pub(super) fn keep_partial(&mut self, of: Destination) {
         let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.partial());
-        self.forget_partial(of);
         // Memory of the caller's may be written now that no copy is under way.
         let is_kept = !(of == Destination::Copy && self.is_callers);
         if let Some(partial) = begun.filter(|_| is_kept) {
@@ -36,6 +38,26 @@ impl<T: Transport> Reader<T> {
     /// The memory is about to hold something else.
     pub(super) fn forget_partial(&mut self, of: Destination) {
         self.partial.take_if(|(its, _)| *its == of);
+    }
+
+    /// Leaves memory to the requests that still use it: a copy that a GPU makes for a connection that is gone cannot be
+    /// called off, and must not end in what the next one brings.
+    ///
+    /// # Errors
+    /// It is the caller's.
+    pub(super) fn leave_lent_memory(&mut self) -> Result<(), Error> {
+        let is_lent = |memory: &mut Buffer| memory.bytes().is_none();
+        if self.filling.take_if(is_lent).is_some() {
+            self.forget_partial(Destination::Snapshot);
+        }
+        if self.copy.take_if(is_lent).is_some() {
+            self.forget_partial(Destination::Copy);
+            self.content = None;
+            if std::mem::take(&mut self.is_callers) {
+                return Err(Error::InFlight { what: "memory of the caller" });
+            }
+        }
+        Ok(())
     }
 
     /// A copy to this memory is about to begin: it goes on with what an abandoned one has left there.

@@ -137,9 +137,10 @@ impl<T: Transport + Clone> InTree<T> {
                 continue;
             };
             let asked = ASK_FOR.min(left());
-            let options = ReaderOptions::default();
-            match Reader::connect_async(transport.clone(), &address, options, asked).await {
+            let reading = ReaderOptions { checksums: options.memory.checksums, ..ReaderOptions::default() };
+            match Reader::connect_async(transport.clone(), &address, reading, asked).await {
                 Ok(reader) => {
+                    expect_fit(&reader, &address, (publisher.table(), welcome.geometry.chunk_bytes))?;
                     announcer.reads_from(number);
                     break reader;
                 }
@@ -184,7 +185,8 @@ impl<T: Transport + Clone> Passing<T> {
             value: "no address".into(),
             reason: "a relay reads from a publisher or from another relay",
         })?;
-        let reading = ReaderOptions { waits_for_server: true, ..ReaderOptions::default() };
+        let checksums = options.memory.checksums;
+        let reading = ReaderOptions { waits_for_server: true, checksums, ..ReaderOptions::default() };
         let reader = Reader::connect_async(transport.clone(), first, reading, timeout).await?;
         if reader.range() != (0..reader.table().bytes()) {
             let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
@@ -247,6 +249,12 @@ impl<T: Transport> Passing<T> {
                     self.runtime.stand_back(&mut backoff).await;
                     self.reconnect(Some(&error)).await?;
                 }
+                Err(error @ Error::Pull { source: PullError::Checksum { .. }, .. }) => {
+                    tracing::warn!(%error, "a copy of the relay's is damaged, and begins again");
+                    // Whole: the version that differences begin from may be what is damaged.
+                    self.begin_again(RelayStep::Copy(false));
+                    self.runtime.sleep(TELL_EVERY).await;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -302,6 +310,14 @@ impl<T: Transport> Passing<T> {
         Ok(true)
     }
 
+    /// Has the copy begin again from this step, after an error: what followers have copied of the attempt is void.
+    fn begin_again(&mut self, from: RelayStep) {
+        if let Some((_, step)) = &mut self.draft {
+            *step = from;
+        }
+        (self.retries, self.is_void) = (0, true);
+    }
+
     /// Connects to the next owner upstream, or to none yet, after the one before was `lost` or the publisher has named
     /// others. Readers are served in between.
     async fn reconnect(&mut self, lost: Option<&Error>) -> Result<(), Error> {
@@ -324,11 +340,7 @@ impl<T: Transport> Passing<T> {
             None => tracing::info!(next = %address, "the publisher names another owner"),
         }
         self.reader.give_up_relay();
-        if let Some((_, step)) = &mut self.draft {
-            *step = RelayStep::Begin;
-        }
-        // What followers have copied of an attempt that ended with the connection is void.
-        (self.retries, self.is_void) = (0, true);
+        self.begin_again(RelayStep::Begin);
         let chunk_bytes = self.reader.geometry().chunk_bytes;
         let waits = matches!(self.upstream, Upstream::Listed(..));
         // Readers must not take this relay for dead meanwhile.
@@ -343,15 +355,29 @@ impl<T: Transport> Passing<T> {
         match connected {
             Err(error @ Error::Shards { .. }) => return Err(error),
             Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
-            Ok(()) if self.reader.geometry().chunk_bytes != chunk_bytes => {
-                let reason =
-                    format!("the owner at {address} cuts its frames into other chunks than the one before");
-                return Err(Error::Shards { reason });
+            Ok(()) => {
+                expect_fit(&self.reader, &address, (self.publisher.table(), chunk_bytes))?;
+                self.unknown = Some(Version::new(0));
             }
-            Ok(()) => self.unknown = Some(Version::new(0)),
         }
         Ok(())
     }
+}
+
+/// Checks that an owner has the whole table that this relay serves, in chunks as long as its own.
+fn expect_fit<T: Transport>(
+    reader: &Reader<T>,
+    address: &Address,
+    (table, chunk_bytes): (&Table, u64),
+) -> Result<(), Error> {
+    let reason = if reader.table() != table || reader.range() != (0..table.bytes()) {
+        format!("the owner at {address} has another table than the one before, or a shard of it")
+    } else if reader.geometry().chunk_bytes != chunk_bytes {
+        format!("the owner at {address} cuts its frames into other chunks than the one before")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Shards { reason })
 }
 
 /// Whether the owner upstream is lost. Words of another incarnation in its memory say so before its connection does.

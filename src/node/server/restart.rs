@@ -18,7 +18,8 @@ impl<T: Transport> Server<T> {
     ///
     /// Nothing is applied before [`workers`](ServerOptions::workers) of them are in, as at the begin of a job; as many
     /// as [`Checkpoint::clocks`] has were in when it was written. `table`, shard and optimiser must be the
-    /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others.
+    /// checkpoint's; the optimiser's constants, the scheme and the learning rate may be others. If it is the checkpoint
+    /// before a damaged one that this server is to replace, the damaged file is renamed first: it ends in `.damaged`.
     pub fn resume(
         transport: T,
         address: &Address,
@@ -27,6 +28,9 @@ impl<T: Transport> Server<T> {
         options: ServerOptions,
     ) -> Result<Self, Error> {
         checkpoint.check(&table, options.shard, &options.optimizer)?;
+        if let Some(written) = &options.checkpoint {
+            checkpoint.set_damaged_aside(&written.path)?;
+        }
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());

@@ -38,7 +38,7 @@ impl<T: Transport> Step<'_, T> {
         if offset.checked_add(len).is_none_or(|end| end > available) {
             return Err(OutOfBounds { offset, len, available }.into());
         }
-        let copies = &mut worker.copies.tickets;
+        let copies = worker.copies.tickets();
         Ok(stream.copy_from_host(HostBytes::Region(region), offset as usize, into, copies)?)
     }
 
@@ -61,7 +61,7 @@ impl<T: Transport> Step<'_, T> {
         let buffer = worker.gradient_buffer()?;
         let into = usize::try_from(offset).ok().map(|offset| buffer.slice(offset, from.bytes()));
         let into = into.unwrap_or(Err(OutOfBounds { offset, len: from.bytes() as u64, available }))?;
-        Ok(stream.copy_to_host(from, &into, &mut worker.copies.tickets)?)
+        Ok(stream.copy_to_host(from, &into, worker.copies.tickets())?)
     }
 
     /// Has the GPU round the f32 gradient of the whole table that is in `from` to the worker's encoding, into the
@@ -80,7 +80,7 @@ impl<T: Transport> Step<'_, T> {
         }
         let (bytes, encoding) = (worker.gradient_bytes() as usize, worker.options.encoding);
         let into = worker.gradient_buffer()?.slice(0, bytes)?;
-        Ok(stream.encode_to_host(from, &into, encoding, &mut worker.copies.tickets)?)
+        Ok(stream.encode_to_host(from, &into, encoding, worker.copies.tickets())?)
     }
 
     /// True once GPUs have copied all that this step has asked for. It does not wait.
@@ -224,6 +224,39 @@ mod tests {
             assert_eq!(step.view().clock.get(), 0);
             step.publish(None, PATIENCE).unwrap();
             assert!(serving.join().unwrap().unwrap());
+        });
+    }
+
+    #[test]
+    fn what_a_gpu_has_copied_is_the_callers_again() {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
+        let mut server =
+            Server::new(Shm::new(), &Address::random(), table, &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.drive(|_| is_over.load(Relaxed), PATIENCE));
+            let driver = Arc::new(Scripted::new());
+            let (gpu, _, stream) = driver.open_gpu();
+            let [parameters, gradient] = [(); 2].map(|()| GpuMemory::allocate(&gpu, BYTES).unwrap());
+            let options = WorkerOptions::new(SchemeConfig::Asp);
+            let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+            let mut step = worker.step(PATIENCE).unwrap();
+            step.copy_parameters_to_gpu(0, &parameters.whole(), &stream).unwrap();
+            step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+            let in_flight = |error: Error| matches!(error, Error::InFlight { .. });
+            assert!(
+                step.parameters().is_err_and(in_flight)
+                    && step.encode(&[0.0; ELEMENTS]).is_err_and(in_flight)
+            );
+            driver.finish();
+            assert_eq!(step.parameters().unwrap(), [1.0; ELEMENTS]);
+            step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
+            driver.finish();
+            step.encode(&[0.0; ELEMENTS]).unwrap();
+            step.publish(None, PATIENCE).unwrap();
+            is_over.store(true, Relaxed);
         });
     }
 

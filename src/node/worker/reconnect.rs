@@ -1,7 +1,7 @@
 //! Coming back: to servers that were restarted, or that took this worker for dead.
 
 use super::join::{self, JoiningWorker, Reached};
-use super::{Part, Worker, WorkerPhase};
+use super::{Part, Worker, WorkerPhase, private};
 use crate::clock::Clock;
 use crate::node::Error;
 use crate::node::runtime::complete;
@@ -16,7 +16,9 @@ impl<T: Transport> Worker<T> {
     ///
     /// A gradient whose publishing had not returned is void: it was applied once or not at all, and is never sent
     /// again. The worker goes on at the clock that the servers tell, which is its own or a later one; the parameters
-    /// are theirs, and may be older than those it had where a server took up a checkpoint. Memory and statistics stay.
+    /// are theirs, and may be older than those it had where a server took up a checkpoint. Memory and statistics stay,
+    /// but for memory of the parameters to which a GPU still copies for the connections before: the worker takes
+    /// memory of its own then.
     ///
     /// After an error there are no connections: every call says so until a `reconnect` succeeds.
     pub fn reconnect(&mut self, servers: &[Address], timeout: Duration) -> Result<(), Error> {
@@ -34,6 +36,11 @@ impl<T: Transport> Worker<T> {
             // Before anything can fail, so that the servers need not wait for the lease.
             self.parts.clear();
             self.runtime.sleep(join::LEAVING.min(timeout)).await;
+        }
+        // A copy that a GPU makes for a connection that is gone cannot be called off: it keeps the memory.
+        let bytes = self.table.bytes();
+        if let Some(lent) = self.parameters.as_mut().filter(|memory| memory.bytes().is_none()) {
+            *lent = private(&self.transport, bytes)?;
         }
         self.phase = WorkerPhase::Apart;
         self.computing_since = None;

@@ -48,6 +48,8 @@ impl<'a, T: Transport> Step<'a, T> {
     /// The parameters as one flat array of the whole table. Nothing is copied: it is the memory that they were pulled
     /// into.
     pub fn parameters(&self) -> Result<&[f32], Error> {
+        // What a GPU has copied is let go of.
+        self.worker.copies.are_done()?;
         let buffer = self.worker.parameters.as_ref().ok_or(IN_PLACE)?;
         buffer.f32s().ok_or(Error::InFlight { what: "parameters" })
     }
@@ -56,7 +58,6 @@ impl<'a, T: Transport> Step<'a, T> {
     /// there last.
     pub fn gradient(&mut self) -> Result<&mut [f32], Error> {
         self.worker.expect_f32()?;
-        // What a GPU has copied is let go of.
         self.worker.copies.are_done()?;
         self.worker.gradient_buffer()?.f32s_mut().ok_or(Error::InFlight { what: "gradient" })
     }
@@ -114,6 +115,7 @@ impl<'a, T: Transport> Step<'a, T> {
         if gradient.len() != expected {
             return Err(Error::Length { given: gradient.len(), expected });
         }
+        self.worker.copies.are_done()?;
         let buffer = self.worker.gradient_buffer()?;
         let bytes = buffer.bytes_mut().ok_or(Error::InFlight { what: "gradient" })?;
         let len = expected * encoding.bytes();

@@ -107,32 +107,8 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn start(access_violations: Arc<AtomicU64>) -> io::Result<Engine> {
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let shared = Arc::new(ProgressShared {
-            commands: Mutex::default(),
-            expected: Mutex::default(),
-            wake,
-            stop: AtomicBool::new(false),
-            is_to_wake: AtomicBool::new(false),
-            asked: AtomicU64::new(0),
-            answered: AtomicU64::new(0),
-            access_violations,
-        });
-        let beats = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &beats, epoll::EventData::new_u64(BEATS), ONCE)?;
-        let progress = ProgressState {
-            shared: Arc::clone(&shared),
-            epoll,
-            beats,
-            beats_due: None,
-            has_draining: false,
-            copying: Vec::new(),
-            looked_at: Vec::new(),
-            sources: Vec::new(),
-            free: Vec::new(),
-        };
+        let progress = ProgressState::new(access_violations)?;
+        let shared = Arc::clone(&progress.shared);
         let named = std::thread::Builder::new().name("slackline-tcp".into());
         let thread = Some(named.spawn(move || progress.run())?);
         Ok(Engine { shared, thread, guard: ForkGuard::new() })
@@ -340,6 +316,35 @@ struct ProgressState {
 }
 
 impl ProgressState {
+    fn new(access_violations: Arc<AtomicU64>) -> io::Result<ProgressState> {
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let shared = Arc::new(ProgressShared {
+            commands: Mutex::default(),
+            expected: Mutex::default(),
+            wake,
+            stop: AtomicBool::new(false),
+            is_to_wake: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            access_violations,
+        });
+        let beats = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &beats, epoll::EventData::new_u64(BEATS), ONCE)?;
+        Ok(ProgressState {
+            shared,
+            epoll,
+            beats,
+            beats_due: None,
+            has_draining: false,
+            copying: Vec::new(),
+            looked_at: Vec::new(),
+            sources: Vec::new(),
+            free: Vec::new(),
+        })
+    }
+
     fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         let mut busy = Instant::now();
@@ -392,7 +397,7 @@ impl ProgressState {
                         // No thread waits for an answer, or sends more at once.
                         continue;
                     }
-                    token => self.handle(token),
+                    token => self.handle(token, event.flags),
                 }
                 has_work = true;
             }
@@ -453,10 +458,10 @@ impl ProgressState {
         {
             return;
         }
-        self.handle(token);
+        self.handle(token, flags);
         if has_ended {
             // Behind the beats that were waiting.
-            self.handle(token);
+            self.handle(token, flags);
         }
     }
 
@@ -643,17 +648,20 @@ impl ProgressState {
         }
     }
 
-    fn handle(&mut self, token: u64) {
+    fn handle(&mut self, token: u64, flags: epoll::EventFlags) {
         let (generation, index) = ((token >> 32) as u32, token as u32 as usize);
         let Some(entry) = self.sources.get_mut(index).filter(|entry| entry.generation == generation) else {
             return;
         };
         match &mut entry.source {
             None => {}
-            // While a GPU copies nothing is received, and all that the system tells is that the peer is gone.
+            // While a GPU copies nothing is received, and the news is that the peer is gone. Anything else was told
+            // before the copy began, which another event of the same look may have begun.
             Some(EventSource::Lane(target)) if entry.interest.is_empty() => {
-                let connection = Arc::clone(target.connection());
-                self.end(&connection, super::initiator::ENDED);
+                if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                    let connection = Arc::clone(target.connection());
+                    self.end(&connection, super::initiator::ENDED);
+                }
             }
             Some(EventSource::Lane(_)) => self.serve_lane(index),
             Some(EventSource::Finishing(..)) => {
@@ -739,59 +747,4 @@ impl ProgressState {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Read;
-    use std::net::{TcpListener, TcpStream};
-
-    use super::super::hello::{ConnectionIds, Terms};
-    use super::super::wire::Response;
-    use super::*;
-
-    #[test]
-    fn a_thread_without_a_turn_has_not_caught_up_and_an_idle_one_has() {
-        let engine = Engine::start(Arc::default()).unwrap();
-        // The thread that is woken by the question waits for this.
-        let held = lock(&engine.shared.commands);
-        assert!(engine.has_caught_up(), "nothing was asked before");
-        for _ in 0..50 {
-            assert!(!engine.has_caught_up());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        drop(held);
-        let deadline = Instant::now() + Duration::from_secs(60);
-        for _ in 0..3 {
-            while !engine.has_caught_up() {
-                assert!(Instant::now() < deadline, "a question is not answered");
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    #[test]
-    fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
-        let engine = Engine::start(Arc::default()).unwrap();
-        let terms = || Terms { grants: Vec::new(), blob: ConnectionIds { epoch: 1, ticket: [0; 16] } };
-        let connection = || Arc::new(Connection::new(terms(), Vec::new(), terms(), None));
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        stream.set_nonblocking(true).unwrap();
-        let served = connection();
-        engine.tell(Command::Serve(Socket::bare(stream), Arc::clone(&served)));
-        // The thread waits for this within a command, and looks whether it is to end right after that.
-        let held = lock(&engine.shared.expected);
-        engine.tell(Command::Forget(connection()));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !lock(&engine.shared.commands).is_empty() {
-            assert!(Instant::now() < deadline, "the thread takes no commands");
-            std::thread::yield_now();
-        }
-        engine.tell(Command::Part(served, 7));
-        engine.shared.stop.store(true, Ordering::Release);
-        drop(held);
-        drop(engine);
-        let mut bytes = Vec::new();
-        peer.read_to_end(&mut bytes).unwrap();
-        assert_eq!(bytes, Response::Closed { code: 7 }.encode());
-    }
-}
+mod tests;

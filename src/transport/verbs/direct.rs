@@ -34,6 +34,7 @@ mod with_cuda {
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::{Duration, Instant};
 
     use super::VerbsGpu;
     use crate::cuda::{Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
@@ -51,6 +52,9 @@ mod with_cuda {
 
     /// Registrations of the caller's memory that are kept for when it is used again.
     const RECENT: usize = 1024;
+
+    /// The time after which pages that were not registered are tried again: what was in the way may be gone.
+    const REFUSED_FOR: Duration = Duration::from_secs(5);
 
     /// The way in which memory of a GPU comes to a device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,9 +166,9 @@ mod with_cuda {
     /// How memory of a GPU is registered with the devices of one transport.
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
-        /// Registrations of the caller's memory, the one that was used last behind all others, and pages that no device
-        /// registers. A trainer names its tensors in each step, and a registration takes far longer than a copy.
-        recent: Mutex<VecDeque<(GpuPages, Option<Arc<GpuRegistration>>)>>,
+        /// Registrations of the caller's memory, the one that was used last behind all others, and when pages were
+        /// refused. A trainer names its tensors in each step, and a registration takes far longer than a copy.
+        recent: Mutex<VecDeque<(GpuPages, Result<Arc<GpuRegistration>, Instant>)>>,
         /// Whether the log has told that memory is staged.
         is_told: AtomicBool,
     }
@@ -195,7 +199,7 @@ mod with_cuda {
             match self.register(shared, memory) {
                 Ok(registration) => {
                     gpu.expect_rdma_writes();
-                    memory.keep(registration);
+                    shared.on_gpus.keep(memory, registration);
                     Ok(true)
                 }
                 Err(error) if gpu.requires_gpudirect() => {
@@ -223,21 +227,25 @@ mod with_cuda {
             };
             for pages in memory.pages()? {
                 let known = recent.iter().position(|(known, _)| *known == pages);
-                if let Some(found) = known.and_then(|at| recent.remove(at)) {
-                    recent.push_back(found.clone());
-                    match found.1 {
-                        Some(registration) => return Ok(registration),
-                        None => continue,
+                match known.and_then(|at| recent.remove(at)) {
+                    Some((pages, Ok(registration))) => {
+                        recent.push_back((pages, Ok(registration.clone())));
+                        return Ok(registration);
                     }
+                    Some((pages, Err(refused))) if refused.elapsed() < REFUSED_FOR => {
+                        recent.push_back((pages, Err(refused)));
+                        continue;
+                    }
+                    _ => {}
                 }
                 // Where there is other memory now, what there was is freed.
-                recent.retain(|(known, _)| !(known.overlap(&pages) && is_other(known, &pages)));
+                recent.retain(|(known, _)| !known.are_gone(&pages));
                 let registered = self.register_pages(shared, memory, &pages);
                 if pages.allocations.is_some() {
                     if recent.len() == RECENT {
                         recent.pop_front();
                     }
-                    recent.push_back((pages, registered.as_ref().ok().cloned()));
+                    recent.push_back((pages, registered.as_ref().cloned().map_err(|_| Instant::now())));
                 }
                 match registered {
                     Ok(registration) => return Ok(registration),
@@ -265,14 +273,6 @@ mod with_cuda {
                 registered.push(here);
             }
             Ok(GpuRegistration::new(keys, registered))
-        }
-    }
-
-    /// True if no allocation is in both: one of them is gone.
-    fn is_other(known: &GpuPages, pages: &GpuPages) -> bool {
-        match (&known.allocations, &pages.allocations) {
-            (Some(known), Some(now)) => !known.iter().any(|number| now.contains(number)),
-            _ => false,
         }
     }
 
@@ -316,7 +316,7 @@ mod with_cuda {
             registered.push(here);
         }
         let keys = DeviceKeys { domain: serial, readers: Some(readers), ..DeviceKeys::NONE };
-        memory.keep(GpuRegistration::new(keys, registered));
+        shared.on_gpus.keep(memory, GpuRegistration::new(keys, registered));
         Ok(readers)
     }
 }

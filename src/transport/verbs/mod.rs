@@ -128,6 +128,8 @@ use crate::channel::{self, Purpose, Secret};
 use crate::cuda::Gpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::GpuMemory;
+#[cfg(feature = "cuda")]
+use crate::cuda::RegisteredMemory;
 use crate::mem::{Access, DeviceKeys, HostMemory, MAX_RAILS, MemoryError, MemoryRegion};
 
 const NAME: &str = "verbs";
@@ -258,6 +260,9 @@ struct VerbsShared {
     /// Rails that connections have lost.
     rails_lost: AtomicU64,
     hearing: Arc<Hearing>,
+    /// Memory of GPUs that is registered in the domains of these rails.
+    #[cfg(feature = "cuda")]
+    on_gpus: RegisteredMemory,
 }
 
 impl Verbs {
@@ -279,6 +284,8 @@ impl Verbs {
             source,
             remedy: "raise the limit on open files (ulimit -n)",
         })?;
+        #[cfg(feature = "cuda")]
+        let on_gpus = RegisteredMemory::new(rails[0].domain.serial);
         let mut shared = VerbsShared {
             rails,
             queue_depth,
@@ -290,6 +297,8 @@ impl Verbs {
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
             hearing,
+            #[cfg(feature = "cuda")]
+            on_gpus,
         };
         let said = shared.first().info.limits.atomics;
         if said != AtomicDomain::None {
@@ -457,6 +466,8 @@ impl VerbsShared {
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
             hearing: Arc::clone(&self.hearing),
+            #[cfg(feature = "cuda")]
+            on_gpus: RegisteredMemory::new(self.first().domain.serial),
             ..*self
         }
     }

@@ -214,8 +214,11 @@ pub(super) fn verbs_of_an_adapter() -> Verbs {
 
 /// The transport over the device.
 pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
+    let rail = rail(16, 16, 16);
+    #[cfg(feature = "cuda")]
+    let serial = rail.domain.serial;
     Verbs::new(VerbsShared {
-        rails: vec![rail(16, 16, 16)],
+        rails: vec![rail],
         queue_depth: 4,
         inline_bytes: 64,
         first_packet: None,
@@ -225,6 +228,8 @@ pub(super) fn verbs(secret: Option<Secret>) -> Verbs {
         access_violations: AtomicU64::new(0),
         rails_lost: AtomicU64::new(0),
         hearing: Hearing::new().unwrap(),
+        #[cfg(feature = "cuda")]
+        on_gpus: crate::cuda::RegisteredMemory::new(serial),
     })
 }
 

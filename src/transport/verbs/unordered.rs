@@ -350,6 +350,8 @@ impl Unordered {
             access_violations: AtomicU64::new(0),
             rails_lost: AtomicU64::new(0),
             hearing: super::Hearing::new().unwrap(),
+            #[cfg(feature = "cuda")]
+            on_gpus: crate::cuda::RegisteredMemory::new(rail.domain.serial),
         })
     }
 

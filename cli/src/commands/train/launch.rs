@@ -1,11 +1,13 @@
 //! The part that this process of `slackline train` has: it starts all others, coordinates those that a launcher
 //! started, or is one of them.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Instant;
 
 use slackline::MeetingPoint;
 use slackline::internals::job::MemberRole;
 use slackline::internals::job::env;
+use slackline::internals::job::rendezvous::listen_address;
 
 use super::args::TrainArgs;
 use super::job::{Job, Starts};
@@ -98,12 +100,9 @@ fn coordinate(
     meeting_point: &MeetingPoint,
     starts: Starts,
 ) -> Result<ProcessPart, Failure> {
-    let unusable = |what: String| {
-        Failure::usage(format!("cannot be met at {meeting_point}: {what}"))
-            .help("name an address of this host")
-    };
-    let mut addresses =
-        meeting_point.to_string().to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
-    let listen = addresses.next().ok_or_else(|| unusable("it has no address".into()))?;
+    let deadline = Instant::now() + values::timeout(args.timeout)?;
+    let listen = listen_address(&meeting_point.to_string(), deadline).map_err(|error| {
+        Failure::usage(format!("cannot be met: {error}")).help("name an address of this host")
+    })?;
     Ok(ProcessPart::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }

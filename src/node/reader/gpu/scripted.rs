@@ -332,6 +332,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_late_copy_of_the_last_connection_does_not_end_in_the_next_version() {
+        let mut scene = scene::<Shm>();
+        scene.publish(1);
+        // Nothing does the work of the reader's GPU: the copies into host memory stay under way.
+        for is_snapshot in [true, false] {
+            let begun = match is_snapshot {
+                true => scene.reader.snapshot(Wanted::newest(), Duration::from_millis(50)).map(drop),
+                false => scene.reader.refresh(0, Duration::from_millis(50)).map(drop),
+            };
+            assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+        }
+        let (address, options) = (Shm::address(), PublisherOptions::default());
+        let next = Publisher::new(Shm::new(), &address, table(), options).unwrap().into_background().unwrap();
+        next.publish(&[2; BYTES], VersionTag::default(), PATIENCE).unwrap();
+        drop(scene.publisher);
+        scene.reader.reconnect(&address, PATIENCE).unwrap();
+        let snapshot = scene.reader.snapshot(Wanted::newest(), PATIENCE).unwrap();
+        scene.reader.refresh(0, PATIENCE).unwrap();
+        scene.into.driver.finish();
+        assert!(snapshot.bytes() == [2; BYTES] && scene.reader.bytes().unwrap() == [2; BYTES]);
+    }
+
     fn after_a_fault_of_the_readers_gpu_the_publisher_serves_others<T: OfGpu>() {
         let mut scene = scene::<T>();
         scene.publish(1);

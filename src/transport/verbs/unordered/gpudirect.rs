@@ -283,6 +283,45 @@ fn memory_of_the_caller_is_registered_once_for_its_allocation() {
 }
 
 #[test]
+fn a_registration_that_holds_a_freed_piece_is_let_go() {
+    let mut scene = scene(9, 1, PAGE);
+    let first = scene.driver.memory(PAGE);
+    let second = scene.driver.memory_behind(first, PAGE);
+    let before = scene.device.regions();
+    // Memory of two pieces, as PyTorch's expandable segments are.
+    let both = |scene: &DirectScene| memory_with_owner(&scene.gpu, first, 2 * PAGE, ());
+    let read = |scene: &mut DirectScene| {
+        let into = both(scene);
+        scene.carry_out(read_to(&into, 0, scene.remote[1].slice(0, PAGE as u64).unwrap()));
+    };
+    read(&mut scene);
+    assert_eq!(scene.device.regions(), before + 1);
+    scene.driver.free_memory(second);
+    assert_eq!(scene.driver.memory_behind(first, PAGE), second);
+    read(&mut scene);
+    assert_eq!(scene.device.regions(), before + 1, "the registration with the piece that was freed is gone");
+}
+
+#[test]
+fn registrations_end_with_their_transport_and_not_with_the_memory() {
+    let mut scene = scene(10, 1, PAGE);
+    let mine = scene.memory(PAGE);
+    scene.carry_out(write_from(&mine, 0, scene.remote[2].slice(0, PAGE as u64).unwrap()));
+    let registered = scene.device.regions();
+    let DirectScene { device, gpu, frames, slots, verbs, poster, target, words, .. } = scene;
+    drop((poster, target, verbs, words));
+    assert!(registered > 0 && device.regions() == 0, "{registered} before, {} after", device.regions());
+    // Memory that lives on can be registered by the next transport.
+    let verbs = device.verbs(None).with_gpu(&gpu);
+    for memory in [&mine, &frames, &slots] {
+        verbs.register_on_gpu(memory).unwrap();
+    }
+    assert!(device.regions() > 0);
+    drop(verbs);
+    assert_eq!(device.regions(), 0);
+}
+
+#[test]
 fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
     let mut scene = scene(8, 1, PAGE);
     let small = scene.driver.memory(100);

@@ -1,0 +1,83 @@
+//! The addresses of a meeting point, whose name may not be known yet.
+
+use std::io::{Error, ErrorKind};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::RendezvousError;
+
+/// Between two questions for a name: a service of a cluster publishes the name of a process once the process is up.
+const ASK_EVERY: Duration = Duration::from_millis(500);
+
+/// Returns the addresses of `HOST:PORT`, at least one. It asks again, until `deadline`, while the name is not known.
+///
+/// # Errors
+/// [`RendezvousError::Resolve`].
+pub(super) fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, RendezvousError> {
+    let mut is_told = false;
+    loop {
+        let source = match address.to_socket_addrs().map(Iterator::collect::<Vec<_>>) {
+            Ok(found) if !found.is_empty() => return Ok(found),
+            Ok(_) => Error::other("it has no address"),
+            Err(error) => error,
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if source.kind() == ErrorKind::InvalidInput || left.is_zero() {
+            return Err(RendezvousError::Resolve { address: address.into(), source });
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(address, error = %source, "the meeting point cannot be found yet; asking again");
+        }
+        std::thread::sleep(left.min(ASK_EVERY));
+    }
+}
+
+/// Returns the address at which rank 0 listens where the others meet it at `HOST:PORT`: one that other hosts reach, if
+/// the name has one. It asks for the name as a process that joins does, until `deadline`.
+///
+/// # Errors
+/// [`RendezvousError::Resolve`].
+pub fn listen_address(address: &str, deadline: Instant) -> Result<SocketAddr, RendezvousError> {
+    let found = resolve(address, deadline)?;
+    let first = found[0];
+    let reached = found.into_iter().find(|socket| !socket.ip().is_loopback());
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let means_loopback = host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    if reached.is_none() && !means_loopback {
+        tracing::warn!(
+            address,
+            at = %first.ip(),
+            "this host's own name leads to its loopback address (see /etc/hosts), so that no other host reaches the \
+             meeting point: where there are others, name rank 0 by its address"
+        );
+    }
+    Ok(reached.unwrap_or(first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_not_known_is_asked_for_until_the_deadline() {
+        let begun = Instant::now();
+        let error = resolve("no.such.host.invalid:1", begun + Duration::from_millis(30)).unwrap_err();
+        assert!(matches!(error, RendezvousError::Resolve { .. }), "{error}");
+        assert!(begun.elapsed() >= Duration::from_millis(30), "it may be known later");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_at_once() {
+        let hour = Instant::now() + Duration::from_secs(3600);
+        let error = resolve("no port", hour).unwrap_err();
+        assert!(matches!(error, RendezvousError::Resolve { .. }), "{error}");
+    }
+
+    #[test]
+    fn rank_0_listens_where_its_meeting_point_is() {
+        let now = Instant::now();
+        for address in ["127.0.0.1:7", "[::1]:7", "192.0.2.1:7"] {
+            assert_eq!(listen_address(address, now).unwrap().to_string(), address);
+        }
+    }
+}
