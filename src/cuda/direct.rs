@@ -232,3 +232,27 @@ impl Gpu {
         self.put(GpuWork::Mark { memory: memory.clone(), writes }, None, under_way)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(pages: std::ops::Range<u64>, allocations: &[u64]) -> GpuPages {
+        let (pointer, bytes) = (pages.start * 4096, (pages.end - pages.start) as usize * 4096);
+        GpuPages { pointer, bytes, allocations: Some(allocations.into()) }
+    }
+
+    #[test]
+    fn pages_are_gone_once_one_of_their_allocations_is() {
+        // Two pieces of one segment, of two pages each.
+        let both = pages(0..4, &[1, 2]);
+        assert!(!both.are_gone(&pages(0..2, &[1])) && !pages(2..4, &[2]).are_gone(&both));
+        assert!(!both.are_gone(&pages(8..9, &[7])), "it is elsewhere");
+        // The second piece was freed, and there is another one now.
+        assert!(both.are_gone(&pages(0..4, &[1, 3])) && both.are_gone(&pages(2..4, &[3])));
+        assert!(pages(2..4, &[2]).are_gone(&pages(0..4, &[1, 3])));
+        assert!(!both.are_gone(&pages(0..2, &[1])), "what is known of the first piece does not tell");
+        // Of the pages that overlap in part, nothing is told but that there is one allocation in both, or none.
+        assert!(!both.are_gone(&pages(2..6, &[2, 4])) && both.are_gone(&pages(2..6, &[3, 4])));
+    }
+}

@@ -355,7 +355,7 @@ fn interest(channel: &Channel) -> PollFlags {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::io::{self, Write};
     use std::net::TcpStream;
 
     use super::*;
@@ -363,7 +363,9 @@ mod tests {
     #[test]
     fn a_hub_without_descriptors_waits_and_does_not_spin() {
         let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
-        let _waits_to_be_accepted = TcpStream::connect(hub.address()).unwrap();
+        let mut waits_to_be_accepted = TcpStream::connect(hub.address()).unwrap();
+        // The system keeps a connection to itself that has said nothing.
+        waits_to_be_accepted.write_all(b"a hello").unwrap();
         let (address, full) = (hub.address, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
         hub.newcomers.admit(&address, now(), full);
         let begun = std::time::Instant::now();

@@ -658,10 +658,11 @@ impl ProgressState {
             // While a GPU copies nothing is received, and the news is that the peer is gone. Anything else was told
             // before the copy began, which another event of the same look may have begun.
             Some(EventSource::Lane(target)) if entry.interest.is_empty() => {
-                if flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                    let connection = Arc::clone(target.connection());
-                    self.end(&connection, super::initiator::ENDED);
+                if !flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                    return;
                 }
+                let connection = Arc::clone(target.connection());
+                self.end(&connection, super::initiator::ENDED);
             }
             Some(EventSource::Lane(_)) => self.serve_lane(index),
             Some(EventSource::Finishing(..)) => {

@@ -163,12 +163,15 @@ mod with_cuda {
         }
     }
 
+    /// The registration of pages, or when they were refused.
+    type Outcome = Result<Arc<GpuRegistration>, Instant>;
+
     /// How memory of a GPU is registered with the devices of one transport.
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
         /// Registrations of the caller's memory, the one that was used last behind all others, and when pages were
         /// refused. A trainer names its tensors in each step, and a registration takes far longer than a copy.
-        recent: Mutex<VecDeque<(GpuPages, Result<Arc<GpuRegistration>, Instant>)>>,
+        recent: Mutex<VecDeque<(GpuPages, Outcome)>>,
         /// Whether the log has told that memory is staged.
         is_told: AtomicBool,
     }

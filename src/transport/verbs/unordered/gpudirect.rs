@@ -283,26 +283,6 @@ fn memory_of_the_caller_is_registered_once_for_its_allocation() {
 }
 
 #[test]
-fn a_registration_that_holds_a_freed_piece_is_let_go() {
-    let mut scene = scene(9, 1, PAGE);
-    let first = scene.driver.memory(PAGE);
-    let second = scene.driver.memory_behind(first, PAGE);
-    let before = scene.device.regions();
-    // Memory of two pieces, as PyTorch's expandable segments are.
-    let both = |scene: &DirectScene| memory_with_owner(&scene.gpu, first, 2 * PAGE, ());
-    let read = |scene: &mut DirectScene| {
-        let into = both(scene);
-        scene.carry_out(read_to(&into, 0, scene.remote[1].slice(0, PAGE as u64).unwrap()));
-    };
-    read(&mut scene);
-    assert_eq!(scene.device.regions(), before + 1);
-    scene.driver.free_memory(second);
-    assert_eq!(scene.driver.memory_behind(first, PAGE), second);
-    read(&mut scene);
-    assert_eq!(scene.device.regions(), before + 1, "the registration with the piece that was freed is gone");
-}
-
-#[test]
 fn registrations_end_with_their_transport_and_not_with_the_memory() {
     let mut scene = scene(10, 1, PAGE);
     let mine = scene.memory(PAGE);
