@@ -8,6 +8,8 @@ mod weights {
     pub(super) mod admission;
     pub(super) mod counting;
     pub(super) mod deltas;
+    mod failing;
+    pub(super) mod monotone;
     pub(super) mod plane;
     pub(super) mod relay;
     mod resume;

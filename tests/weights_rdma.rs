@@ -9,6 +9,7 @@ mod weights {
     #[expect(dead_code, reason = "used by other tests")]
     pub(super) mod counting;
     pub(super) mod deltas;
+    pub(super) mod monotone;
     pub(super) mod plane;
     pub(super) mod relay;
     pub(super) mod silence;

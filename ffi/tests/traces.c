@@ -192,6 +192,59 @@ static void refreshes_pulls_and_pins_are_verified_like_snapshots(void)
     slackline_publisher_destroy(publisher);
 }
 
+static void a_pull_does_not_go_back_behind_a_snapshot_or_a_pin(void)
+{
+    struct slackline_publisher_options options;
+    struct slackline_reader_options reading;
+    struct slackline_publisher *publisher;
+    struct slackline_snapshot *snapshot;
+    struct slackline_tensor tensors[2];
+    struct slackline_verdict verdict;
+    struct slackline_reader *reader;
+    struct slackline_fresh fresh;
+    static float values[ELEMENTS], copy[ELEMENTS];
+    const char *address, *line;
+    const void *bytes;
+    size_t len;
+    int version;
+
+    trace[0] = 0;
+    layer(tensors);
+    options.size = sizeof options;
+    OK(slackline_publisher_options_init(&options));
+    options.background = 1;
+    OK(slackline_publisher_create(NULL, tensors, 2, &options, &publisher));
+    OK(slackline_publisher_address(publisher, &address));
+    /* Pulls of a reader that checks go by way of its own copy. */
+    reading.size = sizeof reading;
+    OK(slackline_reader_options_init(&reading));
+    reading.checksums = 1;
+    OK(slackline_reader_connect(address, &reading, TIMEOUT_MS, &reader));
+    fresh.size = sizeof fresh;
+    for (version = 1; version <= 3; version++) {
+        values[ELEMENTS - 1] = (float)version;
+        OK(slackline_publisher_publish_recorded(publisher, values, sizeof values, TIMEOUT_MS, NULL, &line));
+        put_on_record(line);
+        if (version == 2) {
+            OK(slackline_reader_snapshot(reader, 2, 0, 0, TIMEOUT_MS, &snapshot));
+            OK(slackline_snapshot_certificate(snapshot, &line));
+            put_on_record(line);
+            slackline_snapshot_destroy(snapshot);
+        } else if (version == 3) {
+            OK(slackline_reader_pin(reader, 3, TIMEOUT_MS, &bytes, &len, NULL));
+            certify(reader, bytes, len);
+            OK(slackline_reader_unpin(reader));
+        }
+        OK(slackline_reader_pull(reader, copy, sizeof copy, 5, TIMEOUT_MS, &fresh));
+        CHECK(fresh.version == (uint64_t)version);
+        certify(reader, copy, sizeof copy);
+    }
+    verdict = judge(NULL, 0);
+    CHECK(verdict.publications == 3 && verdict.reads == 5 && verdict.verified == 5 && verdict.violations == 0);
+    slackline_reader_destroy(reader);
+    slackline_publisher_destroy(publisher);
+}
+
 static void what_is_no_record_is_told_with_its_line(void)
 {
     struct slackline_verdict verdict;
@@ -216,6 +269,7 @@ int main(void)
     a_publisher_of_calls_records_its_versions();
     reads_are_verified_and_an_altered_digest_is_a_violation();
     refreshes_pulls_and_pins_are_verified_like_snapshots();
+    a_pull_does_not_go_back_behind_a_snapshot_or_a_pin();
     what_is_no_record_is_told_with_its_line();
     puts("all checks passed");
     return 0;

@@ -63,8 +63,8 @@ def main(rust: str) -> None:
             publisher.publish({"w": np.ones(size, "uint8")})
             pairs: list[tuple[Any, Any]] = []
             for _ in range(PAIRS):
-                ours = ran(rust, "times", publisher.address, str(pulls))
-                pairs.append((ours, ran(sys.executable, __file__, "--read", publisher.address, str(pulls))))
+                in_rust = ran(rust, "times", publisher.address, str(pulls))
+                pairs.append((in_rust, ran(sys.executable, __file__, "--read", publisher.address, str(pulls))))
         for call, name in [("pull_ns", "pull(into)"), ("look_ns", "latest")]:
             ours, theirs = ([pair[side][call] / 1e3 for pair in pairs] for side in (0, 1))
             ratios = sorted(python / rust for rust, python in zip(ours, theirs, strict=True))

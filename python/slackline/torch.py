@@ -91,7 +91,7 @@ def publish(
 
 def state_dict(snapshot: Snapshot) -> dict[str, Tensor]:
     """The tensors of a snapshot where they lie, without a copy: they are to be read, not written (see
-    `ArrayView.torch`). Those of a pin are gone when it ends."""
+    `ArrayView.torch`, also for what the next pull costs). Those of a pin are gone when it ends."""
     return {name: view.torch() for name, view in snapshot.items()}
 
 
@@ -101,7 +101,7 @@ def load(snapshot: Snapshot, state: State) -> None:
     tensors = _tensors(state, "loading a snapshot")
     _check({name: view.shape for name, view in snapshot.items()}, tensors, "loading a snapshot")
     for name, tensor in tensors.items():
-        tensor.copy_(snapshot[name].torch())
+        tensor.copy_(snapshot[name].torch(read_only=True))
 
 
 def pull(

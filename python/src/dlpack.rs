@@ -258,8 +258,9 @@ impl Drop for Incoming {
                 }
             }
         }
-        // The deleter of another library may need the interpreter.
-        Python::attach(|_| match self.managed {
+        // The deleter of another library may need the interpreter. Once that has ended, or is ending, the memory ends
+        // with the process.
+        Python::try_attach(|_| match self.managed {
             Kind::Versioned(managed) => call(managed),
             Kind::Plain(managed) => call(managed),
         });

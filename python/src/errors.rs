@@ -220,19 +220,26 @@ fn class_of(error: &Error) -> Class {
     }
 }
 
+/// A peer that answers in another way than this process speaks is not gone.
+fn channel_class(error: &ChannelError) -> Class {
+    match error {
+        ChannelError::Secret
+        | ChannelError::ReadingOnly
+        | ChannelError::NeedsSecret { .. }
+        | ChannelError::Encryption { .. } => Class::Refused,
+        ChannelError::System { .. } | ChannelError::Closed { .. } => Class::PeerGone,
+        _ => Class::Error,
+    }
+}
+
 fn connect_class(error: &ConnectError) -> Class {
     match error {
         ConnectError::AnotherUser { .. }
         | ConnectError::NeedsSecret { .. }
         | ConnectError::ReadingSecret { .. }
-        | ConnectError::Refused { .. }
-        | ConnectError::Channel {
-            source: ChannelError::Secret | ChannelError::ReadingOnly | ChannelError::NeedsSecret { .. },
-            ..
-        } => Class::Refused,
-        ConnectError::System { .. } | ConnectError::Closed { .. } | ConnectError::Channel { .. } => {
-            Class::PeerGone
-        }
+        | ConnectError::Refused { .. } => Class::Refused,
+        ConnectError::Channel { source, .. } => channel_class(source),
+        ConnectError::System { .. } | ConnectError::Closed { .. } => Class::PeerGone,
         ConnectError::WrongAddress { .. } => Class::BadOption,
         ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => {
             Class::Unsupported

@@ -1,7 +1,7 @@
 //! The transports of one object, and its addresses.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
@@ -14,6 +14,8 @@ use slackline::{
 
 use crate::errors::{Class, Failure};
 use crate::gpu;
+use crate::names::Search;
+use crate::wait::in_thread;
 
 /// The transports of publishers, readers and relays, whose table has a name, or an empty one.
 pub(crate) type NamedFabric = Named<Mixed>;
@@ -27,18 +29,20 @@ pub(crate) enum SecretSource {
 
 /// Reads the secret; without one, that of the environment (`SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET`).
 fn secret(source: Option<SecretSource>) -> Result<Option<Secret>, Failure> {
-    Ok(match source {
-        None => Secret::from_environment()?,
-        Some(SecretSource::File(path)) => Some(Secret::from_file(&path)?),
+    let secret = match source {
+        None => return Ok(Secret::from_environment()?),
+        Some(SecretSource::File(path)) => Secret::from_file(&path)?,
         Some(SecretSource::Bytes(bytes)) => {
             let remedy = "give text, or the path of a file";
             let text = std::str::from_utf8(&bytes);
             let text = text.map_err(|_| {
                 Failure::new(Class::BadOption, "reading the secret", "it is not UTF-8", remedy)
             })?;
-            Some(Secret::from_text(text, "the argument `secret`")?)
+            Secret::from_text(text, "the argument `secret`")?
         }
-    })
+    };
+    // The environment may demand encryption (`SLACKLINE_TCP_ENCRYPT`).
+    Ok(Secret::demanding(Some(secret), false)?)
 }
 
 /// Opens what is needed to listen at `address`. RDMA is looked for only if the address is of that kind. With a GPU,
@@ -114,9 +118,9 @@ pub(crate) fn may_come(error: &Error) -> bool {
 }
 
 /// The address to listen at: the one that was given, or a new one of the transport.
-pub(crate) fn listen_address(address: Option<&str>, transport: &str) -> Result<Address, Failure> {
+pub(crate) fn listen_address(py: Python<'_>, address: Option<&str>, transport: &str) -> PyResult<Address> {
     let refuse = |cause: String, remedy: &str| {
-        Err(Failure::new(Class::BadOption, "choosing an address", cause, remedy))
+        Err(Failure::new(Class::BadOption, "choosing an address", cause, remedy).into())
     };
     let Some(text) = address else {
         return match transport {
@@ -126,7 +130,15 @@ pub(crate) fn listen_address(address: Option<&str>, transport: &str) -> Result<A
             other => refuse(format!("there is no transport {other:?}"), "use auto, shm, tcp or verbs"),
         };
     };
-    let address = parse(text)?;
+    let search = Search::of(text)?;
+    let mut addresses = match search.known() {
+        Some(addresses) => addresses,
+        None => in_thread(py, "finding a host", move |_| search.once())?,
+    };
+    let address = match addresses.len() {
+        1 => addresses.remove(0),
+        _ => Address::Several(addresses),
+    };
     let fits = match transport {
         "auto" => true,
         "shm" => matches!(address, Address::Abstract(_) | Address::Path(_)),
@@ -138,37 +150,4 @@ pub(crate) fn listen_address(address: Option<&str>, transport: &str) -> Result<A
         true => Ok(address),
         false => refuse(format!("{address} is no address of {transport}"), "use transport=\"auto\""),
     }
-}
-
-/// The addresses of one peer, in the order in which they are tried.
-pub(crate) fn peer_addresses(text: &str) -> Result<Vec<Address>, Failure> {
-    Ok(match parse(text)? {
-        Address::Several(addresses) => addresses,
-        one => vec![one],
-    })
-}
-
-/// Reads an address in which a host may stand by its name.
-fn parse(text: &str) -> Result<Address, Failure> {
-    if text.contains(',') {
-        return Ok(Address::Several(text.split(',').map(parse).collect::<Result<_, _>>()?));
-    }
-    let error = match text.parse() {
-        Ok(address) => return Ok(address),
-        Err(error) => error,
-    };
-    let (host, kind): (_, fn(SocketAddr) -> Address) = match text.strip_prefix("verbs:") {
-        Some(host) => (host, Address::Verbs),
-        None => (text, Address::Tcp),
-    };
-    if !host.rsplit_once(':').is_some_and(|(name, port)| !name.is_empty() && port.parse::<u16>().is_ok()) {
-        return Err(error.into());
-    }
-    // Of several the first IPv4 address is taken, on every host the same way.
-    let found: Vec<SocketAddr> = host.to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-    let chosen = found.iter().find(|socket| socket.is_ipv4()).or(found.first());
-    chosen.copied().map(kind).ok_or_else(|| {
-        let cause = format_args!("cannot find the host of {text}");
-        Failure::new(Class::PeerGone, "finding a host", cause, "check the name, or write the IP address")
-    })
 }

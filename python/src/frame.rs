@@ -19,7 +19,7 @@ use crate::lease::Lease;
 use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
 use crate::view::ArrayView;
-use crate::wait::in_slices;
+use crate::wait::{detached, in_slices};
 
 pub(crate) const PUBLISHING: &str = "publishing a version";
 
@@ -73,9 +73,11 @@ impl Publishing {
 
 impl Drop for Publishing {
     fn drop(&mut self) {
-        // In a forked child its threads are not there, and its connections are the parent's.
-        if self.guard.is_inherited() {
-            std::mem::forget(self.publisher.get_mut().map_or(None, Option::take));
+        let publisher = self.publisher.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        match self.guard.is_inherited() {
+            // In a forked child its threads are not there, and its connections are the parent's.
+            true => std::mem::forget(publisher),
+            false => detached(|| drop(publisher)),
         }
     }
 }

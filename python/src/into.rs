@@ -13,7 +13,7 @@ use crate::device::OnGpu;
 use crate::errors::{Class, Failure};
 use crate::gpu::Streams;
 use crate::lease::Lease;
-use crate::reading::{self, Reading, Request, newest_from};
+use crate::reading::{self, PULLING, Reading, Request, newest_from};
 use crate::record::Asked;
 use crate::snapshot::Facts;
 use crate::source::{Foreign, Given};
@@ -102,23 +102,32 @@ pub(crate) fn pull(
     if let Some(stream) = straight_to_gpu(reading, targets) {
         return pull_to_gpu(py, reading, request, targets, stream, timeout);
     }
-    let is_whole = std::ptr::eq(reading.reader.copied_table(), reading.reader.table());
-    let is_on_gpu = targets.on_gpu().next().is_some();
-    if !reading.copies_from_frames || !is_whole || is_on_gpu || request.exactly.is_some() {
-        let (facts, lease, asked) = reading::pull(py, reading, request, timeout)?;
-        py.detach(|| -> Result<(), Failure> {
-            // SAFETY: the lease is of a copy of the whole table, which no code writes.
-            unsafe { targets.fill_from(lease.at(0)) };
-            for (array, offset) in targets.on_gpu() {
-                let (gpu, stream) = array.stream()?;
-                let snapshot = lease.owner::<slackline::weights::Snapshot>().ok_or_else(no_snapshot)?;
-                snapshot.copy_to_gpu(offset as u64, &array.memory(&gpu)?, &stream)?;
-            }
-            Ok(())
-        })?;
-        return Ok((facts, asked.ended()));
-    }
     let deadline = Instant::now() + timeout;
+    let is_on_gpu = targets.on_gpu().next().is_some();
+    if !reading.copies_from_frames() || !reading.is_whole() || is_on_gpu || request.exactly.is_some() {
+        let mut left = timeout;
+        loop {
+            let (facts, lease, asked) = reading::pull(py, reading, request, left)?;
+            py.detach(|| -> Result<(), Failure> {
+                // SAFETY: the lease is of a copy of the whole table, or of the part that is selected.
+                unsafe { targets.fill_from(lease.at(0)) };
+                for (array, offset) in targets.on_gpu() {
+                    let (gpu, stream) = array.stream()?;
+                    let snapshot = lease.owner::<slackline::weights::Snapshot>().ok_or_else(no_snapshot)?;
+                    snapshot.copy_to_gpu(offset as u64, &array.memory(&gpu)?, &stream)?;
+                }
+                Ok(())
+            })?;
+            // Another thread may have it, too, and may have handed it to code that writes it.
+            if !lease.written().may_be() {
+                return Ok((facts, asked.ended()));
+            }
+            left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(request.late(timeout, facts.version).into());
+            }
+        }
+    }
     let asked = reading.begin(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -176,7 +185,8 @@ fn pull_to_gpu(
     let deadline = Instant::now() + timeout;
     let asked = reading.begin(request);
     let (least, mut newest) = (reading.least(&request), 0);
-    let is_there = crate::wait::in_slices(py, timeout, |slice| {
+    let closing = reading.closing.clone();
+    let is_there = closing.in_slices(py, PULLING, timeout, |slice| {
         let there = newest_from(&mut reading.reader, least, slice)?;
         newest = there.unwrap_or(newest);
         Ok(there)

@@ -1,8 +1,8 @@
 //! Memory that Python objects look at: how many do, and whether they still may.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::errors::Failure;
 
@@ -15,12 +15,25 @@ pub(crate) struct Lease {
     pointer: AtomicPtr<u8>,
     bytes: usize,
     state: Mutex<LeaseState>,
+    written: Written,
     /// What Python code is told that asks for memory whose lease has ended.
     ended: &'static str,
     /// Called once, when the lease has ended and no export is left.
     let_go: Option<Box<dyn Fn() + Send + Sync>>,
     /// Keeps the memory valid.
     owner: Box<dyn Any + Send + Sync>,
+}
+
+/// Whether memory that is lent to be read has gone to code that may write it all the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Written(Arc<AtomicBool>);
+
+impl Written {
+    /// What was read of the memory before this is as it was lent if this is false.
+    pub(crate) fn may_be(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
 #[derive(Default)]
@@ -36,6 +49,7 @@ impl Lease {
             pointer: AtomicPtr::new(pointer),
             bytes,
             state: Mutex::default(),
+            written: Written::default(),
             ended: "",
             let_go: None,
             owner: Box::new(owner),
@@ -49,6 +63,16 @@ impl Lease {
 
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub(crate) fn written(&self) -> &Written {
+        &self.written
+    }
+
+    /// The memory goes to code that may write it.
+    pub(crate) fn is_lent_to_write(&self) {
+        self.written.0.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// What keeps the memory, if it is of this type.

@@ -115,7 +115,7 @@ impl PyPublisher {
         gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyPublisher> {
         let gpu = gpu::named(gpu);
-        let address = fabric::listen_address(address, transport)?;
+        let address = fabric::listen_address(py, address, transport)?;
         let memory = ShardOptions {
             frames,
             peers: readers,

@@ -16,12 +16,14 @@ use crate::fabric::{self, NamedFabric, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::into::{self, Targets};
 use crate::lease::Lease;
+use crate::names::Search;
 use crate::pin::Pin;
-use crate::reading::{Pulled, Pulling, Reading, Request, Shared, hold, newest_from, pull};
+use crate::reading::{PINNING, PULLING, Pulled, Pulling, Reading, Request, Shared, hold, newest_from, pull};
 use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
+use crate::turns::Turn;
+use crate::wait::{detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 
 /// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
 type Staged = Receiver<Result<Pulled, Failure>>;
@@ -66,7 +68,7 @@ impl PyReader {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Duration,
+        timeout: Option<Duration>,
         with: impl FnOnce(&mut Reading) -> PyResult<R>,
     ) -> PyResult<R> {
         let result = match &mut *self.lock(py, operation, timeout)? {
@@ -82,11 +84,11 @@ impl PyReader {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Duration,
-    ) -> PyResult<MutexGuard<'_, Option<Reading>>> {
+        timeout: Option<Duration>,
+    ) -> PyResult<Turn<'_, Option<Reading>>> {
         crate::fork::check(self.shared.guard, operation)?;
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let locked = lock(py, &self.shared.reading, operation, timeout);
+        let locked = self.shared.reading.wait(py, operation, timeout);
         self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut reading = locked?;
         // A pin may have ended while another thread was in a call.
@@ -102,14 +104,42 @@ impl PyReader {
         timeout: Duration,
         with: impl FnOnce(&mut Reading) -> PyResult<R>,
     ) -> PyResult<R> {
-        self.with(py, operation, timeout, |reading| match self.shared.is_pinned.load(Ordering::SeqCst) {
-            false => with(reading),
-            true => {
-                let cause = "a version is pinned";
-                let remedy = "leave the pin, and delete the arrays that look at it, or use another reader";
-                Err(Failure::out_of_turn(operation, cause, remedy).into())
+        self.with(py, operation, Some(timeout), |reading| {
+            match self.shared.is_pinned.load(Ordering::SeqCst) {
+                false => with(reading),
+                true => {
+                    let cause = "a version is pinned";
+                    let remedy =
+                        "leave the pin, and delete the arrays that look at it, or use another reader";
+                    Err(Failure::out_of_turn(operation, cause, remedy).into())
+                }
             }
         })
+    }
+
+    /// Takes the reader out of the hands of the calls that are in it, which end.
+    fn take(&self, py: Python<'_>) -> PyResult<Option<Reading>> {
+        let is_pinned = || {
+            let remedy = "leave the pin, and delete the arrays that look at it";
+            Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy).into())
+        };
+        crate::fork::check(self.shared.guard, CLOSING)?;
+        if self.shared.has_pin() {
+            return is_pinned();
+        }
+        self.shared.closing.begin();
+        let reading = self.lock(py, CLOSING, None).and_then(|mut reading| {
+            // Another thread may have pinned while this one waited.
+            match self.shared.is_pinned.load(Ordering::SeqCst) {
+                false => Ok(reading.take()),
+                true => is_pinned(),
+            }
+        });
+        if reading.is_err() {
+            self.shared.closing.give_up();
+        }
+        self.shared.settle();
+        reading
     }
 
     fn snapshot(&self, (facts, lease, asked): Pulled) -> Snapshot {
@@ -164,7 +194,7 @@ fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled,
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let pulled = {
-            let mut reading = shared.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut reading = shared.reading.block();
             let Some(reading) = reading.as_mut().filter(|_| !shared.closes.load(Ordering::SeqCst)) else {
                 return Err(Failure::out_of_turn(PREFETCHING, "the reader is closed", "make a new one"));
             };
@@ -187,10 +217,9 @@ fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled,
     }
 }
 
-const PULLING: &str = "pulling a version";
 const PULLING_INTO: &str = "pulling into arrays";
-const PINNING: &str = "pinning a version";
 const PREFETCHING: &str = "prefetching a version";
+const CLOSING: &str = "closing a reader";
 
 #[pymethods]
 impl PyReader {
@@ -215,10 +244,12 @@ impl PyReader {
         let timeout = seconds(timeout)?;
         let options =
             ReaderOptions { checksums, in_tree: tree, idle: way_to_idle(idle)?, ..ReaderOptions::default() };
-        let (addresses, table) = (fabric::peer_addresses(address)?, table.to_owned());
+        let (mut search, table) = (Search::of(address)?, table.to_owned());
         let mut reader = in_thread(py, "connecting", move |is_given_up| {
+            let deadline = Instant::now() + timeout;
+            let addresses = search.until(deadline, is_given_up)?;
             let transports = fabric::fabrics(secret, &table, &addresses, transport_gpu.as_ref())?;
-            connect(&transports, &addresses, options, timeout, is_given_up)
+            connect(&transports, &addresses, options, deadline, is_given_up)
         })?;
         let whole = Layout::of(reader.table())?;
         let layout = match select {
@@ -238,8 +269,9 @@ impl PyReader {
     fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
         const ASKING: &str = "asking for the version";
         let timeout = seconds(timeout)?;
-        self.with(py, ASKING, timeout, |reading| {
-            let newest = in_slices(py, timeout, |slice| newest_from(&mut reading.reader, 0, slice))?;
+        self.with(py, ASKING, Some(timeout), |reading| {
+            let (reader, closing) = (&mut reading.reader, &reading.closing);
+            let newest = closing.in_slices(py, ASKING, timeout, |slice| newest_from(reader, 0, slice))?;
             let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
             let late = Error::Deadline { operation: ASKING, waited: timeout, needed, seen };
             newest.ok_or_else(|| Failure::from(late).into())
@@ -389,14 +421,14 @@ impl PyReader {
     #[getter]
     fn gpu_path(&self, py: Python<'_>) -> PyResult<Option<String>> {
         let path = |reading: &mut Reading| Ok(reading.reader.gpu_path().map(|path| path.to_string()));
-        self.with(py, "asking for the way to a GPU", seconds(30.0)?, path)
+        self.with(py, "asking for the way to a GPU", None, path)
     }
 
     /// The incarnation of the owner that is read from: of the publisher, or behind a relay of that relay.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
         let epoch = |reading: &mut Reading| Ok(reading.reader.epoch());
-        self.with(py, "asking for the epoch", seconds(30.0)?, epoch)
+        self.with(py, "asking for the epoch", None, epoch)
     }
 
     /// Connects again, once the publisher was lost, to the one that came after it at the same address, waiting for it
@@ -406,11 +438,15 @@ impl PyReader {
     #[pyo3(signature = (*, timeout=30.0))]
     fn reconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         const RECONNECTING: &str = "connecting again";
-        let (timeout, addresses) = (seconds(timeout)?, fabric::peer_addresses(&self.address)?);
+        let (timeout, mut search) = (seconds(timeout)?, Search::of(&self.address)?);
         self.unpinned(py, RECONNECTING, timeout, |reading| {
-            let mut last = None;
-            let connected = in_slices(py, timeout, |slice| {
-                for address in &addresses {
+            let (mut last, mut addresses) = (None, None);
+            let closing = reading.closing.clone();
+            let connected = closing.in_slices(py, RECONNECTING, timeout, |slice| {
+                if addresses.is_none() {
+                    addresses = search.go_on(slice)?;
+                }
+                for address in addresses.iter().flatten() {
                     // A handshake is no wait that can be cut into short slices.
                     match reading.reader.reconnect(address, slice.max(PATIENCE)) {
                         Ok(()) => {
@@ -423,27 +459,20 @@ impl PyReader {
                 }
                 Ok(None)
             })?;
-            let late = || last.map_or_else(no_listener, Failure::from);
+            let late = || match addresses {
+                Some(_) => last.map_or_else(no_listener, Failure::from),
+                None => search.late(),
+            };
             connected.ok_or_else(|| late().into())
         })
     }
 
-    /// Leaves the publisher. Snapshots that were pulled stay. Raises OutOfTurn while a version is pinned.
+    /// Leaves the publisher. Snapshots that were pulled stay. Calls of other threads that wait end with OutOfTurn.
+    ///
+    /// Raises OutOfTurn while a version is pinned, and in a handler of a signal that has interrupted a call of this
+    /// reader.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        const CLOSING: &str = "closing a reader";
-        let reading = {
-            let mut reading = self.lock(py, CLOSING, seconds(30.0)?)?;
-            // Another thread may have pinned while this one waited.
-            match self.shared.is_pinned.load(Ordering::SeqCst) {
-                false => Ok(reading.take()),
-                true => {
-                    let remedy = "leave the pin, and delete the arrays that look at it";
-                    Err(Failure::out_of_turn(CLOSING, "a version is pinned", remedy))
-                }
-            }
-        };
-        self.shared.settle();
-        let reading = reading?;
+        let reading = self.take(py)?;
         py.detach(|| {
             self.end();
             drop(reading);
@@ -492,10 +521,9 @@ fn connect(
     transports: &[NamedFabric],
     addresses: &[Address],
     options: ReaderOptions,
-    timeout: Duration,
+    deadline: Instant,
     is_given_up: &AtomicBool,
 ) -> Result<Reader<NamedFabric>, Failure> {
-    let deadline = Instant::now() + timeout;
     let mut last: Option<Error> = None;
     loop {
         for (transport, address) in transports.iter().zip(addresses) {
@@ -522,7 +550,7 @@ fn is_refused_for_now(error: &Error) -> bool {
 impl Drop for PyReader {
     fn drop(&mut self) {
         if !self.shared.guard.is_inherited() {
-            self.end();
+            detached(|| self.end());
         }
     }
 }

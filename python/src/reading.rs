@@ -1,7 +1,7 @@
 //! A reader as its Python objects share it: the newest snapshot, and the one pin.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use pyo3::{PyResult, Python};
@@ -16,15 +16,21 @@ use slackline::{Error, Version};
 use crate::errors::Failure;
 use crate::fabric::NamedFabric;
 use crate::gpu;
-use crate::lease::Lease;
+use crate::lease::{Lease, Written};
 use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
-use crate::wait::in_slices;
+use crate::turns::Turns;
+use crate::wait::Closing;
+
+pub(crate) const PULLING: &str = "pulling a version";
+pub(crate) const PINNING: &str = "pinning a version";
 
 /// A reader with the newest version that it has copied.
 pub(crate) struct Reading {
     pub(crate) reader: Reader<NamedFabric>,
     newest: Option<(Facts, Arc<Lease>)>,
+    /// Of the memory of the last copy, if the reader applies differences to what is in there.
+    base: Option<Written>,
     /// The newest version that a read has brought that did not ask for one by its number: no later one goes back.
     brought: u64,
     /// The read whose copy the reader is making. Another read gives that copy up.
@@ -32,9 +38,11 @@ pub(crate) struct Reading {
     /// Reads of calls, and those of prefetches, which go on beside them.
     calls: Reads,
     prefetches: Reads,
-    /// True if the publisher's memory is mapped into this process, and what is copied out of it is not to be compared
-    /// with a checksum.
-    pub(crate) copies_from_frames: bool,
+    /// True if the publisher's memory is mapped into this process. Then no differences are read.
+    is_mapped: bool,
+    /// What is copied is compared with a checksum.
+    checksums: bool,
+    pub(crate) closing: Closing,
     /// The GPU that the transport has, unless checksums are to be compared: it copies straight out of the owner's
     /// memory.
     pub(crate) gpu: Option<gpu::Named>,
@@ -125,11 +133,16 @@ impl Pulling {
         }
         reading.copying = None;
         let snapshot = reading.reader.take_snapshot()?;
+        if reading.begins_whole()? {
+            // Memory that this copy may have begun from was written meanwhile.
+            return self.go_on(reading, slice);
+        }
         let facts = Facts::of(snapshot.fresh());
         // From here on there is no reference to these bytes: Python alone looks at them.
         let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
         let lease = Arc::new(Lease::new(pointer, bytes, snapshot));
         reading.newest = Some((facts, Arc::clone(&lease)));
+        reading.base = (!reading.is_mapped && reading.is_whole()).then(|| lease.written().clone());
         reading.has_brought(&self.request, &facts);
         Ok(Some((facts, lease, asked.ended())))
     }
@@ -141,7 +154,9 @@ impl Pulling {
         let at_least = self.request.exactly.unwrap_or(self.request.at_least);
         let Some(newest) = newest_from(&mut reading.reader, at_least, slice)? else { return Ok(Begun::Late) };
         self.newest = newest;
+        reading.begins_whole()?;
         if let Some((facts, lease)) = &reading.newest
+            && !lease.written().may_be()
             && self.request.takes(facts.version, newest, reading.brought)
         {
             let facts = Facts { staleness: newest.saturating_sub(facts.version), ..*facts };
@@ -183,8 +198,8 @@ pub(crate) fn pull(
     request: Request,
     timeout: Duration,
 ) -> PyResult<Pulled> {
-    let mut pulling = Pulling::new(request);
-    let pulled = in_slices(py, timeout, |slice| pulling.go_on(reading, slice))?;
+    let (mut pulling, closing) = (Pulling::new(request), reading.closing.clone());
+    let pulled = closing.in_slices(py, PULLING, timeout, |slice| pulling.go_on(reading, slice))?;
     pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
 }
 
@@ -195,9 +210,9 @@ pub(crate) fn hold(
     request: Request,
     timeout: Duration,
 ) -> PyResult<(Facts, usize, usize)> {
-    let reader = &mut reading.reader;
+    let (reader, closing) = (&mut reading.reader, &reading.closing);
     let mut seen = 0;
-    let held = in_slices(py, timeout, |slice| {
+    let held = closing.in_slices(py, PINNING, timeout, |slice| {
         let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
         seen = newest;
         match reader.hold(Bound::version(Version::new(request.oldest(newest))), slice) {
@@ -215,24 +230,50 @@ pub(crate) fn hold(
 }
 
 impl Reading {
-    fn new(mut reader: Reader<NamedFabric>, checksums: bool, gpu: Option<gpu::Named>) -> Reading {
-        let asked = reader.hold(Bound::NONE, Duration::ZERO);
-        let is_mapped = !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }));
-        reader.release();
+    fn new(
+        mut reader: Reader<NamedFabric>,
+        checksums: bool,
+        gpu: Option<gpu::Named>,
+        closing: Closing,
+    ) -> Reading {
         let (calls, prefetches) = (Reads::new(), Reads::new());
-        let copies_from_frames = is_mapped && !checksums;
+        let is_mapped = is_mapped(&mut reader);
         let gpu = gpu.filter(|_| !checksums);
         Reading {
             reader,
             newest: None,
+            base: None,
             brought: 0,
             copying: None,
             calls,
             prefetches,
-            copies_from_frames,
+            is_mapped,
+            checksums,
+            closing,
             gpu,
             staging: None,
         }
+    }
+
+    /// True if a version may be copied out of the publisher's memory, and not to be compared with a checksum.
+    pub(crate) fn copies_from_frames(&self) -> bool {
+        self.is_mapped && !self.checksums
+    }
+
+    /// True if all of the table is copied.
+    pub(crate) fn is_whole(&self) -> bool {
+        std::ptr::eq(self.reader.copied_table(), self.reader.table())
+    }
+
+    /// Has the next copy begin from no other one if the last one may have been written; then it returns true.
+    fn begins_whole(&mut self) -> Result<bool, Failure> {
+        if !self.base.as_ref().is_some_and(Written::may_be) {
+            return Ok(false);
+        }
+        // The reader forgets its copies. All of the table is selected as it is.
+        self.reader.select(None)?;
+        self.base = None;
+        Ok(true)
     }
 
     /// Memory of the GPU for a whole copy. The one that was used with another stream is left to its copies: this stream
@@ -271,35 +312,51 @@ impl Reading {
     /// Forgets what was read of an owner that is gone.
     pub(crate) fn forget(&mut self) {
         (self.newest, self.brought, self.copying) = (None, 0, None);
+        self.is_mapped = is_mapped(&mut self.reader);
         // The successor may have older versions.
         (self.calls, self.prefetches) = (Reads::new(), Reads::new());
     }
 }
 
+fn is_mapped(reader: &mut Reader<NamedFabric>) -> bool {
+    let asked = reader.hold(Bound::NONE, Duration::ZERO);
+    reader.release();
+    !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }))
+}
+
 /// What the objects of one reader share.
 pub(crate) struct Shared {
-    pub(crate) reading: Mutex<Option<Reading>>,
+    pub(crate) reading: Turns<Option<Reading>>,
     /// True while a version is pinned.
     pub(crate) is_pinned: AtomicBool,
     /// The pin has ended, and is to be let go by the next thread that locks the reader.
     has_ended: AtomicBool,
     /// Threads of Python that wait for another one's call.
     pub(crate) waiting: AtomicUsize,
-    /// Waits of other threads are to end.
+    /// Calls that wait are to end.
+    pub(crate) closing: Closing,
+    /// The thread that prefetches is to end.
     pub(crate) closes: AtomicBool,
     pub(crate) guard: ForkGuard,
 }
 
 impl Shared {
     pub(crate) fn new(reader: Reader<NamedFabric>, checksums: bool, gpu: Option<gpu::Named>) -> Shared {
+        let closing = Closing::default();
         Shared {
-            reading: Mutex::new(Some(Reading::new(reader, checksums, gpu))),
+            reading: Turns::new(Some(Reading::new(reader, checksums, gpu, closing.clone()))),
             is_pinned: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
+            closing,
             closes: AtomicBool::new(false),
             guard: ForkGuard::new(),
         }
+    }
+
+    /// True while a version is pinned, and the pin has not ended.
+    pub(crate) fn has_pin(&self) -> bool {
+        self.is_pinned.load(Ordering::SeqCst) && !self.has_ended.load(Ordering::SeqCst)
     }
 
     /// The pin has ended. If another thread is in a call of the reader, that thread lets it go.
@@ -313,12 +370,9 @@ impl Shared {
         if self.guard.is_inherited() || !self.has_ended.load(Ordering::SeqCst) {
             return;
         }
-        let mut reading = match self.reading.try_lock() {
-            Ok(reading) => reading,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        self.let_go(&mut reading);
+        if let Some(mut reading) = self.reading.take() {
+            self.let_go(&mut reading);
+        }
     }
 
     /// The same in a call that has locked the reader.
@@ -336,7 +390,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // In a forked child its threads are not there, and its connection is the parent's.
         if self.guard.is_inherited() {
-            std::mem::forget(self.reading.get_mut().map_or(None, Option::take));
+            std::mem::forget(self.reading.get_mut().take());
         }
     }
 }

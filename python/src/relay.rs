@@ -1,6 +1,7 @@
 //! `slackline.Relay`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 
@@ -10,8 +11,9 @@ use slackline::{Address, Named, ShardOptions, Version};
 
 use crate::errors::{Class, Failure};
 use crate::fabric::{self, SecretSource};
+use crate::names::Search;
 use crate::publisher::{PyReaderStatus, differences};
-use crate::wait::{in_thread, timeout as seconds};
+use crate::wait::{detached, in_thread, timeout as seconds};
 
 /// Reads each version of a publisher or of another relay and serves it to readers of its own: the same version with the
 /// same number, step, label, time and origin. A thread of the library does all of this, so that one copy for each host
@@ -75,14 +77,17 @@ impl PyRelay {
         delta_bytes: Option<u64>,
         checksums: bool,
     ) -> PyResult<PyRelay> {
-        let (upstream, timeout) = (fabric::peer_addresses(upstream)?, seconds(timeout)?);
-        let address = fabric::listen_address(address, transport)?;
+        let (mut upstream, timeout) = (Search::of(upstream)?, seconds(timeout)?);
+        let address = fabric::listen_address(py, address, transport)?;
         let lease = seconds(lease)?;
         let memory = ShardOptions { peers: readers, lease, checksums, ..ShardOptions::default() };
         let deltas = differences(deltas, delta_bytes)?;
         let options = PublisherOptions { memory, branches, deltas, ..PublisherOptions::default() };
         let table = table.to_owned();
-        let start = move |_: &_| {
+        let start = move |is_given_up: &_| {
+            let deadline = Instant::now() + timeout;
+            let upstream = upstream.until(deadline, is_given_up)?;
+            let timeout = deadline.saturating_duration_since(Instant::now());
             let all = Address::Several(upstream.iter().chain([&address]).cloned().collect());
             let fabric = Named::new(fabric::fabric(secret, &all, None)?, &table);
             match (tree, &upstream[..]) {
@@ -156,9 +161,11 @@ impl PyRelay {
 
 impl Drop for PyRelay {
     fn drop(&mut self) {
-        // In a forked child its thread is not there, and its connections are the parent's.
-        if self.guard.is_inherited() {
-            std::mem::forget(self.lock().take());
+        let relay = self.lock().take();
+        match self.guard.is_inherited() {
+            // In a forked child its thread is not there, and its connections are the parent's.
+            true => std::mem::forget(relay),
+            false => detached(|| drop(relay)),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{idle as way_to_idle, in_slices, timeout as seconds};
+use crate::wait::{detached, idle as way_to_idle, in_slices, timeout as seconds};
 
 /// Reads the options that a server has, by the names that PyTorch gives them.
 pub(crate) fn options(
@@ -207,7 +207,7 @@ impl PyServer {
         let sleeps = options.memory.idle == Idle::Sleep;
         let (table, values) = self::initial(initial)?;
         let layout = Layout::of(&table)?;
-        let address = fabric::listen_address(address, transport)?;
+        let address = fabric::listen_address(py, address, transport)?;
         py.detach(|| {
             let fabric = fabric::fabric(secret, &address, gpu.as_ref())?;
             let server = Server::new(fabric, &address, table, &values, options)?;
@@ -317,7 +317,7 @@ impl PyServer {
 
 impl Drop for PyServer {
     fn drop(&mut self) {
-        self.stop();
+        detached(|| self.stop());
     }
 }
 

@@ -133,7 +133,7 @@ macro_rules! mapping {
 
             /// The tensor of this name as a torch tensor, without a copy: see [`ArrayView.torch`].
             fn torch<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-                ArrayView::torch(self.tensors.find(py, name)?.bind(py))
+                ArrayView::torch(self.tensors.find(py, name)?.bind(py), false)
             }
         }
     };

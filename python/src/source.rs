@@ -104,6 +104,11 @@ impl Foreign {
     }
 
     fn from_buffer(buffer: PyUntypedBuffer) -> PyResult<Foreign> {
+        if buffer.suboffsets().into_iter().flatten().any(|offset| *offset >= 0) {
+            let (cause, remedy) =
+                ("it is of pointers to its rows (suboffsets)", "give a contiguous copy of it");
+            return Err(Failure::new(Class::LayoutMismatch, "reading an array", cause, remedy).into());
+        }
         let format = buffer.format().to_string_lossy().into_owned();
         let dtype = Dtype::from_format(&format, buffer.item_size()).ok_or_else(|| dtype::unknown(&format))?;
         Ok(Foreign {

@@ -50,7 +50,7 @@ impl PyTables {
         transport: &str,
         secret: Option<SecretSource>,
     ) -> PyResult<PyTables> {
-        let address = fabric::listen_address(address, transport)?;
+        let address = fabric::listen_address(py, address, transport)?;
         let tables = py.detach(|| -> Result<_, Failure> {
             Ok(Tables::listen(fabric::fabric(secret, &address, None)?, &address).map_err(Error::from)?)
         })?;

@@ -138,9 +138,17 @@ impl ArrayView {
 
     /// A torch tensor of this memory. torch has no read-only tensors: writing one of a snapshot changes that snapshot,
     /// and writing one of a pin is a fault of the program (the memory is mapped read-only, and the process is killed).
-    pub(crate) fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    ///
+    /// The reader's next pull reads the whole version, also where it is the same one or where there are differences:
+    /// what was pulled may have been written. With `read_only` the caller promises that it is not, nor by what is given
+    /// the tensor, and the next pull may begin from it.
+    #[pyo3(signature = (*, read_only=false))]
+    pub(crate) fn torch<'py>(slf: &Bound<'py, Self>, read_only: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         slf.get().lease.check()?;
+        if !read_only {
+            slf.get().lease.is_lent_to_write();
+        }
         let capsule = slf.get().export().plain(py)?;
         py.import("torch.utils.dlpack")?.call_method1("from_dlpack", (capsule,))
     }
@@ -157,7 +165,8 @@ impl ArrayView {
 
     /// A DLPack capsule: of DLPack 1, with the flag for read-only memory, where `max_version` allows that, and else of
     /// the older form. The older form cannot say that memory is read-only, so that for such memory it is a BufferError
-    /// unless `copy` is true.
+    /// unless `copy` is true. Some consumers, torch among them, do not heed the flag: to the reader's next pull the
+    /// memory may have been written, as after `torch()`.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -180,6 +189,7 @@ impl ArrayView {
             return if is_versioned { export.versioned(py) } else { export.plain(py) };
         }
         if is_versioned {
+            self.lease.is_lent_to_write();
             return self.export().versioned(py);
         }
         if self.is_read_only {

@@ -1,7 +1,7 @@
 //! Waits without the interpreter, in slices, so that other threads of Python run and signals are seen.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use slackline::{Error, Idle};
 use crate::errors::{Class, Failure};
 
 /// The longest that a wait goes without looking for a signal, such as Ctrl-C.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// The longest timeout: a deadline that is further off cannot be computed.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -58,35 +58,45 @@ pub(crate) fn in_slices<R: Send>(
     }
 }
 
-/// Locks what another thread may be using, which waits for its peer meanwhile.
-///
-/// No thread that holds such a lock waits for the interpreter while it holds another one.
-pub(crate) fn lock<'a, T>(
-    py: Python<'_>,
-    mutex: &'a Mutex<T>,
-    operation: &str,
-    timeout: Duration,
-) -> PyResult<MutexGuard<'a, T>> {
-    let deadline = Instant::now() + timeout;
-    let mut looked = Instant::now();
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Ok(guard),
-            // What a panic left is as whole as the library leaves it after an error.
-            Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
-        }
-        let now = Instant::now();
-        if now >= deadline {
-            let remedy = "use a longer timeout, or an object for each thread";
-            let cause = "another thread is in a call of this object";
-            return Err(Failure::new(Class::Deadline, operation, cause, remedy).into());
-        }
-        py.detach(|| std::thread::sleep(Duration::from_micros(500)));
-        if now - looked >= SLICE {
-            py.check_signals()?;
-            looked = now;
-        }
+/// The number of threads that close an object, or have closed it, while others may wait in calls of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Closing(Arc<AtomicUsize>);
+
+impl Closing {
+    pub(crate) fn begin(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// This thread has not closed it after all.
+    pub(crate) fn give_up(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// As [`in_slices`] for a call of the object, which ends when the object is being closed.
+    pub(crate) fn in_slices<R: Send>(
+        &self,
+        py: Python<'_>,
+        operation: &str,
+        timeout: Duration,
+        mut attempt: impl FnMut(Duration) -> Result<Option<R>, Failure> + Send,
+    ) -> PyResult<Option<R>> {
+        in_slices(py, timeout, |slice| {
+            if self.0.load(Ordering::SeqCst) > 0 {
+                let cause = "it is closed by another thread meanwhile";
+                return Err(Failure::out_of_turn(operation, cause, "make a new one"));
+            }
+            attempt(slice)
+        })
+    }
+}
+
+/// Does in a destructor what waits for threads: without the interpreter, so that other threads of Python run meanwhile.
+pub(crate) fn detached(work: impl FnOnce() + Send) {
+    let mut work = Some(work);
+    let mut end = || work.take().into_iter().for_each(|work| work());
+    if Python::try_attach(|py| py.detach(&mut end)).is_none() {
+        // The interpreter is ending.
+        end();
     }
 }
 

@@ -10,7 +10,7 @@ use pyo3::types::{PyIterator, PyList};
 use slackline::gpu::GpuError;
 use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
-use slackline::{Error, Job, Mixed, View, Worker, WorkerOptions, now};
+use slackline::{Address, Error, Job, Mixed, View, Worker, WorkerOptions, now};
 
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
@@ -18,11 +18,12 @@ use crate::gpu::{self, PyGpu, Streams};
 use crate::into::Targets;
 use crate::lease::Lease;
 use crate::memory::Memory;
+use crate::names::Search;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::source::Given;
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
-use crate::wait::{idle as way_to_idle, in_slices, in_thread, lock, timeout as seconds};
+use crate::wait::{idle as way_to_idle, in_thread, timeout as seconds};
 use crate::working::{Working, abandon, copied};
 
 const STEPPING: &str = "waiting for parameters";
@@ -30,9 +31,6 @@ const PUBLISHING: &str = "publishing a gradient";
 const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
-
-/// For a call that waits for another thread's call alone.
-const LONG: Duration = Duration::from_secs(30);
 
 fn late(operation: &'static str, waited: Duration) -> Failure {
     let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
@@ -80,17 +78,23 @@ impl PyWorker {
         gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyWorker> {
         let gpu = gpu::named(gpu);
+        let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
-        let mut addresses = Vec::with_capacity(servers.len());
-        for server in &servers {
-            addresses.push(fabric::peer_addresses(server)?.swap_remove(0));
-        }
-        let fabric = fabric::fabric(secret, &slackline::Address::Several(addresses.clone()), gpu.as_ref())?;
+        let searches = servers.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };
-        let worker =
-            in_thread(py, "connecting", move |_| Ok(Worker::connect(fabric, &addresses, options, timeout)?))?;
+        let worker = in_thread(py, "connecting", move |is_given_up| {
+            let deadline = Instant::now() + timeout;
+            let mut addresses = Vec::with_capacity(searches.len());
+            for mut search in searches {
+                addresses.push(search.until(deadline, is_given_up)?.swap_remove(0));
+            }
+            let fabric =
+                fabric::fabric(secret, &Address::Several(addresses.clone()), transport_gpu.as_ref())?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            Ok(Worker::connect(fabric, &addresses, options, left)?)
+        })?;
         Ok(PyWorker::of(worker, None, gpu)?)
     }
 
@@ -113,13 +117,14 @@ impl PyWorker {
         let timeout = seconds(timeout)?;
         let streams = Streams::new(stream, self.working.gpu.as_ref())?;
         let targets = into.map(|into| Targets::of(&self.layout, into, COPYING, &streams)).transpose()?;
-        let view = self.working.with(py, STEPPING, timeout, |worker| {
+        let closing = &self.working.closing;
+        let view = self.working.with(py, STEPPING, Some(timeout), |worker| {
             if self.working.is_in_step.load(Ordering::Acquire) {
                 return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
             }
             abandon(worker)?;
             let mut reason = None;
-            let view = in_slices(py, timeout, |slice| match worker.step(slice) {
+            let view = closing.in_slices(py, STEPPING, timeout, |slice| match worker.step(slice) {
                 Ok(step) => Ok(Some(step.suspend())),
                 Err(error @ Error::Deadline { .. }) => {
                     reason = Some(error);
@@ -167,8 +172,9 @@ impl PyWorker {
     #[pyo3(signature = (*, timeout=30.0))]
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(timeout)?;
-        self.working.with(py, FLUSHING, timeout, |worker| {
-            let flushed = in_slices(py, timeout, |slice| match worker.flush(slice) {
+        let closing = &self.working.closing;
+        self.working.with(py, FLUSHING, Some(timeout), |worker| {
+            let flushed = closing.in_slices(py, FLUSHING, timeout, |slice| match worker.flush(slice) {
                 Ok(()) => Ok(Some(())),
                 Err(Error::Deadline { .. }) => Ok(None),
                 Err(error) => Err(error.into()),
@@ -185,16 +191,18 @@ impl PyWorker {
         let none = || Failure::out_of_turn(FINISHING, "this worker is of no job", "close it");
         let (timeout, job) = (seconds(timeout)?, self.job.as_ref().ok_or_else(none)?);
         self.flush(py, timeout.as_secs_f64())?;
-        self.working.with(py, FINISHING, timeout, |worker| {
+        let closing = &self.working.closing;
+        self.working.with(py, FINISHING, Some(timeout), |worker| {
             let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));
-            in_slices(py, timeout, over)?.ok_or_else(|| late(FINISHING, timeout).into())
+            let over = closing.in_slices(py, FINISHING, timeout, over)?;
+            over.ok_or_else(|| late(FINISHING, timeout).into())
         })
     }
 
     /// The clock that it is at: its next gradient belongs to it.
     #[getter]
     fn clock(&self, py: Python<'_>) -> PyResult<u64> {
-        self.working.with(py, "asking for the clock", LONG, |worker| Ok(worker.clock().get()))
+        self.working.with(py, "asking for the clock", None, |worker| Ok(worker.clock().get()))
     }
 
     /// Name, element type and shape of each tensor.
@@ -203,11 +211,17 @@ impl PyWorker {
         self.layout.metadata()
     }
 
-    /// Leaves the servers. Gradients that were not applied are discarded: flush first.
+    /// Leaves the servers. Gradients that were not applied are discarded: flush first. Calls of other threads that wait
+    /// end with OutOfTurn. Raises OutOfTurn in a handler of a signal that has interrupted a call of this worker.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         const CLOSING: &str = "closing a worker";
         crate::fork::check(self.working.guard, CLOSING)?;
-        let worker = lock(py, &self.working.worker, CLOSING, LONG)?.take();
+        self.working.closing.begin();
+        let worker = self.working.worker.wait(py, CLOSING, None).map(|mut worker| worker.take());
+        if worker.is_err() {
+            self.working.closing.give_up();
+        }
+        let worker = worker?;
         py.detach(|| drop(worker));
         Ok(())
     }
@@ -219,11 +233,15 @@ impl PyWorker {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
+        class: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        self.close(py)
+        match self.close(py) {
+            // The exception of the block comes first.
+            Err(_) if !class.is_none() => Ok(()),
+            closed => closed,
+        }
     }
 }
 
@@ -300,7 +318,7 @@ impl Step {
     /// True if a server asks this worker to abandon the step, as DBW and ABS do. It never waits.
     #[getter]
     fn should_stop(&self, py: Python<'_>) -> PyResult<bool> {
-        self.working.with(py, STEPPING, LONG, |worker| {
+        self.working.with(py, STEPPING, None, |worker| {
             let mut step = worker.resume().map_err(Failure::from)?;
             let stop = step.should_stop();
             step.suspend();
@@ -330,14 +348,15 @@ impl Step {
         let arrays =
             gradient.map(|gradient| self.layout.arrays(gradient, PUBLISHING, &streams)).transpose()?;
         let ended = || Failure::out_of_turn(PUBLISHING, "this step has ended", "begin the next one");
-        let published = self.working.with(py, PUBLISHING, timeout, |worker| {
+        let closing = &self.working.closing;
+        let published = self.working.with(py, PUBLISHING, Some(timeout), |worker| {
             if !self.is_open.load(Ordering::Acquire) {
                 return Err(ended().into());
             }
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;
             let wait_for_copies = |worker: &mut _| -> PyResult<()> {
-                let copied = in_slices(py, timeout, |slice| copied(worker, slice))?;
+                let copied = closing.in_slices(py, PUBLISHING, timeout, |slice| copied(worker, slice))?;
                 Ok(copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }))?)
             };
             // A GPU may still copy what an earlier call that has ended at its deadline was given.
@@ -364,7 +383,7 @@ impl Step {
                 worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            let published = in_slices(py, left, |slice| {
+            let published = closing.in_slices(py, PUBLISHING, left, |slice| {
                 let (deadline, mut backoff) = (Instant::now() + slice, Backoff::new());
                 while worker.is_publishing() {
                     match worker.poll(now())? {
@@ -389,17 +408,24 @@ impl Step {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _class: &Bound<'_, PyAny>,
+        class: &Bound<'_, PyAny>,
         _error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         if !self.is_open.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.working.with(py, STEPPING, LONG, |worker| match self.end() {
+        let abandoned = self.working.with(py, STEPPING, None, |worker| match self.end() {
             true => Ok(abandon(worker)?),
             false => Ok(()),
-        })
+        });
+        // The next step abandons one that is not abandoned here.
+        self.end();
+        match abandoned {
+            // The exception of the block comes first.
+            Err(_) if !class.is_none() => Ok(()),
+            abandoned => abandoned,
+        }
     }
 }
 

@@ -21,11 +21,14 @@ use crate::into::Targets;
 use crate::memory::Memory;
 use crate::source::Given;
 use crate::table::Layout;
-use crate::wait::lock;
+use crate::turns::Turns;
+use crate::wait::Closing;
 
 /// A worker that steps share, with the memory that it computes in.
 pub(crate) struct Working {
-    pub(crate) worker: Mutex<Option<Worker<Mixed>>>,
+    pub(crate) worker: Turns<Option<Worker<Mixed>>>,
+    /// Calls that wait are to end.
+    pub(crate) closing: Closing,
     pub(crate) parameters: Arc<Memory>,
     pub(crate) gradient: Arc<Memory>,
     pub(crate) bytes: usize,
@@ -43,10 +46,10 @@ impl Working {
         let bytes = worker.table().bytes() as usize;
         let (parameters, gradient) = (Arc::new(Memory::new(bytes)?), Arc::new(Memory::new(bytes)?));
         worker.use_memory(Some(parameters.lend(bytes)), Some(gradient.lend(bytes)))?;
-        let worker = Mutex::new(Some(worker));
+        let (worker, closing) = (Turns::new(Some(worker)), Closing::default());
         let (is_in_step, staging) = (AtomicBool::new(false), Mutex::new(None));
         let guard = ForkGuard::new();
-        Ok(Working { worker, parameters, gradient, bytes, is_in_step, gpu, staging, guard })
+        Ok(Working { worker, closing, parameters, gradient, bytes, is_in_step, gpu, staging, guard })
     }
 
     /// Copies the parameters of the step that is open into arrays.
@@ -134,15 +137,16 @@ impl Working {
         }
     }
 
+    /// Calls `with` on the worker, when other threads have left it.
     pub(crate) fn with<R>(
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Duration,
+        timeout: Option<Duration>,
         with: impl FnOnce(&mut Worker<Mixed>) -> PyResult<R>,
     ) -> PyResult<R> {
         crate::fork::check(self.guard, operation)?;
-        match &mut *lock(py, &self.worker, operation, timeout)? {
+        match &mut *self.worker.wait(py, operation, timeout)? {
             Some(worker) => with(worker),
             None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
         }
@@ -161,7 +165,7 @@ impl Drop for Working {
     fn drop(&mut self) {
         // In a forked child its threads are not there, and its connections are the parent's.
         if self.guard.is_inherited() {
-            std::mem::forget(self.worker.get_mut().map_or(None, Option::take));
+            std::mem::forget(self.worker.get_mut().take());
         }
     }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -208,6 +209,47 @@ def test_a_wrong_secret_is_refused_and_the_right_one_is_not(tmp_path: Any) -> No
     with pytest.raises(slackline.Refused) as refused:
         slackline.Reader("127.0.0.1:1", secret=file)
     assert isinstance(refused.value, PermissionError)
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+@pytest.mark.parametrize("argument", [True, False])
+def test_processes_that_differ_in_encryption_refuse_each_other(
+    encrypts: bool, argument: bool, python: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = b"an example of a secret that is long enough"
+    child = python(
+        """
+        if encrypts:
+            os.environ["SLACKLINE_TCP_ENCRYPT"] = "1"
+        table = {"a": np.zeros(10, "float32")}
+        publisher = slackline.Publisher(table, transport="tcp", secret=secret)
+        print(publisher.address)
+        sys.stdin.read()
+        """,
+        encrypts=encrypts,
+        secret=secret,
+    )
+    monkeypatch.setenv("SLACKLINE_SECRET", secret.decode())
+    monkeypatch.setenv("SLACKLINE_TCP_ENCRYPT", "0" if encrypts else "1")
+    with pytest.raises(slackline.Refused, match="SLACKLINE_TCP_ENCRYPT=1"):
+        slackline.Reader(child.stdout.readline().strip(), secret=secret if argument else None, timeout=5)
+
+
+def test_what_answers_in_another_protocol_is_an_error_and_not_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            stream, _peer = listener.accept()
+            with stream:
+                stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(512))
+                stream.recv(1 << 16)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(slackline.Error, match="not slackline") as caught:
+            slackline.Reader(f"127.0.0.1:{listener.getsockname()[1]}", timeout=5)
+        answering.join()
+    assert type(caught.value) is slackline.Error
 
 
 def test_a_reader_for_whom_there_is_no_room_is_told_when_to_ask_again(transport: str) -> None:

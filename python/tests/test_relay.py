@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,6 +123,37 @@ def test_readers_of_a_tree_are_sent_to_relays_and_go_on_when_one_is_gone(transpo
                 while far.version < 2:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
+
+
+def test_other_threads_of_python_run_while_a_relay_that_was_not_closed_is_dropped(python: Callable[..., Any]) -> None:
+    child = python(
+        """
+        publisher = slackline.Publisher({"a": np.zeros(10, "float32")}, transport="tcp")
+        print(publisher.address)
+        sys.stdin.read()
+        """
+    )
+    root = child.stdout.readline().strip()
+    relays = [slackline.Relay(root, transport="tcp", tree=True) for _ in range(3)]
+    # A relay whose publisher answers no more has a question open most of the time, which it waits for.
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    turns, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    begun = time.monotonic()
+    relays.clear()
+    seconds = time.monotonic() - begun
+    done.set()
+    counting.join()
+    assert seconds < 0.2 or turns > 20, (seconds, turns)
 
 
 def test_a_relay_in_a_tree_has_one_publisher() -> None:

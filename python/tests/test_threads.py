@@ -136,28 +136,36 @@ def test_a_pin_that_was_left_is_in_the_way_of_no_later_call() -> None:
 
 
 def test_a_reader_is_not_closed_under_a_pin_that_comes_meanwhile() -> None:
-    with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as reader:
-        pinned = threading.Event()
-        closed: list[bool] = []
-
-        def close() -> None:
-            closed.append(turned_away(reader.close, "is pinned"))
-
-        def pin() -> None:
-            with reader.pin(min_version=1) as snapshot:
-                pinned.set()
-                closing.join()
-                assert closed == [False]
-                assert_whole(snapshot)
-
-        pinning, closing = threading.Thread(target=pin), threading.Thread(target=close)
-        pinning.start()
-        time.sleep(0.2)
-        closing.start()
-        time.sleep(0.2)
+    outcomes: list[tuple[bool, bool]] = []
+    with slackline.Publisher(version(0), frames=4) as publisher:
         publisher.publish(version(1))
-        pinning.join()
-        assert pinned.is_set() and closed == [False]
+        for number in range(200):
+            reader, start = slackline.Reader(publisher.address), threading.Barrier(2)
+            pinned: list[bool] = []
+
+            def pin() -> None:
+                def hold() -> None:
+                    with reader.pin() as snapshot:
+                        closing.join()
+                        assert_whole(snapshot)
+
+                start.wait()
+                pinned.append(turned_away(hold, "is closed"))
+
+            def close() -> None:
+                start.wait()
+                time.sleep(number * 1e-6)
+                closed.append(turned_away(reader.close, "is pinned"))
+
+            closed: list[bool] = []
+            pinning, closing = threading.Thread(target=pin), threading.Thread(target=close)
+            pinning.start()
+            closing.start()
+            pinning.join()
+            closing.join()
+            reader.close()
+            outcomes.append((pinned[0], closed[0]))
+    assert set(outcomes) <= {(True, False), (False, True)}
 
 
 def test_a_call_that_is_out_of_turn_holds_no_other_one_up(pair: Pair) -> None:

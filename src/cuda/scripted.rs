@@ -5,29 +5,39 @@
 //! call. Memory of the GPU is at addresses that no access of the processor survives. Each call can be made to fail, and
 //! what is not given back is counted.
 //!
+//! It fails the test where work touches memory that is not there, not locked, or for reading only, and where memory is
+//! given back that work still uses. A fault ends the work of one device. The work of a stream that is ended goes on.
+//!
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
+mod controls;
+mod host;
 mod kernel;
+mod memory;
 mod model;
+mod streams;
 mod work;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, ThreadId};
+use std::thread::ThreadId;
 
 use super::driver::{
     Allocation, Context, DevicePointer, Driver, EventHandle, FunctionHandle, ModuleHandle, StreamHandle,
 };
 use super::sys::{
-    Attribute, CAPTURE_MODE_RELAXED, Code, FLUSH_OPTION_HOST, MEMORY_TYPE_DEVICE, ORDERING_OWNER,
-    PointerAttribute,
+    Attribute, CAPTURE_MODE_RELAXED, Code, FLUSH_OPTION_HOST, HOST_REGISTER_DEVICEMAP,
+    HOST_REGISTER_READ_ONLY, MEMORY_TYPE_DEVICE, ORDERING_OWNER, PointerAttribute,
 };
 use super::{Gpu, GpuStream};
+pub(crate) use controls::Working;
+use host::ScriptedHost;
 use kernel::ScriptedKernel;
-use work::{GRANULARITY, ScriptedMemory, StreamWork};
+use memory::ScriptedMemory;
+use streams::Stream;
+use work::StreamWork;
 
 /// The primary context of the first device, and another context.
 pub(crate) const PRIMARY: Context = Context(0x1000);
@@ -38,6 +48,8 @@ const NEXT_DEVICE: usize = 0x100;
 /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_INVALID_HANDLE`.
 const NO_CONTEXT: Code = Code(201);
 const INVALID_HANDLE: Code = Code(400);
+/// `CU_MEMORYTYPE_HOST`.
+const MEMORY_TYPE_HOST: u32 = 1;
 
 /// A scripted driver, with one device if nothing else is said.
 pub(crate) struct Scripted {
@@ -56,12 +68,16 @@ struct ScriptedState {
     has_stream_words: bool,
     /// Whether it exports dma-bufs.
     has_dma_bufs: bool,
+    /// Whether it numbers allocations.
+    has_buffer_ids: bool,
     /// Whether its kernels see in order what RDMA devices write; and what a flush does, if it has one.
     sees_rdma_writes: bool,
     flush: Option<Arc<dyn Fn() + Send + Sync>>,
     calls: u32,
     fail: Option<(u32, Code)>,
-    fault: Option<Code>,
+    /// The error that all calls give once the driver is gone, and that of each device whose context has failed.
+    gone: Option<Code>,
+    faults: HashMap<i32, Code>,
     retained: i32,
     current: HashMap<ThreadId, Vec<Context>>,
     /// How calls of a thread get on with captures; a thread that is not in here disturbs them.
@@ -71,8 +87,7 @@ struct ScriptedState {
     /// The number of the newest record of each event.
     events: HashMap<usize, u64>,
     records: u64,
-    /// Lengths of host memory that is registered, by its first address.
-    registered: HashMap<usize, usize>,
+    registered: ScriptedHost,
     device: ScriptedMemory,
     /// Copies between host memory and the device that were begun.
     host_copies: usize,
@@ -81,13 +96,6 @@ struct ScriptedState {
     functions: HashMap<usize, String>,
     launches: usize,
     random: u64,
-}
-
-struct Stream {
-    context: Context,
-    is_callers: bool,
-    is_capturing: bool,
-    work: VecDeque<StreamWork>,
 }
 
 impl Scripted {
@@ -101,11 +109,13 @@ impl Scripted {
                 version: 12000,
                 has_stream_words: true,
                 has_dma_bufs: false,
+                has_buffer_ids: true,
                 sees_rdma_writes: true,
                 flush: None,
                 calls: 0,
                 fail: None,
-                fault: None,
+                gone: None,
+                faults: HashMap::new(),
                 retained: 0,
                 current: HashMap::new(),
                 capture_modes: HashMap::new(),
@@ -113,7 +123,7 @@ impl Scripted {
                 streams: HashMap::from([(0, Stream::new(PRIMARY, true))]),
                 events: HashMap::new(),
                 records: 0,
-                registered: HashMap::new(),
+                registered: ScriptedHost::new(),
                 device: ScriptedMemory::new(),
                 host_copies: 0,
                 modules: HashMap::new(),
@@ -143,180 +153,6 @@ impl Scripted {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it is of another version.
-    pub(crate) fn set_version(&self, version: i32) {
-        self.state().version = version;
-    }
-
-    /// Makes its device another one than that of other drivers, by its primary context.
-    pub(crate) fn of_another_device(self) -> Scripted {
-        let mut state = self.state();
-        state.primary = OTHER_CONTEXT;
-        state.streams.insert(0, Stream::new(OTHER_CONTEXT, true));
-        drop(state);
-        self
-    }
-
-    /// Gives it a second device, which does or does not reach memory of the first, nor the first that of the second.
-    pub(crate) fn with_two_devices(self, are_peers: bool) -> Scripted {
-        let mut state = self.state();
-        (state.devices, state.are_peers) = (2, are_peers);
-        drop(state);
-        self
-    }
-
-    /// Makes the device one that cannot write words in the order of a stream.
-    pub(crate) fn without_stream_words(self) -> Scripted {
-        self.state().has_stream_words = false;
-        self
-    }
-
-    /// Makes the driver one that exports dma-bufs.
-    pub(crate) fn with_dma_bufs(self) -> Scripted {
-        self.state().has_dma_bufs = true;
-        self
-    }
-
-    /// Makes its devices others than those of a driver that was given another number.
-    pub(crate) fn of_host(self, host: u8) -> Scripted {
-        self.state().host = host;
-        self
-    }
-
-    /// Makes the device one whose kernels see what RDMA devices have written after this flush, if there is one.
-    pub(crate) fn set_flush(&self, flush: Option<Arc<dyn Fn() + Send + Sync>>) {
-        let mut state = self.state();
-        (state.sees_rdma_writes, state.flush) = (false, flush);
-    }
-
-    /// Makes the call with this number, counted from now on from 0, fail.
-    pub(crate) fn fail(&self, call: u32, code: Code) {
-        let mut state = self.state();
-        state.calls = 0;
-        state.fail = Some((call, code));
-    }
-
-    /// True once the call that was to fail has failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.state().fail.is_none()
-    }
-
-    /// Lets a kernel of the caller's fail, after which nothing succeeds.
-    pub(crate) fn fault(&self, code: Code) {
-        self.state().fault = Some(code);
-    }
-
-    /// A stream of the caller's.
-    pub(crate) fn stream(&self, context: Context) -> usize {
-        self.state().add_stream(context, true).0
-    }
-
-    /// Locks host memory, as the caller may have done.
-    pub(crate) fn lock_host(&self, begin: usize, bytes: usize) {
-        self.state().registered.insert(begin, bytes);
-    }
-
-    /// The caller's stream begins to capture a graph.
-    pub(crate) fn capture(&self, stream: usize) {
-        self.state().stream(StreamHandle(stream)).expect("a stream").is_capturing = true;
-    }
-
-    /// The caller's memory on the device.
-    pub(crate) fn memory(&self, bytes: usize) -> DevicePointer {
-        self.state().device.reserve(0, bytes).expect("room on the device")
-    }
-
-    /// More of the caller's memory, right behind a block of whole pages.
-    pub(crate) fn memory_behind(&self, pointer: DevicePointer, bytes: usize) -> DevicePointer {
-        self.state().device.reserve_behind(pointer, bytes).expect("room on the device")
-    }
-
-    /// Takes the caller's memory away again.
-    pub(crate) fn free_memory(&self, pointer: DevicePointer) {
-        self.state().device.free(pointer);
-    }
-
-    /// Makes the memory at `pointer` managed, or that of another device.
-    pub(crate) fn set_memory(&self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
-        self.state().device.set(pointer, is_managed, ordinal);
-    }
-
-    /// A kernel of the caller's: fills memory of the device.
-    pub(crate) fn launch_fill(&self, stream: usize, pointer: DevicePointer, bytes: usize, value: u8) {
-        let work = StreamWork::Fill { pointer, bytes, value };
-        self.state().put(StreamHandle(stream), work).expect("a stream");
-    }
-
-    /// A kernel of the caller's: copies memory of the device, which stands for computing with it.
-    pub(crate) fn launch_copy(&self, stream: usize, to: DevicePointer, from: DevicePointer, bytes: usize) {
-        let work = StreamWork::Kernel { to, from, bytes };
-        self.state().put(StreamHandle(stream), work).expect("a stream");
-    }
-
-    /// A kernel of the caller's that does not end.
-    pub(crate) fn launch_wait_for_ever(&self, stream: usize) {
-        let mut state = self.state();
-        state.put(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
-    }
-
-    /// True if a stream has a copy to host memory to make.
-    pub(crate) fn is_copying(&self) -> bool {
-        let is_copy = |work: &StreamWork| matches!(work, StreamWork::ToHost { .. });
-        self.state().streams.values().any(|stream| stream.work.iter().any(is_copy))
-    }
-
-    /// Copies between host memory and the device that were begun.
-    pub(crate) fn host_copies(&self) -> usize {
-        self.state().host_copies
-    }
-
-    /// Kernels of the library's that were launched.
-    pub(crate) fn launches(&self) -> usize {
-        self.state().launches
-    }
-
-    /// What is in memory of the device.
-    pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
-        self.state().device.at(pointer, bytes).expect("memory of the device").to_vec()
-    }
-
-    /// Sets memory of the device, as if it had always been so.
-    pub(crate) fn set_bytes(&self, pointer: DevicePointer, bytes: &[u8]) {
-        self.state().device.at(pointer, bytes.len()).expect("memory of the device").copy_from_slice(bytes);
-    }
-
-    /// Does one piece of work of a stream that chance picks; false if none has any that may be done.
-    pub(crate) fn work(&self) -> bool {
-        self.state().work()
-    }
-
-    /// Does all work that may be done.
-    pub(crate) fn finish(&self) {
-        while self.work() {}
-    }
-
-    /// Does work, whenever there is some, until the result is dropped.
-    pub(crate) fn work_in_a_thread(self: &Arc<Self>) -> Working {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let (driver, over) = (self.clone(), is_over.clone());
-        let work = move || {
-            while !over.load(Relaxed) {
-                if !driver.work() {
-                    std::thread::yield_now();
-                }
-            }
-        };
-        Working { is_over, thread: Some(std::thread::spawn(work)) }
-    }
-
-    /// Streams, events, allocations, registrations and contexts that were not given back.
-    pub(crate) fn open(&self) -> usize {
-        let state = self.state();
-        let made = state.streams.values().filter(|stream| !stream.is_callers).count();
-        let memory = state.registered.len() + state.device.own;
-        made + state.events.len() + memory + state.modules.len() + state.retained as usize
-    }
-
     fn call<R>(&self, call: impl FnOnce(&mut ScriptedState) -> Result<R, Code>) -> Result<R, Code> {
         let mut state = self.state();
         let number = state.calls;
@@ -324,7 +160,7 @@ impl Scripted {
         if let Some((_, code)) = state.fail.take_if(|(fails, _)| *fails == number) {
             return Err(code);
         }
-        match state.fault {
+        match state.gone {
             Some(code) => Err(code),
             None => call(&mut state),
         }
@@ -336,35 +172,15 @@ impl Scripted {
             let stack = state.current.get(&std::thread::current().id());
             let mode = state.capture_modes.get(&std::thread::current().id());
             let disturbs = mode != Some(&CAPTURE_MODE_RELAXED);
-            match stack.and_then(|stack| stack.last()) {
-                Some(_) if disturbs && state.streams.values().any(|stream| stream.is_capturing) => {
+            let context = stack.and_then(|stack| stack.last().copied()).ok_or(NO_CONTEXT)?;
+            match state.faults.get(&state.device_of(context)) {
+                Some(code) => Err(*code),
+                None if disturbs && state.streams.values().any(|stream| stream.is_capturing) => {
                     Err(Code::CAPTURE_UNSUPPORTED)
                 }
-                Some(_) => call(state),
-                None => Err(NO_CONTEXT),
+                None => call(state),
             }
         })
-    }
-}
-
-/// A thread that does the work of a driver.
-pub(crate) struct Working {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Working {
-    fn drop(&mut self) {
-        self.is_over.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("a copy of memory that it may copy");
-        }
-    }
-}
-
-impl Stream {
-    fn new(context: Context, is_callers: bool) -> Stream {
-        Stream { context, is_callers, is_capturing: false, work: VecDeque::new() }
     }
 }
 
@@ -387,30 +203,6 @@ impl ScriptedState {
     fn handle(&mut self) -> usize {
         self.handles += 0x10;
         self.handles
-    }
-
-    fn add_stream(&mut self, context: Context, is_callers: bool) -> StreamHandle {
-        let handle = self.handle();
-        self.streams
-            .insert(handle, Stream { context, is_callers, is_capturing: false, work: VecDeque::new() });
-        StreamHandle(handle)
-    }
-
-    /// The registration that an address is in.
-    fn registration(&self, address: u64) -> Option<(usize, usize)> {
-        let is_in = |(begin, bytes): &(&usize, &usize)| {
-            (**begin as u64..(**begin + **bytes) as u64).contains(&address)
-        };
-        self.registered.iter().find(is_in).map(|(begin, bytes)| (*begin, *bytes))
-    }
-
-    fn put(&mut self, stream: StreamHandle, work: StreamWork) -> Result<(), Code> {
-        self.stream(stream)?.work.push_back(work);
-        Ok(())
-    }
-
-    fn stream(&mut self, stream: StreamHandle) -> Result<&mut Stream, Code> {
-        self.streams.get_mut(&stream.0).ok_or(INVALID_HANDLE)
     }
 }
 
@@ -484,18 +276,24 @@ impl Driver for Scripted {
 
     fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u64, Code> {
         self.within(|state| {
-            if let PointerAttribute::RANGE_START | PointerAttribute::RANGE_BYTES = attribute {
-                let (begin, bytes) = state.registration(pointer).ok_or(Code::INVALID_VALUE)?;
-                let is_start = attribute == PointerAttribute::RANGE_START;
-                return Ok(if is_start { begin as u64 } else { bytes as u64 });
+            if let Some(range) = state.registered.range(pointer) {
+                return match attribute {
+                    PointerAttribute::MEMORY_TYPE => Ok(MEMORY_TYPE_HOST.into()),
+                    PointerAttribute::RANGE_START => Ok(range.begin as u64),
+                    PointerAttribute::RANGE_BYTES => Ok(range.bytes as u64),
+                    _ => Err(Code::INVALID_VALUE),
+                };
             }
             let (is_managed, ordinal) = state.device.kind(pointer).ok_or(Code::INVALID_VALUE)?;
-            Ok(match attribute {
-                PointerAttribute::MEMORY_TYPE => MEMORY_TYPE_DEVICE.into(),
-                PointerAttribute::IS_MANAGED => is_managed.into(),
-                PointerAttribute::BUFFER_ID => state.device.number(pointer).ok_or(Code::INVALID_VALUE)?,
-                _ => ordinal.into(),
-            })
+            match attribute {
+                PointerAttribute::MEMORY_TYPE => Ok(MEMORY_TYPE_DEVICE.into()),
+                PointerAttribute::IS_MANAGED => Ok(is_managed.into()),
+                PointerAttribute::DEVICE_ORDINAL => Ok(ordinal.into()),
+                PointerAttribute::BUFFER_ID if state.has_buffer_ids => {
+                    state.device.number(pointer).ok_or(Code::INVALID_VALUE)
+                }
+                _ => Err(Code::INVALID_VALUE),
+            }
         })
     }
 
@@ -505,9 +303,7 @@ impl Driver for Scripted {
 
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code> {
         self.within(|state| {
-            let bytes = bytes.next_multiple_of(GRANULARITY);
-            let pointer = state.device.reserve(device, bytes).ok_or(Code::OUT_OF_MEMORY)?;
-            state.device.own += 1;
+            let (pointer, bytes) = state.device.allocate(device, bytes).ok_or(Code::OUT_OF_MEMORY)?;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
     }
@@ -533,12 +329,19 @@ impl Driver for Scripted {
         self.within(|_| ScriptedMemory::home(file).ok_or(Code::INVALID_VALUE))
     }
 
-    fn import(&self, device: i32, file: BorrowedFd<'_>, bytes: usize, _: bool) -> Result<Allocation, Code> {
+    fn import(
+        &self,
+        device: i32,
+        file: BorrowedFd<'_>,
+        bytes: usize,
+        is_writable: bool,
+    ) -> Result<Allocation, Code> {
         self.within(|state| {
             if ScriptedMemory::home(file) != Some(device) && !state.are_peers {
                 return Err(Code::INVALID_DEVICE);
             }
-            let pointer = state.device.import(device, file, bytes).ok_or(Code::INVALID_VALUE)?;
+            let imported = state.device.import(device, file, bytes, is_writable);
+            let pointer = imported.ok_or(Code::INVALID_VALUE)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
         })
@@ -546,31 +349,45 @@ impl Driver for Scripted {
 
     unsafe fn free(&self, allocation: Allocation) -> Result<(), Code> {
         self.within(|state| {
+            state.expect_unused(allocation.pointer, allocation.bytes);
             state.device.own -= 1;
             state.device.free(allocation.pointer);
             Ok(())
         })
     }
 
-    unsafe fn register_host(&self, begin: *mut u8, bytes: usize, _: u32) -> Result<DevicePointer, Code> {
+    unsafe fn register_host(&self, begin: *mut u8, bytes: usize, flags: u32) -> Result<DevicePointer, Code> {
         self.within(|state| {
             let (begin, end) = (begin.expose_provenance(), begin.addr() + bytes);
-            let overlaps = |(other, bytes): (&usize, &usize)| *other < end && begin < other + bytes;
-            if state.registered.iter().any(overlaps) {
-                return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
+            // Devices may write what is not said to be read only, so the processor has to, too.
+            if flags & HOST_REGISTER_READ_ONLY == 0 && !host::is_mapped_writable(begin, end) {
+                return Err(Code::INVALID_VALUE);
             }
-            state.registered.insert(begin, bytes);
-            Ok(begin as DevicePointer)
+            let device = state.device_of(state.current());
+            match state.registered.register(begin, bytes, flags, device) {
+                true if flags & HOST_REGISTER_DEVICEMAP != 0 => Ok(begin as DevicePointer),
+                true => Ok(0),
+                false => Err(Code::HOST_MEMORY_ALREADY_REGISTERED),
+            }
         })
     }
 
     fn host_pointer(&self, host: *mut u8) -> Result<DevicePointer, Code> {
-        let pointer = host.expose_provenance() as DevicePointer;
-        self.within(|state| state.registration(pointer).map(|_| pointer).ok_or(Code::INVALID_VALUE))
+        let host = host.expose_provenance();
+        self.within(|state| {
+            let device = state.device_of(state.current());
+            state.registered.pointer(device, host).ok_or(Code::INVALID_VALUE)
+        })
     }
 
     unsafe fn unregister_host(&self, begin: *mut u8) -> Result<(), Code> {
-        self.within(|state| state.registered.remove(&begin.addr()).map(drop).ok_or(Code::INVALID_VALUE))
+        self.within(|state| {
+            let range = state.registered.range(begin.addr() as DevicePointer);
+            let range = range.filter(|range| range.begin == begin.addr()).ok_or(Code::INVALID_VALUE)?;
+            state.expect_unused(range.begin as DevicePointer, range.bytes);
+            state.registered.unregister(range.begin);
+            Ok(())
+        })
     }
 
     fn create_stream(&self) -> Result<StreamHandle, Code> {
@@ -581,7 +398,7 @@ impl Driver for Scripted {
     }
 
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Code> {
-        self.within(|state| state.streams.remove(&stream.0).map(drop).ok_or(INVALID_HANDLE))
+        self.within(|state| state.end_stream(stream))
     }
 
     fn stream_context(&self, stream: StreamHandle) -> Result<Context, Code> {

@@ -4,13 +4,15 @@ mod ends;
 mod header;
 mod model;
 mod programs;
+mod strict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use super::driver::{Driver, StreamHandle};
 use super::scripted::{OTHER_CONTEXT, PRIMARY};
-use super::sys::Code;
+use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
 use super::{Gpu, GpuError, GpuMemory, GpuStream, HostBytes, Scripted, Tickets};
 use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion};
@@ -19,6 +21,31 @@ const BYTES: usize = 1000;
 
 fn region(bytes: usize) -> MemoryRegion {
     MemoryRegion::new(HostMemory::anonymous(bytes).unwrap(), Access::LOCAL, DeviceKeys::NONE, ())
+}
+
+/// The caller's memory, which it has locked with these flags.
+fn pinned(driver: &Scripted, flags: u32) -> MemoryRegion {
+    let words = vec![0_u64; 1024].into_boxed_slice();
+    let pointer = std::ptr::NonNull::from(Box::leak(words)).cast::<u8>();
+    driver.lock_host(pointer.addr().get(), 8192, flags);
+    // SAFETY: the words are never freed, and nothing but copies uses them.
+    let host = unsafe { HostMemory::of_caller(pointer, 8192, Box::new(())) }.unwrap();
+    MemoryRegion::new(host, Access::LOCAL, DeviceKeys::NONE, ())
+}
+
+/// Undoes the registration of a region's memory, as the library does.
+fn unlock(driver: &Scripted, region: &MemoryRegion) -> Result<(), Code> {
+    driver.push_context(PRIMARY)?;
+    // SAFETY: the scripted driver fails the test if a device uses it still.
+    unsafe { driver.unregister_host(region.as_volatile().as_ptr()) }
+}
+
+/// Has a stream write a word to the begin of a region's memory.
+fn write_word(driver: &Scripted, stream: usize, region: &MemoryRegion) -> Result<(), Code> {
+    driver.push_context(PRIMARY)?;
+    let to = region.as_volatile().as_ptr().expose_provenance() as u64;
+    // SAFETY: the scripted driver fails the test unless it is a word of registered memory.
+    unsafe { driver.write_word(StreamHandle(stream), to, 5) }
 }
 
 fn bytes_of(slice: &LocalSlice) -> Vec<u8> {
@@ -115,17 +142,17 @@ fn a_copy_within_the_gpu_comes_between_earlier_and_later_work_of_its_stream() {
 #[test]
 fn memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer() {
     let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
-    let into = region(4096);
+    let [into, into_other] = [region(4096), region(4096)];
     let mut copies = Tickets::default();
     stream.copy_to_host(&memory.whole(), &into.slice(0, BYTES).unwrap(), &mut copies).unwrap();
-    drop((memory, into));
+    drop(memory);
     driver.work();
     // A second copy looks for what can be let go.
-    let (other, into) = (GpuMemory::allocate(&gpu, 8).unwrap(), region(4096).slice(0, 8).unwrap());
-    stream.copy_to_host(&other.whole(), &into, &mut copies).unwrap();
+    let other = GpuMemory::allocate(&gpu, 8).unwrap();
+    stream.copy_to_host(&other.whole(), &into_other.slice(0, 8).unwrap(), &mut copies).unwrap();
     assert!(!copies.are_done().unwrap() && !is_freed.load(Relaxed));
-    drop((other, into));
-    // The scripted driver fails the test if it copies memory that is not locked any more.
+    drop((other, into, into_other));
+    // The scripted driver fails the test if memory is given back before it is copied.
     finish(&driver, &mut copies);
     assert!(is_freed.load(Relaxed));
     drop((copies, stream, gpu));
@@ -134,12 +161,15 @@ fn memory_of_both_sides_is_kept_until_the_copy_is_done_and_no_longer() {
 
 #[test]
 fn a_gpu_that_is_dropped_while_it_copies_frees_nothing_under_the_copy() {
-    let Scene { gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
+    let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
     let into = region(4096);
     let mut copies = Tickets::default();
     stream.copy_to_host(&memory.whole(), &into.slice(0, BYTES).unwrap(), &mut copies).unwrap();
     drop((memory, into, copies, stream, gpu));
-    assert!(!is_freed.load(Relaxed), "the copy may still be made");
+    assert!(!is_freed.load(Relaxed) && driver.is_copying(), "the copy may still be made");
+    // The scripted driver fails the test if it copies memory, or tells of it in memory, that is not locked any more.
+    driver.finish();
+    assert!(!driver.is_copying());
 }
 
 #[test]
@@ -224,6 +254,8 @@ fn memory_that_is_not_of_the_gpu_is_refused() {
         beyond,
         GpuError::BeyondAllocation { pointer: pointer + 10, bytes: BYTES, available: BYTES - 10 }
     );
+    let locked = pinned(&driver, 0).as_volatile().as_ptr().addr() as u64;
+    assert!(matches!(refused(locked, 8), GpuError::NotOnDevice { kind: "host memory", .. }));
     driver.set_memory(pointer, true, 0);
     assert!(matches!(refused(pointer, 8), GpuError::NotOnDevice { kind: "managed memory", .. }));
     driver.set_memory(pointer, false, 1);
@@ -314,18 +346,13 @@ fn a_number_that_cannot_be_written_ends_no_copy_early() {
 #[test]
 fn memory_locked_in_part_is_refused_and_pinned_memory_is_taken() {
     let Scene { driver, stream, memory, .. } = scene(Scripted::new()).unwrap();
-    let ours = region(8192);
-    driver.lock_host(ours.as_volatile().as_ptr().addr(), 4096);
+    let (ours, flags) = (region(8192), HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP);
+    driver.lock_host(ours.as_volatile().as_ptr().addr(), 4096, flags);
     let into = ours.slice(0, BYTES).unwrap();
     let refused = stream.copy_to_host(&memory.whole(), &into, &mut Tickets::default()).unwrap_err();
     assert!(matches!(&refused, GpuError::Host { reason } if reason.contains("a part")));
 
-    let words = vec![0_u64; 1024].into_boxed_slice();
-    let pointer = std::ptr::NonNull::from(Box::leak(words)).cast::<u8>();
-    driver.lock_host(pointer.addr().get(), 8192);
-    // SAFETY: the words are never freed, and nothing but the copy uses them.
-    let host = unsafe { HostMemory::of_caller(pointer, 8192, Box::new(())) }.unwrap();
-    let pinned = MemoryRegion::new(host, Access::LOCAL, DeviceKeys::NONE, ());
+    let pinned = pinned(&driver, flags);
     let mut copies = Tickets::default();
     stream.copy_to_host(&memory.whole(), &pinned.slice(0, BYTES).unwrap(), &mut copies).unwrap();
     finish(&driver, &mut copies);

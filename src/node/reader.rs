@@ -4,6 +4,8 @@ mod certify;
 mod deltas;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(test)]
+mod monotone;
 mod refresh;
 mod resume;
 mod snapshot;
@@ -686,6 +688,3 @@ impl<T: Transport> Reader<T> {
         self.consistency = consistency;
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -29,6 +29,9 @@ macro_rules! weights {
                 differences_are_not_applied_to_the_version_of_another_publisher
                 no_mixture_is_read_while_differences_are_overwritten
             }
+            monotone {
+                no_read_goes_back_behind_another_of_the_same_reader
+            }
             admission {
                 a_reader_too_many_waits_in_line_and_is_told_when_to_ask_again
                 readers_that_wait_are_let_in_in_the_order_in_which_they_came

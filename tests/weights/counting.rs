@@ -1,19 +1,23 @@
 //! A transport that counts the bytes that its own side reads of its peers: all but single lines, which are asked for
-//! again and again while a version is waited for.
+//! again and again while a version is waited for. It can break, and damage what it reads.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 
 use slackline::internals::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use slackline::internals::transport::{
-    Capabilities, Connecting, Disconnected, Endpoint, HeartbeatWord, Incoming, Listener, Offer, Operation,
-    PostError, Received, Refusal, RegisterError, WorkCompletion, WorkRequest,
+    Capabilities, Connecting, Disconnected, Endpoint, Flags, HeartbeatWord, Incoming, Listener, Offer,
+    Operation, PostError, Received, Refusal, RegisterError, WorkCompletion, WorkRequest,
 };
 use slackline::{Address, ConnectError, Instant, Transport};
 
 /// Bytes of a line.
 const LINE: u64 = 64;
+
+/// The byte of a damaged read that is not as it was.
+const DAMAGED: usize = 33;
 
 /// Over another transport. Clones count together.
 #[derive(Clone, Debug)]
@@ -24,6 +28,25 @@ struct Counts {
     read: AtomicU64,
     /// The bytes after which one connection breaks, or 0.
     most: AtomicU64,
+    /// The next read of more bytes than these is damaged; 0 for none.
+    damages: AtomicU64,
+}
+
+/// A connection over another transport.
+#[derive(Debug)]
+pub(crate) struct CountingEndpoint<E> {
+    endpoint: E,
+    counts: Arc<Counts>,
+    /// The requests whose completion is to come, each with the memory that is damaged then.
+    in_flight: VecDeque<Option<LocalSlice>>,
+    /// The memory that is damaged with the next request whose completion comes.
+    damaged: Option<LocalSlice>,
+}
+
+impl<E> CountingEndpoint<E> {
+    fn new(endpoint: E, counts: Arc<Counts>) -> Self {
+        CountingEndpoint { endpoint, counts, in_flight: VecDeque::new(), damaged: None }
+    }
 }
 
 impl<T> Counting<T> {
@@ -40,6 +63,15 @@ impl<T> Counting<T> {
         self.1.most.load(Relaxed) == 0
     }
 
+    /// Has one bit flip in the next read of more than so many bytes, and at least a line.
+    pub(crate) fn damage(&self, more_than: u64) {
+        self.1.damages.store(more_than.max(LINE), Relaxed);
+    }
+
+    pub(crate) fn has_damaged(&self) -> bool {
+        self.1.damages.load(Relaxed) == 0
+    }
+
     /// The bytes that were asked for since this was called last.
     pub(crate) fn take_read(&self) -> u64 {
         self.1.read.swap(0, Relaxed)
@@ -47,7 +79,7 @@ impl<T> Counting<T> {
 }
 
 impl<T: Transport> Transport for Counting<T> {
-    type Endpoint = Counting<T::Endpoint>;
+    type Endpoint = CountingEndpoint<T::Endpoint>;
     type Listener = Counting<T::Listener>;
     type Connecting = Counting<T::Connecting>;
 
@@ -73,7 +105,7 @@ impl<T: Transport> Transport for Counting<T> {
 }
 
 impl<L: Listener> Listener for Counting<L> {
-    type Endpoint = Counting<L::Endpoint>;
+    type Endpoint = CountingEndpoint<L::Endpoint>;
     type Incoming = Counting<L::Incoming>;
 
     fn address(&self) -> Address {
@@ -90,7 +122,7 @@ impl<L: Listener> Listener for Counting<L> {
 }
 
 impl<I: Incoming> Incoming for Counting<I> {
-    type Endpoint = Counting<I::Endpoint>;
+    type Endpoint = CountingEndpoint<I::Endpoint>;
 
     fn received(&self) -> &Received {
         self.0.received()
@@ -101,7 +133,7 @@ impl<I: Incoming> Incoming for Counting<I> {
     }
 
     fn accept(self, offer: Offer) -> Result<Self::Endpoint, ConnectError> {
-        Ok(Counting(self.0.accept(offer)?, self.1))
+        Ok(CountingEndpoint::new(self.0.accept(offer)?, self.1))
     }
 
     fn refuse(self, refusal: Refusal) {
@@ -110,11 +142,11 @@ impl<I: Incoming> Incoming for Counting<I> {
 }
 
 impl<C: Connecting> Connecting for Counting<C> {
-    type Endpoint = Counting<C::Endpoint>;
+    type Endpoint = CountingEndpoint<C::Endpoint>;
 
     fn poll(&mut self, now: Instant) -> Poll<Result<(Self::Endpoint, Received), ConnectError>> {
         let counted = self.1.clone();
-        self.0.poll(now).map_ok(|(endpoint, received)| (Counting(endpoint, counted), received))
+        self.0.poll(now).map_ok(|(endpoint, received)| (CountingEndpoint::new(endpoint, counted), received))
     }
 
     fn is_accepted(&self) -> bool {
@@ -122,47 +154,63 @@ impl<C: Connecting> Connecting for Counting<C> {
     }
 }
 
-impl<E: Endpoint> Endpoint for Counting<E> {
+impl<E: Endpoint> Endpoint for CountingEndpoint<E> {
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
-        let most = self.1.most.load(Relaxed);
-        if most > 0 && self.1.read.load(Relaxed) > most {
-            self.1.most.store(0, Relaxed);
+        let most = self.counts.most.load(Relaxed);
+        if most > 0 && self.counts.read.load(Relaxed) > most {
+            self.counts.most.store(0, Relaxed);
             return Err(Disconnected { reason: "the test has broken it" }.into());
         }
-        self.0.post(batch)?;
-        let reads = batch.iter().filter_map(|request| match &request.operation {
-            Operation::Read { remote, .. } if remote.len > LINE => Some(remote.len),
-            _ => None,
-        });
-        self.1.read.fetch_add(reads.sum(), Relaxed);
+        self.endpoint.post(batch)?;
+        for request in batch {
+            if let Operation::Read { local, remote, .. } = &request.operation
+                && remote.len > LINE
+            {
+                self.counts.read.fetch_add(remote.len, Relaxed);
+                let more_than = self.counts.damages.load(Relaxed);
+                if more_than > 0 && remote.len > more_than {
+                    self.counts.damages.store(0, Relaxed);
+                    self.damaged = Some(local.clone());
+                }
+            }
+            if request.flags.contains(Flags::SIGNALLED) {
+                self.in_flight.push_back(self.damaged.take());
+            }
+        }
         Ok(())
     }
 
     fn poll(&mut self) -> Option<WorkCompletion> {
-        self.0.poll()
+        let completion = self.endpoint.poll()?;
+        if let Some(damaged) = self.in_flight.pop_front().flatten() {
+            let (byte, mut value) = (damaged.as_volatile().subslice(DAMAGED, 1), [0]);
+            byte.read(&mut value);
+            byte.write(&[value[0] ^ 4]);
+        }
+        Some(completion)
     }
 
     fn check(&mut self) -> Result<(), Disconnected> {
-        self.0.check()
+        self.endpoint.check()
     }
 
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice> {
-        self.0.map(remote)
+        self.endpoint.map(remote)
     }
 
     fn transport(&self) -> &'static str {
-        self.0.transport()
+        self.endpoint.transport()
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
-        self.0.heartbeat_word(word)
+        self.endpoint.heartbeat_word(word)
     }
 
     fn close(self, code: u64) {
-        self.0.close(code);
+        self.endpoint.close(code);
     }
 
     fn close_code(&self) -> Option<u64> {
-        self.0.close_code()
+        self.endpoint.close_code()
     }
 }

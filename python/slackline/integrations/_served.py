@@ -10,6 +10,7 @@ import torch
 
 from slackline import Error, PeerGone, Publisher, Reader, Snapshot, TensorSpec
 
+from ._hosts import beside, reachable
 from ._torch import host, text, value
 
 _NOTE = 1024
@@ -28,7 +29,7 @@ class Source:
 
     @property
     def address(self) -> str:
-        return self._notes.address
+        return reachable(self._notes.address)
 
     @property
     def serves(self) -> bool:
@@ -42,14 +43,13 @@ class Source:
         if self._states is None or layout != self._layout:
             self.drop()
             options = dict(self._options)
-            address = options.get("address")
-            if address is not None:  # the same host and transport, and a port or a name of its own
-                options["address"] = (
-                    f"{address}-states" if address.startswith("@") else f"{address.rpartition(':')[0]}:0"
-                )
+            if options.get("address") is not None:
+                options["address"] = beside(options["address"])
             self._states, self._layout = Publisher(arrays, **options), layout
         version = self._states.publish(arrays, step=step, timeout=timeout)
-        words = text({"step": step, "address": self._states.address, "version": version})
+        # A table that changes has another publisher, which may have the address of the one before.
+        where = {"address": reachable(self._states.address), "epoch": self._states.epoch, "version": version}
+        words = text({"step": step, **where})
         note = torch.zeros(_NOTE, dtype=torch.uint8)
         note[: len(words)] = words
         self._notes.publish({"note": note}, step=step, timeout=timeout)
@@ -86,15 +86,16 @@ class Sink:
         while step is not None and note.step != step:
             note = self._notes.pull(min_version=note.version + 1, timeout=left())
         where = value(note, "note")
-        snapshot = self._read(where["address"], where["version"], left)
+        snapshot = self._read(where["address"], where["epoch"], where["version"], left)
         if snapshot.step != note.step:
             raise Overtaken(f"the state of step {note.step} has given way to that of step {snapshot.step}")
         self._seen = note.version
         return snapshot
 
-    def _read(self, address: str, version: int, left: Callable[[], float]) -> Snapshot:
+    def _read(self, address: str, epoch: int, version: int, left: Callable[[], float]) -> Snapshot:
         for kept in (True, False):
-            if self._states is None or self._states.address != address or not kept:
+            there = None if self._states is None else (self._states.address, self._states.epoch)
+            if self._states is None or there != (address, epoch) or not kept:
                 if self._states is not None:
                     self._states.close()
                 self._states = Reader(address, secret=self._secret, timeout=left())

@@ -11,8 +11,9 @@
     ray.get(sampler.load.remote(trainer.weights.remote()))  # read by the sampler, out of the trainer's memory
 
 The tensors are copied when the method returns or `ray.put` is called: the trainer may change its own at once, and what
-the other actors read stays whole. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors, and the secret
-that they share.
+the other actors read stays whole. They come back on the kind of device that they were on, or in memory of the host
+where the reading process has none of that kind. Between hosts set SLACKLINE_RAY_ADDRESS ("0.0.0.0:0") for the actors,
+and the secret that they share: the object says the address that Ray knows the trainer's host by.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ray.experimental import (
 
 from slackline import Publisher, Reader
 
+from ._hosts import reachable
 from ._torch import host
 
 __all__ = ["NAME", "SlacklineMetadata", "SlacklineTransport", "register"]
@@ -53,7 +55,7 @@ class SlacklineTransport(TensorTransportManager):
     """One publisher for each object that is alive; each process that needs the object reads."""
 
     def __init__(self) -> None:
-        self._publishers: dict[str, Publisher] = {}
+        self._served: dict[str, tuple[Publisher | None, SlacklineMetadata]] = {}
         self._lock = threading.Lock()
 
     def tensor_transport_backend(self) -> str:
@@ -71,6 +73,10 @@ class SlacklineTransport(TensorTransportManager):
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> SlacklineMetadata:
+        with self._lock:
+            # Ray may ask again, when the tensors have changed already: an object stays as it was.
+            if obj_id in self._served:
+                return self._served[obj_id][1]
         devices = {tensor.device.type for tensor in rdt_object}
         if len(devices) > 1:
             raise ValueError(f"the tensors of an object are on one kind of device, and these are on {sorted(devices)}")
@@ -78,14 +84,17 @@ class SlacklineTransport(TensorTransportManager):
             tensor_meta=[(tensor.shape, tensor.dtype) for tensor in rdt_object],
             tensor_device=next(iter(devices), None),
         )
+        publisher = None
         table = {str(index): host(tensor) for index, tensor in enumerate(rdt_object) if tensor.numel()}
         if table:
             publisher = Publisher(table, address=os.environ.get("SLACKLINE_RAY_ADDRESS"), frames=2)
             publisher.publish(table)
-            metadata.address = publisher.address
-            with self._lock:
-                self._publishers[obj_id] = publisher
-        return metadata
+            metadata.address = reachable(publisher.address)
+        with self._lock:
+            served, kept = self._served.setdefault(obj_id, (publisher, metadata))
+        if publisher is not None and served is not publisher:  # another thread was asked meanwhile, and was first
+            publisher.close()
+        return kept
 
     def get_communicator_metadata(
         self, src_actor: Any, dst_actor: Any, backend: str | None = None
@@ -110,7 +119,11 @@ class SlacklineTransport(TensorTransportManager):
             there: Any = {"size": shape, "dtype": dtype}
             tensors.append(found[str(index)] if str(index) in found else torch.empty(**there))
         if target_buffers is None:
-            return tensors
+            device = tensor_transport_metadata.tensor_device
+            # What has no GPU, such as a sampler, gets the tensors of one that has in memory of the host.
+            if device is None or (device == "cuda" and not torch.cuda.is_available()):
+                return tensors
+            return [tensor.to(device) for tensor in tensors]
         # The buffers are written only now that all is here, so that a failed transfer leaves them as they were.
         for buffer, tensor in zip(target_buffers, tensors, strict=True):
             buffer.copy_(tensor)
@@ -126,7 +139,7 @@ class SlacklineTransport(TensorTransportManager):
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: TensorTransportMetadata, tensors: list[Any]) -> None:
         with self._lock:
-            publisher = self._publishers.pop(obj_id, None)
+            publisher, _ = self._served.pop(obj_id, (None, None))
         if publisher is not None:
             publisher.close()
 

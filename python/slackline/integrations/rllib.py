@@ -7,7 +7,8 @@
 
 The state that the server hands out has a note in the place of the weights. A sampler that unpickles the note reads the
 newest version, whole, from the server's process: over shared memory on its host, and elsewhere over TCP, if
-SLACKLINE_RLLIB_ADDRESS ("0.0.0.0:0") is set for the server and all have the secret.
+SLACKLINE_RLLIB_ADDRESS ("0.0.0.0:0") is set for the server and all have the secret. The note has the address that Ray
+knows the server's host by.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from ray.rllib.env.env_runner_state_server import EnvRunnerStateServer
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from slackline import Error, Publisher, Reader
+
+from ._hosts import reachable
 
 __all__ = ["SlacklineStateServer", "use_state_server"]
 
@@ -109,7 +112,7 @@ class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-i
                 self._publisher = Publisher(arrays, address=os.environ.get("SLACKLINE_RLLIB_ADDRESS"), readers=1024)
                 self._table = table
             version = self._publisher.publish(arrays, step=max(0, int(state[WEIGHTS_SEQ_NO])))
-            super().push({**state, COMPONENT_RL_MODULE: _Note(self._publisher.address, version)})
+            super().push({**state, COMPONENT_RL_MODULE: _Note(reachable(self._publisher.address), version)})
 
 
 def use_state_server() -> None:

@@ -29,6 +29,7 @@ from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backe
 
 from slackline import DeadlineError, Error, OutOfTurn, Publisher, Reader, Snapshot
 
+from ._hosts import reachable
 from ._torch import host
 
 __all__ = ["SlacklineTransport", "SlacklineWeightSyncScheme"]
@@ -82,7 +83,7 @@ class SlacklineTransport:
     def open(self, weights: Any) -> None:
         """Begins to listen, with a table for these weights."""
         self._publisher = Publisher(_flat(weights), **self._options)
-        self.address = self._publisher.address
+        self.address = reachable(self._publisher.address)
 
     def send_weights(self, weights: Any) -> None:
         if self._publisher is None:

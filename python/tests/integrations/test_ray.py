@@ -44,7 +44,7 @@ class Trainer:
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
         manager: Any = get_tensor_transport_manager("SLACKLINE")
-        return len(manager._publishers)
+        return len(manager._served)
 
 
 class Sampler:
@@ -98,7 +98,46 @@ def test_buffers_of_the_receiver_take_the_tensors() -> None:
     found = transport.recv_multiple_tensors("object", metadata, there, buffers)
     assert all(torch.equal(*pair) for pair in zip(found, tensors, strict=True)) and found[0] is buffers[0]
     transport.garbage_collect("object", metadata, tensors)
-    assert not transport._publishers
+    assert not transport._served
+
+
+def test_an_object_that_is_asked_for_again_is_as_it_was_when_it_was_returned() -> None:
+    transport = slackline.integrations.ray.SlacklineTransport()
+    tensors = [torch.ones(3)]
+    first = transport.extract_tensor_transport_metadata("object", tensors)
+    tensors[0].fill_(2)
+    assert transport.extract_tensor_transport_metadata("object", tensors) == first
+    there = transport.get_communicator_metadata(None, None)
+    (found,) = transport.recv_multiple_tensors("object", first, there)
+    assert (found == 1).all()
+    transport.garbage_collect("object", first, tensors)
+    assert not transport._served
+
+
+def test_tensors_come_back_on_the_kind_of_device_that_they_were_on() -> None:
+    transport = slackline.integrations.ray.SlacklineTransport()
+    tensors = [torch.ones(3), torch.empty(0, 2)]
+    metadata = transport.extract_tensor_transport_metadata("object", tensors)
+    there = transport.get_communicator_metadata(None, None)
+    # A device that every machine has.
+    metadata.tensor_device = "meta"
+    found = transport.recv_multiple_tensors("object", metadata, there)
+    assert [tensor.device.type for tensor in found] == ["meta", "meta"]
+    if not torch.cuda.is_available():
+        metadata.tensor_device = "cuda"
+        (found, _) = transport.recv_multiple_tensors("object", metadata, there)
+        assert found.device.type == "cpu" and (found == 1).all()
+    transport.garbage_collect("object", metadata, tensors)
+
+
+def test_an_object_says_the_address_that_ray_knows_its_host_by(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKLINE_RAY_ADDRESS", "0.0.0.0:0")
+    monkeypatch.setenv("SLACKLINE_SECRET", "an example of a secret that is long enough")
+    transport = slackline.integrations.ray.SlacklineTransport()
+    tensors = [torch.ones(3)]
+    metadata = transport.extract_tensor_transport_metadata("object", tensors)
+    assert metadata.address.rpartition(":")[0] == ray.util.get_node_ip_address()
+    transport.garbage_collect("object", metadata, tensors)
 
 
 def server() -> Any:

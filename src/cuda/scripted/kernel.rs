@@ -1,6 +1,5 @@
 //! The kernels, as plain loops over one element after the other: what `cuda/fold.cuh` and `cuda/encode.cuh` say.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::ops::Range;
@@ -10,8 +9,9 @@ use super::super::encode::EncodeParameters;
 use super::super::fold::FoldParameters;
 use super::super::kernels::{GROUP, LANES, LaneParameters, SUMS, groups};
 use super::super::model::{LayerParameters, SoftmaxParameters};
+use super::host::ScriptedHost;
+use super::memory::ScriptedMemory;
 use super::model::{self, ModelParameters};
-use super::work::ScriptedMemory;
 
 /// A kernel that was launched, with its parameter.
 pub(super) enum ScriptedKernel {
@@ -73,6 +73,22 @@ impl ScriptedKernel {
         }
     }
 
+    /// An address in each array that it reads or writes.
+    pub(super) fn addresses(&self) -> Vec<DevicePointer> {
+        let mut addresses = match self {
+            ScriptedKernel::Fold { parameters: of, .. } => {
+                let (gradients, others) = (of.gradients as usize, [of.not_finite, of.squares]);
+                [&of.from[..], &of.to[..], &of.elements[..gradients], &others[..]].concat()
+            }
+            ScriptedKernel::Moments(of) => vec![of.lanes, of.sums],
+            ScriptedKernel::Encode { parameters: of, .. } => vec![of.from, of.to],
+            ScriptedKernel::Model { parameters, .. } => parameters.addresses(),
+        };
+        // An array that it has not.
+        addresses.retain(|address| *address != 0);
+        addresses
+    }
+
     /// Goes through a part of them, of which there may be several, in order.
     pub(super) fn run(&self, part: Range<usize>, memory: &mut Memory<'_>) {
         match self {
@@ -109,29 +125,23 @@ impl ScriptedKernel {
 /// The memory that a kernel reaches.
 pub(super) struct Memory<'a> {
     pub(super) device: &'a mut ScriptedMemory,
-    /// Lengths of host memory that is registered, by its first address.
-    pub(super) registered: &'a HashMap<usize, usize>,
+    pub(super) registered: &'a ScriptedHost,
+    /// The device that runs it.
+    pub(super) by: i32,
 }
 
 impl Memory<'_> {
-    fn load<const N: usize>(&mut self, address: DevicePointer) -> [u8; N] {
-        let bytes = self.device.at(address, N).expect("an element of an array that is allocated");
-        (&*bytes).try_into().expect("as many bytes")
+    pub(super) fn load<const N: usize>(&self, address: DevicePointer) -> [u8; N] {
+        let bytes = self.device.read(address, N).expect("an element of an array that is allocated");
+        bytes.try_into().expect("as many bytes")
     }
 
     /// Writes memory of the device, or host memory that is registered.
     pub(super) fn store(&mut self, address: DevicePointer, bytes: &[u8]) {
-        if let Some(to) = self.device.at(address, bytes.len()) {
-            return to.copy_from_slice(bytes);
+        match self.device.write(address, bytes.len()) {
+            Some(to) => to.copy_from_slice(bytes),
+            None => self.registered.write(self.by, address as usize, bytes),
         }
-        let begin = address as usize;
-        let holds =
-            |(first, length): (&usize, &usize)| *first <= begin && begin + bytes.len() <= first + length;
-        assert!(self.registered.iter().any(holds), "a kernel writes memory that it has not");
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(begin);
-        // SAFETY: the range is registered, so it is mapped; that nothing else uses it is the claim of the tests that
-        // run this.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
 

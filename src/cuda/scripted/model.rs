@@ -12,6 +12,16 @@ pub(super) enum ModelParameters {
     Softmax(SoftmaxParameters),
 }
 
+impl ModelParameters {
+    /// An address in each array, or 0 for one that there is not.
+    pub(super) fn addresses(&self) -> Vec<DevicePointer> {
+        match self {
+            ModelParameters::Layer(of) => vec![of.inputs, of.rows, of.parameters, of.outputs, of.results],
+            ModelParameters::Softmax(of) => vec![of.scores, of.labels, of.rows, of.losses],
+        }
+    }
+}
+
 fn store(memory: &mut Memory<'_>, array: DevicePointer, index: usize, value: f32) {
     memory.store(array + 4 * index as u64, &value.to_le_bytes());
 }
@@ -21,8 +31,7 @@ fn row(memory: &mut Memory<'_>, rows: DevicePointer, example: usize) -> usize {
     if rows == 0 {
         return example;
     }
-    let bytes = memory.device.at(rows + 8 * example as u64, 8).expect("rows that are allocated");
-    u64::from_le_bytes(bytes.try_into().expect("eight bytes")) as usize
+    u64::from_le_bytes(memory.load(rows + 8 * example as u64)) as usize
 }
 
 /// The numbers that a kernel computes, one in each thread.
@@ -78,8 +87,7 @@ fn linear(memory: &mut Memory<'_>, of: &LayerParameters, at: usize) {
 fn softmax(memory: &mut Memory<'_>, of: &SoftmaxParameters, example: usize) {
     let classes = of.classes as usize;
     let row = row(memory, of.rows, example);
-    let bytes = memory.device.at(of.labels + 4 * row as u64, 4).expect("labels that are allocated");
-    let label = u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
+    let label = u32::from_le_bytes(memory.load(of.labels + 4 * row as u64)) as usize;
     let mut scores: Vec<f32> =
         (0..classes).map(|class| load(memory, of.scores, example * classes + class)).collect();
     let highest = scores.iter().copied().fold(scores[0], |most, next| if next > most { next } else { most });

@@ -59,7 +59,7 @@ fn a_driver_that_is_gone_before_the_process_is_no_panic() {
     let into = region(4096).slice(0, BYTES).unwrap();
     let mut copies = Tickets::default();
     stream.copy_to_host(&own.whole(), &into, &mut copies).unwrap();
-    driver.fault(Code::DEINITIALIZED);
+    driver.shut_down();
     let refused = stream.copy_to_host(&memory.whole(), &into, &mut Tickets::default());
     assert!(matches!(refused, Err(GpuError::Driver { code: 4, .. })), "{refused:?}");
     drop((copies, memory, own, stream, gpu));

@@ -24,8 +24,8 @@ impl Destination {
 }
 
 impl<T: Transport> Reader<T> {
-    /// Keeps what is proved of a copy that is being abandoned. If it has not begun to copy, what an earlier one has left
-    /// is still there.
+    /// Keeps what is proved of a copy that is being abandoned. If it has not begun to copy, what an earlier one has
+    /// left is still there.
     pub(super) fn keep_partial(&mut self, of: Destination) {
         let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.partial());
         // Memory of the caller's may be written now that no copy is under way.
@@ -63,5 +63,29 @@ impl<T: Transport> Reader<T> {
     /// A copy to this memory is about to begin: it goes on with what an abandoned one has left there.
     pub(super) fn resume(&mut self, of: Destination) {
         self.resuming = self.partial.take_if(|(its, _)| *its == of).map(|(_, partial)| partial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Version;
+    use crate::node::{Publisher, PublisherOptions, ReaderOptions};
+    use crate::table::{ElementType, Table};
+    use crate::time::Duration;
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    #[test]
+    fn a_relay_that_is_given_up_before_it_copies_keeps_the_part_it_had() {
+        let table = Table::flat(64, ElementType::U8).unwrap();
+        let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default());
+        let publisher = publisher.unwrap().into_background().unwrap();
+        let (address, options) = (publisher.address(), ReaderOptions::default());
+        let mut reader = Reader::connect(Shm::new(), &address, options, Duration::from_secs(60)).unwrap();
+        let partial = Some((Destination::Relay, PartialCopy::unlabelled(Version::new(1), 32)));
+        reader.partial = partial;
+        reader.give_up_relay();
+        assert_eq!(reader.partial, partial);
     }
 }

@@ -395,3 +395,45 @@ fn another_publisher() -> Error {
     let reason = "the versions upstream are of another publisher now: start the relay again".into();
     Error::Shards { reason }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::runtime::complete;
+    use crate::node::{BackgroundPublisher, Relay, ShardOptions};
+    use crate::table::ElementType;
+    use crate::transport::shm::Shm;
+
+    type ShmLink = Link<<Shm as Transport>::Endpoint>;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn publisher(bytes: u64, chunk_bytes: u64) -> BackgroundPublisher<Shm> {
+        let memory = ShardOptions { chunk_bytes, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, branches: 1, ..PublisherOptions::default() };
+        let table = Table::flat(bytes, ElementType::U8).unwrap();
+        Publisher::new(Shm::new(), &Address::random(), table, options).unwrap().into_background().unwrap()
+    }
+
+    #[test]
+    fn a_relay_joins_no_tree_whose_owner_has_another_table_or_other_chunks() {
+        for (bytes, chunk_bytes) in [(8192, 4096), (4096, 1024), (8192, 1024)] {
+            let (publisher, other) = (publisher(8192, 1024), publisher(bytes, chunk_bytes));
+            // What takes the only branch of the publisher says that it is a relay, and is this other publisher.
+            let address = other.address();
+            let notice = RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None };
+            let joiner = Joiner { host: Host::own(), lost: None, relay: Some(notice) };
+            let (transport, root) = (Shm::new(), publisher.address());
+            complete(ShmLink::ask_position(&transport, &root, joiner, PATIENCE)).unwrap();
+            let (own, options) = (Address::random(), PublisherOptions::default());
+            let joined = Relay::join(transport, &root, &own, options, PATIENCE);
+            let fits = (bytes, chunk_bytes) == (8192, 1024);
+            match joined {
+                Err(Error::Shards { reason }) => {
+                    assert!(!fits && reason.contains("the owner at"), "{reason}")
+                }
+                joined => assert!(fits && joined.is_ok(), "{joined:?}"),
+            }
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{BEFORE_LINE, HEADER, PULL_TAG, Pull, PullError, PullStep};
 use crate::mem::RemoteSlice;
-use crate::param::layout::inbox;
+use crate::param::layout::{Latest, inbox};
 use crate::transport::{Endpoint, Inline, Operation, PostError, WorkRequest};
 
 /// Looks at a pinned frame that is being written, before another one is pinned.
@@ -35,7 +35,8 @@ impl Pull {
     pub(super) fn on_pinned(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let Some((frame, looks)) = self.pinned else { return Ok(self.look_again(PullStep::Begin)) };
         let header = self.header(BEFORE_LINE);
-        if !header.is_whole() {
+        // No version has a number that the status line cannot name.
+        if !header.is_whole() || header.version > Latest::VERSION_MAX {
             // Its owner may take long over this version: after some looks the latest one is pinned instead.
             self.pinned = Some((frame, looks + 1));
             let next = if looks < MOST_LOOKS { PullStep::PinBegin } else { PullStep::Begin };
@@ -44,7 +45,8 @@ impl Pull {
         if !self.check_header(&header)? {
             return Ok(self.retry());
         }
-        if !self.bound.is_met_by(header.version, header.smallest_clock) {
+        if !self.is_wanted(&header) {
+            self.unpin(endpoint)?;
             return Ok(self.look_again(PullStep::Begin));
         }
         self.begin_payload(header, frame, 0);

@@ -16,6 +16,14 @@ pub(crate) struct PartialCopy {
     bytes: u64,
 }
 
+#[cfg(test)]
+impl PartialCopy {
+    /// The first bytes of a version without a label.
+    pub(crate) fn unlabelled(version: Version, bytes: u64) -> PartialCopy {
+        PartialCopy { version, label: FrameLabel::default(), bytes }
+    }
+}
+
 impl Pull {
     /// Has the pull that was started go on from here, which lies in its destination, if the version that it finds is
     /// the same: its number, and its label, which has the publisher that made it and the time.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
-use crate::param::Frames;
-use crate::param::layout::FrameGeometry;
+use crate::param::layout::{FrameGeometry, inbox};
+use crate::param::{Frames, Pins};
 use crate::transport::LocalEndpoint;
 
 fn region(bytes: usize) -> MemoryRegion {
@@ -223,4 +223,93 @@ fn a_follower_reads_what_landed_while_half_of_it_is_in_flight() {
     }
     frames.commit(frame, version, Clock::new(0));
     assert_eq!(ended(&mut pull, &mut endpoint).retries, 0);
+}
+
+#[test]
+fn a_follower_copies_no_version_whose_number_is_below_its_bound() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    let frame = frames.begin(Version::new(1), |_| false).unwrap();
+    frames.progress(frame).raise(4);
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(Version::new(5)), region(512).whole(), options).unwrap();
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+        assert_eq!((pull.landed(), pull.follow.chunks), (None, 0));
+    }
+}
+
+/// This peer's page, which its endpoint reaches.
+fn own_page(endpoint: &mut LocalEndpoint) -> RemoteSlice {
+    let (key, page) = (RemoteKey(1), region(4096));
+    let granted = RemoteSlice { key, offset: 0, len: page.len() as u64 };
+    endpoint.attach(key, page, Access::REMOTE_READ | Access::REMOTE_WRITE);
+    granted
+}
+
+#[test]
+fn a_pin_takes_nothing_older_than_what_was_followed_to_its_end() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    let page = own_page(&mut endpoint);
+    let mut pins = Pins::new(&endpoint, pull.source(), &page).unwrap();
+    let version = Version::new(1);
+    let frame = frames.begin(version, |_| false).unwrap();
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(version), region(512).whole(), options).unwrap();
+    frames.progress(frame).raise(8);
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+    }
+    // The frame is whole, and is not the latest yet.
+    let header_at = frames.layout().frame_header(frame);
+    frames.control().as_volatile().store_u64(header_at, frames.header(frame).sequence + 1);
+    assert_eq!(ended(&mut pull, &mut endpoint).version, version);
+    assert_eq!(pins.hold(pull.no_older(Bound::NONE)).unwrap(), None);
+    frames.control().as_volatile().store_u64(ControlLayout::LATEST, Latest { version, frame }.to_word());
+    let held = pins.hold(pull.no_older(Bound::NONE)).unwrap();
+    assert_eq!(held.map(|pulled| pulled.version), Some(version));
+}
+
+/// An owner of version 1, and a pull of it that has been lapped so often that it is about to pin its frame.
+fn about_to_pin(exactly: Option<Version>) -> (Frames, LocalEndpoint, Pull) {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap());
+    let version = Version::new(1);
+    publish(&mut frames, version);
+    let options = PullOptions { exactly, ..PullOptions::default() };
+    pull.start(Bound::version(version), region(512).whole(), options).unwrap();
+    pull.retries = RETRIES_BEFORE_PIN;
+    turn(&mut pull, &mut endpoint);
+    assert_eq!((pull.state, pull.pinned), (PullStep::Status, None));
+    (frames, endpoint, pull)
+}
+
+#[test]
+fn a_pin_copies_no_other_version_than_the_one_that_is_named() {
+    let version = Version::new(1);
+    let (mut frames, mut endpoint, mut pull) = about_to_pin(Some(version));
+    // Before the pin is there, the frame gets version 3.
+    publish(&mut frames, Version::new(2));
+    publish(&mut frames, Version::new(3));
+    let gone = (0..100).find_map(|_| {
+        let advanced = pull.advance(&mut endpoint);
+        while let Some(completion) = endpoint.poll() {
+            pull.complete(completion);
+        }
+        advanced.err()
+    });
+    assert_eq!(gone, Some(PullError::Gone { version, newest: Version::new(3) }));
+    assert_eq!((pull.copied, pull.pinned), (0, None), "another version is copied, or stays pinned");
+}
+
+#[test]
+fn a_pinned_frame_of_a_number_that_no_version_has_is_not_taken() {
+    let (frames, mut endpoint, mut pull) = about_to_pin(None);
+    let version_at = frames.layout().frame_header(frames.latest().frame) + FrameHeader::VERSION;
+    frames.control().as_volatile().store_u64(version_at, u64::MAX);
+    for _ in 0..100 {
+        turn(&mut pull, &mut endpoint);
+        assert_eq!(pull.take(), None);
+    }
+    frames.control().as_volatile().store_u64(version_at, 1);
+    assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
 }

@@ -1,0 +1,83 @@
+"""The source of states behind torchft, verl and vLLM: each address of a publisher is one of a source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pods
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: `cargo xtask wheel --integrations` installs it")
+
+from slackline.integrations._hosts import VARIABLE
+from slackline.integrations._served import Sink, Source
+
+SECRET = "an example of a secret that is long enough"
+
+
+@pytest.mark.parametrize(
+    "form", ["{name}", "{folder}/w.sock", "127.0.0.1:0", "{name},127.0.0.1:0", "127.0.0.1:0,{name}"]
+)
+def test_a_state_is_sent_and_received_at_each_address_of_a_publisher(form: str, tmp_path: Path) -> None:
+    address = form.format(name=f"@slackline-test-{time.time_ns()}", folder=tmp_path)
+    source = Source({"address": address})
+    try:
+        sinks = [Sink(part, None, 30.0) for part in source.address.split(",")]
+        # The second state has another table, and so another publisher.
+        for step, size in ((1, 3), (2, 5)):
+            source.publish({"w": torch.full((size,), float(step))}, step, 30.0)
+            for sink in sinks:
+                assert sink.pull(step, 30.0)["w"].torch().tolist() == [step] * size
+        for sink in sinks:
+            sink.close()
+    finally:
+        source.close()
+
+
+def test_a_source_that_listens_everywhere_hands_out_addresses_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "127.0.0.1")
+    source = Source({"address": "0.0.0.0:0", "secret": SECRET.encode()})
+    try:
+        source.publish({"w": torch.ones(3)}, 1, 30.0)
+        assert source.address.startswith("127.0.0.1:")
+        sink = Sink(source.address, SECRET.encode(), 30.0)
+        assert sink.pull(1, 30.0)["w"].torch().tolist() == [1, 1, 1]
+        assert sink._states is not None and sink._states.address.startswith("127.0.0.1:")
+        sink.close()
+    finally:
+        source.close()
+
+
+SERVE = """
+import time, torch
+from slackline.integrations._served import Source
+source = Source({"address": "0.0.0.0:0"})
+source.publish({"w": torch.ones(3)}, 1, 30.0)
+print(source.address, flush=True)
+time.sleep(60)
+"""
+
+READ = """
+import sys
+from slackline.integrations._served import Sink
+print(Sink(sys.argv[1], None, 30.0).pull(1, 30.0)["w"].torch().tolist())
+"""
+
+
+def test_a_state_is_read_by_another_host_at_the_address_that_is_handed_out(tmp_path: Path) -> None:
+    if reason := pods.obstacle():
+        pytest.skip(reason)
+    names = tmp_path / "names"
+    names.write_text("127.0.0.1 localhost\n10.77.0.11 trainer\n10.77.0.12 rollout\n")
+    environment = {"SLACKLINE_SECRET": SECRET}
+    with pods.Cluster(names) as cluster:
+        trainer, rollout = cluster.pod("trainer", "10.77.0.11"), cluster.pod("rollout", "10.77.0.12")
+        serving: subprocess.Popen[str] = trainer.start([sys.executable, "-c", SERVE], environment)
+        assert serving.stdout is not None
+        address = serving.stdout.readline().strip()
+        assert address.startswith("10.77.0.11:")
+        reading = rollout.start([sys.executable, "-c", READ, address], environment)
+        assert reading.communicate(timeout=60)[0] == "[1.0, 1.0, 1.0]\n"

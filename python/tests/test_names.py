@@ -1,0 +1,137 @@
+"""Names of hosts are looked up while Python goes on, within the timeout, and again until they are known.
+
+Each program has name spaces of its own, in which the name server does not answer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import signal, socket, sys, threading, time
+import numpy as np
+import slackline
+
+silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+silent.bind(("127.0.0.1", 53))
+hosts = open("/etc/hosts", "a")
+table = {"a": np.zeros(10, "float32")}
+turns = 0
+
+def know(name):
+    print("127.0.0.1", name, file=hosts, flush=True)
+
+def forget_all():
+    hosts.truncate(0)
+
+def count():
+    global turns
+    while True:
+        time.sleep(0.001)
+        turns += 1
+
+def fails(call):
+    "The class of the error, the seconds that it took, and how often another thread had its turn meanwhile."
+    global turns
+    turns, begun = 0, time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, time.monotonic() - begun, turns
+
+threading.Thread(target=count, daemon=True).start()
+"""
+
+Run = Callable[[str], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a program whose look-ups take three seconds each, unless the name is in its /etc/hosts."""
+    files = {
+        "resolv.conf": "nameserver 127.0.0.1\noptions timeout:3 attempts:1\n",
+        "nsswitch.conf": "hosts: files dns\n",
+        "hosts": "127.0.0.1 localhost\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    mounts = "".join(f"mount --bind {tmp_path / name} /etc/{name}\n" for name in files)
+    within = ["unshare", "-Urnm", "sh", "-ec", f'ip link set lo up\n{mounts}exec "$@"', "sh"]
+    try:
+        subprocess.run([*within, "true"], check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"no name spaces here: {error}")
+
+    def run(code: str) -> None:
+        program = PRELUDE + textwrap.dedent(code)
+        done = subprocess.run([*within, sys.executable, "-c", program], timeout=120, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'slackline.Reader("absent.example:1", timeout=0.5)',
+        'slackline.Worker(["absent.example:1"], timeout=0.5)',
+        'slackline.Relay("absent.example:1", timeout=0.5)',
+        "reader.reconnect(timeout=0.5)",
+    ],
+)
+def test_a_name_that_is_not_found_takes_the_timeout_and_not_the_interpreter(call: str, run: Run) -> None:
+    run(
+        f"""
+        publisher = slackline.Publisher(table, transport="tcp")
+        know("here.example")
+        reader = slackline.Reader("here.example:" + publisher.address.rpartition(":")[2])
+        forget_all()
+        error, seconds, turns = fails(lambda: {call})
+        assert error == "PeerGone" and 0.4 < seconds < 2 and turns > 50, (error, seconds, turns)
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'slackline.Publisher(table, address="absent.example:0")',
+        'slackline.Server(table, address="absent.example:0")',
+        'slackline.Tables(address="absent.example:0")',
+        'slackline.Relay(publisher.address, address="absent.example:0")',
+    ],
+)
+def test_a_name_to_listen_at_is_looked_up_without_the_interpreter_and_signals_end_that(call: str, run: Run) -> None:
+    run(
+        f"""
+        publisher = slackline.Publisher(table, transport="tcp")
+        error, seconds, turns = fails(lambda: {call})
+        assert error == "PeerGone" and seconds > 2 and turns > 200, (error, seconds, turns)
+
+        def handle(_signal, _frame):
+            raise ZeroDivisionError
+
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        error, seconds, turns = fails(lambda: {call})
+        assert error == "ZeroDivisionError" and seconds < 2, (error, seconds)
+        """
+    )
+
+
+def test_a_reader_waits_for_a_host_whose_name_comes_later(run: Run) -> None:
+    run(
+        """
+        publisher = slackline.Publisher(table, transport="tcp")
+        publisher.publish(table)
+        threading.Timer(0.5, know, ["later.example"]).start()
+        reader = slackline.Reader("later.example:" + publisher.address.rpartition(":")[2], timeout=30)
+        assert reader.pull().version == 1
+        """
+    )

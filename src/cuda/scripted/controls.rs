@@ -1,0 +1,228 @@
+//! What tests do with the scripted driver, besides its calls: they say what it is, let it work and look at it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::JoinHandle;
+
+use super::super::driver::{Context, DevicePointer, StreamHandle};
+use super::super::sys::Code;
+use super::streams::Stream;
+use super::work::StreamWork;
+use super::{OTHER_CONTEXT, Scripted};
+
+impl Scripted {
+    /// Says that it is of another version.
+    pub(crate) fn set_version(&self, version: i32) {
+        self.state().version = version;
+    }
+
+    /// Makes its device another one than that of other drivers, by its primary context.
+    pub(crate) fn of_another_device(self) -> Scripted {
+        let mut state = self.state();
+        state.primary = OTHER_CONTEXT;
+        state.streams.insert(0, Stream::new(OTHER_CONTEXT, true));
+        drop(state);
+        self
+    }
+
+    /// Gives it a second device, which does or does not reach memory of the first, nor the first that of the second.
+    pub(crate) fn with_two_devices(self, are_peers: bool) -> Scripted {
+        let mut state = self.state();
+        (state.devices, state.are_peers) = (2, are_peers);
+        drop(state);
+        self
+    }
+
+    /// Makes the device one that cannot write words in the order of a stream.
+    pub(crate) fn without_stream_words(self) -> Scripted {
+        self.state().has_stream_words = false;
+        self
+    }
+
+    /// Makes the driver one that exports dma-bufs.
+    pub(crate) fn with_dma_bufs(self) -> Scripted {
+        self.state().has_dma_bufs = true;
+        self
+    }
+
+    /// Makes the driver one that numbers no allocation.
+    pub(crate) fn without_buffer_ids(self) -> Scripted {
+        self.state().has_buffer_ids = false;
+        self
+    }
+
+    /// Makes its devices others than those of a driver that was given another number.
+    pub(crate) fn of_host(self, host: u8) -> Scripted {
+        self.state().host = host;
+        self
+    }
+
+    /// Makes the device one whose kernels see what RDMA devices have written after this flush, if there is one.
+    pub(crate) fn set_flush(&self, flush: Option<Arc<dyn Fn() + Send + Sync>>) {
+        let mut state = self.state();
+        (state.sees_rdma_writes, state.flush) = (false, flush);
+    }
+
+    /// Makes the call with this number, counted from now on from 0, fail.
+    pub(crate) fn fail(&self, call: u32, code: Code) {
+        let mut state = self.state();
+        state.calls = 0;
+        state.fail = Some((call, code));
+    }
+
+    /// True once the call that was to fail has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state().fail.is_none()
+    }
+
+    /// Lets a kernel of the caller's fail on the first device, after which nothing succeeds there.
+    pub(crate) fn fault(&self, code: Code) {
+        self.state().faults.insert(0, code);
+    }
+
+    /// A kernel of the caller's that fails once it runs, after which nothing succeeds on its device.
+    pub(crate) fn fault_in_work(&self, stream: usize, code: Code) {
+        self.state().put(StreamHandle(stream), StreamWork::Fault(code)).expect("a stream");
+    }
+
+    /// Ends the driver, as it does with the process.
+    pub(crate) fn shut_down(&self) {
+        self.state().gone = Some(Code::DEINITIALIZED);
+    }
+
+    /// A stream of the caller's.
+    pub(crate) fn stream(&self, context: Context) -> usize {
+        self.state().add_stream(context, true).0
+    }
+
+    /// Locks host memory with these flags, as the caller may have done in the context of the first device.
+    pub(crate) fn lock_host(&self, begin: usize, bytes: usize, flags: u32) {
+        assert!(self.state().registered.register(begin, bytes, flags, 0), "it is locked already");
+    }
+
+    /// The caller's stream begins to capture a graph.
+    pub(crate) fn capture(&self, stream: usize) {
+        self.state().stream(StreamHandle(stream)).expect("a stream").is_capturing = true;
+    }
+
+    /// The caller's memory on the device.
+    pub(crate) fn memory(&self, bytes: usize) -> DevicePointer {
+        self.state().device.reserve(0, bytes).expect("room on the device")
+    }
+
+    /// More of the caller's memory, right behind a block of whole pages.
+    pub(crate) fn memory_behind(&self, pointer: DevicePointer, bytes: usize) -> DevicePointer {
+        self.state().device.reserve_behind(pointer, bytes).expect("room on the device")
+    }
+
+    /// Takes the caller's memory away again.
+    pub(crate) fn free_memory(&self, pointer: DevicePointer) {
+        let mut state = self.state();
+        let (begin, bytes) = state.device.range(pointer).expect("memory of the device");
+        state.expect_unused(begin, bytes);
+        state.device.free(pointer);
+    }
+
+    /// Makes the memory at `pointer` managed, or that of another device.
+    pub(crate) fn set_memory(&self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
+        self.state().device.set(pointer, is_managed, ordinal);
+    }
+
+    /// A kernel of the caller's: fills memory of the device.
+    pub(crate) fn launch_fill(&self, stream: usize, pointer: DevicePointer, bytes: usize, value: u8) {
+        let work = StreamWork::Fill { pointer, bytes, value };
+        self.state().put(StreamHandle(stream), work).expect("a stream");
+    }
+
+    /// A kernel of the caller's: copies memory of the device, which stands for computing with it.
+    pub(crate) fn launch_copy(&self, stream: usize, to: DevicePointer, from: DevicePointer, bytes: usize) {
+        let work = StreamWork::Kernel { to, from, bytes };
+        self.state().put(StreamHandle(stream), work).expect("a stream");
+    }
+
+    /// A kernel of the caller's that does not end.
+    pub(crate) fn launch_wait_for_ever(&self, stream: usize) {
+        let mut state = self.state();
+        state.put(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
+    }
+
+    /// True if a stream has a copy to host memory to make.
+    pub(crate) fn is_copying(&self) -> bool {
+        let is_copy = |work: &StreamWork| matches!(work, StreamWork::ToHost { .. });
+        self.state().work_to_do().any(is_copy)
+    }
+
+    /// Copies between host memory and the device that were begun.
+    pub(crate) fn host_copies(&self) -> usize {
+        self.state().host_copies
+    }
+
+    /// Memory of other processes that its devices may only read.
+    pub(crate) fn mapped_for_reading(&self) -> usize {
+        self.state().device.for_reading()
+    }
+
+    /// Kernels of the library's that were launched.
+    pub(crate) fn launches(&self) -> usize {
+        self.state().launches
+    }
+
+    /// What is in memory of the device.
+    pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
+        self.state().device.read(pointer, bytes).expect("memory of the device").to_vec()
+    }
+
+    /// Sets memory of the device, as if it had always been so.
+    pub(crate) fn set_bytes(&self, pointer: DevicePointer, bytes: &[u8]) {
+        self.state().device.write(pointer, bytes.len()).expect("memory of the device").copy_from_slice(bytes);
+    }
+
+    /// Does one piece of work of a stream that chance picks; false if none has any that may be done.
+    pub(crate) fn work(&self) -> bool {
+        self.state().work()
+    }
+
+    /// Does all work that may be done.
+    pub(crate) fn finish(&self) {
+        while self.work() {}
+    }
+
+    /// Does work, whenever there is some, until the result is dropped.
+    pub(crate) fn work_in_a_thread(self: &Arc<Self>) -> Working {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (driver, over) = (self.clone(), is_over.clone());
+        let work = move || {
+            while !over.load(Relaxed) {
+                if !driver.work() {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        Working { is_over, thread: Some(std::thread::spawn(work)) }
+    }
+
+    /// Streams, events, allocations, registrations and contexts that were not given back.
+    pub(crate) fn open(&self) -> usize {
+        let state = self.state();
+        let made = state.streams.values().filter(|stream| stream.is_open()).count();
+        let memory = state.registered.count() + state.device.own;
+        made + state.events.len() + memory + state.modules.len() + state.retained as usize
+    }
+}
+
+/// A thread that does the work of a driver.
+pub(crate) struct Working {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        let joined = self.thread.take().map(JoinHandle::join);
+        // A test that fails already is left to do so.
+        if !std::thread::panicking() {
+            joined.map(|done| done.expect("work that a device may do"));
+        }
+    }
+}
