@@ -99,8 +99,9 @@ fn a_signal_is_passed_on_once_and_a_second_one_kills() {
 #[test]
 fn a_second_signal_kills_what_the_processes_have_started_too() {
     // As a program that writes a checkpoint under a shell that started it.
-    let script = "(trap '' TERM; sleep 3; echo survived) & trap 'echo again' TERM; echo up; while :; do sleep 0.05; done";
-    let (mut child, mut lines) = start(script);
+    let started = "(trap '' TERM; sleep 3; echo survived) &";
+    let script = format!("{started} trap 'echo again' TERM; echo up; while :; do sleep 0.05; done");
+    let (mut child, mut lines) = start(&script);
     send(&child, Signal::TERM);
     assert_eq!(lines.next().as_deref(), Some("again"));
     send(&child, Signal::TERM);

@@ -168,6 +168,14 @@ def test_a_reader_is_not_closed_under_a_pin_that_comes_meanwhile() -> None:
     assert set(outcomes) <= {(True, False), (False, True)}
 
 
+def test_a_close_that_is_turned_away_disturbs_no_other_call() -> None:
+    with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as reader:
+        with reader.pin():
+            close: Work = lambda: turned_away(reader.close, "is pinned")  # noqa: E731
+            together(close, close, reader.latest, reader.latest)
+        assert reader.pull().version == 0
+
+
 def test_a_call_that_is_out_of_turn_holds_no_other_one_up(pair: Pair) -> None:
     _publisher, reader = pair
     swap = lambda: turned_away(reader.swap, "no version is staged")  # noqa: E731

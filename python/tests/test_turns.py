@@ -19,12 +19,12 @@ Call = Callable[[], object]
 
 
 @pytest.fixture
-def interrupted() -> Iterator[Callable[[Call], None]]:
-    """Has a handler of a signal call this, in the middle of what comes next."""
+def interrupted() -> Iterator[Callable[..., None]]:
+    """Has a handler of a signal call this, in the middle of what comes next, and again and again if asked to."""
 
-    def interrupt(handler: Call) -> None:
+    def interrupt(handler: Call, again: float = 0) -> None:
         signal.signal(signal.SIGALRM, lambda _signal, _frame: handler())
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0.3, again)
 
     before = signal.getsignal(signal.SIGALRM)
     yield interrupt
@@ -52,7 +52,7 @@ def calls_of(reader: slackline.Reader) -> dict[str, Call]:
 
 @pytest.mark.parametrize("call", ["close", "latest", "epoch"])
 def test_a_handler_of_a_signal_that_calls_the_reader_it_interrupts_is_told_at_once(
-    pair: Pair, interrupted: Callable[[Call], None], call: str
+    pair: Pair, interrupted: Callable[..., None], call: str
 ) -> None:
     publisher, reader = pair
     again: dict[str, Call] = {"close": reader.close, "latest": reader.latest, "epoch": lambda: reader.epoch}
@@ -67,7 +67,7 @@ def test_a_handler_of_a_signal_that_calls_the_reader_it_interrupts_is_told_at_on
 
 
 def test_a_handler_that_takes_the_error_leaves_the_call_as_it_is(
-    pair: Pair, interrupted: Callable[[Call], None]
+    pair: Pair, interrupted: Callable[..., None]
 ) -> None:
     publisher, reader = pair
     told: list[bool] = []
@@ -85,7 +85,7 @@ def test_a_handler_that_takes_the_error_leaves_the_call_as_it_is(
 
 @pytest.mark.parametrize("call", ["close", "clock"])
 def test_a_handler_of_a_signal_that_calls_the_worker_it_interrupts_is_told_at_once(
-    worker: slackline.Worker, interrupted: Callable[[Call], None], call: str
+    worker: slackline.Worker, interrupted: Callable[..., None], call: str
 ) -> None:
     again: dict[str, Call] = {"close": worker.close, "clock": lambda: worker.clock}
     begun = time.monotonic()
@@ -126,22 +126,31 @@ def test_closing_a_reader_ends_the_calls_of_other_threads_that_wait(transport: s
     closed_beside(calls_of(reader)[call], reader.close)
 
 
+def test_a_reader_is_closed_by_another_thread_although_handlers_of_signals_try_to_close_it_too(
+    pair: Pair, interrupted: Callable[..., None]
+) -> None:
+    _publisher, reader = pair
+
+    def handle() -> None:
+        try:
+            reader.close()
+        except slackline.OutOfTurn:
+            pass
+
+    interrupted(handle, 0.05)
+    closing = threading.Timer(0.6, reader.close)
+    closing.start()
+    begun = time.monotonic()
+    with pytest.raises(slackline.OutOfTurn, match="is closed"):
+        reader.pull(min_version=9, timeout=20)
+    assert time.monotonic() - begun < 5
+    closing.join()
+
+
 @pytest.mark.parametrize("call", ["step", "flush"])
 def test_closing_a_worker_ends_the_calls_of_other_threads_that_wait(worker: slackline.Worker, call: str) -> None:
     waits: dict[str, Call] = {"step": lambda: worker.step(timeout=60), "flush": lambda: worker.flush(timeout=60)}
     closed_beside(waits[call], worker.close)
-
-
-def test_a_reader_that_could_not_be_closed_goes_on(pair: Pair, transport: str) -> None:
-    if transport == "tcp":
-        pytest.skip("pins are of shared memory")
-    publisher, reader = pair
-    publisher.publish(version(1))
-    with reader.pin():
-        with pytest.raises(slackline.OutOfTurn, match="is pinned"):
-            reader.close()
-        assert reader.latest() == 1
-    assert reader.pull().version == 1
 
 
 @pytest.mark.parametrize("end", ["close", "kill"])
