@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_on_a_gpu_are_mapped_by_those_that_see_it_and_reached_over_tcp_by_others() {
+    fn payloads_on_a_gpu_are_mapped_by_those_alone_that_see_it() {
         let served = Member { gpu: Some([7; 16]), ..member("here", &["10.0.0.1:7", "@x"]) };
         let here = Host::named("here");
         let choice = choose(&here, &served, None, &no_rdma, &no_gpu).unwrap();

@@ -50,8 +50,8 @@ use env::Placement;
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
 use per_host::HostThread;
-pub use rendezvous::MemberRole;
 use rendezvous::{Host, Introduction};
+pub use rendezvous::{MemberRole, listen_address};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Gpu;
@@ -182,7 +182,7 @@ fn listen(
     world: u32,
     secret: Option<Secret>,
 ) -> Result<CoordinatorThread, JobError> {
-    let address = rendezvous::listen_address(meeting_point, Instant::now() + plan.timeout)?;
+    let address = listen_address(meeting_point, Instant::now() + plan.timeout)?;
     let attendance = Attendance::new(plan.clone(), world, Instant::now());
     let hub = attendance.listen(address, secret)?;
     CoordinatorThread::start(hub, attendance)

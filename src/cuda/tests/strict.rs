@@ -24,7 +24,7 @@ impl Scene {
         copies
     }
 
-    fn from_host(&self, from: &MemoryRegion, into: &GpuMemory) {
+    fn copy_from_host(&self, from: &MemoryRegion, into: &GpuMemory) {
         let (from, into) = (HostBytes::Region(from.clone()), into.slice(0, BYTES).unwrap());
         self.stream.copy_from_host(from, 0, &into, &mut Tickets::default()).unwrap();
     }
@@ -35,8 +35,9 @@ fn memory_that_was_mapped_for_reading_only_is_read_and_never_written() {
     let (owners, ..) = Arc::new(Scripted::new()).open_gpu();
     let granted = GpuMemory::allocate(&owners, BYTES).unwrap();
     let (file, bytes) = granted.export().unwrap();
-    let ways: [&dyn Fn(&Scene, &GpuMemory); 5] = [
-        &|scene, into| scene.from_host(&region(4096), into),
+    type Write<'a> = &'a dyn Fn(&Scene, &GpuMemory);
+    let ways: [Write<'_>; 5] = [
+        &|scene, into| scene.copy_from_host(&region(4096), into),
         &|scene, into| scene.stream.copy(&scene.memory.whole(), &into.slice(0, BYTES).unwrap()).unwrap(),
         &|scene, into| scene.stream.clear(&into.slice(0, BYTES).unwrap()).unwrap(),
         &|scene, into| scene.driver.launch_fill(scene.raw, into.pointer(), BYTES, 0),
@@ -72,7 +73,7 @@ fn memory_that_was_mapped_for_reading_only_is_read_and_never_written() {
 fn host_memory_that_is_locked_for_reading_only_is_never_written() {
     let scene = scene(Scripted::new()).unwrap();
     let locked = pinned(&scene.driver, HOST_REGISTER_PORTABLE | HOST_REGISTER_READ_ONLY);
-    scene.from_host(&locked, &scene.memory);
+    scene.copy_from_host(&locked, &scene.memory);
     scene.driver.finish();
     assert_eq!(scene.driver.bytes(scene.pointer, BYTES), [0; BYTES]);
     let told = complaint(|| drop(scene.to_host(&locked)));
@@ -89,7 +90,7 @@ fn memory_that_a_peer_lets_read_is_copied_to_a_gpu() {
     let host = HostMemory::from_peer(file, 4096, false).unwrap();
     let scene = scene(Scripted::new()).unwrap();
     // A driver does not register it without being told that devices only read it.
-    scene.from_host(&MemoryRegion::new(host, Access::LOCAL, DeviceKeys::NONE, ()), &scene.memory);
+    scene.copy_from_host(&MemoryRegion::new(host, Access::LOCAL, DeviceKeys::NONE, ()), &scene.memory);
     scene.driver.finish();
     assert_eq!(scene.driver.bytes(scene.pointer, BYTES), [6; BYTES]);
 }

@@ -5,9 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use slackline::MeetingPoint;
-use slackline::internals::job::MemberRole;
 use slackline::internals::job::env;
-use slackline::internals::job::rendezvous::listen_address;
+use slackline::internals::job::{MemberRole, listen_address};
 
 use super::args::TrainArgs;
 use super::job::{Job, Starts};
