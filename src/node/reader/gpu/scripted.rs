@@ -244,6 +244,7 @@ mod tests {
             }
             let path = scene.reader.gpu_path().unwrap();
             assert_eq!(path == GpuPath::CopyEngines, are_peers, "{path}");
+            assert_eq!(scene.into.driver.mapped_for_reading(), 1, "it may write what it was given to read");
             let by_host = if are_peers { 0 } else { 3 * BYTES as u64 };
             assert_eq!(scene.into.stream.gpu().host_bytes_copied(), by_host);
         }

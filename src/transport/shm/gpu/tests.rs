@@ -228,6 +228,41 @@ fn each_failing_call_of_a_copy_across_the_host_ends_the_connection() {
 }
 
 #[test]
+fn a_fault_of_either_gpu_amid_a_copy_across_the_host_ends_it() {
+    const BYTES: usize = 9 * MIB;
+    let sent = noise(1, BYTES + 1);
+    for ordinal in [0, 1] {
+        for pieces in 0.. {
+            let mut scene = two_gpus(false, BYTES);
+            let mine = scene.memory(BYTES + 1);
+            scene.peer.set_bytes(mine.pointer(), &sent);
+            let (_gpu, raw, _stream) = scene.peer.open_gpu_at(ordinal);
+            let (local, remote) =
+                (mine.slice(1, BYTES).unwrap(), scene.remote[0].slice(0, BYTES as u64).unwrap());
+            let write = Operation::WriteFromGpu { local, remote };
+            scene.client.post(&[WorkRequest::signalled(1, write)]).unwrap();
+            let mut told = None;
+            for _ in 0..pieces {
+                told = told.or(scene.client.poll());
+                scene.peer.work();
+            }
+            if told.is_some() {
+                assert!(pieces > 20, "only {pieces} pieces");
+                break;
+            }
+            scene.peer.fault_in_work(raw, crate::cuda::ILLEGAL_ADDRESS);
+            match scene.complete().result {
+                Ok(()) => assert!(scene.seen(0, BYTES) == sent[1..], "{pieces} pieces"),
+                Err(error) => assert_eq!(error, CompletionError::Gpu, "{pieces} pieces"),
+            }
+            let seen = scene.seen(0, BYTES);
+            scene.peer.finish();
+            assert!(scene.seen(0, BYTES) == seen, "{pieces} pieces: written after the failure was told");
+        }
+    }
+}
+
+#[test]
 fn who_requires_gpudirect_is_refused_where_two_gpus_have_no_peer_access() {
     let peer = Arc::new(Scripted::new().with_two_devices(false));
     let gpu = peer.open_gpu_at(1).0.require_gpudirect();
