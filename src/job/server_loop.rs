@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::JobError;
-use super::member::{Conversation, JobMember};
+use super::member::{Conversation, JobMember, WaitError};
 use super::plan::{JobPlan, Resume};
 use super::rendezvous::MemberRole;
 use crate::node::{Checkpoint, Error, Server, ServerOptions};
@@ -81,8 +81,11 @@ impl<C: Conversation> JobMember<C> {
     /// Connects a server to the one that decides for it, if that one is up within the time.
     fn follow(&self, plan: &JobPlan, server: &mut Server<Mixed>, time: Duration) -> Result<(), JobError> {
         let servers = plan.servers as usize;
-        let Ok(choices) = self.reach(MemberRole::Server, servers, plan.transport, time) else {
-            return Ok(());
+        let choices = match self.reach(MemberRole::Server, servers, plan.transport, time) {
+            Ok(choices) => choices,
+            Err(error @ WaitError::Path(_)) => return Err(error.into()),
+            // They may come up later.
+            Err(_) => return Ok(()),
         };
         match server.follow(&choices[0].address, time) {
             Err(error @ (Error::AnotherIncarnation { .. } | Error::Shards { .. })) => Err(error.into()),

@@ -1,5 +1,6 @@
 //! The worker loop of every job: it connects to the servers, and connects again to servers that come back.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,8 @@ use super::rendezvous::MemberRole;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
 use crate::node::{Error, Step, Worker, WorkerOptions, now};
-use crate::transport::Address;
 use crate::transport::mixed::Mixed;
+use crate::transport::{Address, ConnectError};
 
 /// The longest time that one attempt to connect to the servers may take: a server may be about to announce a new
 /// address.
@@ -26,6 +27,17 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// True if the error may pass once a server is replaced, or comes of the end of the job.
 pub(super) fn is_passing(error: &Error) -> bool {
     error.is_loss() || matches!(error, Error::Deadline { .. } | Error::Connect(_))
+}
+
+/// Returns the error to report of two attempts. The last one may have had next to no time: where it had no answer, the
+/// error of the one before says more.
+fn telling(before: Option<Error>, last: Error) -> Error {
+    let has_no_answer = match &last {
+        Error::Deadline { .. } => true,
+        Error::Connect(ConnectError::System { source, .. }) => source.kind() == ErrorKind::TimedOut,
+        _ => false,
+    };
+    before.filter(|_| has_no_answer).unwrap_or(last)
 }
 
 impl<C: Conversation> JobMember<C> {
@@ -49,24 +61,28 @@ impl<C: Conversation> JobMember<C> {
         mut connect: impl FnMut(&[Address], Duration) -> Result<R, Error>,
     ) -> Result<R, JobError> {
         let deadline = Instant::now() + plan.timeout;
+        let mut before = None;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let choices = self.reach(MemberRole::Server, plan.servers as usize, plan.transport, left)?;
             let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
             // The address of a server that has just died may not have been replaced yet.
             let attempt = if plan.reconnect { left.min(ATTEMPT) } else { left };
-            match connect(&addresses, attempt) {
+            let error = match connect(&addresses, attempt) {
                 Ok(connected) => {
                     self.tell(|conversation| conversation.connected(MemberRole::Server, choices));
                     return Ok(connected);
                 }
-                Err(error) if plan.reconnect && is_passing(&error) && Instant::now() < deadline => {
-                    tracing::debug!(%error, "connecting again");
-                    // A server that refuses for good would else be asked a thousand times a second.
-                    std::thread::sleep(deadline.saturating_duration_since(Instant::now()).min(TRY_EVERY));
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) => telling(before.take(), error),
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !plan.reconnect || !is_passing(&error) || left.is_zero() {
+                return Err(error.into());
             }
+            tracing::debug!(%error, "connecting again");
+            before = Some(error);
+            // A server that refuses for good would else be asked a thousand times a second.
+            std::thread::sleep(left.min(TRY_EVERY));
         }
     }
 
@@ -224,6 +240,20 @@ mod tests {
     use crate::diagnostic::Diagnostic;
     use crate::param::PullError;
     use crate::transport::Disconnected;
+
+    #[test]
+    fn a_refusal_is_told_though_the_last_attempt_had_no_time_for_an_answer() {
+        let address = Address::random();
+        let refused = |reason: &str| {
+            let (address, reason) = (address.clone(), reason.to_owned());
+            Error::Connect(ConnectError::Refused { address, retry_after: None, reason })
+        };
+        let timed_out = || Error::Connect(ConnectError::no_answer(address.clone()));
+        let said = |error: Error| error.to_string();
+        assert!(said(telling(Some(refused("another scheme")), timed_out())).contains("another scheme"));
+        assert!(said(telling(Some(refused("another scheme")), refused("full"))).contains("full"));
+        assert_eq!(said(telling(None, timed_out())), said(timed_out()));
+    }
 
     #[test]
     fn a_lost_server_is_waited_for_only_where_the_plan_says_so() {

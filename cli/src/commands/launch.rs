@@ -133,7 +133,8 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        // What a process has started itself, as a shell does, is in its group, and would go on without it.
+        // What a process has started itself, as a shell does, is in its group, and would go on without it. The group of
+        // one that has ended has no name that is still sure.
         self.signal(Signal::KILL.as_raw());
         for (child, status) in &mut self.0 {
             if status.is_none() {

@@ -15,6 +15,9 @@ use crate::transport::Address;
 /// Between two tries to reach rank 0, which may start later than the others.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 
+/// The longest time to wait for a connection to one of several addresses: the network may drop what is sent to it.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+
 /// Events that a member is told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberEvent {
@@ -51,8 +54,12 @@ impl Membership {
         let introduction = encode(&ToHub::Introduce(introduction));
         let (mut last, mut answered) = ("it has no address".to_owned(), false);
         loop {
-            for socket in resolve(address, deadline)? {
-                match join_at(socket, address, &introduction, &terms, deadline) {
+            let sockets = resolve(address, deadline)?;
+            let is_only = sockets.len() == 1;
+            for socket in sockets {
+                let connected_by =
+                    if is_only { deadline } else { deadline.min(Instant::now() + CONNECT_MAX) };
+                match join_at(socket, address, &introduction, &terms, (connected_by, deadline)) {
                     Ok(membership) => return Ok(membership),
                     Err(JoinFailure::Final(error)) => return Err(error),
                     Err(JoinFailure::Passing(why)) => (last, answered) = (why, false),
@@ -179,16 +186,17 @@ enum JoinFailure {
     Passing(String),
     /// It might, once a rank becomes free.
     Full(String),
-    /// Nothing came until the deadline.
+    /// Nothing came in time.
     Unanswered,
 }
 
+/// Joins at one address: it is to be connected by the first time, and answered by the second.
 fn join_at(
     socket: SocketAddr,
     address: &str,
     introduction: &[u8],
     terms: &ChannelTerms,
-    deadline: Instant,
+    (connected_by, answered_by): (Instant, Instant),
 ) -> Result<Membership, JoinFailure> {
     let failure = |source: ChannelError| match source {
         ChannelError::System { .. } | ChannelError::Closed { .. } => JoinFailure::Passing(source.to_string()),
@@ -200,6 +208,7 @@ fn join_at(
         if let Some(answer) = channel.poll().map_err(failure)? {
             break answer;
         }
+        let deadline = if channel.is_open() { answered_by } else { connected_by };
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(JoinFailure::Unanswered);

@@ -39,19 +39,25 @@ pub(super) fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr
 /// [`RendezvousError::Resolve`].
 pub fn listen_address(address: &str, deadline: Instant) -> Result<SocketAddr, RendezvousError> {
     let found = resolve(address, deadline)?;
-    let first = found[0];
-    let reached = found.into_iter().find(|socket| !socket.ip().is_loopback());
+    let (first, reached) = (found[0], reached_by_others(&found));
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let means_loopback = host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
     if reached.is_none() && !means_loopback {
         tracing::warn!(
             address,
             at = %first.ip(),
-            "this host's own name leads to its loopback address (see /etc/hosts), so that no other host reaches the \
-             meeting point: where there are others, name rank 0 by its address"
+            "this host's own name leads to an address of this host alone (see /etc/hosts), so that no other host \
+             reaches the meeting point: where there are others, name rank 0 by its address"
         );
     }
     Ok(reached.unwrap_or(first))
+}
+
+/// Returns the first of these addresses that other hosts reach. They cannot use a link-local one of IPv6, which takes
+/// the number of an interface of their own.
+fn reached_by_others(found: &[SocketAddr]) -> Option<SocketAddr> {
+    let is_own = |ip: IpAddr| ip.is_loopback() || matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    found.iter().copied().find(|socket| !is_own(socket.ip()))
 }
 
 #[cfg(test)]
@@ -71,6 +77,18 @@ mod tests {
         let hour = Instant::now() + Duration::from_secs(3600);
         let error = resolve("no port", hour).unwrap_err();
         assert!(matches!(error, RendezvousError::Resolve { .. }), "{error}");
+    }
+
+    #[test]
+    fn of_the_addresses_of_a_name_rank_0_takes_one_that_other_hosts_reach() {
+        let reached = |found: &[&str]| {
+            let found: Vec<SocketAddr> = found.iter().map(|address| address.parse().unwrap()).collect();
+            reached_by_others(&found).map(|socket| socket.to_string())
+        };
+        assert_eq!(reached(&["127.0.1.1:7", "192.0.2.1:7"]).as_deref(), Some("192.0.2.1:7"));
+        assert_eq!(reached(&["[fe80::1]:7", "192.0.2.1:7", "192.0.2.2:7"]).as_deref(), Some("192.0.2.1:7"));
+        assert_eq!(reached(&["[::1]:7", "[2001:db8::1]:7"]).as_deref(), Some("[2001:db8::1]:7"));
+        assert_eq!(reached(&["127.0.1.1:7", "[fe80::1]:7"]), None);
     }
 
     #[test]

@@ -101,7 +101,10 @@ impl Checkpoint {
     pub(super) fn set_damaged_aside(&self, newest: &Path) -> Result<(), CheckpointError> {
         let is_damaged =
             self.instead_of().is_some_and(|error| !matches!(error, CheckpointError::Missing { .. }));
-        let is_before = file::previous(newest).is_ok_and(|previous| previous == self.file);
+        // The two paths may be spelled differently.
+        let real = |path: &Path| path.canonicalize().ok();
+        let previous = file::previous(newest).ok().and_then(|previous| real(&previous));
+        let is_before = previous.is_some_and(|previous| Some(previous) == real(&self.file));
         if is_damaged && is_before { file::set_aside(newest) } else { Ok(()) }
     }
 

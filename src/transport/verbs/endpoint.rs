@@ -81,7 +81,6 @@ impl Drop for HandshakeChannel {
 
 /// One connected peer, reached by RDMA.
 pub struct VerbsEndpoint {
-    shared: Arc<VerbsShared>,
     /// The conversation of the handshake. It carries no data: it tells that the peer lives.
     link: Option<HandshakeChannel>,
     /// This side's requests; none if the peer granted nothing.
@@ -109,6 +108,9 @@ pub struct VerbsEndpoint {
     /// The time at which the state of the serving pairs was looked at last.
     looked: Instant,
     guard: ForkGuard,
+    // Dropped last: with the last of these end the registrations of memory of GPUs, which a peer reads for as long as
+    // its pair stands and its conversation is open.
+    shared: Arc<VerbsShared>,
 }
 
 impl VerbsEndpoint {

@@ -232,6 +232,7 @@ fn a_fault_of_either_gpu_amid_a_copy_across_the_host_ends_it() {
     const BYTES: usize = 9 * MIB;
     let sent = noise(1, BYTES + 1);
     for ordinal in [0, 1] {
+        let mut faults = 0;
         for pieces in 0.. {
             let mut scene = two_gpus(false, BYTES);
             let mine = scene.memory(BYTES + 1);
@@ -253,12 +254,16 @@ fn a_fault_of_either_gpu_amid_a_copy_across_the_host_ends_it() {
             scene.peer.fault_in_work(raw, crate::cuda::ILLEGAL_ADDRESS);
             match scene.complete().result {
                 Ok(()) => assert!(scene.seen(0, BYTES) == sent[1..], "{pieces} pieces"),
-                Err(error) => assert_eq!(error, CompletionError::Gpu, "{pieces} pieces"),
+                Err(error) => {
+                    assert_eq!(error, CompletionError::Gpu, "{pieces} pieces");
+                    faults += 1;
+                }
             }
             let seen = scene.seen(0, BYTES);
             scene.peer.finish();
             assert!(scene.seen(0, BYTES) == seen, "{pieces} pieces: written after the failure was told");
         }
+        assert!(faults > 0, "no fault of GPU {ordinal} was told");
     }
 }
 
