@@ -205,9 +205,12 @@ pub unsafe extern "C" fn slackline_reader_reconnect(
         let address = unsafe { options::address(address)? };
         let timeout = Duration::from_millis(timeout_ms);
         let reconnect = |reading: &mut Reading| {
-            reading.unpinned()?.reconnect(&address, timeout)?;
-            reading.forget();
-            Ok(())
+            let reconnected = reading.unpinned()?.reconnect(&address, timeout);
+            // The reader is connected also where a GPU keeps the caller's memory.
+            if matches!(reconnected, Ok(()) | Err(slackline::Error::InFlight { .. })) {
+                reading.forget();
+            }
+            Ok(reconnected?)
         };
         // SAFETY: the contract.
         unsafe { with(reader, reconnect) }

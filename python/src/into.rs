@@ -107,7 +107,14 @@ pub(crate) fn pull(
     if !reading.copies_from_frames() || !reading.is_whole() || is_on_gpu || request.exactly.is_some() {
         let mut left = timeout;
         loop {
+            if is_on_gpu {
+                reading.forget_shared();
+            }
             let (facts, lease, asked) = reading::pull(py, reading, request, left)?;
+            if is_on_gpu {
+                // The GPU reads it later: no program gets it, which could write it before.
+                reading.forget_newest();
+            }
             py.detach(|| -> Result<(), Failure> {
                 // SAFETY: the lease is of a copy of the whole table, or of the part that is selected.
                 unsafe { targets.fill_from(lease.at(0)) };

@@ -25,8 +25,13 @@ use crate::table::{self, Layout, TensorSpec};
 use crate::turns::Turn;
 use crate::wait::{detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 
-/// Where the thread of a prefetch leaves its version: taking one that is there costs no more than a lock.
-type Staged = Receiver<Result<Pulled, Failure>>;
+/// A prefetch.
+struct Staged {
+    request: Request,
+    timeout: Duration,
+    /// Where its thread leaves the version: taking one that is there costs no more than a lock.
+    version: Receiver<Result<Pulled, Failure>>,
+}
 
 /// Reads versions of one publisher's table, or of one server's parameters: each read is exactly one version.
 ///
@@ -165,11 +170,36 @@ impl PyReader {
         }
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
-        let (leave, staging) = mpsc::sync_channel(1);
+        let (leave, version) = mpsc::sync_channel(1);
         let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
         started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
-        *staged = Some(staging);
+        *staged = Some(Staged { request, timeout, version });
         Ok(())
+    }
+
+    /// Takes the version that a prefetch has brought, waiting for it. One that is not there in time stays staged.
+    fn take_staged(&self, py: Python<'_>, staging: Staged, timeout: Duration) -> PyResult<Pulled> {
+        if let Ok(pulled) = staging.version.try_recv() {
+            return Ok(pulled?);
+        }
+        let staging = Mutex::new(staging);
+        let waited = in_slices(py, timeout, |slice| {
+            match staging.lock().unwrap_or_else(PoisonError::into_inner).version.recv_timeout(slice) {
+                Ok(pulled) => Ok(Some(pulled)),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let cause = "the thread panicked";
+                    Err(Failure::new(Class::Error, SWAPPING, cause, "please report it"))
+                }
+            }
+        });
+        if let Ok(Some(pulled)) = waited {
+            return Ok(pulled?);
+        }
+        // Another thread may have begun a prefetch meanwhile: then that one stays.
+        self.staged().get_or_insert(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
+        waited?;
+        Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
     }
 
     /// Ends the reader, and waits for its thread.
@@ -178,7 +208,7 @@ impl PyReader {
         let staging = self.staged().take();
         if let Some(staging) = staging {
             // What it has brought is not asked for any more.
-            drop(staging.recv());
+            drop(staging.version.recv());
         }
     }
 }
@@ -219,6 +249,7 @@ fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled,
 
 const PULLING_INTO: &str = "pulling into arrays";
 const PREFETCHING: &str = "prefetching a version";
+const SWAPPING: &str = "swapping a version in";
 const CLOSING: &str = "closing a reader";
 
 #[pymethods]
@@ -376,33 +407,21 @@ impl PyReader {
     /// matter of microseconds at any size. Raises what a pull would have raised.
     #[pyo3(signature = (*, timeout=30.0))]
     fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
-        const SWAPPING: &str = "swapping a version in";
         crate::fork::check(self.shared.guard, SWAPPING)?;
         let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
-        let timeout = seconds(timeout)?;
-        let staging = self.staged().take();
-        let staging = staging.ok_or_else(none)?;
-        if let Ok(pulled) = staging.try_recv() {
-            return Ok(self.snapshot(pulled?));
-        }
-        let staging = Mutex::new(staging);
-        let waited = in_slices(py, timeout, |slice| {
-            match staging.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(slice) {
-                Ok(pulled) => Ok(Some(pulled)),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => {
-                    let cause = "the thread panicked";
-                    Err(Failure::new(Class::Error, SWAPPING, cause, "please report it"))
-                }
+        let deadline = Instant::now() + seconds(timeout)?;
+        loop {
+            let staging = self.staged().take();
+            let staging = staging.ok_or_else(none)?;
+            let (request, its_timeout) = (staging.request, staging.timeout);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let pulled = self.take_staged(py, staging, left)?;
+            if !pulled.1.written().may_be() {
+                return Ok(self.snapshot(pulled));
             }
-        });
-        if let Ok(Some(pulled)) = waited {
-            return Ok(self.snapshot(pulled?));
+            // The program has had this memory from a pull, too, and may have written it.
+            self.begin_staging(request, its_timeout)?;
         }
-        // Another thread may have begun a prefetch meanwhile: then that one stays.
-        self.staged().get_or_insert(staging.into_inner().unwrap_or_else(PoisonError::into_inner));
-        waited?;
-        Err(Failure::new(Class::Deadline, SWAPPING, "the version is not there yet", "call again").into())
     }
 
     /// Name, element type and shape of each tensor.

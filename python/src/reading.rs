@@ -29,7 +29,7 @@ pub(crate) const PINNING: &str = "pinning a version";
 pub(crate) struct Reading {
     pub(crate) reader: Reader<NamedFabric>,
     newest: Option<(Facts, Arc<Lease>)>,
-    /// Of the memory of the last copy, if the reader applies differences to what is in there.
+    /// Of the memory of the last copy, if the reader's next copy may begin from what is in there.
     base: Option<Written>,
     /// The newest version that a read has brought that did not ask for one by its number: no later one goes back.
     brought: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Reading {
     /// Reads of calls, and those of prefetches, which go on beside them.
     calls: Reads,
     prefetches: Reads,
-    /// True if the publisher's memory is mapped into this process. Then no differences are read.
+    /// True if the publisher's memory is mapped into this process.
     is_mapped: bool,
     /// What is copied is compared with a checksum.
     checksums: bool,
@@ -142,7 +142,7 @@ impl Pulling {
         let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
         let lease = Arc::new(Lease::new(pointer, bytes, snapshot));
         reading.newest = Some((facts, Arc::clone(&lease)));
-        reading.base = (!reading.is_mapped && reading.is_whole()).then(|| lease.written().clone());
+        reading.base = reading.reader.has_base().then(|| lease.written().clone());
         reading.has_brought(&self.request, &facts);
         Ok(Some((facts, lease, asked.ended())))
     }
@@ -274,6 +274,16 @@ impl Reading {
         self.reader.select(None)?;
         self.base = None;
         Ok(true)
+    }
+
+    /// Has no later read take what was read before.
+    pub(crate) fn forget_newest(&mut self) {
+        self.newest = None;
+    }
+
+    /// The same, if somebody else looks at it.
+    pub(crate) fn forget_shared(&mut self) {
+        self.newest.take_if(|(_, lease)| Arc::strong_count(lease) > 1);
     }
 
     /// Memory of the GPU for a whole copy. The one that was used with another stream is left to its copies: this stream

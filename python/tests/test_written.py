@@ -97,6 +97,19 @@ def test_what_is_written_while_the_next_version_is_awaited_is_not_in_it(served: 
     np.testing.assert_array_equal(reader.swap()["w"].numpy(), published)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_of_a_version_that_is_staged_is_not_swapped_in(served: Served, way: str) -> None:
+    publish, reader = served
+    published = publish()
+    snapshot = reader.pull()
+    reader.prefetch()
+    time.sleep(0.1)  # as a rule the same memory is staged by now
+    WAYS[way](snapshot["w"]).fill(7)
+    np.testing.assert_array_equal(reader.swap()["w"].numpy(), published)
+    with pytest.raises(slackline.OutOfTurn):
+        reader.swap()
+
+
 @pytest.mark.parametrize("into", [False, True])
 def test_what_is_written_while_a_version_is_copied_is_not_in_it(into: bool) -> None:
     weights, arrays = np.zeros(4 << 20, "float32"), {"w": np.zeros(4 << 20, "float32")}

@@ -304,10 +304,9 @@ impl<T: Transport> Reader<T> {
         self.abandon_refresh();
         link.pull.select(self.selection.as_ref().map(Selection::plan));
         (self.link, self.held, self.filled) = (link, None, None);
-        self.leave_lent_memory()?;
         // Its records are those of another reader: the successor may have older versions.
         self.identity = random_word();
-        Ok(())
+        self.leave_lent_memory()
     }
 
     /// Reads this part of the table from now on, and not all of it: each copy is [`Selection::table`]. `None` reads all

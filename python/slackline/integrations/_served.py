@@ -85,8 +85,15 @@ class Sink:
         note = self._notes.pull(min_version=1 if step is not None else self._seen + 1, timeout=left())
         while step is not None and note.step != step:
             note = self._notes.pull(min_version=note.version + 1, timeout=left())
-        where = value(note, "note")
-        snapshot = self._read(where["address"], where["epoch"], where["version"], left)
+        while True:
+            where = value(note, "note")
+            try:
+                snapshot = self._read(where["address"], where["epoch"], where["version"], left)
+                break
+            except Overtaken:
+                if step is not None:
+                    raise
+            note = self._notes.pull(min_version=note.version + 1, timeout=left())
         if snapshot.step != note.step:
             raise Overtaken(f"the state of step {note.step} has given way to that of step {snapshot.step}")
         self._seen = note.version
@@ -99,6 +106,8 @@ class Sink:
                 if self._states is not None:
                     self._states.close()
                 self._states = Reader(address, secret=self._secret, timeout=left())
+                if self._states.epoch != epoch:
+                    raise Overtaken(f"the states of epoch {epoch} have given way to those of another publisher")
             try:
                 return self._states.pull(min_version=version, timeout=left())
             except PeerGone:

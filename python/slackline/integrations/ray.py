@@ -120,8 +120,8 @@ class SlacklineTransport(TensorTransportManager):
             tensors.append(found[str(index)] if str(index) in found else torch.empty(**there))
         if target_buffers is None:
             device = tensor_transport_metadata.tensor_device
-            # What has no GPU, such as a sampler, gets the tensors of one that has in memory of the host.
-            if device is None or (device == "cuda" and not torch.cuda.is_available()):
+            # A process without such a device, as a sampler may be, gets them in memory of the host.
+            if device is None or not _has(device):
                 return tensors
             return [tensor.to(device) for tensor in tensors]
         # The buffers are written only now that all is here, so that a failed transfer leaves them as they were.
@@ -145,6 +145,12 @@ class SlacklineTransport(TensorTransportManager):
 
     def abort_transport(self, obj_id: str, communicator_metadata: CommunicatorMetadata) -> None:
         """Nothing: a read has a deadline, and no writer waits for it."""
+
+
+def _has(device: str) -> bool:
+    """Whether this process has a device of a kind that torch names so."""
+    kinds = (getattr(torch, device, None), getattr(torch.backends, device, None))
+    return device == "cpu" or any(getattr(kind, "is_available", bool)() for kind in kinds)
 
 
 def register() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: `cargo xtask wheel --integrations` installs it")
 
+from slackline import Publisher
 from slackline.integrations._hosts import VARIABLE
-from slackline.integrations._served import Sink, Source
+from slackline.integrations._served import Overtaken, Sink, Source
 
 SECRET = "an example of a secret that is long enough"
 
@@ -33,6 +34,22 @@ def test_a_state_is_sent_and_received_at_each_address_of_a_publisher(form: str, 
                 assert sink.pull(step, 30.0)["w"].torch().tolist() == [step] * size
         for sink in sinks:
             sink.close()
+    finally:
+        source.close()
+
+
+def test_a_sink_waits_for_no_version_of_another_publisher_than_the_note_names() -> None:
+    state, source = {"w": torch.ones(3).numpy()}, Source({"address": "127.0.0.1:0"})
+    try:
+        with Publisher(state, address="127.0.0.1:0") as first:
+            address, epoch = first.address, first.epoch
+        sink = Sink(source.address, None, 30.0)
+        with Publisher(state, address=address) as second:
+            second.publish(state)
+            with pytest.raises(Overtaken, match="another publisher"):
+                sink._read(address, epoch, 50, lambda: 30.0)
+            assert sink._read(address, second.epoch, 1, lambda: 30.0).version == 1
+        sink.close()
     finally:
         source.close()
 

@@ -291,7 +291,9 @@ mod tests {
                 let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
                 assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
                 their_driver.fault(crate::cuda::ILLEGAL_ADDRESS);
+                let deadline = std::time::Instant::now() + PATIENCE;
                 let error = loop {
+                    assert!(std::time::Instant::now() < deadline, "the fault was not told");
                     match worker.poll(crate::node::now()) {
                         Ok(_) => assert!(worker.is_publishing(), "it was not copied"),
                         Err(error) => break error,

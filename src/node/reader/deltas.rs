@@ -41,6 +41,12 @@ impl<T: Transport> Reader<T> {
         }
     }
 
+    /// True if the next snapshot may begin from the memory of the last one, by differences.
+    #[doc(hidden)]
+    pub fn has_base(&self) -> bool {
+        self.base.is_some()
+    }
+
     /// Whether this reader's copies are whole versions of an owner that keeps differences.
     fn reads_deltas(&self) -> bool {
         let is_whole = self.consistency == Consistency::Whole && self.selection.is_none();
