@@ -3579,7 +3579,9 @@ slackline_status slackline_worker_connect(const char *const *addresses,
  * or `SLACKLINE_STATUS_EVICTED`, or whenever the servers have other addresses. It keeps trying while a server is not
  * there yet. The worker goes on at the clock at which the servers are; begin tells it. A gradient whose publishing
  * had not returned was applied once or not at all, and is never sent again. After a failure every call is out of
- * turn until this one succeeds. A worker of a job calls `slackline_job_reconnect` instead.
+ * turn until this one succeeds. Memory of `slackline_worker_use_memory` to which a GPU still copies for the
+ * connections before is left to it: the worker goes on in memory of its own, which begin gives, until it is given
+ * memory again. A worker of a job calls `slackline_job_reconnect` instead.
  */
 slackline_status slackline_worker_reconnect(struct slackline_worker *worker,
                                             const char *const *addresses,
