@@ -281,7 +281,7 @@ impl Reading {
         self.newest = None;
     }
 
-    /// The same, if somebody else looks at it.
+    /// The same, if it was handed out and is still in use.
     pub(crate) fn forget_shared(&mut self) {
         self.newest.take_if(|(_, lease)| Arc::strong_count(lease) > 1);
     }
