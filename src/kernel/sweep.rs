@@ -113,8 +113,8 @@ impl Path for Scalar {
         range: Range<usize>,
         found: &mut Found,
     ) {
-        // SAFETY: the caller's promise; every processor has f32.
-        unsafe { turns::<f32, E, R, 0, 1, MEASURE>(work, rule, range, found) }
+        // SAFETY: the caller's promise.
+        unsafe { one_by_one::<E, R, MEASURE>(work, rule, range, found) }
     }
 }
 
@@ -194,37 +194,38 @@ unsafe fn by_optimizer<P: Path, E: Element, const MEASURE: bool>(fold: &Fold<'_>
     unsafe {
         match fold.optimizer {
             Optimizer::Sgd { weight_decay: decay } => {
-                by_count::<P, E, _, MEASURE>(fold, Sgd { rate, decay }, found)
+                split::<P, E, _, MEASURE>(fold, Sgd { rate, decay }, found)
             }
             Optimizer::Momentum { momentum, weight_decay: decay } => {
-                by_count::<P, E, _, MEASURE>(fold, Momentum { rate, momentum, decay }, found)
+                split::<P, E, _, MEASURE>(fold, Momentum { rate, momentum, decay }, found)
             }
             Optimizer::Adam(adam) => {
-                by_count::<P, E, _, MEASURE>(fold, Adam::<false>::new(adam, rate, fold.step), found)
+                split::<P, E, _, MEASURE>(fold, Adam::<false>::new(adam, rate, fold.step), found)
             }
             Optimizer::AdamW(adam) => {
-                by_count::<P, E, _, MEASURE>(fold, Adam::<true>::new(adam, rate, fold.step), found)
+                split::<P, E, _, MEASURE>(fold, Adam::<true>::new(adam, rate, fold.step), found)
             }
         }
     }
 }
 
 /// # Safety
-/// As for [`fold`].
+/// As for [`turns`].
 unsafe fn by_count<P: Path, E: Element, R: Rule, const MEASURE: bool>(
-    fold: &Fold<'_>,
+    work: &Work<'_>,
     rule: R,
+    range: Range<usize>,
     found: &mut Found,
 ) {
     // SAFETY: the caller's promise; K is the number of gradients, or 0 where that is read at run time. Where the fold
     // measures, a loop for each count would be 3 % faster and take twice the code.
     unsafe {
-        match fold.gradients.len() {
-            1 if !MEASURE => split::<P, E, R, 1, MEASURE>(fold, rule, found),
-            2 if !MEASURE => split::<P, E, R, 2, MEASURE>(fold, rule, found),
-            3 if !MEASURE => split::<P, E, R, 3, MEASURE>(fold, rule, found),
-            4 if !MEASURE => split::<P, E, R, 4, MEASURE>(fold, rule, found),
-            _ => split::<P, E, R, 0, MEASURE>(fold, rule, found),
+        match work.gradients.len() {
+            1 if !MEASURE => P::run::<E, R, 1, MEASURE>(work, rule, range, found),
+            2 if !MEASURE => P::run::<E, R, 2, MEASURE>(work, rule, range, found),
+            3 if !MEASURE => P::run::<E, R, 3, MEASURE>(work, rule, range, found),
+            4 if !MEASURE => P::run::<E, R, 4, MEASURE>(work, rule, range, found),
+            _ => P::run::<E, R, 0, MEASURE>(work, rule, range, found),
         }
     }
 }
@@ -236,7 +237,7 @@ unsafe fn by_count<P: Path, E: Element, R: Rule, const MEASURE: bool>(
 /// # Safety
 ///
 /// As for [`fold`].
-unsafe fn split<P: Path, E: Element, R: Rule, const K: usize, const MEASURE: bool>(
+unsafe fn split<P: Path, E: Element, R: Rule, const MEASURE: bool>(
     fold: &Fold<'_>,
     rule: R,
     found: &mut Found,
@@ -262,13 +263,29 @@ unsafe fn split<P: Path, E: Element, R: Rule, const K: usize, const MEASURE: boo
     // SAFETY: the three ranges are in order and end at `count`, which all operands hold, as the caller checked; the
     // body is whole turns, and where it streams it begins at a cache line of every destination.
     unsafe {
-        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, 0..head, found);
-        P::run::<E, R, K, MEASURE>(&work, rule, head..head + body, found);
-        turns::<f32, E, R, 0, 1, MEASURE>(&work, rule, head + body..count, found);
+        one_by_one::<E, R, MEASURE>(&work, rule, 0..head, found);
+        by_count::<P, E, R, MEASURE>(&work, rule, head..head + body, found);
+        one_by_one::<E, R, MEASURE>(&work, rule, head + body..count, found);
     }
     if work.stream {
         lanes::stream_end();
     }
+}
+
+/// The loop over single elements: one function for all paths and counts, since each copy of it costs time to compile.
+///
+/// # Safety
+///
+/// As for [`turns`].
+#[inline(never)]
+unsafe fn one_by_one<E: Element, R: Rule, const MEASURE: bool>(
+    work: &Work<'_>,
+    rule: R,
+    range: Range<usize>,
+    found: &mut Found,
+) {
+    // SAFETY: the caller's promise; every processor has f32.
+    unsafe { turns::<f32, E, R, 0, 1, MEASURE>(work, rule, range, found) }
 }
 
 /// The loop with as many vectors at once as the rule leaves registers for.

@@ -74,6 +74,11 @@ impl Feature {
 /// cargo builds each dependency, and the library, once more, since their features differ.
 pub(crate) const TESTED: [&str; 3] = ["--workspace", "--exclude", "slackline-python"];
 
+/// Builds the command line in release, out of the library that the slow suites have.
+pub(crate) fn build_command_line() -> Cmd {
+    Cmd::new("cargo", &[&["build", "--release"], &TESTED[..], &["--bin", "slackline"]].concat())
+}
+
 /// An integration test that is too slow for the test profile, and so runs by name, in release.
 struct Slow {
     /// Name of the step, and of the test target: `tests/<name>.rs` of whichever packages have it.

@@ -5,7 +5,8 @@ use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::needs::{self, Need};
 use crate::site::Site;
-use crate::steps::{Feature, Step};
+use crate::steps::{Feature, Step, TESTED, build_command_line};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,9 @@ pub(crate) const COMMAND: Command = Command {
             --integrations: the tests of slackline.torch and its plug-ins, with their hosts (7 GB)",
     run,
 };
+
+/// The dependencies that a build of tests takes.
+const ALL_EDGES: [&str; 2] = ["--edges", "normal,build,dev"];
 
 /// The most bytes of a wheel.
 const WHEEL_MAX: u64 = 8 << 20;
@@ -77,6 +81,9 @@ fn run(site: &Site, arguments: &[String]) -> Result<(), Failure> {
         }
     }
     needs::ensure(site, &[Need::Cc, Need::Maturin])?;
+    if test == Some("--check") {
+        shares_what_is_built(site)?;
+    }
     let wheel = build(site, python)?;
     println!("the wheel: {}", wheel.display());
     match test {
@@ -132,6 +139,47 @@ fn check(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Failure> 
     pytest.retry().run(site)
 }
 
+/// Fails unless the wheel, the C library and the tests take everything below the library with the same features. For
+/// other ones cargo builds the library once more, which takes minutes and tells nobody.
+fn shares_what_is_built(site: &Site) -> Result<(), Failure> {
+    let features = |selection: &[&str]| -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
+        let tree = Cmd::new("cargo", &["tree", "--prefix", "none", "--no-dedupe", "--format", "{p}\t{f}"]);
+        let tree = selection.iter().fold(tree, |tree, word| tree.arg(word)).answer(site)?;
+        // What proc macros take, too, may stand there once more with other features, which is no harm.
+        let mut packages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (package, features) in tree.lines().filter_map(|line| line.split_once('\t')) {
+            packages.entry(package.into()).or_default().insert(features.into());
+        }
+        Ok(packages)
+    };
+    let named = |features: Option<&BTreeSet<String>>| match features {
+        Some(features) => features.iter().map(|one| format!("`{one}`")).collect::<Vec<_>>().join(" "),
+        None => "none of it".into(),
+    };
+    let usual = ["--edges", "normal,build"];
+    let library = features(&[&usual[..], &["-p", "slackline", "--features", "sim"]].concat())?;
+    let wheel = features(&[&usual[..], &["-p", "slackline-python"]].concat())?;
+    let others =
+        [("the C library", &["-p", "slackline-ffi"][..], &usual), ("the tests", &TESTED, &ALL_EDGES)];
+    for (who, selection, edges) in others {
+        let theirs = features(&[&edges[..], selection].concat())?;
+        let differs = |package: &&String| match (wheel.get(*package), theirs.get(*package)) {
+            (Some(wheel), Some(theirs)) => !wheel.is_subset(theirs),
+            (wheel, theirs) => wheel != theirs,
+        };
+        if let Some(package) = library.keys().find(differs) {
+            return Err(Failure::Check {
+                what: format!(
+                    "the wheel and {who} take {package} with other features, so that the library is built for each\n  \
+                     to fix it: ask for the same in their Cargo.toml"
+                ),
+                status: format!("{} and {}", named(wheel.get(package)), named(theirs.get(package))),
+            });
+        }
+    }
+    Ok(())
+}
+
 fn check_types(site: &Site, python: &str, tests: &str) -> Result<(), Failure> {
     let (allowed, config) = (format!("{tests}/stubtest.txt"), format!("{tests}/stubtest.ini"));
     let stubtest = ["-P", "-m", "mypy.stubtest", "--ignore-unused-allowlist", "--allowlist", &allowed];
@@ -164,7 +212,7 @@ fn integrations(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Fa
     let programs = [folder.as_ref(), &examples.to_string_lossy(), &bench.to_string_lossy()];
     within(&python, &[&mypy[..], &programs].concat()).run(site)?;
     // Traces of what ran in Python are judged by the program, too.
-    Cmd::new("cargo", &["build", "--release", "-p", "slackline-cli"]).run(site)?;
+    build_command_line().run(site)?;
     let program = site.target.join("release/slackline");
     let pytest = ["-P", "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--rootdir", &tests, &folder];
     within(&python, &pytest).env("SLACKLINE_CLI", &program.to_string_lossy()).run(site)

@@ -3,7 +3,7 @@
 use crate::cmd::Cmd;
 use crate::failure::Failure;
 use crate::site::Site;
-use crate::steps::TESTED;
+use crate::steps::{TESTED, build_command_line};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -37,18 +37,18 @@ fn tests(arguments: &[&str]) -> Cmd {
 
 /// Builds the program that runs others in the other guest.
 pub(super) fn elsewhere(site: &Site) -> Result<Program, Failure> {
-    let arguments = ["build", "-p", "xtask", "--bin", "elsewhere"];
-    built(site, Cmd::new("cargo", &arguments).arg("--message-format=json-render-diagnostics"), false)
+    program(site, Cmd::new("cargo", &["build", "-p", "xtask", "--bin", "elsewhere"]))
 }
 
 /// Builds `xtask`, which measures by turns with perftest, and the command line that it measures.
 pub(super) fn turns(site: &Site) -> Result<(Program, Program), Failure> {
-    let build = |arguments: &[&str]| {
-        let cmd = Cmd::new("cargo", &["build", "--message-format=json-render-diagnostics"]);
-        built(site, arguments.iter().fold(cmd, |cmd, argument| cmd.arg(argument)), false)
-    };
-    let xtask = build(&["-p", "xtask", "--bin", "xtask"])?;
-    Ok((xtask, build(&["--release", "-p", "slackline-cli", "--bin", "slackline"])?))
+    let xtask = program(site, Cmd::new("cargo", &["build", "-p", "xtask", "--bin", "xtask"]))?;
+    Ok((xtask, program(site, build_command_line())?))
+}
+
+/// The one program that this build makes.
+fn program(site: &Site, build: Cmd) -> Result<Program, Failure> {
+    built(site, build.arg("--message-format=json-render-diagnostics"), false)
 }
 
 fn built(site: &Site, cmd: Cmd, is_test: bool) -> Result<Program, Failure> {
