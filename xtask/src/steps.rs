@@ -202,10 +202,13 @@ const SLOW: &[Slow] = &[
 /// so, `cargo xtask test --all` runs them, and so does a call that names them.
 pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
-/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. The
-/// longest of them is the first, so that none that begins just before the time is over ends long after it.
+/// The steps that come first, in this order: those of [`BESIDE`] begin once none of [`ALONE`] is left, and then have
+/// the time in which the tests wait.
+const FIRST: &[&str] = &["fmt", "clippy", "twins"];
+
+/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. None of
+/// them is long, so that one that begins just before the time is over ends soon after it.
 const LAST: &[&str] = &[
-    "softroce",
     "faults",
     "schemes",
     "seeds",
@@ -288,6 +291,8 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.extend(gpu::steps());
     steps.push(install::step());
     steps.push(wheel::step());
+    // The longest of the slow ones comes first.
+    steps.extend(softroce::steps());
     steps.extend(SLOW.iter().map(|slow| Step {
         name: slow.name,
         about: slow.about,
@@ -295,14 +300,18 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
         feature: slow.feature,
         commands: vec![slow.command()],
     }));
-    steps.extend(softroce::steps());
     steps.push(loom::step());
     steps.push(fuzz::step(site));
     steps.extend(mutants::steps());
     steps.push(aarch64::step(site));
     steps.push(asan::step(site));
+    let index = |names: &[&str], step: &Step| names.iter().position(|name| *name == step.name);
     // The sort is stable: the others keep the order in which they stand here.
-    steps.sort_by_key(|step| LAST.iter().position(|name| *name == step.name).map_or(0, |index| index + 1));
+    steps.sort_by_key(|step| match (index(FIRST, step), index(LAST, step)) {
+        (Some(index), _) => (0, index),
+        (None, None) => (1, 0),
+        (None, Some(index)) => (2, index),
+    });
     steps
 }
 
@@ -315,9 +324,9 @@ mod tests {
     fn every_long_step_is_a_step() {
         let site = Site { root: "/".into(), target: "/target".into(), host: String::new(), nightly: false };
         let names: Vec<&str> = super::all(&site).iter().map(|step| step.name).collect();
-        let listed = [super::LONG, super::BESIDE, super::ALONE].concat();
+        let listed = [super::LONG, super::BESIDE, super::ALONE, super::FIRST].concat();
         assert!(listed.iter().all(|name| names.contains(name)), "{names:?}");
-        assert!(names.ends_with(super::LAST), "{names:?}");
+        assert!(names.starts_with(super::FIRST) && names.ends_with(super::LAST), "{names:?}");
         assert!(super::LAST.ends_with(super::LONG));
     }
 
