@@ -17,8 +17,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The coordinator's knowledge of one server's checkpoints.
 #[derive(Debug, Default)]
 pub(super) struct Disk {
-    /// The version that its incarnation began at, from a checkpoint.
+    /// The version that its incarnation began at, from a checkpoint, and that its first one began at.
     began: Option<u64>,
+    first: Option<Option<u64>>,
     /// Checkpoints that could not be written, in all its incarnations, how many of them were told, and why the last
     /// could not.
     failed: u64,
@@ -62,6 +63,7 @@ impl<C: Caller> Coordinator<C> {
         let server = &mut self.servers[shard];
         server.disk.closed = false;
         server.disk.began = origin.as_ref().map(|origin| origin.version);
+        server.disk.first.get_or_insert(server.disk.began);
         match origin {
             Some(Origin { version, clock, instead_of }) => {
                 if let Some(error) = instead_of {
@@ -118,8 +120,7 @@ impl<C: Caller> Coordinator<C> {
 
     /// The version that this run began at: 0, unless it goes on from checkpoints.
     pub(super) fn first_version(&self) -> u64 {
-        let of_this_run = self.servers.iter().filter(|server| server.restarts == 0);
-        of_this_run.filter_map(|server| server.disk.began).min().unwrap_or(0)
+        self.servers.iter().filter_map(|server| server.disk.first.flatten()).min().unwrap_or(0)
     }
 
     /// Returns the number of checkpoints that could not be written, and the error of one of the last of them.

@@ -109,7 +109,7 @@ impl<C: Caller> Coordinator<C> {
     pub fn follow(&mut self) -> Result<(), C::Error> {
         loop {
             self.turn()?;
-            self.let_go_of_the_silent();
+            self.let_go_of_the_silent(crate::node::now());
             self.announce_losses(false);
             if !self.workers.iter().any(WorkerEntry::is_open) {
                 break;
@@ -224,6 +224,11 @@ impl<C: Caller> Coordinator<C> {
             (_, HubEvent::Said(id, message)) => match (who, read(&message)) {
                 (_, Ok(Body::Json(message))) => self.said(who, id, message)?,
                 (Role::Server(shard), _) => {
+                    // Nothing else that it says is read: it would be judged again with each message.
+                    let why = "it said something that is no message; run the same slackline everywhere";
+                    self.hub.say(id, &json(&Order::Abort(why.into())));
+                    self.hub.dismiss(id);
+                    self.roster.forget(who, Instant::now());
                     return Err(self.lost_server(shard as usize, Some("said something that is no message")));
                 }
                 (Role::Worker(worker), _) => {
@@ -267,7 +272,7 @@ impl<C: Caller> Coordinator<C> {
         self.tell_values();
     }
 
-    fn serve_order(&self, shard: usize, returns: bool) -> Order {
+    pub(super) fn serve_order(&self, shard: usize, returns: bool) -> Order {
         let plan = &self.plan;
         let Some(mut order) = plan.server.clone() else {
             return Order::Refuse("this job has no server; start workers only".into());
@@ -276,9 +281,14 @@ impl<C: Caller> Coordinator<C> {
             checkpoint.resume = Resume::IfThere;
         }
         // A server that returns does not wait for workers that are gone for good.
-        let is_in = |entry: &&WorkerEntry| !matches!(entry.state, ProcessState::Lost { .. });
-        order.workers =
-            if returns { self.workers.iter().filter(is_in).count().max(1) } else { plan.workers() };
+        let is_here = |worker: usize| self.roster.member(Role::Worker(worker as u32)).is_some();
+        let may_come = |(worker, entry): &(usize, &WorkerEntry)| match entry.state {
+            ProcessState::Starting | ProcessState::Running => true,
+            ProcessState::Finished => is_here(*worker),
+            ProcessState::Lost { .. } => false,
+        };
+        let left = || self.workers.iter().enumerate().filter(may_come).count();
+        order.workers = if returns { left().max(1) } else { plan.workers() };
         order.shard = shard as u16;
         Order::Serve(Box::new(order))
     }
@@ -293,7 +303,7 @@ impl<C: Caller> Coordinator<C> {
         match self.choose(server) {
             Ok(choice) => self.servers[shard].address = Some(choice.address),
             // Workers may reach it all the same, but no process could read the result.
-            Err(error) => tracing::warn!(%error, "cannot reach a server"),
+            Err(error) => self.caller.warn(&format!("this process cannot reach server {shard}: {error}")),
         }
         let addresses: Option<Vec<_>> = self.servers.iter().map(|entry| entry.address.clone()).collect();
         if let Some(addresses) = addresses {
@@ -335,6 +345,9 @@ impl<C: Caller> Coordinator<C> {
                 if let Some(version) = report.diverged {
                     return Err(self.caller.explain(CoordinatorError::Diverged { version }));
                 }
+            }
+            (Role::Server(shard), Message::Workers(workers)) => {
+                self.servers[shard as usize].workers = workers
             }
             (Role::Server(shard), Message::Began(origin)) => self.hear_origin(shard as usize, origin),
             (Role::Server(shard), Message::CheckpointFailed { count, error }) => {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::super::plan::Role;
-use super::super::rendezvous::MemberId;
+use super::super::rendezvous::{MAX_MESSAGE_BYTES, MemberId};
 use super::caller::Caller;
 use super::causes::sentence;
 use super::coordinator::{Coordinator, LAST_WORDS};
@@ -63,7 +63,11 @@ impl<C: Caller> Coordinator<C> {
     pub fn abort(self, cause: &str) {
         // Bound to the end of the call: processes that this one started are killed after they were told.
         let Coordinator { hub, servers: _servers, workers: _workers, .. } = self;
-        hub.close(&json(&Order::Abort(format!("the job failed: {cause}"))), LAST_WORDS);
+        let mut abort = json(&Order::Abort(format!("the job failed: {cause}")));
+        if abort.len() > MAX_MESSAGE_BYTES {
+            abort = json(&Order::Abort("the job failed: its cause is too long to be sent".into()));
+        }
+        hub.close(&abort, LAST_WORDS);
     }
 
     /// Asks members to leave, and waits a moment for them to be gone.

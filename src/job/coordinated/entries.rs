@@ -71,6 +71,8 @@ pub(super) struct ServerEntry {
     pub(super) told: usize,
     pub(super) address: Option<Address>,
     pub(super) report: ServerReport,
+    /// The workers that are in at it, as it said last. While it is gone they may come back to it.
+    pub(super) workers: Vec<u32>,
     pub(super) restarts: u32,
     pub(super) lost_updates: Option<u64>,
     pub(super) disk: Disk,

@@ -125,26 +125,21 @@ impl<C: Caller> Coordinator<C> {
         Ok(())
     }
 
-    /// Ends workers that are neither heard of nor counted by the servers: the job cannot wait for them.
-    pub(super) fn let_go_of_the_silent(&mut self) {
-        let (now, longest) = (crate::node::now(), SILENT_FOR.max(self.plan.worker.lease));
-        let silent = |entry: &mut WorkerEntry| entry.silence.observe(now, entry.heard, longest);
-        let silent: Vec<bool> = self.workers.iter_mut().map(silent).collect();
-        let lost =
-            self.workers.iter().filter(|entry| matches!(entry.state, ProcessState::Lost { .. })).count();
-        if self.evicted().is_some_and(|evicted| evicted <= lost as u64) {
-            return;
-        }
-        for (worker, silent) in silent.into_iter().enumerate() {
+    /// Ends workers that are neither heard of nor in at a server: the job cannot wait for them.
+    pub(super) fn let_go_of_the_silent(&mut self, now: crate::time::Instant) {
+        let longest = SILENT_FOR.max(self.plan.worker.lease);
+        for worker in 0..self.workers.len() {
             let entry = &mut self.workers[worker];
-            if silent && entry.state == ProcessState::Running && entry.lost.is_none() {
-                let why = format!("was silent for {} s", longest.as_secs());
-                entry.lost = Some(Loss::Ended(why));
+            let silent = entry.silence.observe(now, entry.heard, longest);
+            let lives_on = entry.state == ProcessState::Running && entry.lost.is_none();
+            if silent && lives_on && !self.is_in(worker) {
+                let longest = longest.as_secs();
+                self.workers[worker].lost = Some(Loss::Ended(format!("was silent for {longest} s")));
                 // A process that is started again after it was stopped reads this first.
                 if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
                     let why = format!(
-                        "worker {worker} was evicted: it was silent for longer than {} s; start it again to rejoin",
-                        longest.as_secs()
+                        "worker {worker} was evicted: it was silent for longer than {longest} s; start it again to \
+                         rejoin"
                     );
                     self.hub.say(member, &json(&Order::Refuse(why)));
                 }
@@ -153,30 +148,28 @@ impl<C: Caller> Coordinator<C> {
         }
     }
 
-    /// Returns the number of workers that all servers have let go; `None` where there are no servers.
-    fn evicted(&self) -> Option<u64> {
-        self.servers.iter().map(|shard| shard.report.left).min()
+    /// True if a worker is in at any server, as the servers said last.
+    fn is_in(&self, worker: usize) -> bool {
+        self.servers.iter().any(|server| server.workers.contains(&(worker as u32)))
     }
 
-    /// Tells of lost workers once the servers have let them go. How many are still to be told of.
+    /// Tells of lost workers once no server has any of them. How many are still to be told of.
     pub(super) fn announce_losses(&mut self, regardless: bool) -> usize {
-        let left = self.evicted().unwrap_or(u64::MAX);
-        let lost =
-            self.workers.iter().filter(|entry| matches!(entry.state, ProcessState::Lost { .. })).count()
-                as u64;
-        let remaining = self.plan.workers() - lost as usize;
         let is_new = |entry: &WorkerEntry| entry.state == ProcessState::Lost { announced: false };
-        if left < lost && !regardless {
-            return self.workers.iter().filter(|entry| is_new(entry)).count();
+        let new: Vec<usize> = (0..self.workers.len()).filter(|at| is_new(&self.workers[*at])).collect();
+        if !regardless && new.iter().any(|worker| self.is_in(*worker)) {
+            return new.len();
         }
+        let is_lost = |entry: &&WorkerEntry| matches!(entry.state, ProcessState::Lost { .. });
+        let remaining = self.plan.workers() - self.workers.iter().filter(is_lost).count();
         let unknown = Loss::ended("ended");
-        let new = self.workers.iter().enumerate().filter(|(_, entry)| is_new(entry));
-        let new = new.map(|(worker, entry)| (worker, entry.lost.as_ref().unwrap_or(&unknown)));
-        for cause in causes(new) {
+        let told =
+            new.iter().map(|worker| (*worker, self.workers[*worker].lost.as_ref().unwrap_or(&unknown)));
+        for cause in causes(told) {
             self.caller.warn(&format!("{cause}; evicted, {remaining} of {} go on", self.plan.workers()));
         }
-        for entry in self.workers.iter_mut().filter(|entry| is_new(entry)) {
-            entry.state = ProcessState::Lost { announced: true };
+        for worker in new {
+            self.workers[worker].state = ProcessState::Lost { announced: true };
         }
         0
     }
@@ -250,4 +243,87 @@ impl<C: Caller> Coordinator<C> {
 /// True if the coordinator started a process that has ended.
 fn has_ended(process: &mut Option<Process>) -> bool {
     process.as_mut().is_some_and(|process| process.ended().is_some())
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use super::super::fixture::{WORKERS, Watches, coordination};
+    use super::super::reports::Origin;
+    use super::*;
+
+    /// A job of which all members are in and all is known.
+    fn running() -> Coordinator<Watches> {
+        let mut job = Coordinator::open(coordination(4, 1), Watches::default()).unwrap();
+        for entry in &mut job.workers {
+            entry.state = ProcessState::Running;
+        }
+        job.servers[0].workers = (0..WORKERS as u32).collect();
+        job
+    }
+
+    /// Seconds of listening in which worker 1 alone is heard.
+    fn listen(job: &mut Coordinator<Watches>, seconds: std::ops::Range<u64>) {
+        for tick in seconds.start * 10..seconds.end * 10 {
+            job.workers[1].heard += 1;
+            job.let_go_of_the_silent(crate::time::Instant::from_nanos(tick * 100_000_000));
+        }
+    }
+
+    #[test]
+    fn a_silent_worker_is_let_go_once_no_server_has_it_in() {
+        let mut job = running();
+        // Worker 1 came back after it was let go: more have left in all than are lost now.
+        job.servers[0].report.left = 1;
+        listen(&mut job, 0..10);
+        assert_eq!(job.workers[0].lost, None, "the server has it in");
+        job.servers[0].workers = vec![1];
+        listen(&mut job, 10..11);
+        assert_eq!(job.workers[0].lost, Some(Loss::ended("was silent for 5 s")));
+        assert_eq!(job.workers[1].lost, None);
+    }
+
+    #[test]
+    fn a_worker_may_be_silent_for_a_lease_that_is_longer_than_usual() {
+        let mut job = running();
+        job.plan.worker.lease = Duration::from_secs(8);
+        job.servers[0].workers = vec![1];
+        listen(&mut job, 0..7);
+        assert_eq!(job.workers[0].lost, None);
+        listen(&mut job, 7..10);
+        assert_eq!(job.workers[0].lost, Some(Loss::ended("was silent for 8 s")));
+    }
+
+    #[test]
+    fn a_loss_is_told_once_no_server_has_the_worker_in() {
+        let mut job = running();
+        // The server has come back from a checkpoint, and counts who leaves from nothing.
+        job.servers[0].report.left = 0;
+        job.workers[0].state = ProcessState::Lost { announced: false };
+        job.workers[0].lost = Some(Loss::ended("was killed by signal 9"));
+        assert_eq!(job.announce_losses(false), 1);
+        assert_eq!(job.caller.warned, [""; 0]);
+        job.servers[0].workers = vec![1];
+        assert_eq!(job.announce_losses(false), 0);
+        assert_eq!(job.caller.warned.len(), 1);
+        assert!(job.caller.warned[0].ends_with("evicted, 1 of 2 go on"), "{:?}", job.caller.warned);
+    }
+
+    #[test]
+    fn a_server_that_returns_does_not_wait_for_a_finished_worker_that_is_gone() {
+        let mut job = running();
+        // It has no member, as after its process has ended.
+        job.workers[0].state = ProcessState::Finished;
+        let Order::Serve(order) = job.serve_order(0, true) else { panic!("no order of a server") };
+        assert_eq!(order.workers, 1);
+    }
+
+    #[test]
+    fn a_run_that_resumes_began_there_though_its_server_came_back_later() {
+        let mut job = running();
+        let origin = |version| Origin { version, clock: 0, instead_of: None };
+        job.hear_origin(0, Some(origin(1000)));
+        job.servers[0].restarts = 1;
+        job.hear_origin(0, Some(origin(1200)));
+        assert_eq!(job.first_version(), 1000);
+    }
 }

@@ -22,6 +22,8 @@ mod coordinator;
 mod device;
 mod end;
 mod entries;
+#[cfg(all(test, feature = "tcp"))]
+mod fixture;
 mod gather;
 mod group;
 mod losses;

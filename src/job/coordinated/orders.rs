@@ -175,6 +175,9 @@ pub struct GroupOrder {
 pub(super) enum Message {
     /// The counters of a server.
     Status(ServerReport),
+    /// The numbers of the workers that are in at a server: said once it serves, though none is, and again whenever
+    /// others are.
+    Workers(Vec<u32>),
     /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
     /// keep checkpoints.
     Began(Option<Origin>),

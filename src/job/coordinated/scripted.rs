@@ -3,110 +3,28 @@
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr};
-    use std::process::Command;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
-    use std::time::Duration;
 
+    use super::super::fixture::{self, TIMEOUT, WORKERS, Watches};
     use super::super::{
-        Caller, ComputeDevice, CoordinatedMember, Coordination, Coordinator, CoordinatorError, Gather,
-        GpuBuffers, MemberOptions, Members, Parts, ServerOrder, Wish, WorkerOrder,
+        ComputeDevice, CoordinatedMember, Coordination, Coordinator, Gather, GpuBuffers, MemberOptions, Parts,
     };
     use crate::cuda::{GpuMemory, Scripted};
+    use crate::job::MemberRole;
     use crate::job::member::End;
-    use crate::job::{ErrorReport, JobPlan, MemberRole, Role};
-    use crate::kernel::{Optimizer, Schedule};
-    use crate::node::NonFinite;
-    use crate::scheme::{Damping, SchemeConfig};
-    use crate::table::{ElementType, Encoding, Table};
-    use crate::transport::TransportKind;
 
     const ELEMENTS: usize = 1003;
     const BYTES: usize = 4 * ELEMENTS;
     const CLOCKS: u64 = 4;
-    const WORKERS: usize = 2;
-    const TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// Its processes are started by others: the threads of a test.
-    struct Watches;
-
-    impl Caller for Watches {
-        type Error = CoordinatorError;
-
-        fn explain(&mut self, error: CoordinatorError) -> CoordinatorError {
-            error
-        }
-
-        fn command(&mut self, _: Role, _: SocketAddr) -> Result<Option<Command>, ErrorReport> {
-            Ok(None)
-        }
-
-        fn tell(&mut self, _: &str) {}
-
-        fn warn(&mut self, line: &str) {
-            panic!("{line}");
-        }
-
-        fn turn(&mut self, _: &Members<'_>) -> Result<Wish, CoordinatorError> {
-            Ok(Wish::GoOn)
-        }
-    }
-
-    fn coordination(scheme: SchemeConfig) -> Coordination {
-        let plan = JobPlan::servers(1).clocks(CLOCKS).timeout(TIMEOUT);
-        let (listen, device) = (vec![TransportKind::Shm], ComputeDevice::Gpu(None));
-        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
-        let lease = Duration::from_secs(3);
-        let server = ServerOrder {
-            plan: plan.clone(),
-            listen,
-            device,
-            table,
-            shard: 0,
-            scheme,
-            damping: Damping::None,
-            additive: false,
-            workers: WORKERS,
-            peers: 8,
-            optimizer: Optimizer::Sgd { weight_decay: 0.0 },
-            learning_rate: 0.5,
-            schedule: Schedule::Constant,
-            threads: 1,
-            sleeps: false,
-            checksums: false,
-            checkpoint: None,
-            moments: false,
-            non_finite: NonFinite::Allow,
-            lease,
-            gradients: None,
-        };
-        let worker = WorkerOrder {
-            plan,
-            workers: WORKERS,
-            worker: 0,
-            device,
-            scheme,
-            encoding: Encoding::F32,
-            sleeps: false,
-            checksums: false,
-            learning_rate: 0.5,
-            lease,
-            own_step: None,
-            group: None,
-            program: String::new(),
-        };
-        Coordination {
-            listen: (Ipv4Addr::LOCALHOST, 0).into(),
-            secret: None,
-            server: Some(server),
-            worker,
-            programs: vec![String::new(); WORKERS],
-            initial: vec![1.0; ELEMENTS].into(),
-            restarts: 0,
-            strict_checkpoints: false,
-            awaits_others: false,
-        }
+    /// A job of which each process has a GPU.
+    fn coordination() -> Coordination {
+        let mut coordination = fixture::coordination(ELEMENTS, CLOCKS);
+        let device = ComputeDevice::Gpu(None);
+        coordination.server.as_mut().unwrap().device = device;
+        coordination.worker.device = device;
+        coordination
     }
 
     fn join(role: MemberRole, address: &str) -> CoordinatedMember {
@@ -159,7 +77,7 @@ mod tests {
         let driver = Arc::new(Scripted::new());
         let (gpu, ..) = driver.open_gpu();
         let _working = driver.work_in_a_thread();
-        let mut job = Coordinator::open(coordination(SchemeConfig::Bsp), Watches).unwrap();
+        let mut job = Coordinator::open(coordination(), Watches::default()).unwrap();
         job.use_gpu(&gpu);
         let address = &job.hub.address().to_string();
         std::thread::scope(|scope| {
@@ -172,6 +90,7 @@ mod tests {
             // The step size is a half: each step halves the parameters.
             assert_eq!(reading.parameters, [0.5f32.powi(CLOCKS as i32); ELEMENTS]);
             assert_eq!(reading.versions, CLOCKS);
+            assert_eq!(job.parts().0.warned, [""; 0]);
             job.leave();
             assert_eq!(serving.join().unwrap(), Some(End::Dismissed));
             for worker in working {

@@ -47,7 +47,7 @@ impl CoordinatedMember {
             // Only a server that follows begins again in this process.
             values = Vec::new();
         }
-        let (mut failed, mut closed) = (0, false);
+        let (mut failed, mut closed, mut workers) = (0, false, None);
         let end = loop {
             let before = server.status();
             match (self.wants_checkpoint(), keeps) {
@@ -88,6 +88,7 @@ impl CoordinatedMember {
                 gradients = None;
             }
             self.tell_failures(&mut server, &mut failed);
+            self.tell_workers(&server, &mut workers);
             self.say(Message::Status(ServerReport::from(status)));
             observe(&server);
             if stop() {
@@ -122,6 +123,18 @@ impl CoordinatedMember {
         };
         self.say(Message::Closed(server.status().checkpointed.map(|version| version.get())));
         error
+    }
+
+    /// Tells the coordinator which workers are in, if others are than it was told the last time.
+    fn tell_workers(&self, server: &Server<Mixed>, told: &mut Option<Vec<u32>>) {
+        // One that is not of this job may be in as well: its identity is no number.
+        let mut workers: Vec<u32> =
+            server.worker_identities().filter_map(|word| word.try_into().ok()).collect();
+        workers.sort_unstable();
+        if told.as_ref() != Some(&workers) {
+            *told = Some(workers.clone());
+            self.say(Message::Workers(workers));
+        }
     }
 
     /// Tells the coordinator of checkpoints that could not be written since the last time.

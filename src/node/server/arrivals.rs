@@ -69,6 +69,11 @@ impl<T: Transport> Server<T> {
         }
     }
 
+    /// The identities of the workers that are in.
+    pub(crate) fn worker_identities(&self) -> impl Iterator<Item = u64> {
+        self.shard.peers.iter().flatten().filter(|peer| peer.worker).map(|peer| peer.identity)
+    }
+
     /// True if no worker of this identity has joined this incarnation before. Nobody asks once as many have joined as
     /// the job expects: no more are kept.
     fn is_first_of(&mut self, identity: u64) -> bool {

@@ -105,8 +105,9 @@ impl Display {
         self.tell(&format!("warning: {what}"));
     }
 
-    /// Writes a line above the bar.
+    /// Writes a line above the bar, without what a terminal would act on: other processes of the job have a say in it.
     pub(super) fn tell(&self, line: &str) {
+        let line: String = line.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
             None => eprintln!("{line}"),
