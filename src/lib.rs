@@ -59,8 +59,9 @@
 //!
 //! A *table* ([`Table`]) is a list of named tensors in one flat space, cut into *shards*, one per server. A server
 //! holds whole copies of its shard, *frames*, each at one *version*; workers write gradients into their *slots*. A
-//! worker's *clock* counts the gradients it has published. *Staleness* is how far behind something is: a copy in
-//! versions, a gradient in clocks. A *scheme* ([`scheme`]) decides how stale is too stale.
+//! worker's *clock* counts the gradients it has published. *Staleness* is how far behind something is: the copy of a
+//! reader in versions, that of a worker in clocks, or in versions under ABS. A *scheme* ([`scheme`]) decides how stale
+//! is too stale.
 //!
 //! # Waiting
 //!

@@ -3244,7 +3244,7 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
 /**
  * The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
  * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
- * they are until the next begin or publish of this worker, abandon, or destroy.
+ * they are until the next begin or publish of this worker, abandon, reconnect, or destroy.
  */
 slackline_status slackline_worker_in_place(const struct slackline_worker *worker,
                                            uint16_t shard,
@@ -3255,7 +3255,7 @@ slackline_status slackline_worker_in_place(const struct slackline_worker *worker
  * Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
  * worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
  * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
- * some old gradient. Valid until the next begin or publish of this worker, abandon, or destroy.
+ * some old gradient. Valid until the next begin or publish of this worker, abandon, reconnect, or destroy.
  */
 slackline_status slackline_worker_slot(struct slackline_worker *worker,
                                        uint16_t shard,
@@ -3507,7 +3507,7 @@ slackline_status slackline_snapshot_tensor(const struct slackline_snapshot *snap
 void slackline_snapshot_destroy(struct slackline_snapshot *snapshot);
 
 /**
- * Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+ * Connects to the first of `count` addresses in `upstream` that answers within `timeout_ms`, and serves at
  * `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
  * whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
  * destroyed; on failure it is NULL.

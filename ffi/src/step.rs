@@ -154,7 +154,7 @@ pub unsafe extern "C" fn slackline_worker_publish(
 
 /// The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
 /// connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
-/// they are until the next begin or publish of this worker, abandon, or destroy.
+/// they are until the next begin or publish of this worker, abandon, reconnect, or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_in_place(
     worker: *const slackline_worker,
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn slackline_worker_in_place(
 /// Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
 /// worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
 /// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
-/// some old gradient. Valid until the next begin or publish of this worker, abandon, or destroy.
+/// some old gradient. Valid until the next begin or publish of this worker, abandon, reconnect, or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_slot(
     worker: *mut slackline_worker,

@@ -366,7 +366,7 @@ pub(crate) struct Passing {
 
 opaque!(slackline_relay: Passing);
 
-/// Connects to the first of `count` addresses in `upstream`, waiting up to `timeout_ms` for it, and serves at
+/// Connects to the first of `count` addresses in `upstream` that answers within `timeout_ms`, and serves at
 /// `address`, which is as for a publisher. If the owner upstream is lost later, the next address is tried. `options`,
 /// whose `frames` and `chunk_bytes` are the owner's whatever they say, may be NULL. The relay is the caller's, to be
 /// destroyed; on failure it is NULL.

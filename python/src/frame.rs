@@ -1,7 +1,7 @@
 //! The memory of the next version, and the publisher that lends it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use crate::lease::Lease;
 use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
 use crate::view::ArrayView;
-use crate::wait::{detached, in_slices};
+use crate::wait::{Closing, detached, in_slices};
 
 pub(crate) const PUBLISHING: &str = "publishing a version";
 
@@ -27,11 +27,16 @@ pub(crate) const PUBLISHING: &str = "publishing a version";
 pub(crate) struct Publishing {
     publisher: Mutex<Option<Arc<BackgroundPublisher<NamedFabric>>>>,
     guard: ForkGuard,
+    pub(crate) closing: Closing,
 }
+
+/// The longest time for which calls of other threads are waited for at the end: each looks every 100 ms.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 impl Publishing {
     pub(crate) fn new(publisher: BackgroundPublisher<NamedFabric>) -> Publishing {
-        Publishing { publisher: Mutex::new(Some(Arc::new(publisher))), guard: ForkGuard::new() }
+        let publisher = Mutex::new(Some(Arc::new(publisher)));
+        Publishing { publisher, guard: ForkGuard::new(), closing: Closing::default() }
     }
 
     /// The publisher. Fails if it is closed, or if this process is a fork of the one that made it.
@@ -41,10 +46,17 @@ impl Publishing {
         publisher.ok_or_else(|| Failure::out_of_turn(operation, "the publisher is closed", "make a new one"))
     }
 
-    /// Ends the publisher: its readers are told, once no frame is open.
+    /// Ends the publisher: its readers are told, once no frame is open. Calls in which other threads wait end first.
     pub(crate) fn close(&self) -> Result<(), Failure> {
         crate::fork::check(self.guard, "closing a publisher")?;
+        self.closing.begin();
         let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(publisher) = publisher else { return Ok(()) };
+        // A call that this one has interrupted, in a handler of a signal, ends after it.
+        let deadline = Instant::now() + LEAVE_WITHIN;
+        while Arc::strong_count(&publisher) > 1 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(publisher);
         Ok(())
     }
@@ -54,18 +66,19 @@ impl Publishing {
         let publisher = self.get(PUBLISHING)?;
         // The time that was waited in all, and not the last slice's.
         let (mut late, waited) = (Error::Pinned { version: Version::default(), waited: timeout }, timeout);
-        let draft = in_slices(py, timeout, |slice| match publisher.draft(slice) {
-            Ok(draft) => Ok(Some(draft)),
-            Err(Error::Pinned { version, .. }) => {
-                late = Error::Pinned { version, waited };
-                Ok(None)
-            }
-            Err(Error::Gpu(GpuError::NotCopied { .. })) => {
-                late = GpuError::NotCopied { waited }.into();
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
-        })?;
+        let draft =
+            self.closing.in_slices(py, PUBLISHING, timeout, |slice| match publisher.draft(slice) {
+                Ok(draft) => Ok(Some(draft)),
+                Err(Error::Pinned { version, .. }) => {
+                    late = Error::Pinned { version, waited };
+                    Ok(None)
+                }
+                Err(Error::Gpu(GpuError::NotCopied { .. })) => {
+                    late = GpuError::NotCopied { waited }.into();
+                    Ok(None)
+                }
+                Err(error) => Err(error.into()),
+            })?;
         let draft = draft.ok_or_else(|| Failure::from(late))?;
         Ok(Drafting { draft: Mutex::new(Some(draft)), guard: self.guard })
     }

@@ -15,7 +15,7 @@ use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{in_slices, timeout as seconds};
+use crate::wait::timeout as seconds;
 
 /// Each tensor's consumer may ask for this alignment (DLPack).
 const ALIGN: u64 = 256;
@@ -227,8 +227,9 @@ impl PyPublisher {
         let (timeout, publisher) = (seconds(timeout)?, self.publishing.get(WAITING)?);
         let readers = readers.unwrap_or_else(|| py.detach(|| publisher.readers().len()));
         let mut last = None;
-        let statuses =
-            in_slices(py, timeout, |slice| match publisher.wait(Version::new(version), readers, slice) {
+        let closing = &self.publishing.closing;
+        let statuses = closing.in_slices(py, WAITING, timeout, |slice| {
+            match publisher.wait(Version::new(version), readers, slice) {
                 Ok(statuses) => Ok(Some(statuses)),
                 Err(Error::Deadline { operation, needed, seen, .. }) => {
                     // The time that was waited in all, and not the last slice's.
@@ -236,7 +237,8 @@ impl PyPublisher {
                     Ok(None)
                 }
                 Err(error) => Err(error.into()),
-            })?;
+            }
+        })?;
         match (statuses, last) {
             (Some(statuses), _) => Ok(statuses.into_iter().map(PyReaderStatus).collect()),
             (None, Some(late)) => Err(Failure::from(late).into()),
@@ -276,7 +278,8 @@ impl PyPublisher {
         self.layout.metadata()
     }
 
-    /// Ends the publisher; its readers are told. A frame that is open is dropped or published as its block ends.
+    /// Ends the publisher; its readers are told, and calls in which other threads wait raise OutOfTurn. A frame that is
+    /// open is dropped or published as its block ends.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.publishing.close())?)
     }

@@ -460,14 +460,17 @@ impl PyReader {
         let (timeout, mut search) = (seconds(timeout)?, Search::of(&self.address)?);
         self.unpinned(py, RECONNECTING, timeout, |reading| {
             let (mut last, mut addresses) = (None, None);
-            let closing = reading.closing.clone();
+            let (closing, deadline) = (reading.closing.clone(), Instant::now() + timeout);
+            let [least, most] = PATIENCE;
+            let mut patience = least;
             let connected = closing.in_slices(py, RECONNECTING, timeout, |slice| {
                 if addresses.is_none() {
                     addresses = search.go_on(slice)?;
                 }
                 for address in addresses.iter().flatten() {
                     // A handshake is no wait that can be cut into short slices.
-                    match reading.reader.reconnect(address, slice.max(PATIENCE)) {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    match reading.reader.reconnect(address, patience.min(left).max(least)) {
                         Ok(()) => {
                             reading.forget();
                             return Ok(Some(()));
@@ -475,6 +478,9 @@ impl PyReader {
                         Err(error) if fabric::may_come(&error) => last = Some(error),
                         Err(error) => return Err(error.into()),
                     }
+                }
+                if addresses.is_some() {
+                    patience = most.min(2 * patience);
                 }
                 Ok(None)
             })?;
@@ -528,14 +534,15 @@ const TURN: Duration = Duration::from_millis(1);
 /// The pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The shortest time in which a handshake is tried.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The time for which an owner is asked, at first and at most: twice as long each time.
+const PATIENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
 
 fn no_listener() -> Failure {
     Failure::new(Class::BadOption, "connecting", "there is no address", "give that of a publisher")
 }
 
-/// Connects to the first of the addresses that answers, once one does.
+/// Connects to the first of the addresses that answers, once one does. One that says nothing does not take the time of
+/// the others.
 fn connect(
     transports: &[NamedFabric],
     addresses: &[Address],
@@ -544,10 +551,12 @@ fn connect(
     is_given_up: &AtomicBool,
 ) -> Result<Reader<NamedFabric>, Failure> {
     let mut last: Option<Error> = None;
+    let [mut patience, most] = PATIENCE;
     loop {
         for (transport, address) in transports.iter().zip(addresses) {
             let left = deadline.saturating_duration_since(Instant::now());
-            match Reader::connect(transport.clone(), address, options, left) {
+            let asked = if addresses.len() == 1 { left } else { left.min(patience) };
+            match Reader::connect(transport.clone(), address, options, asked) {
                 Ok(reader) => return Ok(reader),
                 // The reason for which it was refused says more than that the time is over.
                 Err(Error::Deadline { .. }) if last.as_ref().is_some_and(is_refused_for_now) => {}
@@ -559,6 +568,7 @@ fn connect(
             return Err(last.map_or_else(no_listener, Failure::from));
         }
         std::thread::sleep(RETRY);
+        patience = most.min(2 * patience);
     }
 }
 

@@ -133,7 +133,7 @@ impl Pulling {
         }
         reading.copying = None;
         let snapshot = reading.reader.take_snapshot()?;
-        if reading.begins_whole()? {
+        if reading.begins_whole() {
             // Memory that this copy may have begun from was written meanwhile.
             return self.go_on(reading, slice);
         }
@@ -154,7 +154,7 @@ impl Pulling {
         let at_least = self.request.exactly.unwrap_or(self.request.at_least);
         let Some(newest) = newest_from(&mut reading.reader, at_least, slice)? else { return Ok(Begun::Late) };
         self.newest = newest;
-        reading.begins_whole()?;
+        reading.begins_whole();
         if let Some((facts, lease)) = &reading.newest
             && !lease.written().may_be()
             && self.request.takes(facts.version, newest, reading.brought)
@@ -219,6 +219,11 @@ pub(crate) fn hold(
             Ok(_pulled) => {
                 let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
                 let facts = Facts::of(&reader.held_fresh().ok_or_else(not_mapped)?);
+                // A version may have been published just before this one was pinned.
+                if request.max_staleness.is_some_and(|most| facts.staleness > most) {
+                    reader.release();
+                    return Ok(None);
+                }
                 let held = reader.held().ok_or_else(not_mapped)?;
                 Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
             }
@@ -266,14 +271,12 @@ impl Reading {
     }
 
     /// Has the next copy begin from no other one if the last one may have been written; then it returns true.
-    fn begins_whole(&mut self) -> Result<bool, Failure> {
-        if !self.base.as_ref().is_some_and(Written::may_be) {
-            return Ok(false);
+    fn begins_whole(&mut self) -> bool {
+        let begins_whole = self.base.take_if(|written| written.may_be()).is_some();
+        if begins_whole {
+            self.reader.forget_base();
         }
-        // The reader forgets its copies. All of the table is selected as it is.
-        self.reader.select(None)?;
-        self.base = None;
-        Ok(true)
+        begins_whole
     }
 
     /// Has no later read take what was read before.

@@ -327,3 +327,49 @@ def test_a_copy_that_does_not_match_its_checksum_is_no_version(transport: str, i
             assert slackline.Reader(publisher.address).pull().version == 1
             publisher.publish(version(2))
             assert (reader.pull(arrays)["a"].numpy() == 2).all()
+
+
+def test_a_wait_of_another_thread_ends_when_its_publisher_is_closed(transport: str) -> None:
+    publisher = slackline.Publisher(version(0), transport=transport)
+    outcome: list[slackline.OutOfTurn] = []
+
+    def wait() -> None:
+        with pytest.raises(slackline.OutOfTurn, match="closed by another thread") as caught:
+            publisher.wait(9, readers=1, timeout=60)
+        outcome.append(caught.value)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.3)
+    publisher.close()
+    slackline.Publisher(version(0), address=publisher.address).close()  # the address is free
+    waiting.join(30)
+    assert len(outcome) == 1
+
+
+def test_a_reader_is_connected_though_the_first_of_its_addresses_says_nothing() -> None:
+    with socket.socket() as silent, slackline.Publisher(version(0), transport="tcp") as publisher:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        addresses = f"127.0.0.1:{silent.getsockname()[1]},{publisher.address}"
+        with slackline.Reader(addresses, timeout=30) as reader:
+            assert reader.pull().version == 0
+
+
+def test_a_pin_keeps_its_bound_beside_a_publisher_that_never_rests() -> None:
+    over = threading.Event()
+    with slackline.Publisher(version(0), frames=8) as publisher, slackline.Reader(publisher.address) as reader:
+
+        def publish() -> None:
+            while not over.is_set():
+                publisher.publish(version(1))
+
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        try:
+            for _ in range(5000):
+                with reader.pin(max_staleness=0) as snapshot:
+                    assert snapshot.staleness == 0
+        finally:
+            over.set()
+            publishing.join()

@@ -25,7 +25,7 @@ use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
     Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
-    Pulled, QueueTicket, TreeOwner, Welcome,
+    Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -190,6 +190,7 @@ async fn connect_in_tree<T: Transport>(
     let position =
         Link::<T::Endpoint>::ask_position(transport, publisher, joiner, deadline - runtime.now()).await?;
     let mut owners = position.owners.iter();
+    let mut refused = None;
     loop {
         // There is at least one.
         let Some(TreeOwner { number, address }) = owners.next() else {
@@ -198,14 +199,19 @@ async fn connect_in_tree<T: Transport>(
         let address = address.as_ref().unwrap_or(publisher);
         let is_last = owners.len() == 0;
         let left = deadline - runtime.now();
-        let waits = is_last.then_some((ticket, left));
-        let left = if is_last { left } else { left.min(ASK_FOR) };
-        match Link::connect(transport, address, reader(doorbell, waits), None, left).await {
-            Err(error) if !is_last => {
-                tracing::debug!(%error, %address, "an owner in the tree does not let this reader in");
-                lost.set(lost.take().or(Some(*number)));
-            }
-            connected => return connected,
+        let waits = (is_last || *number == TreePosition::PUBLISHER).then_some((ticket, left));
+        // No owner takes the time of those that are still to be asked, or are to be asked again.
+        let asked = if is_last && refused.is_none() { left } else { left.min(ASK_FOR) };
+        let error = match Link::connect(transport, address, reader(doorbell, waits), None, asked).await {
+            Ok(link) => return Ok(link),
+            // Room that will come is worth more than the reason for which the last owner cannot be reached.
+            Err(error) if is_last => return Err(refused.unwrap_or(error)),
+            Err(error) => error,
+        };
+        tracing::debug!(%error, %address, "an owner in the tree does not let this reader in");
+        lost.set(lost.take().or(Some(*number)));
+        if error.is_refused_for_now() {
+            refused.get_or_insert(error);
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct Relay {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Time between two attempts of a relay in a tree to begin again.
+/// Time between two attempts of a relay to begin, or of one in a tree to begin again.
 const BEGIN_AGAIN: Duration = Duration::from_millis(100);
 
 /// Longest time of one attempt to begin again: a relay that is dropped waits for it.

@@ -234,6 +234,34 @@ fn two_percent_of_changed_values_move_at_most_five_percent_of_the_bytes() {
 }
 
 #[test]
+fn a_snapshot_whose_base_is_forgotten_is_read_whole_into_the_memory_at_hand() {
+    let at: Address = "127.0.0.1:0".parse().unwrap();
+    let counting = Counting::new(Tcp::new());
+    let publisher = publisher(Tcp::new(), &at, keeping(8));
+    let mut weights = Weights::new(1);
+    publish(&publisher, &weights);
+    let mut reader = reader(&counting, &publisher.address());
+    let mut memory = Vec::new();
+    let mut others = Vec::new();
+    for is_whole in [true, false, true, true] {
+        if is_whole {
+            reader.forget_base();
+            // Memory that was given back to the system would go to this.
+            others.push(vec![1u8; BYTES as usize]);
+        }
+        weights.change(50);
+        publish(&publisher, &weights);
+        counting.take_read();
+        let snapshot = reader.snapshot(Wanted::at_least(publisher.version()), TIMEOUT).unwrap();
+        assert!(snapshot.bytes() == weights.bytes);
+        assert_eq!(counting.take_read() >= BYTES, is_whole);
+        memory.push(snapshot.bytes().as_ptr());
+    }
+    // One snapshot is made out of another, and later ones in the memory of either.
+    assert!(memory[2..].iter().all(|at| memory[..2].contains(at)), "{memory:?}");
+}
+
+#[test]
 fn a_version_is_read_whole_where_no_differences_lead_to_it() {
     let at: Address = "127.0.0.1:0".parse().unwrap();
     let counting = Counting::new(Tcp::new());

@@ -96,7 +96,11 @@ class SlacklineWeightTransferEngine(
 
         initialize_layerwise_reload(self.model)
         self._loading = True
-        self.model.load_weights((name, snapshot[name].torch().to(self.device)) for name in snapshot)
+        # On another device the model gets a copy. Where it gets the snapshot itself, it may write it.
+        is_copied = self.device.type != "cpu"
+        self.model.load_weights(
+            (name, snapshot[name].torch(read_only=is_copied).to(self.device)) for name in snapshot
+        )
 
     def finish_weight_update(self) -> None:
         if self._loading:

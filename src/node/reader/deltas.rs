@@ -47,6 +47,16 @@ impl<T: Transport> Reader<T> {
         self.base.is_some()
     }
 
+    /// Has the next snapshot begin from no other one, whose memory its owner has written. A copy that was begun is
+    /// given up.
+    #[doc(hidden)]
+    pub fn forget_base(&mut self) {
+        self.abandon_refresh();
+        if let Some(base) = self.base.take() {
+            self.spares.give(base.buffer);
+        }
+    }
+
     /// Whether this reader's copies are whole versions of an owner that keeps differences.
     fn reads_deltas(&self) -> bool {
         let is_whole = self.consistency == Consistency::Whole && self.selection.is_none();

@@ -94,6 +94,11 @@ impl Announcer {
         }
     }
 
+    /// True if it reads from the publisher, and not from another relay.
+    pub(super) fn reads_from_the_publisher(&self) -> bool {
+        self.owner == Some(TreePosition::PUBLISHER)
+    }
+
     /// The relay has lost this owner, or could not reach it: the publisher is told so at once.
     pub(super) fn has_lost(&mut self, owner: u64) {
         self.owner = None;

@@ -10,9 +10,11 @@ use super::super::runtime::Runtime;
 use super::super::tree::ASK_FOR;
 use super::super::wait::{Backoff, retry};
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
+use super::BEGIN_AGAIN;
 use super::announcer::Announcer;
 use super::pace::Pace;
 use crate::clock::Version;
+use crate::diagnostic::Diagnostic;
 use crate::mem::LocalSlice;
 use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
 use crate::table::Table;
@@ -37,6 +39,13 @@ enum Upstream {
     Listed(Vec<Address>, usize),
     /// Those that the publisher says.
     Tree(Announcer),
+}
+
+impl Upstream {
+    /// True if the publisher has said that the relay reads from itself. Of listed owners it is not known.
+    fn is_publisher(&self) -> bool {
+        matches!(self, Upstream::Tree(announcer) if announcer.reads_from_the_publisher())
+    }
 }
 
 /// What the thread of a relay tells, and is told.
@@ -88,7 +97,7 @@ pub(crate) struct Passing<T: Transport> {
     unknown: Option<Version>,
     /// The publisher whose versions these are, once it is known.
     origin: Option<u64>,
-    /// A version of the publisher's has been copied.
+    /// A version of the publisher's has been copied: a later one than the relay began with, or one of its own memory.
     has_copied: bool,
     /// The memory of the version that is being copied, and the step that its copy has come to.
     draft: Option<(LocalSlice, RelayStep)>,
@@ -172,7 +181,7 @@ fn serve<T: Transport + Clone>(
 }
 
 impl<T: Transport + Clone> Passing<T> {
-    /// Connects to the first of `upstream`, and begins to serve at `address`.
+    /// Connects to the first of `upstream` that answers, and begins to serve at `address`.
     pub(crate) async fn begin(
         transport: T,
         upstream: &[Address],
@@ -180,21 +189,38 @@ impl<T: Transport + Clone> Passing<T> {
         options: PublisherOptions,
         timeout: Duration,
     ) -> Result<Passing<T>, Error> {
-        let first = upstream.first().ok_or_else(|| Error::Option {
-            option: "upstream",
-            value: "no address".into(),
-            reason: "a relay reads from a publisher or from another relay",
-        })?;
+        let runtime = Runtime::of(&transport);
+        let deadline = runtime.now() + timeout;
         let checksums = options.memory.checksums;
         let reading = ReaderOptions { waits_for_server: true, checksums, ..ReaderOptions::default() };
-        let reader = Reader::connect_async(transport.clone(), first, reading, timeout).await?;
-        if reader.range() != (0..reader.table().bytes()) {
-            let reason = format!("{first} holds a shard of its table, and a relay passes on whole ones");
-            return Err(Error::Shards { reason });
-        }
+        let (mut next, mut patience) = (0, ASK_FOR);
+        let reader = loop {
+            let owner = upstream.get(next % upstream.len().max(1)).ok_or_else(|| Error::Option {
+                option: "upstream",
+                value: "no address".into(),
+                reason: "a relay reads from a publisher or from another relay",
+            })?;
+            next += 1;
+            let left = deadline - runtime.now();
+            let asked = if upstream.len() == 1 { left } else { left.min(patience) };
+            match Reader::connect_async(transport.clone(), owner, reading, asked).await {
+                Ok(reader) if reader.range() != (0..reader.table().bytes()) => {
+                    let reason =
+                        format!("{owner} holds a shard of its table, and a relay passes on whole ones");
+                    return Err(Error::Shards { reason });
+                }
+                Ok(reader) => break reader,
+                Err(error) if asked < left && (error.is_retryable() || error.is_no_listener()) => {
+                    tracing::warn!(%error, %owner, "an owner upstream does not answer");
+                    patience = if next.is_multiple_of(upstream.len()) { 2 * patience } else { patience };
+                    runtime.sleep(BEGIN_AGAIN).await;
+                }
+                Err(error) => return Err(error),
+            }
+        };
         let whole = (reader.table().clone(), reader.geometry());
         let publisher = serve(&transport, whole, address, options, (Version::new(0), 0))?;
-        Ok(Passing::new(reader, publisher, Upstream::Listed(upstream.to_vec(), 1)))
+        Ok(Passing::new(reader, publisher, Upstream::Listed(upstream.to_vec(), next)))
     }
 }
 
@@ -299,7 +325,8 @@ impl<T: Transport> Passing<T> {
         if is_another && !mutant!("relay_origin") {
             return Err(another_publisher());
         }
-        self.has_copied |= !is_anyones;
+        // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
+        self.has_copied |= !is_anyones && (version > newest || self.upstream.is_publisher());
         self.unknown = if is_anyones { Some(version.next()) } else { None };
         if version > newest {
             self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
@@ -397,43 +424,4 @@ fn another_publisher() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::runtime::complete;
-    use crate::node::{BackgroundPublisher, Relay, ShardOptions};
-    use crate::table::ElementType;
-    use crate::transport::shm::Shm;
-
-    type ShmLink = Link<<Shm as Transport>::Endpoint>;
-
-    const PATIENCE: Duration = Duration::from_secs(10);
-
-    fn publisher(bytes: u64, chunk_bytes: u64) -> BackgroundPublisher<Shm> {
-        let memory = ShardOptions { chunk_bytes, ..ShardOptions::default() };
-        let options = PublisherOptions { memory, branches: 1, ..PublisherOptions::default() };
-        let table = Table::flat(bytes, ElementType::U8).unwrap();
-        Publisher::new(Shm::new(), &Address::random(), table, options).unwrap().into_background().unwrap()
-    }
-
-    #[test]
-    fn a_relay_joins_no_tree_whose_owner_has_another_table_or_other_chunks() {
-        for (bytes, chunk_bytes) in [(8192, 4096), (4096, 1024), (8192, 1024)] {
-            let (publisher, other) = (publisher(8192, 1024), publisher(bytes, chunk_bytes));
-            // What takes the only branch of the publisher says that it is a relay, and is this other publisher.
-            let address = other.address();
-            let notice = RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None };
-            let joiner = Joiner { host: Host::own(), lost: None, relay: Some(notice) };
-            let (transport, root) = (Shm::new(), publisher.address());
-            complete(ShmLink::ask_position(&transport, &root, joiner, PATIENCE)).unwrap();
-            let (own, options) = (Address::random(), PublisherOptions::default());
-            let joined = Relay::join(transport, &root, &own, options, PATIENCE);
-            let fits = (bytes, chunk_bytes) == (8192, 1024);
-            match joined {
-                Err(Error::Shards { reason }) => {
-                    assert!(!fits && reason.contains("the owner at"), "{reason}")
-                }
-                joined => assert!(fits && joined.is_ok(), "{joined:?}"),
-            }
-        }
-    }
-}
+mod owners;
