@@ -102,7 +102,7 @@ pub struct Reader<T: Transport> {
     /// The reader's own copy; made when it is first asked for.
     copy: Option<Buffer>,
     held: Option<(Pulled, FrameLabel)>,
-    /// The version that the copy has, also while it is not lent, if nobody else can have changed it.
+    /// The version that the copy has, also while it is not lent, if no other code can have changed it.
     content: Option<(Version, FrameLabel)>,
     is_callers: bool,
     /// The memory that the next snapshot is copied into, and that of snapshots that are no more.

@@ -140,7 +140,7 @@ fn check(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Failure> 
 }
 
 /// Fails unless the wheel, the C library and the tests take everything below the library with the same features. For
-/// other ones cargo builds the library once more, which takes minutes and tells nobody.
+/// other ones cargo builds the library once more, which takes minutes and shows in no output.
 fn shares_what_is_built(site: &Site) -> Result<(), Failure> {
     let features = |selection: &[&str]| -> Result<BTreeMap<String, BTreeSet<String>>, Failure> {
         let tree = Cmd::new("cargo", &["tree", "--prefix", "none", "--no-dedupe", "--format", "{p}\t{f}"]);
