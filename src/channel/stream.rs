@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
-use super::socket::{self, dial};
+use super::socket::{self, dial, probe};
 use super::{ChannelError, ChannelTerms, DataKeys, Identity};
 use crate::time::Duration;
 
@@ -195,6 +195,8 @@ impl Channel {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return Err(failed(error)),
         }
+        // The first bytes follow at once.
+        probe(&self.stream).map_err(failed)?;
         self.redial = None;
         if let StreamState::Dialling(greeting) = std::mem::replace(&mut self.state, StreamState::Failed) {
             self.state = StreamState::Greeting(greeting);

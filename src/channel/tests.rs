@@ -387,6 +387,28 @@ proptest! {
     }
 }
 
+/// Since Linux 6.15 a listener that waits for a client's first bytes takes none that echo a time which it has told in
+/// answer to a keep-alive probe.
+#[test]
+fn a_client_whose_first_word_comes_late_is_heard() {
+    let listener = super::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut client = Channel::connect(listener.local_addr().unwrap(), &terms(None)).unwrap();
+    client.send(b"at last").unwrap();
+    // Longer than until the first probe.
+    std::thread::sleep(Duration::from_millis(1500));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut server = loop {
+        assert_eq!(client.poll().unwrap(), None);
+        match Channel::accept(&listener, &terms(None)) {
+            Ok(server) => break server.unwrap(),
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock),
+        }
+        assert!(Instant::now() < deadline, "it was not heard");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(meet(&mut client, &mut server).0.unwrap(), b"at last");
+}
+
 #[test]
 fn a_listener_whose_queue_is_full_is_dialled_again_before_the_system_does() {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();

@@ -116,37 +116,43 @@ impl Heart {
             return;
         }
         let mut beats = self.beats();
-        beats.words.retain(|beating| !beating.stop.load(Ordering::Relaxed));
+        let is_stopped = |beating: &mut Beating| beating.stop.load(Ordering::Relaxed);
+        let stopped: Vec<Beating> = beats.words.extract_if(.., is_stopped).collect();
         if let (true, Some(thread)) = (beats.words.is_empty(), &beats.thread) {
             thread.unpark();
         }
+        // What the words hold may take long to end: the others' hearts do not wait for that.
+        drop(beats);
+        drop(stopped);
     }
 
     fn run(&self) {
         loop {
             let mut beats = self.beats();
-            let Some(next) = beats.beat(now()) else {
+            let ended = beats.beat(now());
+            let next = beats.words.iter().map(|beating| beating.due).min();
+            if next.is_none() {
                 beats.thread = None;
-                return;
-            };
+            }
             drop(beats);
+            drop(ended);
+            let Some(next) = next else { return };
             std::thread::park_timeout(next - now());
         }
     }
 }
 
 impl Beats {
-    /// Sets the words that are due. Returns the time at which the next one is, if there is any.
-    fn beat(&mut self, now: Instant) -> Option<Instant> {
-        self.words.retain_mut(|beating| {
+    /// Sets the words that are due. Returns those whose connection is gone: they reach no owner any more.
+    fn beat(&mut self, now: Instant) -> Vec<Beating> {
+        let is_over = |beating: &mut Beating| {
             if beating.due > now {
-                return true;
+                return false;
             }
             (beating.count, beating.due) = (beating.count + 1, now + beating.interval);
-            // A heartbeat word whose connection is gone reaches no owner any more.
-            beating.word.set(beating.count - 1).is_ok()
-        });
-        self.words.iter().map(|beating| beating.due).min()
+            beating.word.set(beating.count - 1).is_err()
+        };
+        self.words.extract_if(.., is_over).collect()
     }
 }
 

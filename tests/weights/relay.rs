@@ -12,6 +12,14 @@ fn relay<T: Transport + Clone>(transport: &T, upstream: &[Address], at: &Address
     Relay::start(transport.clone(), upstream, &beside(at), PublisherOptions::default(), TIMEOUT).unwrap()
 }
 
+/// An address whose port no owner of another test is given by the system after its owner has ended.
+fn alone(at: &Address) -> Address {
+    match at {
+        Address::Tcp(_) => "127.0.0.77:0".parse().unwrap(),
+        _ => at.clone(),
+    }
+}
+
 fn reader<T: Transport + Clone>(transport: &T, at: &Address) -> Reader<T> {
     Reader::connect(transport.clone(), at, ReaderOptions::default(), TIMEOUT).unwrap()
 }
@@ -111,7 +119,7 @@ pub(crate) fn a_relay_without_any_owner_goes_on_serving_what_it_has<T: Transport
     transport: T,
     at: &Address,
 ) {
-    let publisher = publisher(transport.clone(), at, PublisherOptions::default());
+    let publisher = publisher(transport.clone(), &alone(at), PublisherOptions::default());
     let relay = relay(&transport, &[publisher.address()], at);
     let mut far = reader(&transport, relay.address());
     let version = publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
@@ -131,7 +139,7 @@ pub(crate) fn a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
     transport: T,
     at: &Address,
 ) {
-    let first = publisher(transport.clone(), at, PublisherOptions::default());
+    let first = publisher(transport.clone(), &alone(at), PublisherOptions::default());
     let address = first.address();
     let relay = relay(&transport, std::slice::from_ref(&address), at);
     let mut far = reader(&transport, relay.address());

@@ -112,6 +112,11 @@ impl<T: Transport> GroupMember<T> {
     /// Leaves a member out from here on, and tells the others.
     pub(super) fn part_with(&mut self, rank: usize, absence: Absence) {
         let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.is_alive()) else { return };
+        if self.is_leaving {
+            // A member that has heard that this one leaves closes the connection. It is not dead, and those who have
+            // not heard yet would take it for dead if they were told.
+            return peer.part_with(absence, None);
+        }
         match absence {
             Absence::Left => tracing::info!(rank, "a member left"),
             _ => tracing::warn!(rank, reason = %absence, "a member is gone; the group goes on without it"),
@@ -129,5 +134,51 @@ impl<T: Transport> GroupMember<T> {
         self.is_cut_off = true;
         self.peers.iter_mut().flatten().for_each(GroupPeer::close);
         GroupError::CutOff { rank: self.rank() }.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::group::GroupOptions;
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Three members that have met, in order of rank.
+    fn three() -> [GroupMember<Shm>; 3] {
+        let listen = |rank| {
+            GroupMember::listen(Shm::new(), &Address::random(), rank, 3, 64, GroupOptions::default()).unwrap()
+        };
+        let listeners = [0, 1, 2].map(listen);
+        let addresses = listeners.each_ref().map(|listener| listener.address());
+        std::thread::scope(|scope| {
+            let meet = |listener: crate::node::group::GroupListener<Shm>| {
+                scope.spawn(|| listener.connect(&addresses, PATIENCE).unwrap())
+            };
+            listeners.map(meet).map(|member| member.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn a_member_that_leaves_does_not_call_those_dead_that_have_heard_of_it() {
+        let [mut leaving, mut hearing, mut third] = three();
+        leaving.is_leaving = true;
+        leaving.peers.iter_mut().flatten().for_each(|peer| peer.leaving_is_due = true);
+        let deadline = now() + PATIENCE;
+        let is_done = |leaving: &GroupMember<Shm>| {
+            leaving.absence(1).is_some() && leaving.peers.iter().flatten().all(GroupPeer::has_all)
+        };
+        while !is_done(&leaving) {
+            assert!(now() < deadline, "it did not hear that the connection is closed");
+            leaving.turn(now()).unwrap();
+            hearing.turn(now()).unwrap();
+        }
+        assert_eq!(hearing.absence(0), Some(&Absence::Left));
+        let told = third.peers[0].as_ref().unwrap().inbox.gone();
+        assert!(!told.contains(1), "it is told that member 1 is gone");
+        third.turn(now()).unwrap();
+        assert_eq!((third.absence(0), third.absence(1)), (Some(&Absence::Left), None));
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::gpu::ReachedMemory;
-use super::socket::{Heard, SocketEnd};
+use super::socket::{Heard, MAX_FILES, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
@@ -186,7 +186,7 @@ impl Inbox {
             match heard? {
                 Heard::Silence => return Ok(false),
                 Heard::End => return Err(ShmHandshakeError::Closed),
-                Heard::Bytes(_) if self.files.len() > MAX_GRANTS + 1 => {
+                Heard::Bytes(_) if self.files.len() > MAX_FILES => {
                     return Err(WireError::Rule("it passed more descriptors than segments").into());
                 }
                 Heard::Bytes(_) => {}

@@ -14,6 +14,9 @@ use super::credentials::peer_user;
 use crate::mem::ForkGuard;
 use crate::transport::{Address, MAX_GRANTS};
 
+/// Most descriptors of a handshake: those of the granted memory, and of a doorbell.
+pub(super) const MAX_FILES: usize = MAX_GRANTS + 1;
+
 /// The reason that every operation here gives in a forked child.
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
 
@@ -82,7 +85,7 @@ impl SocketEnd {
     /// Sends what fits, with `files` attached to the first byte. `None` if nothing fits now.
     pub(super) fn send(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<Option<usize>> {
         self.refuse_inherited()?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_GRANTS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(io::Error::other("too many descriptors for one message"));
@@ -98,7 +101,7 @@ impl SocketEnd {
     /// handshake may hold, or than this process can open, is an error.
     pub(super) fn receive(&self, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<Heard> {
         self.refuse_inherited()?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_GRANTS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let message = match net::recvmsg(&self.socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {

@@ -13,7 +13,8 @@ use crate::mem::alone;
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, Offer, Operation, PostError, Refusal, WorkRequest,
+    Connecting, Endpoint, Incoming, Inline, Listener, MAX_GRANTS, Offer, Operation, PostError, Refusal,
+    WorkRequest,
 };
 
 const NOW: Instant = Instant::ORIGIN;
@@ -281,6 +282,19 @@ fn more_descriptors_than_a_handshake_holds_are_an_error() {
     rustix::net::sendmsg(link.as_socket(), &bytes, &mut control, rustix::net::SendFlags::empty()).unwrap();
     let error = receiver.receive(&mut [0; 8], &mut Vec::new()).unwrap_err();
     assert!(error.to_string().contains("descriptors were lost"), "{error}");
+}
+
+#[test]
+fn a_peer_that_sleeps_grants_as_many_regions_as_one_that_does_not() {
+    let (shm, doorbell) = (Shm::new(), Doorbell::new().unwrap());
+    let regions: Vec<_> =
+        (0..MAX_GRANTS).map(|_| shm.allocate(64, Access::REMOTE_READ).unwrap().whole()).collect();
+    let offer = Offer { grants: regions, ..Offer::default() };
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    let mut connecting = shm.connect_to_be_woken(&listener.address(), offer, &doorbell).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    let incoming = listener.poll(NOW).expect("the hello is there");
+    assert_eq!(incoming.received().grants.len(), MAX_GRANTS);
 }
 
 #[test]

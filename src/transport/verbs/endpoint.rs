@@ -41,8 +41,8 @@ const NOT_COPIED: Disconnected = Disconnected {
 };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
-/// More wake-ups than an honest peer has sent between two looks.
-const MAX_WAKES: u32 = 8;
+/// Wake-ups that are taken at one look; the next look takes the rest. A path that stood still delivers many at once.
+pub(super) const WAKES_AT_ONCE: u32 = 8;
 
 /// The time after which the state of the pairs that serve a peer is looked at again, on soft-RoCE.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -65,6 +65,11 @@ impl HandshakeChannel {
     /// Whether there is anything to hear, or to say that did not fit.
     fn has_news(&self) -> bool {
         self.ear.as_ref().is_none_or(Ear::take_heard) || !self.channel.is_flushed()
+    }
+
+    /// Has the next look hear what this one has left.
+    fn hear_again(&self) {
+        self.ear.iter().for_each(Ear::hear_again);
     }
 }
 
@@ -193,10 +198,17 @@ impl VerbsEndpoint {
         self.over = Some(reason);
         self.responder = None;
         self.link = None;
-        lock(&self.heartbeat).close();
+        self.end_heartbeat();
         if let Some(data) = &mut self.data {
             data.end();
         }
+    }
+
+    /// Ends the lane for heartbeats. To destroy a queue pair may take long: the thread that sets the words of all
+    /// connections does not wait for that.
+    fn end_heartbeat(&self) {
+        let lane = lock(&self.heartbeat).take();
+        drop(lane);
     }
 
     /// Moves the handshake on, and listens whether the peer is there.
@@ -239,12 +251,13 @@ impl VerbsEndpoint {
                         data.is_closed_at_peer(rail.into());
                     }
                 }
-                // One for each time that this side has told that it sleeps.
-                Ok(Some(Ok((Hello::Note(Note::Wake), _))))
-                    if self.doorbell.is_some() && wakes < MAX_WAKES =>
-                {
-                    wakes += 1;
+                Ok(Some(Ok((Hello::Note(Note::Wake), _)))) if self.doorbell.is_some() => {
                     self.doorbell.iter().for_each(|doorbell| doorbell.ring());
+                    wakes += 1;
+                    if wakes == WAKES_AT_ONCE {
+                        self.link.iter().for_each(HandshakeChannel::hear_again);
+                        break;
+                    }
                 }
                 Ok(Some(_)) => {
                     tracing::warn!("an RDMA peer broke the protocol of the handshake: disconnected");
@@ -566,7 +579,7 @@ impl Endpoint for VerbsEndpoint {
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            lock(&self.heartbeat).close();
+            self.end_heartbeat();
         }
     }
 }

@@ -117,6 +117,11 @@ impl Ear {
         self.has_heard.load(Ordering::Relaxed) && self.has_heard.swap(false, Ordering::Acquire)
     }
 
+    /// The conversation has more to say than was listened to.
+    pub(super) fn hear_again(&self) {
+        self.has_heard.store(true, Ordering::Relaxed);
+    }
+
     /// Listens no longer. The system forgets the socket when it is closed.
     pub(super) fn forget(&self) {
         lock(&self.hearing.ears).heard.remove(&self.number);

@@ -32,7 +32,7 @@ impl HeartbeatLane {
         self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
     }
 
-    /// Returns the error of the beat that failed, which ends the connection. The device is asked about a beat that is
+    /// Returns the error of the beat that failed: its owner ends the connection, and the lane with it. The device is asked about a beat that is
     /// under way: the next one may be a tenth of a long lease away.
     pub(super) fn failure(&mut self) -> Option<CompletionError> {
         self.look();
@@ -47,9 +47,6 @@ impl HeartbeatLane {
         }
         if lane.has_failed() {
             self.failure = self.failure.or(Some(CompletionError::Flushed));
-        }
-        if self.failure.is_some() {
-            self.close();
         }
     }
 
@@ -69,14 +66,13 @@ impl HeartbeatLane {
             Err(PostError::QueueFull { .. }) => Ok(false),
             Err(_) => {
                 self.failure = Some(CompletionError::Flushed);
-                self.close();
                 Err(FAILED)
             }
         }
     }
 
-    /// Ends the lane, and the heartbeat words with it.
-    pub(super) fn close(&mut self) {
-        self.lane = None;
+    /// Ends the lane, and the heartbeat words with it. Its queue pair lives until the caller drops it.
+    pub(super) fn take(&mut self) -> Option<Initiator> {
+        self.lane.take()
     }
 }

@@ -1,12 +1,14 @@
 //! Tests of what a device is asked for, and of what follows from what it tells.
 
 use super::device::{Device, DeviceInfo, QueuePairError};
+use super::endpoint::WAKES_AT_ONCE;
 use super::hello::Pair;
 use super::open::OpenedDevice;
 use super::region::ProtectionDomain;
 use super::scripted::{self, device, gid, info};
 use super::*;
 use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
+use crate::transport::doorbell::Doorbell;
 use crate::transport::{Connecting, Endpoint, GpuGrant, Incoming, Listener, Operation, WorkRequest};
 use std::net::Ipv4Addr;
 use std::task::Poll;
@@ -298,6 +300,29 @@ pub(super) fn connect_to(
 fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
     let region = verbs.allocate(64, Access::REMOTE_WRITE).unwrap();
     connect(verbs, || Offer { message: Vec::new(), grants: vec![region.whole()] }).0
+}
+
+#[test]
+fn wake_ups_that_come_all_at_once_end_no_connection() {
+    let verbs = verbs(None);
+    let [mut client, mut server] = connection(&verbs);
+    let doorbell = Doorbell::new().unwrap();
+    client.set_doorbell(doorbell.clone());
+    (0..3 * WAKES_AT_ONCE + 1).for_each(|_| server.wake());
+    verbs.shared.hearing.hurry();
+    client.check().unwrap();
+    assert!(doorbell.wait(&[], std::time::Duration::ZERO));
+    drop(server);
+    // The end comes after all of them.
+    let begun = std::time::Instant::now();
+    let over = loop {
+        verbs.shared.hearing.hurry();
+        match client.check() {
+            Ok(()) => assert!(begun.elapsed().as_secs() < 60, "not all of them were heard"),
+            Err(over) => break over,
+        }
+    };
+    assert!(over.reason.contains("the peer process ended"), "{over}");
 }
 
 #[test]

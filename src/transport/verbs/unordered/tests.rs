@@ -362,5 +362,11 @@ fn a_heartbeat_that_fails_ends_the_connection_before_the_next_one() {
     beat.set(1).unwrap();
     assert!(fixture.device.step(), "the beat is under way");
     while fixture.device.step() {}
+    // The thread that sets all words only hears of it: the owner destroys the queue pair, which may take long.
+    let pairs = || lock(&fixture.device.world.state).pairs.len();
+    let before = pairs();
+    beat.set(2).unwrap_err();
+    assert_eq!(pairs(), before);
     fixture.poster.check().unwrap_err();
+    assert!(pairs() < before);
 }
