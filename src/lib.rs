@@ -137,6 +137,8 @@ mod fuzzing;
 #[cfg(not(loom))]
 mod job;
 mod kernel;
+#[cfg(not(loom))]
+mod log;
 mod mem;
 #[cfg(not(loom))]
 mod node;
@@ -250,7 +252,7 @@ pub mod internals {
     #[cfg(all(feature = "cuda", not(loom)))]
     open!(cuda);
     #[cfg(not(loom))]
-    open!(channel, job, node, trace);
+    open!(channel, job, log, node, trace);
     #[cfg(all(any(test, fuzzing), not(loom)))]
     open!(fuzzing);
 }

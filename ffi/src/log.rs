@@ -1,12 +1,8 @@
 //! The library's log, handed to a function of the caller's.
 
 use std::ffi::{CString, c_char, c_void};
-use std::fmt::Write as _;
 
-use tracing::field::{Field, Visit};
-use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use slackline::internals::log::{LogLine, set_log_level, take_log};
 
 use crate::error::{Failure, slackline_status};
 use crate::handle::call;
@@ -43,32 +39,22 @@ pub unsafe extern "C" fn slackline_set_log(
 ) -> slackline_status {
     call(|| {
         let function = function.ok_or_else(|| Failure::null("the function"))?;
-        let known = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
-        let most = known.into_iter().find(|known| number(known) == level).ok_or_else(|| {
-            Failure::bad_argument(format!(
+        if !(slackline_log_level::Error as u32..=slackline_log_level::Trace as u32).contains(&level) {
+            return Err(Failure::bad_argument(format!(
                 "no log level has the number {level}: use one of 1 (error) to 5 (trace)"
-            ))
-        })?;
-        tracing::subscriber::set_global_default(Hook { most, function, user }).map_err(|_| {
+            )));
+        }
+        let hook = Hook { function, user };
+        if !take_log(move |line| hook.call(line)) {
             let message = "a log function is set already: set it once, before the first object is made";
-            Failure::new(slackline_status::OutOfTurn, message)
-        })
+            return Err(Failure::new(slackline_status::OutOfTurn, message));
+        }
+        set_log_level(level);
+        Ok(())
     })
 }
 
-fn number(level: &Level) -> u32 {
-    let named = match *level {
-        Level::ERROR => slackline_log_level::Error,
-        Level::WARN => slackline_log_level::Warn,
-        Level::INFO => slackline_log_level::Info,
-        Level::DEBUG => slackline_log_level::Debug,
-        Level::TRACE => slackline_log_level::Trace,
-    };
-    named as u32
-}
-
 struct Hook {
-    most: Level,
     function: unsafe extern "C" fn(u32, *const c_char, *mut c_void),
     user: *mut c_void,
 }
@@ -78,53 +64,12 @@ unsafe impl Send for Hook {}
 // SAFETY: as above: it may be called by several threads at once.
 unsafe impl Sync for Hook {}
 
-impl Subscriber for Hook {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.most
-    }
-
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(self.most.into())
-    }
-
-    /// Spans are not shown: events of this library say all that they have to say themselves.
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        let mut text = line.message + &line.fields;
-        text.retain(|character| character != '\0');
-        let text = CString::new(text).unwrap_or_default();
+impl Hook {
+    fn call(&self, line: LogLine) {
+        // No line has a zero in it.
+        let text = CString::new(line.text).unwrap_or_default();
         // SAFETY: the caller has promised that it may be called by any thread with the pointer that it gave; the text
         // ends in a zero and lives until the call is over.
-        unsafe { (self.function)(number(event.metadata().level()), text.as_ptr(), self.user) };
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-/// The message of an event and, behind it, its fields as ` name=value`.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
-        };
+        unsafe { (self.function)(line.level, text.as_ptr(), self.user) };
     }
 }

@@ -30,6 +30,7 @@ from ._errors import (
     StaleError,
     Unsupported,
 )
+from ._log import enable_logging
 from ._slackline import (
     ArrayView,
     Frame,
@@ -92,5 +93,6 @@ __all__ = [
     "Violation",
     "Worker",
     "check",
+    "enable_logging",
     "reading_secret",
 ]

@@ -27,6 +27,9 @@ __all__ = [
     "Worker",
     "check",
     "reading_secret",
+    "start_log",
+    "stop_log",
+    "take_log",
 ]
 
 _T = TypeVar("_T")
@@ -329,6 +332,9 @@ class Verdict:
     def violations(self) -> list[Violation]: ...
 
 def reading_secret(secret: _Secret = None) -> bytes: ...
+def start_log(last: int) -> None: ...
+def take_log() -> tuple[list[tuple[int, str, str, float]], int] | None: ...
+def stop_log() -> None: ...
 def check(lines: Iterable[str], *, clock_error: float = 0.0) -> Verdict: ...
 
 @final

@@ -20,6 +20,7 @@ mod gpu;
 mod into;
 mod job;
 mod lease;
+mod log;
 mod memory;
 mod names;
 mod pin;
@@ -52,6 +53,8 @@ mod _slackline {
     use crate::gpu::PyGpu;
     #[pymodule_export]
     use crate::job::PyJob;
+    #[pymodule_export]
+    use crate::log::{start_log, stop_log, take_log};
     #[pymodule_export]
     use crate::pin::Pin;
     #[pymodule_export]

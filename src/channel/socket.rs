@@ -64,9 +64,9 @@ fn tune(socket: impl AsFd) -> io::Result<()> {
     allow_silence(socket, SILENCE_MIN)
 }
 
-/// Has the system probe a peer that is silent. Not before the first bytes are sent: the answer to a probe carries a later
-/// time than a listener with `TCP_DEFER_ACCEPT` notes, and since Linux 6.15 it drops the bytes of a client that echoes it,
-/// until it has told that time again seconds later.
+/// Has the system probe a peer that is silent. Not before the first bytes are sent: the answer to a probe carries a
+/// later time than a listener with `TCP_DEFER_ACCEPT` notes. Since Linux 6.15 it drops the bytes of a client that
+/// echoes that time, until it has told a later one itself, seconds later.
 pub(super) fn probe(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
 }

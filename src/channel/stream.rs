@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 
 use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
@@ -91,6 +92,13 @@ impl Channel {
     pub(crate) fn silent(stream: TcpStream, terms: &ChannelTerms) -> Channel {
         let greeting = Greeting::server(terms.secret.as_ref(), terms.purpose, terms.identity);
         Channel::new(stream, StreamState::Greeting(Box::new(greeting)), terms)
+    }
+
+    /// A client whose socket was made elsewhere.
+    #[cfg(test)]
+    pub(crate) fn dialled(stream: TcpStream, terms: &ChannelTerms) -> Channel {
+        let (greeting, _) = Greeting::client(terms.secret.as_ref(), terms.purpose, terms.identity).unwrap();
+        Channel::new(stream, StreamState::Dialling(Box::new(greeting)), terms)
     }
 
     fn new(stream: TcpStream, state: StreamState, terms: &ChannelTerms) -> Channel {
@@ -184,7 +192,7 @@ impl Channel {
         let mut sockets = [PollFd::new(&self.stream, PollFlags::OUT)];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         match rustix::event::poll(&mut sockets, Some(&now)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => {
+            Ok(0) | Err(Errno::INTR) => {
                 self.dial_again()?;
                 return Ok(false);
             }
@@ -194,6 +202,9 @@ impl Channel {
         match self.stream.take_error() {
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => return Err(failed(error)),
+        }
+        if is_its_own_peer(&self.stream) {
+            return Err(failed(Errno::CONNREFUSED.into()));
         }
         // The first bytes follow at once.
         probe(&self.stream).map_err(failed)?;
@@ -327,6 +338,12 @@ impl AsFd for Channel {
 
 fn loopback_without_secret(address: SocketAddr, terms: &ChannelTerms) -> Result<(), ChannelError> {
     if terms.allow(address) { Ok(()) } else { Err(ChannelError::NeedsSecret { address }) }
+}
+
+/// True if a socket is connected to itself. The system does that where no process listens at a port that it may choose
+/// for the connecting socket, too.
+fn is_its_own_peer(stream: &TcpStream) -> bool {
+    matches!((stream.local_addr(), stream.peer_addr()), (Ok(own), Ok(peer)) if own == peer)
 }
 
 fn is_gone(error: &io::Error) -> bool {

@@ -387,6 +387,22 @@ proptest! {
     }
 }
 
+#[test]
+fn a_port_at_which_no_process_listens_is_not_the_clients_own() {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let own = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&own, &"127.0.0.1:0".parse::<SocketAddr>().unwrap()).unwrap();
+    let stream = TcpStream::from(own);
+    connect(&stream, &stream.local_addr().unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    match Channel::dialled(stream, &terms(None)).poll().unwrap_err() {
+        ChannelError::System { operation: "connect", source } => {
+            assert_eq!(source.kind(), std::io::ErrorKind::ConnectionRefused);
+        }
+        error => panic!("{error}"),
+    }
+}
+
 /// Since Linux 6.15 a listener that waits for a client's first bytes takes none that echo a time which it has told in
 /// answer to a keep-alive probe.
 #[test]

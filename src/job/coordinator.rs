@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::error::JobError;
 use super::messages::{FromCoordinator, FromMember, encode};
 use super::plan::{JobPlan, Role};
+use super::presence::Presence;
 use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
 use super::roster::{RankState, Roster};
 use crate::channel::Secret;
@@ -102,6 +103,7 @@ pub(super) struct Attendance {
     plan: JobPlan,
     world: u32,
     roster: Roster,
+    presence: Presence,
     /// The workers that have run all their clocks.
     finished: Vec<bool>,
     /// The last failure that each worker told.
@@ -114,8 +116,9 @@ impl Attendance {
     pub(super) fn new(plan: JobPlan, world: u32, now: Instant) -> Attendance {
         let workers = world.saturating_sub(plan.servers) as usize;
         let roster = Roster::new(plan.servers as usize, workers, now);
-        let (finished, causes) = (vec![false; workers], vec![None; workers]);
-        Attendance { plan, world, roster, finished, causes, failure: None }
+        let (presence, finished, causes) =
+            (Presence::new(workers), vec![false; workers], vec![None; workers]);
+        Attendance { plan, world, roster, presence, finished, causes, failure: None }
     }
 
     /// Opens the meeting point of these processes.
@@ -126,12 +129,21 @@ impl Attendance {
 
     fn take(&mut self, event: HubEvent, now: Instant) {
         let Some((who, event)) = self.roster.take(event, now) else { return };
-        match (who, event) {
-            // It runs its clocks again.
-            (Role::Worker(worker), HubEvent::Joined(_)) => self.finished[worker as usize] = false,
-            (Role::Worker(worker), _) if self.finished[worker as usize] => {}
-            (_, HubEvent::Said(_, message)) => self.receive(who, &message),
-            (_, HubEvent::Left { member, reason }) => {
+        match event {
+            HubEvent::Joined(_) => {
+                // It runs its clocks again.
+                if let Role::Worker(worker) = who {
+                    self.finished[worker as usize] = false;
+                }
+                self.presence.join(who, now);
+            }
+            HubEvent::Announced(_) => {}
+            HubEvent::Said(_, message) => self.receive(who, &message, now),
+            HubEvent::Left { member, reason } => {
+                self.presence.lose(who, now);
+                if self.has_finished(who) {
+                    return;
+                }
                 tracing::warn!(%who, reason, "lost");
                 if matches!(who, Role::Server(_)) && !self.plan.reconnect {
                     self.fail(format!(
@@ -141,12 +153,17 @@ impl Attendance {
                     ));
                 }
             }
-            (_, HubEvent::Joined(_) | HubEvent::Announced(_)) => {}
         }
     }
 
-    fn receive(&mut self, who: Role, message: &[u8]) {
+    fn has_finished(&self, who: Role) -> bool {
+        matches!(who, Role::Worker(worker) if self.finished[worker as usize])
+    }
+
+    fn receive(&mut self, who: Role, message: &[u8], now: Instant) {
         match (postcard::from_bytes(message), who) {
+            (Ok(FromMember::Workers(workers)), _) => self.presence.say(who, workers, now),
+            _ if self.has_finished(who) => {}
             (Ok(FromMember::Plan(plan, world)), _)
                 if plan.agrees_with(&self.plan) && world == self.world => {}
             (Ok(FromMember::Plan(plan, world)), _) => self.fail(format!(
@@ -183,6 +200,13 @@ impl Attendance {
             return Some(FromCoordinator::Abort(why.clone()));
         }
         let finished = self.finished.iter().filter(|finished| **finished).count();
+        let has_servers = self.roster.here().filter(|(role, _)| matches!(role, Role::Server(_))).count()
+            == self.plan.servers as usize;
+        // A process lives on whose worker hangs, or was stopped: it is lost once it had the time to come back.
+        let hangs = |worker: u32| {
+            let out = self.presence.out_for(worker, now).filter(|_| has_servers);
+            out.filter(|out| *out >= self.plan.timeout)
+        };
         // The processes that have something to do and are not here, how long, and whether they were here before.
         let absent = || {
             self.roster.all().filter_map(|(role, state)| match (role, state) {
@@ -190,7 +214,8 @@ impl Attendance {
                 (_, RankState::Absent { since, lost }) => {
                     Some((role, now.saturating_duration_since(since), lost))
                 }
-                (_, RankState::Here(_)) => None,
+                (Role::Worker(worker), RankState::Here(_)) => Some((role, hangs(worker)?, true)),
+                (Role::Server(_), RankState::Here(_)) => None,
             })
         };
         let is_worker = |role: &Role| matches!(role, Role::Worker(_));
@@ -213,7 +238,11 @@ impl Attendance {
                 Role::Worker(_) => (waited, None),
             };
             if waited >= self.plan.timeout {
-                let what = if was_lost { "was lost and did not come back" } else { "did not join" };
+                let what = match (was_lost, self.roster.member(role)) {
+                    (true, Some(_)) => "was evicted by the servers and did not come back",
+                    (true, None) => "was lost and did not come back",
+                    (false, _) => "did not join",
+                };
                 let timeout = self.plan.timeout;
                 return Some(FromCoordinator::Abort(match cause {
                     Some(cause) => format!("{role} {what} within {timeout:?}: {cause}"),
@@ -326,6 +355,45 @@ mod tests {
         assert_eq!(attendance.end(later + TIMEOUT / 2), None);
         let why = abort(attendance.end(later + TIMEOUT));
         assert_eq!(why, "worker 0 was lost and did not come back within 10s: no transport");
+    }
+
+    fn in_at_the_server(workers: &[u32]) -> HubEvent {
+        said(1, &FromMember::Workers(workers.to_vec()))
+    }
+
+    #[test]
+    fn a_worker_that_the_servers_evicted_holds_up_the_end_for_the_timeout() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(in_at_the_server(&[0, 1]), now);
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), None, "the other one computes on");
+        attendance.take(in_at_the_server(&[0]), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None, "it may come back");
+        assert_eq!(attendance.end(now + TIMEOUT), Some(FromCoordinator::Over));
+        attendance.take(in_at_the_server(&[0, 1]), now);
+        assert_eq!(attendance.end(now + TIMEOUT), None, "it came back");
+    }
+
+    #[test]
+    fn a_job_whose_workers_were_all_evicted_fails_after_the_timeout() {
+        let now = Instant::now();
+        let mut attendance = complete(plan().reconnect(true), now);
+        attendance.take(in_at_the_server(&[0, 1]), now);
+        attendance.take(in_at_the_server(&[]), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(
+            why.starts_with("worker 0 was evicted by the servers and did not come back within 10s"),
+            "{why}"
+        );
+        // Without its server no worker can be in.
+        attendance.take(left(1, MemberRole::Server, 0), now);
+        let why = abort(attendance.end(now + TIMEOUT));
+        assert!(why.starts_with("the server of shard 0 was lost"), "{why}");
+        attendance.take(HubEvent::Joined(member(5, MemberRole::Server, 0)), now + TIMEOUT);
+        assert_eq!(attendance.end(now + TIMEOUT), None);
     }
 
     #[test]

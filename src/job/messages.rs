@@ -15,6 +15,8 @@ pub(super) enum FromMember {
     Finished,
     /// The member gives up, and why.
     Failed(String),
+    /// The workers that are in at the server of this process.
+    Workers(Vec<u32>),
 }
 
 /// A message of rank 0.
@@ -36,6 +38,18 @@ pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
 pub(super) struct EndOnly {
     /// This worker has told rank 0 that it has finished.
     finished: bool,
+    /// The workers of which rank 0 was told that they are in at the server of this process.
+    workers: Vec<u32>,
+}
+
+impl EndOnly {
+    /// Gives the message that these workers are in at the server of this process, unless rank 0 knows that.
+    pub(super) fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
+        (self.workers != workers).then(|| {
+            self.workers.clone_from(&workers);
+            encode(&FromMember::Workers(workers))
+        })
+    }
 }
 
 impl Conversation for EndOnly {
@@ -49,6 +63,7 @@ impl Conversation for EndOnly {
             )),
         })
     }
+
     fn finished(&mut self) -> Option<Vec<u8>> {
         let told = std::mem::replace(&mut self.finished, true);
         (!told).then(|| encode(&FromMember::Finished))

@@ -23,6 +23,7 @@ pub mod member;
 mod messages;
 mod per_host;
 mod plan;
+mod presence;
 pub mod rendezvous;
 mod roster;
 #[cfg(all(test, feature = "cuda", feature = "tcp"))]

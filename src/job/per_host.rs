@@ -50,6 +50,7 @@ impl HostThread {
                         break;
                     }
                 }
+                member.tell_workers(&server);
                 match server.drive(have_left, LOOK_EVERY) {
                     Ok(false) => {}
                     Ok(true) => break,

@@ -87,6 +87,10 @@ impl Job {
             }
             let driven = self.member.drive(&self.plan, server, |_server| false, left);
             driven.inspect_err(|error| self.fail(error))?;
+            // With a proxy on each host, the servers of the hosts have the workers.
+            if !self.plan.per_host {
+                self.member.tell_workers(server);
+            }
         };
         let written = match server.keeps_checkpoints() {
             true => server.finish_checkpoint(self.plan.timeout).map(|_version| ()),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::JobError;
 use super::member::{Conversation, JobMember, WaitError};
+use super::messages::EndOnly;
 use super::plan::{JobPlan, Resume};
 use super::rendezvous::MemberRole;
 use crate::node::{Checkpoint, Error, Server, ServerOptions};
@@ -32,6 +33,24 @@ pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoi
         ))),
         Resume::Never | Resume::IfThere | Resume::Required => {
             Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(Error::from)?)
+        }
+    }
+}
+
+/// The numbers of the workers that are in at a server, in order.
+pub(super) fn workers_in(server: &Server<Mixed>) -> Vec<u32> {
+    // One that is not of this job may be in as well: its identity is no number.
+    let mut workers: Vec<u32> = server.worker_identities().filter_map(|word| word.try_into().ok()).collect();
+    workers.sort_unstable();
+    workers
+}
+
+impl JobMember<EndOnly> {
+    /// Tells rank 0 which workers are in at a server of this process, if others are than it was told the last time.
+    pub(super) fn tell_workers(&self, server: &Server<Mixed>) {
+        let workers = workers_in(server);
+        if let Some(message) = self.with(|conversation| conversation.serves(workers)) {
+            self.send(message);
         }
     }
 }

@@ -22,6 +22,7 @@ pub(super) const MODULES: &[Row] = &[
     row("time", &[], false),
     row("clock", &[], false),
     row("diagnostic", &[], true),
+    row("log", &[], true),
     row("table", &[], true),
     row("mem", &[], false),
     row("kernel", &["mem", "table"], false),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::super::member::End;
-use super::super::server_loop::resume_from;
+use super::super::server_loop::{resume_from, workers_in};
 use super::super::transports::flatten;
 use super::super::{JobError, Resume};
 use super::member::CoordinatedMember;
@@ -127,10 +127,7 @@ impl CoordinatedMember {
 
     /// Tells the coordinator which workers are in, if others are than it was told the last time.
     fn tell_workers(&self, server: &Server<Mixed>, told: &mut Option<Vec<u32>>) {
-        // One that is not of this job may be in as well: its identity is no number.
-        let mut workers: Vec<u32> =
-            server.worker_identities().filter_map(|word| word.try_into().ok()).collect();
-        workers.sort_unstable();
+        let workers = workers_in(server);
         if told.as_ref() != Some(&workers) {
             *told = Some(workers.clone());
             self.say(Message::Workers(workers));

@@ -32,8 +32,8 @@ impl HeartbeatLane {
         self.lane.as_ref().and_then(|lane| lane.pair().take_broken())
     }
 
-    /// Returns the error of the beat that failed: its owner ends the connection, and the lane with it. The device is asked about a beat that is
-    /// under way: the next one may be a tenth of a long lease away.
+    /// Returns the error of the beat that failed: its owner ends the connection, and the lane with it. The device is
+    /// asked about a beat that is under way: the next one may be a tenth of a long lease away.
     pub(super) fn failure(&mut self) -> Option<CompletionError> {
         self.look();
         self.failure

@@ -1,0 +1,71 @@
+"""The library's log in Python's own logging."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import logging, os, sys, slackline
+
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
+{enable}
+publisher = slackline.Publisher([slackline.TensorSpec("a", "float32", (2,))])
+slackline.Reader(publisher.address, timeout=30).close()
+{then}
+"""
+
+
+def run(enable: str, then: str = "") -> list[str]:
+    program = PROGRAM.format(enable=enable, then=then)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_the_log_goes_to_the_loggers_of_its_modules() -> None:
+    lines = run("slackline.enable_logging()")
+    assert any(line.startswith("INFO slackline.node.") and "listening" in line for line in lines), lines
+    # The level is that of the logger.
+    assert not any(line.startswith("DEBUG") for line in lines), lines
+    assert run("logging.disable(logging.INFO); slackline.enable_logging()") == []
+
+
+def test_there_is_no_log_until_it_is_asked_for_and_its_level_can_change() -> None:
+    assert run("") == []
+    more = "logging.getLogger().setLevel(logging.DEBUG); slackline.enable_logging(logging.DEBUG)"
+    more += "\nslackline.Reader(publisher.address, timeout=30).close()"
+    lines = run("slackline.enable_logging(logging.CRITICAL)", more)
+    assert lines and not any("listening" in line for line in lines), lines
+
+
+def test_lines_that_come_too_fast_are_left_out_and_counted() -> None:
+    enable = (
+        "import threading\n"
+        "go_on = threading.Event()\n"
+        "logging.getLogger().handlers[0].addFilter(lambda record: go_on.wait(60))\n"
+        "slackline.enable_logging()"
+    )
+    # Each reader is told to have joined, and a thousand lines are kept.
+    then = (
+        "for _ in range(1500):\n"
+        "    slackline.Reader(publisher.address, timeout=30).close()\n"
+        "go_on.set()"
+    )
+    lines = run(enable, then)
+    assert any(line.startswith("WARNING slackline ") and "left out" in line for line in lines), lines[-5:]
+    assert 1024 <= len(lines) < 2048 + 2
+
+
+def test_a_forked_process_has_no_log_and_does_not_wait_for_one() -> None:
+    child = (
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    slackline.Publisher([slackline.TensorSpec('b', 'float32', (2,))])\n"
+        "    os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    lines = run("slackline.enable_logging()", child)
+    assert sum("listening" in line for line in lines) == 1, lines
