@@ -316,6 +316,11 @@ pub unsafe extern "C" fn slackline_worker_publish_from_gpu(
         taken(range, |from, stream| {
             let loss = value(loss, "loss")?;
             let publish = |working: &mut Working| {
+                // A step that this cannot be the gradient of stays open.
+                let step = working.resume()?;
+                let fits = step.expect_gradient(from.bytes());
+                step.suspend();
+                fits?;
                 Ok(working.finish()?.publish_from_gpu(from, stream, loss, timeout)?)
             };
             with(worker, publish)

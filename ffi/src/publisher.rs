@@ -50,6 +50,7 @@ impl Looked {
             Looked::ByCalls(publisher) => publisher.publish_tagged(bytes, tag, timeout),
             Looked::ByThread(publisher, draft) => {
                 // As the other does, it writes over memory that was lent.
+                expect_length(publisher, bytes)?;
                 *draft = None;
                 publisher.publish(bytes, tag, timeout)
             }
@@ -77,6 +78,7 @@ impl Looked {
                 publisher.publish_commit_recorded(tag)
             }
             Looked::ByThread(publisher, draft) => {
+                expect_length(publisher, bytes)?;
                 *draft = None;
                 let mut next = publisher.draft(timeout)?;
                 fill(next.memory()?)?;
@@ -164,7 +166,15 @@ impl Looked {
 const NO_THREAD: &str = "copies of a GPU take a publisher with a thread: set `background` in its options";
 
 /// The version that is being written.
+/// Fails if these are not the bytes of a version, before what was begun is given up for them.
+fn expect_length(publisher: &BackgroundPublisher<NamedFabric>, bytes: &[u8]) -> Result<(), Error> {
+    let expected = publisher.bytes();
+    if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
+}
+
+/// Takes the version that was begun, to be committed; it stays while a GPU copies into it.
 fn begun(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
+    draft.as_mut().map_or(Ok(()), Draft::expect_copied)?;
     let reason = "call `slackline_publisher_begin` first";
     draft.take().ok_or(Error::OutOfTurn { operation: "publish", reason })
 }

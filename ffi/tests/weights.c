@@ -102,6 +102,33 @@ static void versions_come_with_their_tags_and_stay(void)
     slackline_publisher_destroy(publisher);
 }
 
+static void a_version_that_was_begun_outlives_a_wrong_call(void)
+{
+    static const uint32_t wrong[ELEMENTS + 1];
+    struct slackline_publisher *publisher = publisher_of(NULL, 0);
+    struct slackline_snapshot *snapshot;
+    struct slackline_reader *reader;
+    const char *address;
+    uint64_t version;
+    size_t len, index;
+    uint32_t *words;
+    void *memory;
+
+    OK(slackline_publisher_begin(publisher, TIMEOUT_MS, &memory, &len));
+    words = memory;
+    for (index = 0; index < ELEMENTS; index++)
+        words[index] = 700000 + (uint32_t)index;
+    EXPECT(BAD_ARGUMENT, slackline_publisher_publish(publisher, wrong, sizeof wrong, TIMEOUT_MS, &version));
+    OK(slackline_publisher_commit(publisher, &version));
+    OK(slackline_publisher_address(publisher, &address));
+    OK(slackline_reader_connect(address, NULL, TIMEOUT_MS, &reader));
+    OK(slackline_reader_snapshot(reader, version, 0, 0, TIMEOUT_MS, &snapshot));
+    has_words(snapshot, "weight", 7, 0, WEIGHTS);
+    slackline_snapshot_destroy(snapshot);
+    slackline_reader_destroy(reader);
+    slackline_publisher_destroy(publisher);
+}
+
 static void a_publisher_knows_what_its_readers_hold(void)
 {
     struct slackline_publisher *publisher = publisher_of(NULL, 0);
@@ -422,6 +449,7 @@ static void null_is_answered_everywhere(void)
 int main(void)
 {
     versions_come_with_their_tags_and_stay();
+    a_version_that_was_begun_outlives_a_wrong_call();
     a_publisher_knows_what_its_readers_hold();
     a_reader_takes_slices_and_finds_the_successor();
     a_relay_passes_versions_on();

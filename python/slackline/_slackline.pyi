@@ -258,6 +258,7 @@ class ReaderStatus:
 
 @final
 class Pin:
+    def is_intact(self) -> bool: ...
     def __enter__(self) -> Snapshot: ...
     def __exit__(
         self, _class: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None, /

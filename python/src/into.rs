@@ -66,12 +66,16 @@ impl Targets {
     /// Copies a whole version out of the memory at `from` into the arrays that are not on a GPU.
     ///
     /// # Safety
-    /// The memory at `from` has the bytes of the table. A peer may be writing it: then the arrays hold some bytes.
-    pub(crate) unsafe fn fill_from(&self, from: *mut u8) {
+    /// There are `len` bytes at `from`. A peer may be writing them: then the arrays hold some bytes.
+    ///
+    /// # Panics
+    /// If the table is longer.
+    pub(crate) unsafe fn fill_from(&self, from: *mut u8, len: usize) {
         for (array, offset) in self.on_host() {
             let Ok((target, bytes)) = array.writable() else { continue };
-            // SAFETY: the tensor lies in the table, by the caller's promise; the array is writable and as long, and was
-            // given to be written.
+            assert!(offset + bytes <= len, "a tensor outside of the version");
+            // SAFETY: the tensor lies in the memory; the array is writable and as long as the tensor, and was given to
+            // be written.
             unsafe {
                 let tensor = VolatileSlice::new(from.wrapping_add(offset), bytes, false);
                 VolatileSlice::new(target, bytes, true).copy_from(tensor, Streaming::ByLength);
@@ -117,7 +121,7 @@ pub(crate) fn pull(
             }
             py.detach(|| -> Result<(), Failure> {
                 // SAFETY: the lease is of a copy of the whole table, or of the part that is selected.
-                unsafe { targets.fill_from(lease.at(0)) };
+                unsafe { targets.fill_from(lease.at(0), lease.bytes()) };
                 for (array, offset) in targets.on_gpu() {
                     let (gpu, stream) = array.stream()?;
                     let snapshot = lease.owner::<slackline::weights::Snapshot>().ok_or_else(no_snapshot)?;
@@ -138,12 +142,12 @@ pub(crate) fn pull(
     let asked = reading.begin(request);
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (facts, address, _bytes) = reading::hold(py, reading, request, left)?;
+        let (facts, address, bytes, check) = reading::hold(py, reading, request, left)?;
         let newest = py.detach(|| {
             // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to
             // it.
-            unsafe { targets.fill_from(std::ptr::with_exposed_provenance_mut(address)) };
-            let is_intact = reading.reader.is_intact();
+            unsafe { targets.fill_from(std::ptr::with_exposed_provenance_mut(address), bytes) };
+            let is_intact = check.is_intact();
             reading.reader.release();
             match is_intact {
                 true => newest_from(&mut reading.reader, 0, left),

@@ -4,7 +4,12 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use slackline::internals::mem::ForkGuard;
+
 use crate::errors::Failure;
+use crate::fork;
+
+const LOOKING: &str = "looking at an array";
 
 /// Memory that is lent to Python, for a while or for ever.
 ///
@@ -20,6 +25,9 @@ pub(crate) struct Lease {
     ended: &'static str,
     /// Called once, when the lease has ended and no export is left.
     let_go: Option<Box<dyn Fn() + Send + Sync>>,
+    /// The process whose exports are counted, where that matters: a forked child shares memory that is lent for a
+    /// while, and its exports are not counted.
+    guard: Option<ForkGuard>,
     /// Keeps the memory valid.
     owner: Box<dyn Any + Send + Sync>,
 }
@@ -52,13 +60,14 @@ impl Lease {
             written: Written::default(),
             ended: "",
             let_go: None,
+            guard: None,
             owner: Box::new(owner),
         }
     }
 
     /// The same for memory that is lent for a while: `let_go` is called once it has ended and no export is left.
     pub(crate) fn for_a_while(self, ended: &'static str, let_go: impl Fn() + Send + Sync + 'static) -> Lease {
-        Lease { ended, let_go: Some(Box::new(let_go)), ..self }
+        Lease { ended, let_go: Some(Box::new(let_go)), guard: Some(ForkGuard::new()), ..self }
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -95,15 +104,21 @@ impl Lease {
 
     /// Fails once the lease has ended.
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        self.check_process()?;
         if self.state().ended { Err(self.over()) } else { Ok(()) }
     }
 
+    fn check_process(&self) -> Result<(), Failure> {
+        self.guard.map_or(Ok(()), |guard| fork::check(guard, LOOKING))
+    }
+
     fn over(&self) -> Failure {
-        Failure::out_of_turn("looking at an array", self.ended, "copy what is needed for longer")
+        Failure::out_of_turn(LOOKING, self.ended, "copy what is needed for longer")
     }
 
     /// Counts one export more.
     pub(crate) fn begin_export(&self) -> Result<(), Failure> {
+        self.check_process()?;
         let mut state = self.state();
         if state.ended {
             return Err(self.over());

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
+use slackline::internals::param::PinCheck;
+
+use crate::errors::{Class, Failure};
 use crate::lease::Lease;
+use crate::reading::PINNING;
 use crate::snapshot::Snapshot;
 
 /// A version that is pinned in the publisher's memory: `with reader.pin() as snapshot`.
@@ -13,20 +17,28 @@ use crate::snapshot::Snapshot;
 pub(crate) struct Pin {
     snapshot: std::sync::Mutex<Option<Snapshot>>,
     lease: Arc<Lease>,
+    check: PinCheck,
 }
 
 impl Pin {
-    pub(crate) fn new(snapshot: Snapshot, lease: Arc<Lease>) -> Pin {
-        Pin { snapshot: std::sync::Mutex::new(Some(snapshot)), lease }
+    pub(crate) fn new(snapshot: Snapshot, lease: Arc<Lease>, check: PinCheck) -> Pin {
+        Pin { snapshot: std::sync::Mutex::new(Some(snapshot)), lease, check }
     }
 }
 
 #[pymethods]
 impl Pin {
+    /// True if all that was read of the pinned version so far was of that version. It always is unless this process
+    /// was silent for longer than the publisher's lease: stopped, or starved. The end of the block asks it, too.
+    fn is_intact(&self) -> PyResult<bool> {
+        self.lease.check()?;
+        Ok(self.check.is_intact())
+    }
+
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Snapshot>> {
         self.lease.check()?;
         let snapshot = self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let again = || crate::errors::Failure::out_of_turn("pinning", "it was entered", "call pin again");
+        let again = || Failure::out_of_turn("pinning", "it was entered", "call pin again");
         Py::new(py, snapshot.ok_or_else(again)?)
     }
 
@@ -36,7 +48,15 @@ impl Pin {
         _error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        // Once the lease has ended, the publisher may write the version.
+        let is_lost = self.lease.check().is_ok() && !self.check.is_intact();
         let exports = self.lease.end();
+        if is_lost && class.is_none() {
+            let cause = "the pin was lost in the block, since this process was silent for longer than the lease (it \
+                         was stopped, or starved): what was read there may be of several versions";
+            let remedy = "read again; the publisher's lease says how long a reader may be silent";
+            return Err(Failure::new(Class::PeerGone, PINNING, cause, remedy).into());
+        }
         // An exception of the block may itself hold the arrays: it comes first.
         if exports == 0 || !class.is_none() {
             return Ok(());

@@ -282,6 +282,11 @@ impl PyReader {
             let transports = fabric::fabrics(secret, &table, &addresses, transport_gpu.as_ref())?;
             connect(&transports, &addresses, options, deadline, is_given_up)
         })?;
+        if reader.range() != (0..reader.table().bytes()) {
+            let (cause, remedy) =
+                ("the server holds a shard of its table, and a Reader reads whole ones", "use a Worker");
+            return Err(Failure::new(Class::Unsupported, "connecting", cause, remedy).into());
+        }
         let whole = Layout::of(reader.table())?;
         let layout = match select {
             None => Arc::clone(&whole),
@@ -360,7 +365,9 @@ impl PyReader {
     /// Unsupported. The arguments are those of `pull`.
     ///
     /// An array (of numpy, say) that looks at the pinned memory and is still alive at the end of the block is a
-    /// BufferError; the version stays pinned until the array is gone.
+    /// BufferError; the version stays pinned until the array is gone. A process that is silent for longer than the
+    /// publisher's lease (it was stopped, say) loses the pin: the end of the block raises PeerGone then, and
+    /// `Pin.is_intact` tells it before.
     #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
     fn pin(
         &self,
@@ -371,18 +378,18 @@ impl PyReader {
     ) -> PyResult<Pin> {
         let timeout = seconds(timeout)?;
         let request = Request { max_staleness, at_least: min_version, exactly: None };
-        let (facts, address, bytes, asked) = self.unpinned(py, PINNING, timeout, |reading| {
+        let (facts, address, bytes, check, asked) = self.unpinned(py, PINNING, timeout, |reading| {
             let asked = reading.begin(request);
-            let (facts, address, bytes) = hold(py, reading, request, timeout)?;
+            let (facts, address, bytes, check) = hold(py, reading, request, timeout)?;
             self.shared.is_pinned.store(true, Ordering::SeqCst);
             reading.has_brought(&request, &facts);
-            Ok((facts, address, bytes, asked.ended()))
+            Ok((facts, address, bytes, check, asked.ended()))
         })?;
         let (owner, unpin) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let lease = Lease::new(std::ptr::with_exposed_provenance_mut(address), bytes, owner);
         let lease = Arc::new(lease.for_a_while("its pin has ended", move || unpin.unpin()));
         let storage = Storage::Whole(Arc::clone(&lease));
-        Ok(Pin::new(self.read(Arc::clone(&self.whole), storage, facts, asked), lease))
+        Ok(Pin::new(self.read(Arc::clone(&self.whole), storage, facts, asked), lease, check))
     }
 
     /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments

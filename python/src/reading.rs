@@ -8,7 +8,7 @@ use pyo3::{PyResult, Python};
 
 use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::mem::ForkGuard;
-use slackline::internals::param::PinError;
+use slackline::internals::param::{PinCheck, PinError};
 use slackline::scheme::Bound;
 use slackline::weights::{Reader, Wanted};
 use slackline::{Error, Version};
@@ -209,7 +209,7 @@ pub(crate) fn hold(
     reading: &mut Reading,
     request: Request,
     timeout: Duration,
-) -> PyResult<(Facts, usize, usize)> {
+) -> PyResult<(Facts, usize, usize, PinCheck)> {
     let (reader, closing) = (&mut reading.reader, &reading.closing);
     let mut seen = 0;
     let held = closing.in_slices(py, PINNING, timeout, |slice| {
@@ -225,7 +225,8 @@ pub(crate) fn hold(
                     return Ok(None);
                 }
                 let held = reader.held().ok_or_else(not_mapped)?;
-                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len())))
+                let check = reader.held_check().ok_or_else(not_mapped)?;
+                Ok(Some((facts, held.as_ptr().expose_provenance(), held.len(), check)))
             }
             Err(Error::Deadline { .. }) => Ok(None),
             Err(error) => Err(error.into()),

@@ -173,6 +173,58 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(pair: Pair) -> None:
     assert reader.pull(min_version=2).version == 2
 
 
+def test_memory_that_is_lent_for_a_while_is_not_lent_in_a_forked_child() -> None:
+    with slackline.Publisher(version(0), transport="shm") as publisher, slackline.Reader(publisher.address) as reader:
+        with reader.pin() as pinned, publisher.frame() as frame:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    for lent in (pinned, frame):
+                        try:
+                            lent["a"].numpy()
+                            break
+                        except (slackline.OutOfTurn, BufferError) as error:
+                            assert "forked" in str(error), error
+                    else:
+                        status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            frame["a"].numpy()[:] = 1
+            assert pinned["a"].numpy().sum() == 0
+
+
+def test_a_pin_that_was_lost_is_told_at_the_end_of_its_block(python: Start) -> None:
+    with slackline.Publisher(version(0), transport="shm", lease=0.3) as publisher:
+        child = python(
+            """
+            reader = slackline.Reader(address)
+            pin = reader.pin()
+            try:
+                with pin as snapshot:
+                    print(pin.is_intact(), snapshot["a"].numpy().sum())
+                    sys.stdin.readline()
+                    print(pin.is_intact())
+            except slackline.PeerGone as error:
+                print("lost" if "several versions" in str(error) else error)
+            """,
+            address=publisher.address,
+        )
+        assert child.stdout.readline() == "True 0.0\n"
+        child.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        while publisher.readers:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for number in range(1, 6):
+            publisher.publish(version(number))
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert [child.stdout.readline(), child.stdout.readline()] == ["False\n", "lost\n"]
+
+
 def test_a_child_of_multiprocessing_that_forks_ends_well(python: Start) -> None:
     child = python(
         """

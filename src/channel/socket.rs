@@ -27,13 +27,23 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Begins to listen at an address, without waiting for connections; port 0 takes any that is free.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = TcpListener::bind(address)?;
-    socket.set_nonblocking(true)?;
-    tune(&socket)?;
+    let socket = new_socket(address)?;
     probe(&socket)?;
+    rustix::net::bind(&socket, &address)?;
+    let socket = TcpListener::from(socket);
+    // The connections that it accepts have the options that it has from now on.
     defer_accept(&socket)?;
-    // The standard library asks for a queue of 128.
     rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// A socket that a port can be bound to though connections of its last owner are still being forgotten, or a client had
+/// it as its own.
+fn new_socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    tune(&socket)?;
     Ok(socket)
 }
 
@@ -47,9 +57,7 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAdd
 
 /// Begins to connect. The caller has the system [`probe`] the peer once it has something to say to it.
 pub(super) fn dial(address: SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket: OwnedFd = rustix::net::socket_with(family, SocketType::STREAM, FLAGS, None)?;
-    tune(&socket)?;
+    let socket = new_socket(address)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
         Err(error) => Err(error.into()),
@@ -69,6 +77,16 @@ fn tune(socket: impl AsFd) -> io::Result<()> {
 /// echoes that time, until it has told a later one itself, seconds later.
 pub(super) fn probe(socket: impl AsFd) -> io::Result<()> {
     Ok(sockopt::set_socket_keepalive(socket, true)?)
+}
+
+/// Has the system wait for a peer that answers its probes and reads nothing for as long as it likes.
+pub fn wait_for_slow_reader(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_tcp_user_timeout(socket, 0)?)
+}
+
+/// Ends a connection at once when it is closed, so that its port is free.
+pub(super) fn reset_on_close(socket: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
 /// Has the system wait for so long, and for 3 to 15 s, before it takes a peer for gone that says nothing or owes

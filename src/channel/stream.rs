@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::greeting::{Agreed, Greeting, GreetingRefusal, GreetingStep, refusal};
 use super::session::{HEADER_BYTES, Session, body_bytes};
-use super::socket::{self, dial, probe};
+use super::socket::{self, dial, probe, reset_on_close};
 use super::{ChannelError, ChannelTerms, DataKeys, Identity};
 use crate::time::Duration;
 
@@ -204,14 +204,16 @@ impl Channel {
             Ok(Some(error)) | Err(error) => return Err(failed(error)),
         }
         if is_its_own_peer(&self.stream) {
+            // Else its port could not be bound to for a minute, by the listener that is waited for.
+            let _as_before = reset_on_close(&self.stream);
             return Err(failed(Errno::CONNREFUSED.into()));
         }
-        // The first bytes follow at once.
-        probe(&self.stream).map_err(failed)?;
         self.redial = None;
         if let StreamState::Dialling(greeting) = std::mem::replace(&mut self.state, StreamState::Failed) {
             self.state = StreamState::Greeting(greeting);
         }
+        self.flush()?;
+        probe(&self.stream).map_err(failed)?;
         Ok(true)
     }
 
@@ -302,6 +304,11 @@ impl Channel {
     /// True if nothing waits to be sent.
     pub fn is_flushed(&self) -> bool {
         self.sent == self.outbox.len() && self.early.is_empty()
+    }
+
+    /// True if it waits for its connection, or for room to send; otherwise it waits for bytes.
+    pub fn waits_to_send(&self) -> bool {
+        matches!(self.state, StreamState::Dialling(_)) || self.sent < self.outbox.len()
     }
 
     /// The other side's address.

@@ -395,12 +395,15 @@ fn a_port_at_which_no_process_listens_is_not_the_clients_own() {
     let stream = TcpStream::from(own);
     connect(&stream, &stream.local_addr().unwrap()).unwrap();
     stream.set_nonblocking(true).unwrap();
+    let address = stream.local_addr().unwrap();
     match Channel::dialled(stream, &terms(None)).poll().unwrap_err() {
         ChannelError::System { operation: "connect", source } => {
             assert_eq!(source.kind(), std::io::ErrorKind::ConnectionRefused);
         }
         error => panic!("{error}"),
     }
+    // The listener that was to be there finds its port free.
+    super::listen(address).unwrap();
 }
 
 /// Since Linux 6.15 a listener that waits for a client's first bytes takes none that echo a time which it has told in

@@ -224,7 +224,9 @@ impl<E: Endpoint> Link<E> {
                 Some(doorbell) => transport.connect_to_be_woken(address, offer, doorbell)?,
             };
             match Self::exchange_once::<T>(&runtime, connecting, address, deadline, timeout).await {
-                Err(Error::Connect(ConnectError::Closed { .. })) if runtime.now() + pause < deadline => {
+                Err(Error::Connect(error))
+                    if error.is_lost_handshake() && runtime.now() + pause < deadline =>
+                {
                     tracing::debug!(%address, "turned away in the handshake; asking again");
                     runtime.sleep(pause).await;
                     pause = (2 * pause).min(ASK_AGAIN.1);

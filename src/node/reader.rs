@@ -24,8 +24,8 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinnedFrame, Pins, PullOptions,
-    Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
+    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinCheck, PinnedFrame, Pins,
+    PullOptions, Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -616,6 +616,12 @@ impl<T: Transport> Reader<T> {
     #[doc(hidden)]
     pub fn is_intact(&self) -> bool {
         self.link.pins.as_ref().is_some_and(Pins::is_intact)
+    }
+
+    /// What says the same while another thread uses this reader.
+    #[doc(hidden)]
+    pub fn held_check(&self) -> Option<PinCheck> {
+        self.link.pins.as_ref().and_then(Pins::check)
     }
 
     /// Lets go of what [`hold`](Self::hold) has pinned.

@@ -49,7 +49,7 @@ pub use layout::{
 };
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
-pub use pin::{PinError, PinnedFrame, Pins};
+pub use pin::{PinCheck, PinError, PinnedFrame, Pins};
 pub use position::{Joiner, RelayNotice, TreeOwner, TreePosition};
 #[cfg(any(test, fuzzing))]
 pub(crate) use position::{fuzz_position, position_samples};

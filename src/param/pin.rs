@@ -181,13 +181,15 @@ impl Pins {
     /// was stopped for longer than its lease may have lost the pin meanwhile, and asks after it has used the bytes.
     pub fn is_intact(&self) -> bool {
         let Some((frame, pulled)) = self.held else { return false };
-        // The loads of the bytes come before that of the header.
-        if !mutant!("intact_fence") {
-            fence(Acquire);
-        }
-        let line = self.control.as_volatile().subslice(self.source.layout.frame_header(frame), LINE);
-        let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
-        header.is_whole() && header.version == pulled.version
+        let at = self.source.layout.frame_header(frame);
+        is_version(self.control.as_volatile().subslice(at, LINE), pulled.version)
+    }
+
+    /// What says the same of the frame that is held, in any thread.
+    pub fn check(&self) -> Option<PinCheck> {
+        let (frame, pulled) = self.held?;
+        let header = self.control.slice(self.source.layout.frame_header(frame), LINE).ok()?;
+        Some(PinCheck { header, version: pulled.version })
     }
 
     /// The newest version now.
@@ -205,6 +207,30 @@ impl Pins {
         self.held = None;
         // All loads of the frame come before the owner may write it.
         self.word.as_volatile().store(0, 0, ordering!("unpin_release", Release));
+    }
+}
+
+/// Whether the header in this line says that the frame has a version, once all loads of the frame before are done.
+fn is_version(line: VolatileSlice<'_>, version: Version) -> bool {
+    // The loads of the bytes come before that of the header.
+    if !mutant!("intact_fence") {
+        fence(Acquire);
+    }
+    let header = FrameHeader::from_words(std::array::from_fn(|index| line.load(index * 8, Acquire)));
+    header.is_whole() && header.version == version
+}
+
+/// Looks whether a frame that was pinned is still what it was: see [`Pins::is_intact`].
+#[derive(Clone, Debug)]
+pub struct PinCheck {
+    header: LocalSlice,
+    version: Version,
+}
+
+impl PinCheck {
+    /// True if all that was read of the frame before was of the version that was pinned.
+    pub fn is_intact(&self) -> bool {
+        is_version(self.header.as_volatile(), self.version)
     }
 }
 

@@ -275,6 +275,17 @@ impl ConnectError {
         }
     }
 
+    /// True if the peer was reached, and the connection ended before it had answered: it may be asked again.
+    pub(crate) fn is_lost_handshake(&self) -> bool {
+        match self {
+            ConnectError::Closed { .. } => true,
+            ConnectError::System { operation, source, .. } => {
+                *operation != "connect" && source.kind() == io::ErrorKind::TimedOut
+            }
+            _ => false,
+        }
+    }
+
     /// A host that has not answered by the deadline.
     pub(crate) fn no_answer(address: Address) -> ConnectError {
         let timed_out = io::Error::from_raw_os_error(libc::ETIMEDOUT);

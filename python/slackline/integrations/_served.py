@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from slackline import Error, PeerGone, Publisher, Reader, Snapshot, TensorSpec
+from slackline import DeadlineError, EpochChanged, Error, PeerGone, Publisher, Reader, Snapshot, TensorSpec
 
 from ._hosts import beside, reachable
 from ._torch import host, text, value
 
 _NOTE = 1024
 """The most bytes of the note that says where the state of a step is."""
+
+_CONNECT = 2.0
+"""The longest time in seconds for which the publisher of a state is asked for, before the note is read again."""
 
 
 class Source:
@@ -66,13 +69,15 @@ class Source:
 
 
 class Sink:
-    """Reads the states of a source. The reader stays connected from one state to the next."""
+    """Reads the states of a source. The readers stay connected from one state to the next, and connect again after a
+    loss: of the network, or since this process was stopped for longer than the lease."""
 
     def __init__(self, address: str, secret: Any, timeout: float) -> None:
         self._secret = secret
         self._notes = Reader(address, secret=secret, timeout=timeout)
         self._states: Reader | None = None
-        self._seen = 0
+        # The last note that was read, and the source that wrote it.
+        self._seen, self._epoch = 0, self._notes.epoch
 
     def pull(self, step: int | None, timeout: float) -> Snapshot:
         """The state of a step, for which it waits; without a step, the next one that has not been read."""
@@ -82,9 +87,9 @@ class Sink:
             return max(0.0, until - time.monotonic())
 
         # A step may be read again; a step that is awaited comes with a later note.
-        note = self._notes.pull(min_version=1 if step is not None else self._seen + 1, timeout=left())
+        note = self._note(1 if step is not None else self._seen + 1, left)
         while step is not None and note.step != step:
-            note = self._notes.pull(min_version=note.version + 1, timeout=left())
+            note = self._note(note.version + 1, left)
         while True:
             where = value(note, "note")
             try:
@@ -93,19 +98,42 @@ class Sink:
             except Overtaken:
                 if step is not None:
                     raise
-            note = self._notes.pull(min_version=note.version + 1, timeout=left())
+                note = self._note(note.version + 1, left)
+            except (PeerGone, DeadlineError):
+                if left() == 0:
+                    raise
+                # Its publisher may have given way to the next one, at another address.
+                newer = self._note(1, left)
+                if step is not None and newer.step != step:
+                    raise Overtaken(f"the state of step {note.step} has given way to that of step {newer.step}") from None
+                note = newer
         if snapshot.step != note.step:
             raise Overtaken(f"the state of step {note.step} has given way to that of step {snapshot.step}")
         self._seen = note.version
         return snapshot
 
+    def _note(self, at_least: int, left: Callable[[], float]) -> Snapshot:
+        """The newest note, at least of this version unless another source has come at the address."""
+        while True:
+            if self._notes.epoch != self._epoch:
+                self._seen, self._epoch, at_least = 0, self._notes.epoch, 1
+            try:
+                return self._notes.pull(min_version=at_least, timeout=left())
+            except (PeerGone, EpochChanged):
+                if left() == 0:
+                    raise
+            # Within the time that is left, or the loss is told by the next call.
+            self._notes.reconnect(timeout=left())
+
     def _read(self, address: str, epoch: int, version: int, left: Callable[[], float]) -> Snapshot:
         for kept in (True, False):
             there = None if self._states is None else (self._states.address, self._states.epoch)
             if self._states is None or there != (address, epoch) or not kept:
-                if self._states is not None:
-                    self._states.close()
-                self._states = Reader(address, secret=self._secret, timeout=left())
+                before, self._states = self._states, None
+                if before is not None:
+                    before.close()
+                # Not for longer: the state may be elsewhere by then.
+                self._states = Reader(address, secret=self._secret, timeout=min(_CONNECT, left()))
                 if self._states.epoch != epoch:
                     raise Overtaken(f"the states of epoch {epoch} have given way to those of another publisher")
             try:

@@ -35,7 +35,7 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
         self._timeout = timeout
         self._options = options
         self._source: Source | None = None
-        self._address = ""
+        self._address, self._round = "", 0
         self._sink: tuple[str, Sink] | None = None
         self._kept: Snapshot | None = None
         self._rounds = 0
@@ -43,19 +43,23 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
     def prepare(self) -> dict[str, Any]:
         if self._is_master and self._source is None:
             self._source = Source(self._options)
-        return {"address": None if self._source is None else self._source.address}
+        # Numbers of steps may be missing or come twice: the master numbers the rounds.
+        return {"address": None if self._source is None else self._source.address, "round": self._rounds + 1}
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        addresses = [one["address"] for one in metadata if one["address"] is not None]
-        if len(addresses) != 1:
-            raise ValueError(f"one rank of the trainer publishes, and {len(addresses)} would")
-        return {"address": addresses * actor_wg_world_size}, {"address": addresses * rollout_world_size}
+        masters = [one for one in metadata if one["address"] is not None]
+        if len(masters) != 1:
+            raise ValueError(f"one rank of the trainer publishes, and {len(masters)} would")
+        of_all = {name: [masters[0][name]] for name in ("address", "round")}
+        sizes = (actor_wg_world_size, rollout_world_size)
+        trainer, rollouts = ({name: found * size for name, found in of_all.items()} for size in sizes)
+        return trainer, rollouts
 
     def init_process_group(self, **arguments: Any) -> None:
-        self._address = arguments["address"]
+        self._address, self._round = arguments["address"], arguments["round"]
 
     def finalize(self) -> None:
         """Nothing: connections and memory stay for the next round."""
@@ -68,16 +72,15 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
                 # What yields the weights may use their memory again.
                 tensors[name] = weight.detach().to("cpu", copy=True)
         if self._source is not None:
-            self._rounds += 1
-            step = self._rounds if global_steps is None else global_steps
-            await asyncio.to_thread(self._source.publish, tensors, step, self._timeout)
+            self._rounds = self._round
+            await asyncio.to_thread(self._source.publish, tensors, self._round, self._timeout)
         return {}
 
     # verl iterates over what these yield, and annotates them as coroutines.
     async def receive_weights(  # type: ignore[override, unused-ignore]
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        self._kept = await asyncio.to_thread(self._pull, global_steps)
+        self._kept = await asyncio.to_thread(self._pull, self._round)
         async for pair in self.get_weights():
             yield pair
 
@@ -91,12 +94,12 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
         for name in snapshot:
             yield name, snapshot[name].torch()
 
-    def _pull(self, step: int | None) -> Snapshot:
+    def _pull(self, number: int) -> Snapshot:
         if self._sink is None or self._sink[0] != self._address:
             if self._sink is not None:
                 self._sink[1].close()
             self._sink = self._address, Sink(self._address, self._options.get("secret"), self._timeout)
-        return self._sink[1].pull(step, self._timeout)
+        return self._sink[1].pull(number, self._timeout)
 
 
 async def _each(weights: Any) -> AsyncGenerator[tuple[str, torch.Tensor], None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: `cargo xtask wheel --integrations` installs it")
 
-from slackline import Publisher
+from slackline import Error, Publisher
+from slackline.integrations import _served
 from slackline.integrations._hosts import VARIABLE
 from slackline.integrations._served import Overtaken, Sink, Source
 
@@ -51,6 +54,72 @@ def test_a_sink_waits_for_no_version_of_another_publisher_than_the_note_names() 
             assert sink._read(address, second.epoch, 1, lambda: 30.0).version == 1
         sink.close()
     finally:
+        source.close()
+
+
+STOPPED = """
+import sys
+from slackline.integrations._served import Sink
+sink = Sink(sys.argv[1], None, 30.0)
+for step in (1, 2):
+    print(sink.pull(step, 30.0)["w"].torch().tolist(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_sink_that_was_stopped_for_longer_than_the_lease_goes_on() -> None:
+    source = Source({"address": "127.0.0.1:0", "lease": 0.3})
+    try:
+        source.publish({"w": torch.ones(3)}, 1, 30.0)
+        command = [sys.executable, "-c", STOPPED, source.address]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as child:
+            assert child.stdout is not None and child.stdin is not None
+            assert child.stdout.readline() == "[1.0, 1.0, 1.0]\n"
+            child.send_signal(signal.SIGSTOP)
+            deadline = time.monotonic() + 30
+            while source._notes.readers:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            source.publish({"w": torch.full((3,), 2.0)}, 2, 30.0)
+            child.send_signal(signal.SIGCONT)
+            child.stdin.write("\n\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "[2.0, 2.0, 2.0]\n"
+    finally:
+        source.close()
+
+
+def test_a_sink_goes_on_with_the_source_that_comes_after_one_at_its_address() -> None:
+    name = f"@slackline-test-{time.time_ns()}"
+    source = Source({"address": name})
+    sink = Sink(name, None, 30.0)
+    for number in (1, 2):
+        for step in (1, 2, 3):
+            source.publish({"w": torch.full((3,), 10.0 * number + step)}, step, 30.0)
+            # The numbers of the notes begin again with the second source.
+            assert sink.pull(None, 30.0)["w"].torch().tolist() == [10.0 * number + step] * 3
+        source.close()
+        source = Source({"address": name})
+    source.close()
+    sink.close()
+
+
+def test_a_sink_outlives_a_publisher_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source({"address": "127.0.0.1:0"})
+    sink = Sink(source.address, None, 30.0)
+    try:
+        source.publish({"w": torch.ones(3)}, 1, 30.0)
+        assert sink.pull(1, 30.0)["w"].torch().tolist() == [1] * 3
+        # The state is given back, and is sent again at another address while a sink asks for it.
+        source.drop()
+        monkeypatch.setattr(_served, "_CONNECT", 0.2)
+        with pytest.raises(Error):
+            sink.pull(1, 0.5)
+        threading.Timer(0.5, source.publish, ({"w": torch.full((3,), 2.0)}, 1, 30.0)).start()
+        assert sink.pull(1, 30.0)["w"].torch().tolist() == [2] * 3
+    finally:
+        sink.close()
         source.close()
 
 

@@ -70,12 +70,16 @@ def test_each_rollout_receives_the_weights_of_the_step(transport: str, numbered:
             check(found, number)
 
 
-def test_rollouts_may_come_and_go_between_updates() -> None:
+@pytest.mark.parametrize("steps", [(1, 2, 3), (None, None, None), (5, 5, 5)])
+def test_rollouts_may_come_and_go_between_updates(steps: tuple[int | None, ...]) -> None:
     trainers, rollouts = make({})
-    asyncio.run(update(trainers, rollouts, 1, 1))
+    asyncio.run(update(trainers, rollouts, steps[0], 1))
     _more, others = make({})
-    for found in asyncio.run(update(trainers, [rollouts[0], *others], 2, 2)):
+    for found in asyncio.run(update(trainers, [rollouts[0], *others], steps[1], 2)):
         check(found, 2)
+    # One that has missed an update gets this one.
+    for found in asyncio.run(update(trainers, rollouts, steps[2], 3)):
+        check(found, 3)
 
 
 def test_the_last_weights_can_be_had_again() -> None:

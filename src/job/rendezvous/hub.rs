@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Introduction, MAX_MEMBERS, Member, MemberId, MemberRole, RendezvousError};
 use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, allow_silence, listen};
+use crate::mem::ForkGuard;
 use crate::node::now;
 use crate::transport::wireup::{Newcomer, Newcomers, accept};
 
@@ -69,6 +70,7 @@ pub struct Hub {
     ids: u64,
     changed: bool,
     told: Option<Instant>,
+    guard: ForkGuard,
 }
 
 /// A process that has not introduced itself.
@@ -95,6 +97,15 @@ struct Inside {
     member: Member,
     /// The reason for which the member is to go.
     failed: Option<String>,
+    /// It is still to be told the list of members.
+    is_stale: bool,
+}
+
+impl Inside {
+    /// Ends the connection, though a forked child may hold a copy of the descriptor.
+    fn end(&self) {
+        let _gone = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Write);
+    }
 }
 
 impl Hub {
@@ -121,6 +132,7 @@ impl Hub {
             ids: 0,
             changed: false,
             told: None,
+            guard: ForkGuard::new(),
         })
     }
 
@@ -212,7 +224,7 @@ impl Hub {
             if let Err(error) = allow_silence(&channel, self.options.silence) {
                 tracing::warn!(%error, "a member that is silent for seconds will be taken for gone");
             }
-            self.inside.push(Inside { channel, member: member.clone(), failed: None });
+            self.inside.push(Inside { channel, member: member.clone(), failed: None, is_stale: true });
             self.events.push_back(HubEvent::Joined(member));
             self.changed = true;
         }
@@ -277,20 +289,27 @@ impl Hub {
             tracing::info!(role = %inside.member.role, role_rank = inside.member.role_rank, reason, "left");
             events.push_back(HubEvent::Left { member: inside.member.clone(), reason });
             *changed = true;
+            inside.end();
             false
         });
     }
 
-    /// Tells all members that are in.
+    /// Tells all members that are in. One that has not taken the last list yet is told the newest later: lists do not
+    /// pile up for a process that reads nothing.
     fn tell(&mut self) {
-        if !self.changed || self.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+        if self.changed && self.told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            self.changed = false;
+            self.told = Some(Instant::now());
+            self.inside.iter_mut().for_each(|inside| inside.is_stale = true);
+        }
+        let is_due = |inside: &Inside| inside.is_stale && inside.channel.is_flushed();
+        if !self.inside.iter().any(is_due) {
             return;
         }
-        self.changed = false;
-        self.told = Some(Instant::now());
         let members: Vec<Member> = self.members().cloned().collect();
         let message = encode(&FromHub::Members(members));
-        for inside in &mut self.inside {
+        for inside in self.inside.iter_mut().filter(|inside| is_due(inside)) {
+            inside.is_stale = false;
             if let Err(error) = inside.channel.send(&message) {
                 inside.failed = Some(error.to_string());
             }
@@ -349,8 +368,19 @@ impl Hub {
     }
 }
 
+impl Drop for Hub {
+    /// The meeting ends here, and its port is free, though a forked child may hold copies of the descriptors.
+    fn drop(&mut self) {
+        if self.guard.is_inherited() {
+            return;
+        }
+        let _never_connected = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        self.inside.iter().for_each(Inside::end);
+    }
+}
+
 fn interest(channel: &Channel) -> PollFlags {
-    if channel.is_flushed() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
+    if channel.waits_to_send() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
 }
 
 #[cfg(test)]
@@ -359,6 +389,41 @@ mod tests {
     use std::net::TcpStream;
 
     use super::*;
+
+    #[test]
+    fn a_port_is_free_when_its_hub_ends_though_its_descriptor_is_held_elsewhere() {
+        let hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        // As a forked child holds it.
+        let (address, _copy) = (hub.address, hub.listener.try_clone().unwrap());
+        drop(hub);
+        Hub::listen(address, HubOptions::default()).unwrap();
+    }
+
+    #[test]
+    fn lists_do_not_pile_up_for_a_member_that_reads_nothing() {
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let address = hub.address.to_string();
+        let introduction = Introduction::new(MemberRole::Worker, super::super::Host::own());
+        let joining = std::thread::spawn(move || {
+            let timeout = Duration::from_secs(60);
+            super::super::Membership::join(&address, introduction, None, timeout).unwrap()
+        });
+        while !joining.is_finished() {
+            hub.poll();
+            hub.wait(Duration::from_millis(1));
+        }
+        let _reads_nothing = joining.join().unwrap();
+        let list = encode(&FromHub::Members(hub.members().cloned().collect())).len();
+        for _ in 0..100_000 {
+            (hub.changed, hub.told) = (true, None);
+            hub.tell();
+        }
+        let waits: Vec<usize> = hub.inside.iter().map(|inside| inside.channel.backlog()).collect();
+        assert!(
+            waits.len() == 1 && waits[0] > 0 && waits[0] < 4 * list,
+            "{waits:?} bytes wait of lists of {list}"
+        );
+    }
 
     #[test]
     fn a_hub_without_descriptors_waits_and_does_not_spin() {

@@ -10,6 +10,7 @@ use super::resolve::resolve;
 use super::wire::{FromHub, LIMIT, ToHub, decode, encode};
 use super::{Introduction, MAX_MESSAGE_BYTES, Member, MemberId, RendezvousError};
 use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Secret, allow_silence};
+use crate::mem::ForkGuard;
 use crate::transport::Address;
 
 /// Between two tries to reach rank 0, which may start later than the others.
@@ -37,6 +38,7 @@ pub struct Membership {
     generation: u64,
     epoch: u64,
     members: Vec<Member>,
+    guard: ForkGuard,
 }
 
 impl Membership {
@@ -179,6 +181,15 @@ impl Membership {
     }
 }
 
+impl Drop for Membership {
+    /// The membership ends here, though a forked child may hold a copy of the descriptor.
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            let _gone = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
 enum JoinFailure {
     /// Trying again would not help.
     Final(RendezvousError),
@@ -218,7 +229,8 @@ fn join_at(
     match decode(&answer) {
         Some(FromHub::Welcome { id, role_rank, generation, epoch }) => {
             let address = address.to_owned();
-            Ok(Membership { channel, address, id, role_rank, generation, epoch, members: Vec::new() })
+            let (members, guard) = (Vec::new(), ForkGuard::new());
+            Ok(Membership { channel, address, id, role_rank, generation, epoch, members, guard })
         }
         Some(FromHub::Refuse { reason, again: true }) => Err(JoinFailure::Full(reason)),
         Some(FromHub::Refuse { reason, again: false }) => {
@@ -232,10 +244,8 @@ fn join_at(
 }
 
 fn wait(channel: &Channel, timeout: Duration, wake: Option<BorrowedFd<'_>>) {
-    // A channel that is being dialled becomes writable, one that is open readable.
-    let flags = if channel.is_open() && channel.is_flushed() { PollFlags::IN } else { PollFlags::all() };
-    let flags = flags & (PollFlags::IN | PollFlags::OUT);
-    // A greeting that waits for an answer is writable all the time: look again soon, but do not spin.
+    let flags = if channel.waits_to_send() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+    // One that is not connected yet may have to be dialled again.
     let timeout = if channel.is_open() { timeout } else { timeout.min(Duration::from_millis(20)) };
     let timeout = rustix::time::Timespec {
         tv_sec: timeout.as_secs() as i64,
@@ -247,4 +257,51 @@ fn wait(channel: &Channel, timeout: Duration, wake: Option<BorrowedFd<'_>>) {
     let mut sockets = [socket, wake];
     // Interrupted or refused, it is only a shorter wait.
     let _ready = rustix::event::poll(&mut sockets, Some(&timeout));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::{Host, Hub, HubEvent, HubOptions, MemberRole};
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_process_that_waits_for_its_welcome_does_not_spin() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let terms = ChannelTerms::new(Purpose::Rendezvous);
+        let mut channel = Channel::connect(silent.local_addr().unwrap(), &terms).unwrap();
+        channel.send(b"an introduction").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while channel.waits_to_send() {
+            assert!(channel.poll().unwrap().is_none() && Instant::now() < deadline);
+        }
+        let begun = Instant::now();
+        wait(&channel, Duration::from_millis(50), None);
+        assert!(begun.elapsed() >= Duration::from_millis(20), "it looked again at once");
+    }
+
+    #[test]
+    fn a_membership_ends_with_its_owner_though_its_descriptor_is_held_elsewhere() {
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let address = hub.address().to_string();
+        let introduction = Introduction::new(MemberRole::Worker, Host::own());
+        let joining =
+            std::thread::spawn(move || Membership::join(&address, introduction, None, PATIENCE).unwrap());
+        let deadline = Instant::now() + PATIENCE;
+        let mut wait_for = |is_it: fn(&HubEvent) -> bool| {
+            while !hub.poll().is_some_and(|event| is_it(&event)) {
+                assert!(Instant::now() < deadline, "it did not come");
+                hub.wait(Duration::from_millis(5));
+            }
+        };
+        wait_for(|event| matches!(event, HubEvent::Joined(_)));
+        let membership = joining.join().unwrap();
+        // As a forked child holds it.
+        let _copy = rustix::io::dup(&membership.channel).unwrap();
+        drop(membership);
+        wait_for(|event| matches!(event, HubEvent::Left { .. }));
+    }
 }

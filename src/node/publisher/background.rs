@@ -161,6 +161,12 @@ impl<T: Transport> BackgroundPublisher<T> {
         self.shared.publisher().table().clone()
     }
 
+    /// The bytes of a version.
+    #[doc(hidden)]
+    pub fn bytes(&self) -> usize {
+        self.shared.publisher().table().bytes() as usize
+    }
+
     /// This incarnation of the publisher: a random number.
     pub fn epoch(&self) -> u64 {
         self.shared.publisher().epoch()
@@ -324,7 +330,9 @@ impl<T: Transport> Draft<T> {
         }
     }
 
-    fn expect_copied(&mut self) -> Result<(), Error> {
+    /// Checks that no GPU copies into the draft.
+    #[doc(hidden)]
+    pub fn expect_copied(&mut self) -> Result<(), Error> {
         match self.copies.are_done()? {
             true => Ok(()),
             false => {

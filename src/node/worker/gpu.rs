@@ -83,6 +83,13 @@ impl<T: Transport> Step<'_, T> {
         Ok(stream.encode_to_host(from, &into, encoding, worker.copies.tickets())?)
     }
 
+    /// Checks that the whole gradient has so many bytes.
+    #[doc(hidden)]
+    pub fn expect_gradient(&self, given: usize) -> Result<(), Error> {
+        let expected = self.worker.gradient_bytes() as usize;
+        if given == expected { Ok(()) } else { Err(Error::Length { given, expected }) }
+    }
+
     /// True once GPUs have copied all that this step has asked for. It does not wait.
     ///
     /// # Errors
@@ -109,11 +116,8 @@ impl<T: Transport> Step<'_, T> {
         loss: Option<f32>,
         timeout: Duration,
     ) -> Result<(), Error> {
+        self.expect_gradient(from.bytes())?;
         let worker = &mut *self.worker;
-        if from.bytes() as u64 != worker.gradient_bytes() {
-            let (given, expected) = (from.bytes(), worker.gradient_bytes() as usize);
-            return Err(Error::Length { given, expected });
-        }
         if worker.options.checksums {
             return Err(NEEDS_CHECKSUM.into());
         }

@@ -103,15 +103,12 @@ impl TcpEndpoint {
 
     #[cold]
     fn end(&mut self, broken: Option<Broken>) {
-        if let Some(Broken(reason)) = broken {
-            if reason != ENDED {
-                // The end of the other lanes, which follows, tells less.
-                self.connection.fail(reason);
-            }
-            // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
-            lock(&self.heartbeat).look();
-            self.connection.fail(reason);
-        }
+        let reason = broken.map(|Broken(reason)| reason);
+        // The end of the other lanes, which follows, tells less.
+        reason.filter(|reason| *reason != ENDED).into_iter().for_each(|reason| self.connection.fail(reason));
+        // The lane for heartbeats may hold what the other one had no room for: why the peer closed them.
+        lock(&self.heartbeat).look();
+        reason.into_iter().for_each(|reason| self.connection.fail(reason));
         if let (Some(data), Some(over)) = (&mut self.data, self.connection.over()) {
             data.end(Broken(over.reason));
         }

@@ -18,7 +18,7 @@ use super::connection::{Connection, lock};
 use super::hello::{Hello, Lane, Note, Ticket};
 use super::socket::Socket;
 use super::target::{ServeOutcome, Target};
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::mem::ForkGuard;
 
 /// The time for which the thread looks for more before it sleeps: a sleeping thread is woken in several
@@ -578,7 +578,13 @@ impl ProgressState {
         // Not polled: what the peer sends next is no message of the channel.
         match channel.flush() {
             Ok(()) if channel.is_flushed() => self.serve(Socket::patient(channel), connection),
-            Ok(()) => self.add(EventSource::Finishing(channel, connection), epoll::EventFlags::OUT),
+            Ok(()) => {
+                // A peer that computes may take the rest of a long answer later.
+                if let Err(error) = channel::wait_for_slow_reader(&channel) {
+                    tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
+                }
+                self.add(EventSource::Finishing(channel, connection), epoll::EventFlags::OUT);
+            }
             Err(_) => self.end(&connection, super::initiator::ENDED),
         }
     }

@@ -51,7 +51,7 @@ impl Socket {
     /// `TCP_USER_TIMEOUT` the system would end a connection whose window was closed for that long, though its peer
     /// answers every probe. That the peer is alive is seen on the lane for heartbeats, and by keep-alive.
     pub(super) fn patient(channel: Channel) -> Socket {
-        if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&channel, 0) {
+        if let Err(error) = channel::wait_for_slow_reader(&channel) {
             tracing::warn!(%error, "a peer that stops reading for seconds will be taken for dead");
         }
         Socket::of_channel(channel, false)
@@ -62,7 +62,7 @@ impl Socket {
         let allowed = channel::allow_silence(&self.stream, silence).and_then(|()| match self.is_timed {
             true => Ok(()),
             // See `patient`.
-            false => Ok(rustix::net::sockopt::set_tcp_user_timeout(&self.stream, 0)?),
+            false => channel::wait_for_slow_reader(&self.stream),
         });
         if let Err(error) = allowed {
             tracing::warn!(%error, "a peer that is silent for seconds will be taken for dead");

@@ -53,7 +53,16 @@ fn offer(grants: Vec<LocalSlice>) -> Offer {
 
 /// Both ends of a connection.
 fn pair(tcp: &Tcp, listener: &mut TcpListener, from_server: Offer) -> (TcpEndpoint, TcpEndpoint, Received) {
-    let mut connecting = tcp.connect(&listener.address(), Offer::default()).unwrap();
+    pair_granting(tcp, listener, from_server, Offer::default())
+}
+
+fn pair_granting(
+    tcp: &Tcp,
+    listener: &mut TcpListener,
+    from_server: Offer,
+    from_client: Offer,
+) -> (TcpEndpoint, TcpEndpoint, Received) {
+    let mut connecting = tcp.connect(&listener.address(), from_client).unwrap();
     let mut from_server = Some(from_server);
     let mut server = None;
     let (client, received) = wait_for("a connection", || {
@@ -411,13 +420,18 @@ fn a_peer_that_takes_no_answers_hears_why_its_connection_is_closed() {
     let mut listener = listen(&tcp);
     // More than any buffer between the two holds.
     let region = tcp.allocate(64 << 20, ALL).unwrap();
-    let (mut client, server, received) = pair(&tcp, &mut listener, offer(vec![region.whole()]));
+    // The client grants memory, too: the server closes lanes of its own.
+    let page = tcp.allocate(4096, ALL).unwrap();
+    let (mut client, server, received) =
+        pair_granting(&tcp, &mut listener, offer(vec![region.whole()]), offer(vec![page.whole()]));
     let local = tcp.allocate(64 << 20, Access::LOCAL).unwrap().whole();
     let operation = Operation::Read { local, remote: received.grants[0], streaming: Streaming::Never };
     client.post(&[WorkRequest::signalled(1, operation)]).unwrap();
     // By then the answer has begun, and stands still.
     std::thread::sleep(Duration::from_millis(200));
     server.close(7);
+    // By then the progress thread has seen the end of the server's lanes.
+    std::thread::sleep(Duration::from_millis(200));
     let read = wait_for("the end of the read", || client.poll());
     assert_eq!((read.result, client.close_code()), (Err(CompletionError::Flushed), Some(7)));
     honest_peers_are_served(&tcp, &mut listener);
