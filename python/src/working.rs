@@ -59,7 +59,7 @@ impl Working {
         targets: &Targets,
     ) -> Result<(), Failure> {
         // SAFETY: the memory of the parameters has the bytes of the table, and no code writes it in a step.
-        unsafe { targets.fill_from(self.parameters.pointer()) };
+        unsafe { targets.fill_from(self.parameters.pointer(), self.bytes) };
         let mut step = worker.resume()?;
         for (array, offset) in targets.on_gpu() {
             let (gpu, stream) = array.stream()?;

@@ -125,6 +125,8 @@ pub struct GroupMember<T: Transport> {
     /// Rounds before this one are over.
     through: u64,
     is_cut_off: bool,
+    /// A member may have been silent only since this member has not seen all that has arrived.
+    is_in_doubt: bool,
     /// True once the member leaves: what the others say of it then matters no more.
     is_leaving: bool,
     statistics: GroupStatistics,
@@ -177,6 +179,7 @@ impl<T: Transport> GroupMember<T> {
             round,
             through: 0,
             is_cut_off: false,
+            is_in_doubt: false,
             is_leaving: false,
             statistics: GroupStatistics::default(),
             forgiven: Instant::ORIGIN,
@@ -334,6 +337,10 @@ impl<T: Transport> GroupMember<T> {
     /// had ended. They can be changed as soon as they are no longer being sent to any member.
     #[doc(hidden)]
     pub fn abandon(&mut self) -> Result<Option<Averaged>, Error> {
+        let is_open = matches!(self.round.phase, RoundPhase::Averaging | RoundPhase::Ending(_));
+        if let Some(begun) = self.round.begun.filter(|_| is_open) {
+            self.statistics.wait += self.now - begun;
+        }
         if self.round.phase == RoundPhase::Averaging {
             self.end(true);
         }
@@ -363,9 +370,16 @@ impl<T: Transport> GroupMember<T> {
                 false => WaitTurn::of(progress),
             })
         });
-        match complete(told)? {
-            Some(()) => Ok(()),
-            None => Err(GroupError::Unheard { ranks: self.unreached(), waited: timeout }.into()),
+        let is_told = complete(told)?.is_some();
+        let missed = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| peer.has_missed_leaving);
+        let mut ranks: Vec<usize> = (0..self.members()).filter(missed).collect();
+        if !is_told {
+            ranks.extend(self.unreached());
+            ranks.sort_unstable();
+        }
+        match ranks.is_empty() {
+            true => Ok(()),
+            false => Err(GroupError::Unheard { ranks, waited: timeout }.into()),
         }
     }
 }

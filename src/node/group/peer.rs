@@ -57,6 +57,10 @@ pub(super) struct GroupPeer<E> {
     /// Parts that are on their way, of each area, announcements of leaving, and news.
     under_way: [u32; 4],
     silence: Silence,
+    /// Bytes of parts that were posted and are not counted yet.
+    pub(super) posted: u64,
+    /// True if it has not heard that this member leaves, and cannot hear it any more.
+    pub(super) has_missed_leaving: bool,
 }
 
 impl<E: Endpoint> GroupPeer<E> {
@@ -74,12 +78,25 @@ impl<E: Endpoint> GroupPeer<E> {
             farewell: Instant::ORIGIN,
             under_way: [0; 4],
             silence: Silence::default(),
+            posted: 0,
+            has_missed_leaving: false,
         }
     }
 
-    /// Listens to its heart; true if that has not beaten for longer than the lease.
-    pub(super) fn is_silent(&mut self, now: Instant, lease: Duration) -> bool {
-        self.silence.observe(now, self.inbox.heartbeat(), lease)
+    /// Listens to its heart; true if that has not beaten for longer than the lease. Unless this member `listens`, beats
+    /// that have come may not be seen yet, and the time since the last look does not count.
+    pub(super) fn is_silent(&mut self, now: Instant, lease: Duration, listens: bool) -> bool {
+        let beat = self.inbox.heartbeat();
+        if listens {
+            return self.silence.observe(now, beat, lease);
+        }
+        self.silence.skip(now, beat);
+        false
+    }
+
+    /// True if it has been silent for so long that this member should make sure that it sees what has arrived.
+    pub(super) fn is_in_doubt(&self, lease: Duration) -> bool {
+        self.silence.is_long(lease)
     }
 
     /// Returns whether the peer is alive, as far as is known.
@@ -112,6 +129,19 @@ impl<E: Endpoint> GroupPeer<E> {
     /// Returns whether everything that the peer was to get has arrived.
     pub(super) fn has_all(&self) -> bool {
         self.under_way == [0; 4] && !self.is_due()
+    }
+
+    /// Returns whether all of a round that the peer was to get has arrived: what else is said to it needs no memory of
+    /// the parameters.
+    pub(super) fn has_all_parts(&self) -> bool {
+        self.parts.iter().all(Option::is_none)
+            && !self.through_is_due
+            && [GroupArea::Summand, GroupArea::Mean].iter().all(|area| !self.is_writing(*area))
+    }
+
+    /// Returns whether the peer is still to hear that this member leaves.
+    pub(super) fn misses_leaving(&self) -> bool {
+        self.leaving_is_due || self.under_way[(LEAVE_ID - PART_ID) as usize] > 0
     }
 
     fn is_due(&self) -> bool {
@@ -176,6 +206,7 @@ impl<E: Endpoint> GroupPeer<E> {
         for area in [GroupArea::Summand, GroupArea::Mean] {
             if let Some((header, payload)) = &self.parts[area as usize] {
                 self.outbox.write(endpoint, area, *header, payload.clone())?;
+                self.posted += header.bytes;
                 self.parts[area as usize] = None;
                 self.under_way[area as usize] += 1;
                 posted = true;

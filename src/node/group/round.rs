@@ -133,7 +133,6 @@ impl<T: Transport> GroupMember<T> {
             if self.terms.checksums {
                 header.checksum = header.checksum_of(payload.as_volatile());
             }
-            self.statistics.bytes += header.bytes;
             peer.parts[GroupArea::Summand as usize] = Some((header, payload));
         }
         Ok(())
@@ -182,7 +181,7 @@ impl<T: Transport> GroupMember<T> {
     /// Ends a round once all that was written in it has arrived: only then is the memory free that it comes from.
     fn settle(&mut self) -> bool {
         let RoundPhase::Ending(averaged) = self.round.phase else { return false };
-        let has_settled = self.peers.iter().flatten().all(|peer| peer.has_all());
+        let has_settled = self.peers.iter().flatten().all(GroupPeer::has_all_parts);
         if has_settled {
             self.round.phase = RoundPhase::Ended(averaged);
         }
@@ -310,7 +309,6 @@ impl<T: Transport> GroupMember<T> {
         for rank in &self.round.view {
             let Some(peer) = &mut self.peers[usize::from(*rank)] else { continue };
             if peer.is_alive() {
-                self.statistics.bytes += header.bytes;
                 peer.parts[GroupArea::Mean as usize] = Some((header, mean.clone()));
             }
         }
@@ -325,7 +323,7 @@ impl<T: Transport> GroupMember<T> {
             let Some(peer) = &self.peers[rank] else { continue };
             // All of this before its parts are looked at: what it wrote of the round is there if it is gone, has
             // ended the round, or has begun another.
-            let is_gone = !peer.is_alive();
+            let (is_gone, has_left) = (!peer.is_alive(), peer.absence == Some(Absence::Left));
             let is_through = peer.inbox.through() > self.round.number;
             let newest = peer.inbox.header(GroupArea::Summand);
             if !self.lacks(index) {
@@ -341,8 +339,10 @@ impl<T: Transport> GroupMember<T> {
                     return Err(GroupError::Disagree { rank, round: self.round.number }.into());
                 }
                 // It began the round again without a member of whose loss it had told before, or it has not heard of
-                // a loss yet.
-                self.adopt(rank)?;
+                // a loss yet. One that was left out has no say.
+                if !is_gone || has_left {
+                    self.adopt(rank)?;
+                }
                 again |= self.round.view.iter().any(|rank| self.gone.contains(usize::from(*rank)));
             }
         }
@@ -372,7 +372,8 @@ impl<T: Transport> GroupMember<T> {
     /// those to which a part is on its way.
     pub(super) fn missing(&self) -> Vec<usize> {
         if self.round.phase != RoundPhase::Averaging {
-            return self.unreached();
+            let has_all = |rank: &usize| self.peers[*rank].as_ref().is_none_or(GroupPeer::has_all_parts);
+            return (0..self.members()).filter(|rank| !has_all(rank)).collect();
         }
         let indices = (0..self.round.view.len()).filter(|index| self.lacks(*index));
         indices.map(|index| usize::from(self.round.view[index])).collect()

@@ -25,11 +25,14 @@ impl<T: Transport> GroupMember<T> {
             return Ok(false);
         }
         self.read = now;
+        // Asked where it matters alone: the answer may cost a system call and wake a thread.
+        let listens = !std::mem::take(&mut self.is_in_doubt) || self.listener.has_caught_up();
         for rank in 0..self.peers.len() {
             let Some(peer) = self.peers[rank].as_mut().filter(|peer| peer.absence.is_none()) else {
                 continue;
             };
-            let is_silent = peer.is_silent(now, self.lease);
+            let is_silent = peer.is_silent(now, self.lease, listens);
+            self.is_in_doubt |= !is_silent && peer.is_in_doubt(self.lease);
             if peer.inbox.has_left() {
                 self.part_with(rank, Absence::Left);
             } else {
@@ -72,7 +75,9 @@ impl<T: Transport> GroupMember<T> {
         let mut progress = false;
         for rank in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[rank] else { continue };
-            match peer.attend(now, self.gone, self.through) {
+            let attended = peer.attend(now, self.gone, self.through);
+            self.statistics.bytes += std::mem::take(&mut peer.posted);
+            match attended {
                 Ok(attended) => progress |= attended,
                 Err(absence) => self.lose(rank, absence)?,
             }
@@ -85,10 +90,11 @@ impl<T: Transport> GroupMember<T> {
     pub(super) fn adopt(&mut self, rank: usize) -> Result<(), Error> {
         let Some(peer) = &self.peers[rank] else { return Ok(()) };
         let gone = peer.inbox.gone();
-        if gone == self.gone {
+        // A member that leaves says so to all that it can reach, whatever others think of them.
+        if gone == self.gone || self.is_leaving {
             return Ok(());
         }
-        if gone.contains(self.rank()) && !self.is_leaving {
+        if gone.contains(self.rank()) {
             return Err(self.cut_off());
         }
         for other in gone.iter(self.peers.len()) {
@@ -115,6 +121,8 @@ impl<T: Transport> GroupMember<T> {
         if self.is_leaving {
             // A member that has heard that this one leaves closes the connection. It is not dead, and those who have
             // not heard yet would take it for dead if they were told.
+            let is_cut_off = matches!(absence, Absence::Silent | Absence::Misbehaved(_));
+            peer.has_missed_leaving |= is_cut_off && peer.misses_leaving();
             return peer.part_with(absence, None);
         }
         match absence {
@@ -146,12 +154,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Three members that have met, in order of rank.
-    fn three() -> [GroupMember<Shm>; 3] {
+    /// Members that have met, in order of rank.
+    fn meet<const MEMBERS: usize>() -> [GroupMember<Shm>; MEMBERS] {
         let listen = |rank| {
-            GroupMember::listen(Shm::new(), &Address::random(), rank, 3, 64, GroupOptions::default()).unwrap()
+            let (address, options) = (Address::random(), GroupOptions::default());
+            GroupMember::listen(Shm::new(), &address, rank, MEMBERS, 64, options).unwrap()
         };
-        let listeners = [0, 1, 2].map(listen);
+        let listeners: [_; MEMBERS] = std::array::from_fn(listen);
         let addresses = listeners.each_ref().map(|listener| listener.address());
         std::thread::scope(|scope| {
             let meet = |listener: crate::node::group::GroupListener<Shm>| {
@@ -163,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_member_that_leaves_does_not_call_those_dead_that_have_heard_of_it() {
-        let [mut leaving, mut hearing, mut third] = three();
+        let [mut leaving, mut hearing, mut third] = meet();
         leaving.is_leaving = true;
         leaving.peers.iter_mut().flatten().for_each(|peer| peer.leaving_is_due = true);
         let deadline = now() + PATIENCE;
@@ -180,5 +189,42 @@ mod tests {
         assert!(!told.contains(1), "it is told that member 1 is gone");
         third.turn(now()).unwrap();
         assert_eq!((third.absence(0), third.absence(1)), (Some(&Absence::Left), None));
+    }
+
+    #[test]
+    fn a_member_that_is_left_out_has_no_say_in_who_else_is_gone() {
+        let [mut first, mut second, _third, mut last] = meet();
+        // The connection between the second and the last has ended. The last one tells the first, and begins the round
+        // without the second.
+        let peer = last.peers[1].as_mut().unwrap();
+        peer.part_with(Absence::Closed(crate::transport::Disconnected { reason: "a test" }), None);
+        last.gone.insert(1);
+        last.peers[0].as_mut().unwrap().gone_is_due = true;
+        let group = [0, 1, 2, 3];
+        last.start_average(0, &group).unwrap();
+        let deadline = now() + PATIENCE;
+        let turn_until = |member: &mut GroupMember<Shm>, is_done: fn(&GroupMember<Shm>) -> bool| {
+            while !is_done(member) {
+                assert!(now() < deadline, "it was not done");
+                member.turn(now()).unwrap();
+            }
+        };
+        let has_told_the_first = |member: &GroupMember<Shm>| member.peers[0].as_ref().unwrap().has_all();
+        last.turn(now()).unwrap();
+        turn_until(&mut last, has_told_the_first);
+        // The second one finds its connection closed, and tells the first, too.
+        turn_until(&mut second, |member| member.absence(3).is_some());
+        turn_until(&mut second, has_told_the_first);
+        first.start_average(0, &group).unwrap();
+        first.turn(now()).unwrap();
+        assert_eq!((first.absence(3), first.absence(1)), (Some(&Absence::Told { by: 1 }), None));
+    }
+
+    #[test]
+    fn parts_that_were_never_posted_are_not_counted() {
+        let [mut member, _other] = meet();
+        member.start_average(0, &[0, 1]).unwrap();
+        member.abandon().unwrap();
+        assert_eq!((member.statistics().bytes, member.statistics().rounds), (0, 1));
     }
 }
