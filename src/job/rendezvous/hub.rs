@@ -224,7 +224,7 @@ impl Hub {
             if let Err(error) = allow_silence(&channel, self.options.silence) {
                 tracing::warn!(%error, "a member that is silent for seconds will be taken for gone");
             }
-            self.inside.push(Inside { channel, member: member.clone(), failed: None, is_stale: true });
+            self.inside.push(Inside { channel, member: member.clone(), failed: None, is_stale: false });
             self.events.push_back(HubEvent::Joined(member));
             self.changed = true;
         }
