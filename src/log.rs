@@ -51,7 +51,7 @@ impl<F: Fn(LogLine) + Send + Sync + 'static> Subscriber for LineSubscriber<F> {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        let last = LEVELS.iter().filter(|level| number(level) <= LAST.load(Relaxed)).next_back();
+        let last = LEVELS.iter().rfind(|level| number(level) <= LAST.load(Relaxed));
         Some(last.copied().map_or(LevelFilter::OFF, LevelFilter::from_level))
     }
 
