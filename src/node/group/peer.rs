@@ -36,6 +36,10 @@ impl std::fmt::Display for Absence {
     }
 }
 
+/// The code with which the connection to a member is closed that is left out and has not heard of it: where parts that
+/// are on their way stand before the news, it comes by another lane (over TCP).
+pub(super) const LEFT_OUT: u64 = 1;
+
 pub(super) struct GroupPeer<E> {
     /// The connection; `None` once the peer is gone and knows it. The parts that it wrote before can still be read.
     pub(super) endpoint: Option<E>,
@@ -99,6 +103,11 @@ impl<E: Endpoint> GroupPeer<E> {
         self.silence.is_long(lease)
     }
 
+    /// Returns whether the peer has closed the connection since it takes this member for gone.
+    pub(super) fn has_left_out(&self) -> bool {
+        self.endpoint.as_ref().and_then(Endpoint::close_code) == Some(LEFT_OUT)
+    }
+
     /// Returns whether the peer is alive, as far as is known.
     pub(super) fn is_alive(&self) -> bool {
         self.absence.is_none()
@@ -158,8 +167,10 @@ impl<E: Endpoint> GroupPeer<E> {
         }
         if self.endpoint.is_some() {
             let attended = self.attend_queue(gone, through);
-            // A peer that does not hear it finds its connection closed.
-            if attended.is_err() || self.has_all() || now >= self.farewell {
+            if attended.is_err() || self.has_all() {
+                self.close();
+            } else if now >= self.farewell {
+                self.endpoint.take().into_iter().for_each(|endpoint| endpoint.close(LEFT_OUT));
                 self.close();
             }
         }
@@ -222,5 +233,48 @@ impl<E: Endpoint> GroupPeer<E> {
             (self.leaving_is_due, posted) = (false, true);
         }
         Ok(posted)
+    }
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use crate::node::group::{GroupError, GroupMember, GroupOptions};
+    use crate::node::{Error, now};
+    use crate::transport::tcp::Tcp;
+
+    use super::*;
+
+    #[test]
+    fn a_member_that_is_left_out_behind_a_long_part_hears_of_it() {
+        let patience = Duration::from_secs(60);
+        let listen = |rank| {
+            let (address, options) = ("127.0.0.1:0".parse().unwrap(), GroupOptions::default());
+            GroupMember::listen(Tcp::new(), &address, rank, 2, 64, options).unwrap()
+        };
+        let listeners = [0, 1].map(listen);
+        let addresses = listeners.each_ref().map(|listener| listener.address());
+        let [mut own, mut other] = std::thread::scope(|scope| {
+            let meet = |listener: crate::node::group::GroupListener<Tcp>| {
+                scope.spawn(|| listener.connect(&addresses, patience).unwrap())
+            };
+            listeners.map(meet).map(|member| member.join().unwrap())
+        });
+        own.part_with(1, Absence::Told { by: 2 });
+        // The news is behind a part that does not end.
+        let peer = own.peers[1].as_mut().unwrap();
+        (peer.gone_is_due, peer.under_way[0]) = (false, 1);
+        own.turn(now() + Duration::from_secs(1)).unwrap();
+        let deadline = now() + patience;
+        let error = loop {
+            assert!(
+                now() < deadline && other.absence(0).is_none(),
+                "it goes on alone: {:?}",
+                other.absence(0)
+            );
+            if let Err(error) = other.turn(now()) {
+                break error;
+            }
+        };
+        assert!(matches!(error, Error::Group(GroupError::CutOff { rank: 1 })), "{error}");
     }
 }

@@ -9,7 +9,8 @@ use crate::transport::{Endpoint, Incoming, Listener, Transport};
 /// Period at which a member reads the others' words.
 const READ_EVERY: Duration = Duration::from_millis(1);
 
-/// Longest time that a member which is left out may take to hear of it; one that is alive needs a fraction of this.
+/// Longest time that a member which is left out may take to hear of it. One that is alive needs a fraction of this,
+/// unless long parts are on their way to it.
 const FAREWELL: Duration = Duration::from_millis(100);
 
 /// Period at which connections and the listener are asked: asking may cost system calls.
@@ -107,8 +108,11 @@ impl<T: Transport> GroupMember<T> {
     /// others may have taken it for dead, that is why.
     fn lose(&mut self, rank: usize, absence: Absence) -> Result<(), Error> {
         self.adopt(rank)?;
-        let has_left = self.peers[rank].as_ref().is_some_and(|peer| peer.inbox.has_left());
-        if !has_left && !self.is_leaving && self.heartbeat.overslept(self.forgiven) {
+        let peer = self.peers[rank].as_ref();
+        let has_left = peer.is_some_and(|peer| peer.inbox.has_left());
+        let is_left_out =
+            peer.is_some_and(GroupPeer::has_left_out) || self.heartbeat.overslept(self.forgiven);
+        if !has_left && !self.is_leaving && is_left_out {
             return Err(self.cut_off());
         }
         self.part_with(rank, if has_left { Absence::Left } else { absence });

@@ -278,9 +278,9 @@ impl Endpoint for TcpEndpoint {
     fn close(mut self, code: u64) {
         if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
         {
-            engine.tell(Command::Part(Arc::clone(&self.connection), code));
+            let owners = [self.data.take().map(Initiator::into_socket), lock(&self.heartbeat).take()];
+            engine.tell(Command::Part(Arc::clone(&self.connection), code, owners));
             self.is_forgotten = true;
-            lock(&self.heartbeat).close();
         }
     }
 

@@ -71,8 +71,9 @@ pub(super) enum Command {
     AllowSilence(Arc<Connection>),
     /// Stop serving a connection.
     Forget(Arc<Connection>),
-    /// Stop serving a connection, and tell the peer this code.
-    Part(Arc<Connection>, u64),
+    /// Stop serving a connection, and tell the peer this code. Then close these lanes of its owner's: a peer that found
+    /// them closed before would look for the code too early.
+    Part(Arc<Connection>, u64, [Option<Socket>; 2]),
     /// Wake the peers of all connections that want it.
     Wake,
 }
@@ -557,7 +558,10 @@ impl ProgressState {
                 Command::Serve(socket, connection) => self.serve(socket, connection),
                 Command::AllowSilence(connection) => self.allow_silence(&connection),
                 Command::Forget(connection) => self.forget(&connection),
-                Command::Part(connection, code) => self.part(&connection, code),
+                Command::Part(connection, code, owners) => {
+                    self.part(&connection, code);
+                    drop(owners);
+                }
                 Command::Wake => self.wake_peers(),
             }
         }

@@ -96,7 +96,12 @@ impl HeartbeatLane {
 
     /// Ends the lane, and the heartbeat words with it.
     pub(super) fn close(&mut self) {
+        drop(self.take());
+    }
+
+    /// The same, and leaves the socket to the caller.
+    pub(super) fn take(&mut self) -> Option<Socket> {
         self.connection.fail(ENDED);
-        self.socket = None;
+        self.socket.take()
     }
 }

@@ -148,6 +148,11 @@ impl Initiator {
         &self.socket
     }
 
+    /// Ends it, and gives the memory of its requests back; the socket is the caller's to close.
+    pub(super) fn into_socket(self) -> Socket {
+        self.socket
+    }
+
     #[inline]
     pub(super) fn broken(&self) -> Option<Broken> {
         self.broken

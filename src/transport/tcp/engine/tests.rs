@@ -46,7 +46,7 @@ fn a_peer_that_is_let_go_as_the_thread_ends_is_told_why() {
         assert!(Instant::now() < deadline, "the thread takes no commands");
         std::thread::yield_now();
     }
-    engine.tell(Command::Part(served, 7));
+    engine.tell(Command::Part(served, 7, [None, None]));
     engine.shared.stop.store(true, Ordering::Release);
     drop(held);
     drop(engine);
