@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use super::error::JobError;
 use super::messages::{FromCoordinator, FromMember, encode};
 use super::plan::{JobPlan, Role};
-use super::presence::Presence;
 use super::rendezvous::{self, Hub, HubEvent, MemberId, RendezvousError};
 use super::roster::{RankState, Roster};
+use super::served_workers::ServedWorkers;
 use crate::channel::Secret;
 
 /// The longest time between two looks at the deadlines.
@@ -103,7 +103,7 @@ pub(super) struct Attendance {
     plan: JobPlan,
     world: u32,
     roster: Roster,
-    presence: Presence,
+    served: ServedWorkers,
     /// The workers that have run all their clocks.
     finished: Vec<bool>,
     /// The last failure that each worker told.
@@ -116,9 +116,9 @@ impl Attendance {
     pub(super) fn new(plan: JobPlan, world: u32, now: Instant) -> Attendance {
         let workers = world.saturating_sub(plan.servers) as usize;
         let roster = Roster::new(plan.servers as usize, workers, now);
-        let (presence, finished, causes) =
-            (Presence::new(workers), vec![false; workers], vec![None; workers]);
-        Attendance { plan, world, roster, presence, finished, causes, failure: None }
+        let (served, finished, causes) =
+            (ServedWorkers::new(workers), vec![false; workers], vec![None; workers]);
+        Attendance { plan, world, roster, served, finished, causes, failure: None }
     }
 
     /// Opens the meeting point of these processes.
@@ -135,12 +135,12 @@ impl Attendance {
                 if let Role::Worker(worker) = who {
                     self.finished[worker as usize] = false;
                 }
-                self.presence.join(who, now);
+                self.served.join(who, now);
             }
             HubEvent::Announced(_) => {}
             HubEvent::Said(_, message) => self.receive(who, &message, now),
             HubEvent::Left { member, reason } => {
-                self.presence.lose(who, now);
+                self.served.lose(who, now);
                 if self.has_finished(who) {
                     return;
                 }
@@ -162,7 +162,7 @@ impl Attendance {
 
     fn receive(&mut self, who: Role, message: &[u8], now: Instant) {
         match (postcard::from_bytes(message), who) {
-            (Ok(FromMember::Workers(workers)), _) => self.presence.say(who, workers, now),
+            (Ok(FromMember::Workers(workers)), _) => self.served.say(who, workers, now),
             _ if self.has_finished(who) => {}
             (Ok(FromMember::Plan(plan, world)), _)
                 if plan.agrees_with(&self.plan) && world == self.world => {}
@@ -204,7 +204,7 @@ impl Attendance {
             == self.plan.servers as usize;
         // A process lives on whose worker hangs, or was stopped: it is lost once it had the time to come back.
         let hangs = |worker: u32| {
-            let out = self.presence.out_for(worker, now).filter(|_| has_servers);
+            let out = self.served.out_for(worker, now).filter(|_| has_servers);
             out.filter(|out| *out >= self.plan.timeout)
         };
         // The processes that have something to do and are not here, how long, and whether they were here before.

@@ -23,11 +23,11 @@ pub mod member;
 mod messages;
 mod per_host;
 mod plan;
-mod presence;
 pub mod rendezvous;
 mod roster;
 #[cfg(all(test, feature = "cuda", feature = "tcp"))]
 mod scripted;
+mod served_workers;
 mod server;
 mod server_loop;
 pub mod transports;

@@ -101,8 +101,8 @@ fn a_relay_goes_on_where_it_lost_its_owner_and_so_do_its_readers() {
     let mut reader = Reader::connect(Tcp::new(), last.address(), ReaderOptions::default(), TIMEOUT).unwrap();
     let snapshot = reader.snapshot(Wanted::at_least(version), TIMEOUT).unwrap();
     assert!(snapshot.bytes() == bytes && last.failure().is_none());
-    // Three quarters before, one after, and what was not proved yet: four reads of 2 MiB in flight, and as many that have
-    // come since the look before them was posted.
+    // Three quarters before, one after, and what was not proved yet: four reads of 2 MiB in flight, and as many that
+    // have come since the look before them was posted.
     let read = transport.take_read();
     assert!(read <= BYTES + (16 << 20), "{read} bytes were read of {BYTES}");
     assert!(transport.has_broken(), "the first owner was never lost");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::plan::Role;
 
 /// The workers that are in, as the processes that serve them said last.
-pub(super) struct Presence {
+pub(super) struct ServedWorkers {
     /// The workers at each process that serves some, in order of their numbers.
     said: Vec<(Role, Vec<u32>)>,
     workers: Vec<WorkerPresence>,
@@ -21,9 +21,9 @@ enum WorkerPresence {
     Out(Instant),
 }
 
-impl Presence {
-    pub(super) fn new(workers: usize) -> Presence {
-        Presence { said: Vec::new(), workers: vec![WorkerPresence::Never; workers] }
+impl ServedWorkers {
+    pub(super) fn new(workers: usize) -> ServedWorkers {
+        ServedWorkers { said: Vec::new(), workers: vec![WorkerPresence::Never; workers] }
     }
 
     /// A process says which workers are in at its server.
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_worker_is_out_once_no_server_has_it_any_more() {
         let (begun, second) = (Instant::now(), Duration::from_secs(1));
-        let mut presence = Presence::new(3);
+        let mut presence = ServedWorkers::new(3);
         let [first, last] = [Role::Server(0), Role::Server(1)];
         presence.say(first, vec![2, 0, 9], begun);
         presence.say(last, vec![0], begun);
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(presence.out_for(0, begun + 4 * second), Some(second));
         presence.say(last, vec![0], begun + 4 * second);
         assert_eq!(presence.out_for(0, begun + 9 * second), None);
-        // Another process takes the place of the worker.
+        // Another process is the worker from now on.
         presence.say(last, Vec::new(), begun);
         presence.join(Role::Worker(0), begun);
         assert_eq!(presence.out_for(0, begun + second), None);
