@@ -101,14 +101,14 @@ impl Looked {
     fn commit(&mut self, tag: VersionTag) -> Result<Version, Error> {
         match self {
             Looked::ByCalls(publisher) => publisher.publish_commit_tagged(tag),
-            Looked::ByThread(_, draft) => begun(draft)?.commit(tag),
+            Looked::ByThread(_, draft) => copied(draft)?.commit(tag),
         }
     }
 
     fn commit_recorded(&mut self, tag: VersionTag) -> Result<Publication, Error> {
         match self {
             Looked::ByCalls(publisher) => publisher.publish_commit_recorded(tag),
-            Looked::ByThread(_, draft) => begun(draft)?.commit_recorded(tag),
+            Looked::ByThread(_, draft) => copied(draft)?.commit_recorded(tag),
         }
     }
 
@@ -172,9 +172,20 @@ fn expect_length(publisher: &BackgroundPublisher<NamedFabric>, bytes: &[u8]) -> 
     if bytes.len() == expected { Ok(()) } else { Err(Error::Length { given: bytes.len(), expected }) }
 }
 
-/// Takes the version that was begun, to be committed; it stays while a GPU copies into it.
+/// Takes the version that was begun, to be committed at once: it stays while a GPU copies into it, and is given up if a
+/// copy has failed.
+fn copied(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
+    if let Err(error) = draft.as_mut().map_or(Ok(()), Draft::expect_copied) {
+        if !matches!(error, Error::OutOfTurn { .. }) {
+            *draft = None;
+        }
+        return Err(error);
+    }
+    begun(draft)
+}
+
+/// Takes the version that was begun.
 fn begun(draft: &mut Option<Draft<NamedFabric>>) -> Result<Draft<NamedFabric>, Error> {
-    draft.as_mut().map_or(Ok(()), Draft::expect_copied)?;
     let reason = "call `slackline_publisher_begin` first";
     draft.take().ok_or(Error::OutOfTurn { operation: "publish", reason })
 }
