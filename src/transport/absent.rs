@@ -60,6 +60,13 @@ impl Transport for Absent {
     }
 }
 
+#[cfg(not(feature = "tcp"))]
+impl Absent {
+    pub(super) fn has_caught_up(&self) -> bool {
+        match *self {}
+    }
+}
+
 impl AbsentListener {
     #[cfg(not(feature = "tcp"))]
     pub(super) fn set_doorbell(&mut self, _: Arc<Doorbell>) {

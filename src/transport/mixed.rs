@@ -144,7 +144,7 @@ impl Transport for Mixed {
             one => std::slice::from_ref(one),
         };
         let (shm, tcp, verbs) = (Vec::new(), Vec::new(), Vec::new());
-        let mut listener = MixedListener { shm, tcp, verbs, doorbell: None };
+        let mut listener = MixedListener { shm, tcp, verbs, doorbell: None, over_tcp: self.tcp.clone() };
         for address in addresses {
             match address {
                 Address::Tcp(_) => listener.tcp.push(self.tcp("listen", address)?.listen(address)?),
@@ -222,6 +222,8 @@ pub struct MixedListener {
     shm: Vec<ShmListener>,
     tcp: Vec<TcpListener>,
     verbs: Vec<VerbsListener>,
+    /// All connections over TCP have one thread, also those to peers that were dialled.
+    over_tcp: Option<Tcp>,
     /// What peers wake the owner by, if it wants to be woken; those over RDMA have their own.
     doorbell: Option<Arc<Doorbell>>,
 }
@@ -271,12 +273,7 @@ impl Listener for MixedListener {
     }
 
     fn has_caught_up(&mut self) -> bool {
-        // Each one is asked: a question that is not put is not answered later.
-        let mut all = true;
-        for tcp in &mut self.tcp {
-            all &= tcp.has_caught_up();
-        }
-        all
+        self.over_tcp.as_ref().is_none_or(Tcp::has_caught_up)
     }
 
     fn wait(&mut self, timeout: Duration) {
@@ -532,6 +529,40 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.close_code(),
             MixedEndpoint::Tcp(endpoint) => endpoint.close_code(),
             MixedEndpoint::Verbs(endpoint) => endpoint.close_code(),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use super::*;
+
+    fn loopback() -> Address {
+        "127.0.0.1:0".parse().unwrap()
+    }
+
+    #[test]
+    fn one_that_listens_over_shared_memory_asks_the_thread_of_those_it_dials() {
+        let (mixed, owner) = (Mixed::default(), Tcp::new());
+        let mut listener = mixed.listen(&Address::random()).unwrap();
+        assert!(listener.has_caught_up() && listener.has_caught_up(), "nothing is reached over TCP");
+        let region = mixed.allocate(8, Access::REMOTE_WRITE).unwrap();
+        let at = owner.listen(&loopback()).unwrap();
+        let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+        let _connecting = mixed.connect(&at.address(), offer).unwrap();
+        // The thread takes its time to answer, and one that asks twice at once asks it in between.
+        assert!((0..1000).any(|_| !listener.has_caught_up()), "no thread is asked");
+    }
+
+    #[test]
+    fn one_that_listens_at_two_addresses_over_tcp_catches_up() {
+        let mut listener = Mixed::default().listen(&Address::Several(vec![loopback(), loopback()])).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        for _ in 0..10 {
+            while !listener.has_caught_up() {
+                assert!(std::time::Instant::now() < deadline, "a question is put and never answered");
+                std::thread::yield_now();
+            }
         }
     }
 }

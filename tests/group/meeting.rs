@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use slackline::group::{GroupError, GroupListener, GroupOptions};
+use slackline::group::{GroupError, GroupListener, GroupMember, GroupOptions};
 use slackline::internals::param::{PeerHello, PeerRole};
-use slackline::{ConnectError, Error};
+use slackline::internals::transport::Listener;
+use slackline::{ConnectError, Error, Transport};
 
 use super::fixture::{Fixture, PATIENCE, assert_mean, fill, listen, meet, turn, wait_for};
-use super::raw::{hello, patient, say};
+use super::raw::{answer, hello, patient, say};
 
 const ELEMENTS: usize = 5000;
 
@@ -139,6 +140,28 @@ pub(crate) fn who_claims_a_rank_whose_holder_lives_is_told_so_after_a_lease<F: F
         assert!(reason.contains("rank 1 is taken"), "{reason}");
         let _third = [0, 1].map(|to| claim(2, to).unwrap());
         let _members: Vec<_> = meeting.into_iter().map(|member| member.join().unwrap()).collect();
+    });
+}
+
+pub(crate) fn a_member_that_is_started_again_before_all_are_there_is_dialled_again<F: Fixture>() {
+    let options = patient();
+    let first = F::transport().listen(&F::address(0)).unwrap();
+    let listeners = [1, 2].map(|rank| listen::<F>(rank, 3, ELEMENTS, options));
+    let mut addresses = vec![first.address()];
+    addresses.extend(listeners.iter().map(GroupListener::address));
+    let [second, third] = listeners;
+    std::thread::scope(|scope| {
+        let addresses = &addresses;
+        let connect = |listener: GroupListener<F::Transport>| {
+            scope.spawn(move || listener.connect(addresses, PATIENCE).unwrap())
+        };
+        let second = connect(second);
+        // The first incarnation of rank 0 takes rank 1 in and ends.
+        let met = answer::<F>(first, hello(0, 3, ELEMENTS, options));
+        std::thread::sleep(Duration::from_millis(50));
+        drop(met);
+        let again = GroupMember::listen(F::transport(), &addresses[0], 0, 3, ELEMENTS, options).unwrap();
+        let _members = [connect(again), second, connect(third)].map(|member| member.join().unwrap());
     });
 }
 

@@ -8,7 +8,7 @@ use slackline::internals::mem::{Access, LocalSlice};
 use slackline::internals::param::{
     GroupArea, GroupHello, GroupInbox, GroupLayout, GroupOutbox, PartHeader, Ranks, ranks_word,
 };
-use slackline::internals::transport::{Connecting, Endpoint, Offer, PostError, Received};
+use slackline::internals::transport::{Connecting, Endpoint, Incoming, Listener, Offer, PostError, Received};
 use slackline::{Address, ConnectError, Transport};
 
 use super::fixture::{Fixture, Member, PATIENCE, listen, wait_for};
@@ -39,6 +39,12 @@ pub(crate) fn hello(rank: usize, members: usize, elements: usize, options: Group
     }
 }
 
+fn inbox<F: Fixture>(transport: &F::Transport, layout: GroupLayout) -> GroupInbox {
+    let page = transport.allocate(GroupLayout::PAGE_BYTES, Access::REMOTE_WRITE).unwrap();
+    let areas = transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE).unwrap();
+    GroupInbox::new(page, areas, layout)
+}
+
 /// Says `hello` and grants an inbox that fits `layout`.
 pub(crate) fn say<F: Fixture>(
     transport: &F::Transport,
@@ -46,15 +52,24 @@ pub(crate) fn say<F: Fixture>(
     message: Vec<u8>,
     layout: GroupLayout,
 ) -> Result<(EndpointOf<F>, Received, GroupInbox), ConnectError> {
-    let page = transport.allocate(GroupLayout::PAGE_BYTES, Access::REMOTE_WRITE).unwrap();
-    let areas = transport.allocate(2 * layout.area_bytes(), Access::REMOTE_WRITE).unwrap();
-    let inbox = GroupInbox::new(page, areas, layout);
+    let inbox = inbox::<F>(transport, layout);
     let mut connecting = transport.connect(address, Offer { message, grants: inbox.grants() })?;
     let (endpoint, received) = wait_for("an answer", || match connecting.poll(slackline::now()) {
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
     })?;
     Ok((endpoint, received, inbox))
+}
+
+/// Takes the next peer in that arrives at `listener`, as the member that `hello` names, and listens no more.
+pub(crate) fn answer<F: Fixture>(
+    mut listener: <F::Transport as Transport>::Listener,
+    hello: GroupHello,
+) -> (EndpointOf<F>, GroupInbox) {
+    let inbox = inbox::<F>(&F::transport(), hello.layout);
+    let incoming = wait_for("a peer", || listener.poll(slackline::now()));
+    let offer = Offer { message: hello.encode(), grants: inbox.grants() };
+    (incoming.accept(offer).expect("a connection"), inbox)
 }
 
 /// `members` of a group, the last of which is a raw one.

@@ -34,6 +34,7 @@ macro_rules! group {
                 who_does_not_come_is_named_at_the_deadline,
                 unauthenticated_peers_are_told_why_and_others_meet,
                 a_group_that_has_begun_takes_nobody_in,
+                a_member_that_is_started_again_before_all_are_there_is_dialled_again,
                 who_claims_a_rank_that_is_taken_gets_it_as_soon_as_its_holder_is_gone,
                 who_claims_a_rank_whose_holder_lives_is_told_so_after_a_lease,
             );

@@ -271,7 +271,10 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             about: "unit tests, integration tests, doctests",
             needs: vec![Need::Cc],
             feature: None,
-            commands: vec![many_at_once(Cmd::new("cargo", &[&["test"], &TESTED[..]].concat())).retry()],
+            // A failure of the first test program does not hide those of the others.
+            commands: vec![
+                many_at_once(Cmd::new("cargo", &[&["test", "--no-fail-fast"], &TESTED[..]].concat())).retry(),
+            ],
         },
     ];
     steps.push(Step {

@@ -12,10 +12,13 @@ use crate::node::wait::{WaitTurn, wait};
 use crate::node::worker::private;
 use crate::param::{GroupHello, GroupInbox, GroupLayout, GroupOutbox, MAX_MEMBERS};
 use crate::time::{Duration, Instant, Silence};
-use crate::transport::{Address, ConnectError, Connecting, Incoming, Listener, Offer, Transport};
+use crate::transport::{Address, ConnectError, Connecting, Endpoint, Incoming, Listener, Offer, Transport};
 
 /// Shortest and longest pause between two attempts to connect.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
+
+/// Period at which a member that was met is asked whether it is still there: asking may cost system calls.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A member that listens, and has not met the others yet.
 pub struct GroupListener<T: Transport> {
@@ -147,7 +150,6 @@ impl<T: Transport> GroupListener<T> {
                     dial.pause = (dial.pause * 2).min(RETRY.1);
                 }
             }
-            dials.retain(|dial| self.peers[dial.rank].is_none());
             let is_complete = self.absent().next().is_none();
             Ok(match is_complete && (now >= deadline || claims.iter().all(Option::is_none)) {
                 true => WaitTurn::Done(()),
@@ -225,7 +227,6 @@ impl<T: Transport> GroupListener<T> {
         claimant: &mut Option<RankClaim<IncomingOf<T>>>,
         now: Instant,
     ) -> Result<(), Error> {
-        use crate::transport::Endpoint;
         let Some(claim) = claimant else { return Ok(()) };
         let is_over = claim.wait.observe(now, 0, self.lease);
         let stands = self.peers[rank].as_mut().is_some_and(|peer| {
@@ -273,8 +274,20 @@ impl<T: Transport> GroupListener<T> {
         Ok(theirs)
     }
 
-    /// Moves the connection to one member on.
+    /// Moves the connection to one member on. A member that ends before the group is complete is dialled again: it may
+    /// be started again.
     fn dial(&mut self, dial: &mut Dial<T>, address: &Address, now: Instant) -> Result<(), Error> {
+        if let Some(peer) = &mut self.peers[dial.rank] {
+            if now < dial.again_at {
+                return Ok(());
+            }
+            dial.again_at = now + LOOK_EVERY;
+            let Some(Err(error)) = peer.endpoint.as_mut().map(|endpoint| endpoint.check()) else {
+                return Ok(());
+            };
+            tracing::warn!(%error, rank = dial.rank, "a member ended before the group was complete");
+            (self.peers[dial.rank], dial.pause) = (None, RETRY.0);
+        }
         if dial.connecting.is_none() && now >= dial.again_at {
             let inbox = self.inbox()?;
             let connecting = self.transport.connect(address, self.offer(&inbox))?;
@@ -308,7 +321,6 @@ impl<T: Transport> GroupListener<T> {
         inbox: GroupInbox,
         outbox: GroupOutbox,
     ) -> Result<(), Error> {
-        use crate::transport::Endpoint;
         endpoint.allow_silence(self.lease);
         match endpoint.heartbeat_word(&outbox.heartbeat()?) {
             Ok(heartbeat_word) => {

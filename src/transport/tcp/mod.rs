@@ -197,6 +197,11 @@ impl Tcp {
         TcpConnecting::new(socket, engine, self.terms(), self.queue_depth, self.gpu.clone(), given)
     }
 
+    /// What [`Listener::has_caught_up`](super::Listener::has_caught_up) says, for peers that were dialled, too.
+    pub(super) fn has_caught_up(&self) -> bool {
+        connection::lock(&self.engine).as_ref().is_none_or(|engine| engine.has_caught_up())
+    }
+
     fn encrypts(&self) -> bool {
         self.secret.as_ref().is_some_and(Secret::encrypts)
     }
