@@ -150,8 +150,10 @@ impl<T: Transport> GroupListener<T> {
                     dial.pause = (dial.pause * 2).min(RETRY.1);
                 }
             }
-            let is_complete = self.absent().next().is_none();
-            Ok(match is_complete && (now >= deadline || claims.iter().all(Option::is_none)) {
+            let is_complete = self.absent().next().is_none()
+                && (now >= deadline || claims.iter().all(Option::is_none))
+                && !dials.iter_mut().any(|dial| self.has_ended(dial));
+            Ok(match is_complete {
                 true => WaitTurn::Done(()),
                 false => WaitTurn::Idle,
             })
@@ -277,16 +279,14 @@ impl<T: Transport> GroupListener<T> {
     /// Moves the connection to one member on. A member that ends before the group is complete is dialled again: it may
     /// be started again.
     fn dial(&mut self, dial: &mut Dial<T>, address: &Address, now: Instant) -> Result<(), Error> {
-        if let Some(peer) = &mut self.peers[dial.rank] {
+        if self.peers[dial.rank].is_some() {
             if now < dial.again_at {
                 return Ok(());
             }
             dial.again_at = now + LOOK_EVERY;
-            let Some(Err(error)) = peer.endpoint.as_mut().map(|endpoint| endpoint.check()) else {
+            if !self.has_ended(dial) {
                 return Ok(());
-            };
-            tracing::warn!(%error, rank = dial.rank, "a member ended before the group was complete");
-            (self.peers[dial.rank], dial.pause) = (None, RETRY.0);
+            }
         }
         if dial.connecting.is_none() && now >= dial.again_at {
             let inbox = self.inbox()?;
@@ -312,6 +312,15 @@ impl<T: Transport> GroupListener<T> {
         }
         let outbox = GroupOutbox::new(&received.grants, self.terms.layout)?;
         self.take_in(dial.rank, endpoint, inbox, outbox)
+    }
+
+    /// True if a member that was met is there no more. It is forgotten then.
+    fn has_ended(&mut self, dial: &mut Dial<T>) -> bool {
+        let endpoint = self.peers[dial.rank].as_mut().and_then(|peer| peer.endpoint.as_mut());
+        let Some(Err(error)) = endpoint.map(Endpoint::check) else { return false };
+        tracing::warn!(%error, rank = dial.rank, "a member ended before the group was complete");
+        (self.peers[dial.rank], dial.pause) = (None, RETRY.0);
+        true
     }
 
     fn take_in(

@@ -75,7 +75,9 @@ impl<T: Transport> Reader<T> {
             true => self.base.as_ref().map(|base| (base.version, base.label)),
             false => self.content,
         };
-        let Some((version, label)) = base.filter(|_| self.reads_deltas()) else { return Ok(false) };
+        // A number is made once by a publisher, and by a server once in each of its incarnations.
+        let base = base.filter(|(_, label)| label.origin != 0 && self.reads_deltas());
+        let Some((version, label)) = base else { return Ok(false) };
         let least = if exactly.is_some() { bound } else { self.link.pull.no_older(bound) };
         let Some(deltas) = self.link.deltas(&self.transport)? else { return Ok(false) };
         deltas.start(version, label, least.version, exactly);

@@ -13,6 +13,8 @@ pub(super) const RESUMED_BYTES: u64 = 64 << 20;
 pub(crate) struct PartialCopy {
     version: Version,
     label: FrameLabel,
+    /// Of the owner that it was copied from.
+    epoch: u64,
     bytes: u64,
 }
 
@@ -20,13 +22,14 @@ pub(crate) struct PartialCopy {
 impl PartialCopy {
     /// The first bytes of a version without a label.
     pub(crate) fn unlabelled(version: Version, bytes: u64) -> PartialCopy {
-        PartialCopy { version, label: FrameLabel::default(), bytes }
+        PartialCopy { version, label: FrameLabel::default(), epoch: 0, bytes }
     }
 }
 
 impl Pull {
     /// Has the pull that was started go on from here, which lies in its destination, if the version that it finds is
-    /// the same: its number, and its label, which has the publisher that made it and the time.
+    /// the same: its number, and its label, which has the publisher that made it and the time. A version that no publisher
+    /// made is the same at the same owner alone.
     pub(crate) fn resume(&mut self, partial: PartialCopy) {
         self.partial = Some(partial);
     }
@@ -67,8 +70,8 @@ impl Pull {
         if !self.before.same_payload(&self.header(AFTER_LINE)) || !self.is_of_partial() {
             return false;
         }
-        let (version, label) = (self.before.version, self.label());
-        self.partial = Some(PartialCopy { version, label, bytes });
+        let (version, label, epoch) = (self.before.version, self.label(), self.source.epoch);
+        self.partial = Some(PartialCopy { version, label, epoch, bytes });
         true
     }
 
@@ -77,10 +80,17 @@ impl Pull {
     pub(super) fn is_of_partial(&mut self) -> bool {
         let is_same = !self.is_resumed
             || mutant!("resume")
-            || self.partial.is_some_and(|partial| partial.label == self.label());
+            || self.partial.is_some_and(|partial| self.is_same_version(&partial));
         if !is_same {
             self.partial = None;
         }
         is_same
+    }
+
+    /// Of two versions with one number. Only an origin makes a number once: versions of a server have none, and those of
+    /// its next incarnation have the same numbers.
+    fn is_same_version(&self, partial: &PartialCopy) -> bool {
+        let label = self.label();
+        partial.label == label && (label.origin != 0 || partial.epoch == self.source.epoch)
     }
 }
