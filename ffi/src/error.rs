@@ -211,8 +211,10 @@ fn status_of(error: &Error) -> Status {
         Error::Register(RegisterError::NotShareable { .. }) => Status::Unsupported,
         Error::Connect(error) => connect_status(error),
         Error::Handshake { .. } => Status::Protocol,
-        Error::Deadline { .. } => Status::Deadline,
-        Error::ServerLost { .. } | Error::AnotherIncarnation { .. } => Status::ServerLost,
+        Error::Deadline { .. } | Error::NotHeld { .. } => Status::Deadline,
+        Error::ServerLost { .. } | Error::AnotherIncarnation { .. } | Error::AnotherPublisher => {
+            Status::ServerLost
+        }
         Error::Evicted { .. } => Status::Evicted,
         Error::Pull { source, .. } => pull_status(source),
         Error::Publish { source, .. } => publish_status(source),
@@ -223,6 +225,7 @@ fn status_of(error: &Error) -> Status {
         Error::LastVersion { .. } => Status::Unsupported,
         Error::Table(_)
         | Error::Shards { .. }
+        | Error::AnotherTable { .. }
         | Error::NotF32
         | Error::Length { .. }
         | Error::Encoding { .. }

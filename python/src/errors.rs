@@ -189,14 +189,15 @@ fn gpu_class(error: &GpuError) -> Class {
     }
 }
 
-fn class_of(error: &Error) -> Class {
+pub(crate) fn class_of(error: &Error) -> Class {
     match error {
-        Error::Deadline { .. } => Class::Deadline,
+        Error::Deadline { .. } | Error::NotHeld { .. } => Class::Deadline,
         Error::Pinned { .. } => Class::FramesPinned,
         Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => Class::PeerGone,
         Error::Pull { source: PullError::Epoch { .. }, .. }
         | Error::Pin { source: PinError::Epoch { .. }, .. }
-        | Error::AnotherIncarnation { .. } => Class::EpochChanged,
+        | Error::AnotherIncarnation { .. }
+        | Error::AnotherPublisher => Class::EpochChanged,
         Error::Pull { source: PullError::Disconnected(_) | PullError::Completion(_), .. }
         | Error::Publish { source: PublishError::Disconnected(_) | PublishError::Completion(_), .. } => {
             Class::PeerGone
@@ -206,9 +207,11 @@ fn class_of(error: &Error) -> Class {
         Error::Pin { source: PinError::NotMapped, .. } => Class::Unsupported,
         Error::Connect(error) => connect_class(error),
         Error::Gpu(error) => gpu_class(error),
-        Error::Table(_) | Error::NotF32 | Error::Length { .. } | Error::Shards { .. } => {
-            Class::LayoutMismatch
-        }
+        Error::Table(_)
+        | Error::NotF32
+        | Error::Length { .. }
+        | Error::Shards { .. }
+        | Error::AnotherTable { .. } => Class::LayoutMismatch,
         Error::Register(RegisterError::Memory(
             MemoryError::Unaligned { .. } | MemoryError::Length { .. },
         )) => Class::LayoutMismatch,

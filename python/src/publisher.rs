@@ -231,9 +231,9 @@ impl PyPublisher {
         let statuses = closing.in_slices(py, WAITING, timeout, |slice| {
             match publisher.wait(Version::new(version), readers, slice) {
                 Ok(statuses) => Ok(Some(statuses)),
-                Err(Error::Deadline { operation, needed, seen, .. }) => {
+                Err(Error::NotHeld { version, readers, holding, .. }) => {
                     // The time that was waited in all, and not the last slice's.
-                    last = Some(Error::Deadline { operation, waited: timeout, needed, seen });
+                    last = Some(Error::NotHeld { version, readers, holding, waited: timeout });
                     Ok(None)
                 }
                 Err(error) => Err(error.into()),

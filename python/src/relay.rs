@@ -9,7 +9,7 @@ use slackline::internals::mem::ForkGuard;
 use slackline::weights::{PublisherOptions, Relay};
 use slackline::{Address, Named, ShardOptions, Version};
 
-use crate::errors::{Class, Failure};
+use crate::errors::{Class, Failure, class_of};
 use crate::fabric::{self, SecretSource};
 use crate::names::Search;
 use crate::publisher::{PyReaderStatus, differences};
@@ -111,17 +111,16 @@ impl PyRelay {
         &self.address
     }
 
-    /// The newest version that it serves; 0, which is all zeros, before the first. Raises EpochChanged once the relay
-    /// has ended, because what it found upstream was of another publisher or another table.
+    /// The newest version that it serves; 0, which is all zeros, before the first. Once the relay has ended it raises the
+    /// reason: EpochChanged where the versions upstream are of another publisher, LayoutMismatch where they are of
+    /// another table.
     #[getter]
     fn version(&self) -> PyResult<u64> {
         let operation = "asking for the version";
         let (version, failure) = self.ask(operation, |relay| (relay.version(), relay.failure()))?;
         match failure {
             None => Ok(Version::get(version)),
-            Some(failure) => {
-                Err(Failure::new(Class::EpochChanged, operation, failure, "start the relay again").into())
-            }
+            Some(failure) => Err(Failure::of(class_of(&failure), &*failure).into()),
         }
     }
 

@@ -46,6 +46,31 @@ pub enum Error {
         /// The reason, in words.
         reason: String,
     },
+    /// A relay, or a reader that goes on at another owner, found another table than the one it has.
+    #[error("{address} has another table: {reason}; {}", self.help())]
+    AnotherTable {
+        /// The owner that has it.
+        address: Address,
+        /// The difference, in words.
+        reason: &'static str,
+    },
+    /// The versions upstream of a relay are those of another publisher, or of its next incarnation.
+    #[error("the versions upstream are of another publisher than those before; {}", self.help())]
+    AnotherPublisher,
+    /// Fewer readers than were waited for held a version by the deadline.
+    #[error(
+        "{holding} of {readers} readers held version {} within {:?}; {}", .version.get(), whole_ms(*.waited), self.help()
+    )]
+    NotHeld {
+        /// The version.
+        version: Version,
+        /// The number of readers that were waited for.
+        readers: usize,
+        /// The number of them that held it, or a newer one.
+        holding: usize,
+        /// The time that was waited.
+        waited: Duration,
+    },
     /// The deadline passed.
     #[error("{operation} did not end within {:?}: {}; {}", whole_ms(*.waited), Lack(.needed, .seen), self.help())]
     Deadline {
@@ -229,7 +254,12 @@ impl Diagnostic for Error {
             Error::Register(_) => "registering memory",
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.operation(),
-            Error::Connect(_) | Error::Handshake { .. } | Error::Shards { .. } => "connecting",
+            Error::Connect(_)
+            | Error::Handshake { .. }
+            | Error::Shards { .. }
+            | Error::AnotherTable { .. } => "connecting",
+            Error::AnotherPublisher => "passing versions on",
+            Error::NotHeld { .. } => "waiting for readers to hold a version",
             Error::Table(_) => "laying out the table",
             Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => "talking to a server",
             Error::AnotherIncarnation { .. } => "following the decisions of shard 0",
@@ -273,7 +303,9 @@ impl Diagnostic for Error {
     fn is_retryable(&self) -> bool {
         match self {
             error if error.is_loss() => true,
-            Error::Deadline { .. } | Error::Pinned { .. } | Error::Thread { .. } => true,
+            Error::Deadline { .. } | Error::NotHeld { .. } | Error::Pinned { .. } | Error::Thread { .. } => {
+                true
+            }
             Error::Connect(error) => error.is_retryable(),
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.is_retryable(),
@@ -305,6 +337,9 @@ impl Error {
                 "see that its owner calls serve, drive or poll (progress in C), or use a longer timeout"
             }
             Error::Shards { .. } => "give each shard's server once, in any order",
+            Error::AnotherTable { .. } => "give the addresses of one publisher and of its relays",
+            Error::AnotherPublisher => "start the relay again",
+            Error::NotHeld { .. } => "a reader may be slow or gone, or the timeout too short",
             Error::ServerLost { .. } => "connect again once it is back",
             Error::Evicted { .. } => "connect again",
             Error::AnotherIncarnation { .. } => {

@@ -304,8 +304,8 @@ impl<T: Transport> Reader<T> {
         let Welcome { table, shard, shards, .. } = &link.welcome;
         let before = &self.link.welcome;
         if *table != before.table || (*shard, *shards) != (before.shard, before.shards) {
-            let reason = format!("the one that is at {address} now has another table or another shard of it");
-            return Err(Error::Shards { reason });
+            let reason = "its tensors, or the shard of them that it holds, are others than before";
+            return Err(Error::AnotherTable { address: address.clone(), reason });
         }
         self.abandon_refresh();
         link.pull.select(self.selection.as_ref().map(Selection::plan));

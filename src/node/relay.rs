@@ -146,7 +146,9 @@ impl Relay {
             {
                 // Its address is free, and its readers are told, before it begins once more.
                 drop(passing);
-                let begun = matches!(error, Error::Shards { .. }).then(|| again(&told)).flatten();
+                let begun = matches!(error, Error::AnotherPublisher | Error::AnotherTable { .. })
+                    .then(|| again(&told))
+                    .flatten();
                 passing = match begun {
                     Some(begun) => begun,
                     None => {

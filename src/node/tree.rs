@@ -29,6 +29,9 @@ const CHOICES: usize = 3;
 /// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
 const RELAYS_MAX: usize = 4096;
 
+/// How far the clock of the publisher that gave a relay its number may have been ahead of this one's: about a year.
+const AHEAD: u64 = 1 << 55;
+
 /// The arrangement of a publisher's relays.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -107,7 +110,10 @@ impl Tree {
             |member: &TreeRelay| member.host == joiner.host && member.notice.address == notice.address;
         self.relays.retain(|number, member| Some(*number) == notice.number || !is_same(member));
         let last = self.relays.last_key_value().map_or(TreePosition::PUBLISHER, |(number, _)| *number);
-        let number = notice.number.filter(|number| *number != TreePosition::PUBLISHER);
+        // One from far ahead leaves no numbers for those that come later.
+        let is_number =
+            |number: &u64| *number != TreePosition::PUBLISHER && *number <= fresh.saturating_add(AHEAD);
+        let number = notice.number.filter(is_number);
         let number = number.unwrap_or_else(|| fresh.max(last.saturating_add(1)));
         let taken = self.taken(number);
         let current = notice.reads_from.filter(|owner| {
@@ -424,6 +430,16 @@ mod tests {
         after.announce(&mut tree, 1.1);
         assert!(after.number() > before.number());
         assert_eq!(tree.relays.len(), 1);
+    }
+
+    #[test]
+    fn a_relay_that_says_a_number_from_far_ahead_gets_another_one() {
+        let mut tree = tree(2);
+        let [mut first, mut second] = [1, 2].map(|at| Scripted::new(at, "h", 2));
+        first.notice().number = Some(u64::MAX / 2);
+        first.announce(&mut tree, 1.0);
+        second.announce(&mut tree, 1.0);
+        assert!(second.number() < AHEAD, "one more relay could not say a number after this one");
     }
 
     /// What happens to a tree: a relay joins or is killed, loses its owner, or time passes.

@@ -340,6 +340,7 @@ impl Pull {
         self.gains += 1;
         self.floor = self.floor.max(pulled.version);
         self.pulled = Pulled { retries: self.retries, ..pulled };
+        self.partial = None;
         self.state = PullStep::Done;
     }
 
@@ -445,7 +446,8 @@ impl Pull {
             return Ok(self.look_again(PullStep::Begin));
         }
         if latest.frame >= self.source.geometry.frames {
-            return Err(PullError::Damaged { expected: self.source.geometry.payload_bytes, found: 0 });
+            let header = self.header(BEFORE_LINE);
+            return self.check_header(&FrameHeader { bytes: 0, ..header }).map(|_| self.retry());
         }
         if self.options.exactly.is_some_and(|version| version < latest.version) {
             return self.search(endpoint, 0);

@@ -10,6 +10,7 @@ macro_rules! weights {
                 snapshots_stay_as_they_are_while_newer_ones_are_read
                 a_snapshot_that_is_polled_is_the_one_that_was_wanted
                 a_version_is_read_by_its_number_until_no_frame_holds_it
+                a_version_before_the_first_one_of_its_publisher_is_gone
                 a_selection_has_the_bytes_of_its_slices
                 a_publisher_knows_what_its_readers_hold
                 a_publisher_that_sleeps_takes_readers_in_and_knows_what_they_hold

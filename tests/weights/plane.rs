@@ -152,6 +152,20 @@ pub(crate) fn a_version_is_read_by_its_number_until_no_frame_holds_it<T: Transpo
     assert_eq!(reader.snapshot(Wanted::newest(), TIMEOUT).unwrap().fresh().version.get(), 4);
 }
 
+pub(crate) fn a_version_before_the_first_one_of_its_publisher_is_gone<T: Transport + Clone>(
+    transport: T,
+    at: &Address,
+) {
+    let begin_at = Version::new(9);
+    let publisher =
+        publisher(transport.clone(), at, PublisherOptions { begin_at, ..PublisherOptions::default() });
+    let mut reader =
+        Reader::connect(transport, &publisher.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    let gone = reader.snapshot(Wanted::exactly(Version::new(0)), TIMEOUT).unwrap_err();
+    let Error::Pull { source: PullError::Gone { version, newest }, .. } = gone else { panic!("{gone}") };
+    assert_eq!((version, newest), (Version::new(0), begin_at));
+}
+
 pub(crate) fn a_selection_has_the_bytes_of_its_slices<T: Transport + Clone>(transport: T, at: &Address) {
     let publisher = publisher(transport.clone(), at, PublisherOptions::default());
     let mut reader =
@@ -223,14 +237,16 @@ pub(crate) fn a_publisher_knows_what_its_readers_hold<T: Transport + Clone>(tran
         || Reader::connect(transport.clone(), &publisher.address(), ReaderOptions::default(), TIMEOUT);
     let (mut one, mut other) = (connect().unwrap(), connect().unwrap());
     assert!(publisher.wait(Version::new(7), 0, Duration::ZERO).is_ok(), "no reader is waited for");
+    let late = publisher.wait(Version::new(0), 1, SOON).unwrap_err();
+    assert!(matches!(late, Error::NotHeld { .. }), "a reader that has read nothing holds no version: {late}");
     let first = publisher.publish(&bytes(1), VersionTag::default(), TIMEOUT).unwrap();
     one.snapshot(Wanted::at_least(first), TIMEOUT).unwrap();
     other.refresh(0, TIMEOUT).unwrap();
     publisher.wait(first, 2, TIMEOUT).unwrap();
     let second = publisher.publish(&bytes(2), VersionTag::default(), TIMEOUT).unwrap();
     let late = publisher.wait(second, 1, SOON).unwrap_err();
-    let Error::Deadline { needed, seen, .. } = &late else { panic!("{late}") };
-    assert_eq!((needed, seen), (&Bound::version(second), &Bound::version(first)));
+    let Error::NotHeld { version, readers: 1, holding: 0, .. } = &late else { panic!("{late}") };
+    assert_eq!(*version, second);
     one.snapshot(Wanted::at_least(second), TIMEOUT).unwrap();
     let readers = publisher.wait(second, 1, TIMEOUT).unwrap();
     let mut held: Vec<_> = readers.iter().map(|reader| (reader.holds, reader.behind)).collect();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use slackline::weights::{PublisherOptions, Reader, ReaderOptions, Relay, Wanted};
-use slackline::{Address, Error, Transport, VersionTag};
+use slackline::{Address, Diagnostic, Error, Transport, VersionTag};
 
 use super::plane::{TIMEOUT, beside, bytes, publisher};
 
@@ -152,10 +152,8 @@ pub(crate) fn a_relay_ends_rather_than_pass_on_the_versions_of_another_publisher
     second.publish(&bytes(9), VersionTag::default(), TIMEOUT).unwrap();
     until("the relay has ended", || relay.failure().is_some());
     let failure = relay.failure().unwrap();
-    assert!(
-        matches!(&*failure, Error::Shards { reason } if reason.contains("another publisher")),
-        "{failure}"
-    );
+    assert!(matches!(&*failure, Error::AnotherPublisher), "{failure}");
+    assert_eq!(failure.remedy().as_deref(), Some("start the relay again"));
     let lost = loop {
         match far.snapshot(Wanted::newest(), TIMEOUT) {
             Ok(snapshot) => assert_eq!(snapshot.bytes(), bytes(3), "its memory outlives it for a moment"),

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use slackline::scheme::SchemeConfig;
 use slackline::weights::{
     BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Relay, Wanted,
 };
-use slackline::{Address, ElementType, Table, Tcp, Transport, Version, VersionTag};
+use slackline::{Address, ElementType, Server, ServerOptions, Table, Tcp, Transport, Version, VersionTag};
 
 use super::counting::Counting;
 use super::plane::TIMEOUT;
@@ -89,34 +90,29 @@ fn a_copy_does_not_go_on_with_the_same_number_of_another_publisher() {
     assert!(snapshot.bytes() == others, "a mixture of two publishers' versions");
 }
 
+/// Serves so many parameters of this value until the test ends.
+fn server(value: f32) -> Address {
+    let (table, options) =
+        (Table::flat(BYTES / 4, ElementType::F32), ServerOptions::new(SchemeConfig::Bsp, 1, 0.1));
+    let initial = vec![value; (BYTES / 4) as usize];
+    let mut server = Server::new(Tcp::new(), &at(), table.unwrap(), &initial, options).unwrap();
+    let address = server.address();
+    std::thread::spawn(move || server.serve(1, 10 * TIMEOUT));
+    address
+}
+
 #[test]
 fn a_copy_does_not_go_on_with_the_same_number_of_another_server() {
-    let table = || Table::flat(BYTES / 4, ElementType::F32).unwrap();
-    let server = |value: f32| {
-        let initial = vec![value; (BYTES / 4) as usize];
-        Server::new(Tcp::new(), &at(), table(), &initial, ServerOptions::new(SchemeConfig::Bsp)).unwrap()
-    };
-    let (transport, mut first, mut next) = (Counting::new(Tcp::new()), server(1.0), server(2.0));
-    let (addresses, is_over) = ([first.address(), next.address()], AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                first.poll(slackline::now()).unwrap();
-                next.poll(slackline::now()).unwrap();
-            }
-        });
-        let _ends = scopeguard(&is_over);
-        let mut reader =
-            Reader::connect(transport.clone(), &addresses[0], ReaderOptions::default(), TIMEOUT).unwrap();
-        transport.take_read();
-        transport.break_after(BYTES * 3 / 4);
-        let initial = Wanted::exactly(Version::new(0));
-        assert!(reader.snapshot(initial, TIMEOUT).unwrap_err().is_loss());
-        reader.reconnect(&addresses[1], TIMEOUT).unwrap();
-        let snapshot = reader.snapshot(initial, TIMEOUT).unwrap();
-        let is_next = |word: &[u8; 4]| f32::from_le_bytes(*word) == 2.0;
-        assert!(snapshot.bytes().as_chunks().0.iter().all(is_next), "a mixture of two servers' versions");
-    });
+    let (transport, first, next) = (Counting::new(Tcp::new()), server(1.0), server(2.0));
+    let mut reader = Reader::connect(transport.clone(), &first, ReaderOptions::default(), TIMEOUT).unwrap();
+    transport.take_read();
+    transport.break_after(BYTES * 3 / 4);
+    let initial = Wanted::exactly(Version::new(0));
+    assert!(reader.snapshot(initial, TIMEOUT).unwrap_err().is_loss());
+    reader.reconnect(&next, TIMEOUT).unwrap();
+    let snapshot = reader.snapshot(initial, TIMEOUT).unwrap();
+    let is_next = |word: &[u8; 4]| f32::from_le_bytes(*word) == 2.0;
+    assert!(snapshot.bytes().as_chunks().0.iter().all(is_next), "a mixture of two servers' versions");
 }
 
 #[test]

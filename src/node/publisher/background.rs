@@ -16,7 +16,6 @@ use super::{Publisher, ReaderStatus};
 use crate::clock::{Version, VersionTag};
 use crate::mem::{LocalSlice, OutOfBounds, Streaming, VolatileSlice};
 use crate::param::PendingDelta;
-use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::trace::Publication;
@@ -240,7 +239,7 @@ impl<T: Transport> BackgroundPublisher<T> {
     /// statuses of all readers.
     ///
     /// # Errors
-    /// They do not by the timeout; the error says which version the last of them has.
+    /// They do not by the timeout; the error says how many of them do.
     pub fn wait(
         &self,
         version: Version,
@@ -248,23 +247,17 @@ impl<T: Transport> BackgroundPublisher<T> {
         timeout: Duration,
     ) -> Result<Vec<ReaderStatus>, Error> {
         let runtime = Runtime::default();
-        let mut last = None;
+        let mut holding = 0;
         let held = wait(&runtime, runtime.now() + timeout, |_| {
             let statuses = self.readers();
-            let mut held: Vec<Version> =
-                statuses.iter().map(|reader| reader.holds.max(reader.pins).unwrap_or_default()).collect();
-            held.sort_by(|one, other| other.cmp(one));
-            last = readers.checked_sub(1).map(|index| held.get(index).copied());
-            Ok(match last.is_none_or(|last| last.is_some_and(|last| last >= version)) {
+            let holds = |reader: &&ReaderStatus| reader.holds.max(reader.pins) >= Some(version);
+            holding = statuses.iter().filter(holds).count();
+            Ok(match holding >= readers {
                 true => WaitTurn::Done(statuses),
                 false => WaitTurn::Idle,
             })
         });
-        complete(held)?.ok_or_else(|| {
-            let seen = Bound::version(last.flatten().unwrap_or_default());
-            let (operation, needed) = ("waiting for readers to hold a version", Bound::version(version));
-            Error::Deadline { operation, waited: timeout, needed, seen }
-        })
+        complete(held)?.ok_or(Error::NotHeld { version, readers, holding, waited: timeout })
     }
 }
 

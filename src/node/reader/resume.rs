@@ -27,7 +27,7 @@ impl<T: Transport> Reader<T> {
     /// Keeps what is proved of a copy that is being abandoned. If it has not begun to copy, what an earlier one has
     /// left is still there.
     pub(super) fn keep_partial(&mut self, of: Destination) {
-        let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.partial());
+        let begun: Option<PartialCopy> = self.resuming.take().or_else(|| self.link.pull.take_partial());
         // Memory of the caller's may be written now that no copy is under way.
         let is_kept = !(of == Destination::Copy && self.is_callers);
         if let Some(partial) = begun.filter(|_| is_kept) {

@@ -9,7 +9,7 @@ use super::super::link::Link;
 use super::super::runtime::complete;
 use super::super::tree::ASK_FOR;
 use super::super::{Error, now};
-use crate::param::{Joiner, TreePosition};
+use crate::param::{Joiner, TreeOwner, TreePosition};
 use crate::time::Duration;
 use crate::transport::{Address, Transport};
 
@@ -25,6 +25,10 @@ pub(super) struct Announcer {
     owner: Option<u64>,
     /// The answer that is gone through, and the index of the owner there that is tried next.
     tried: (u64, usize),
+    /// The owner that was tried last.
+    last: Option<TreeOwner>,
+    /// Addresses at which owners were not reached since the relay had an owner.
+    unreached: Vec<TreeOwner>,
 }
 
 struct Announcements {
@@ -65,7 +69,14 @@ impl Announcer {
         let thread = std::thread::Builder::new().name("slackline-call".into());
         let thread = thread.spawn(move || announce(&transport, &address, &announced));
         let thread = thread.map_err(|source| Error::Thread { what: "the relay's announcements", source })?;
-        Ok(Announcer { publisher, shared, thread: Some(thread), owner: None, tried: (0, 0) })
+        let mut announcer = Announcer::new(publisher, shared);
+        announcer.thread = Some(thread);
+        Ok(announcer)
+    }
+
+    fn new(publisher: Address, shared: Arc<Announcements>) -> Announcer {
+        let (tried, unreached) = ((0, 0), Vec::new());
+        Announcer { publisher, shared, thread: None, owner: None, tried, last: None, unreached }
     }
 
     /// The next owner to try, and its address; `None` until the publisher has answered again.
@@ -77,16 +88,23 @@ impl Announcer {
         let mut untried = told.position.owners.iter().enumerate().skip(self.tried.1);
         // An answer from before the loss may name the lost owner. One that names it knowing of the loss has no other.
         let next = untried.find(|(_, owner)| {
-            told.joiner.lost != Some(owner.number) || told.knew_lost == Some(owner.number)
+            let is_there = told.joiner.lost != Some(owner.number) || told.knew_lost == Some(owner.number);
+            is_there && !self.unreached.contains(owner)
         });
         self.tried.1 = next.as_ref().map_or(told.position.owners.len(), |(index, _)| index + 1);
-        let (_, owner) = next?;
+        self.last = next.map(|(_, owner)| owner.clone());
+        let Some(owner) = &self.last else {
+            // With the next answer all of them are tried once more.
+            self.unreached.clear();
+            return None;
+        };
         Some((owner.number, owner.address.clone().unwrap_or_else(|| self.publisher.clone())))
     }
 
     /// The relay reads from this owner now.
     pub(super) fn reads_from(&mut self, owner: u64) {
         self.owner = Some(owner);
+        self.unreached.clear();
         let mut told = self.shared.told();
         told.joiner.lost = None;
         if let Some(relay) = &mut told.joiner.relay {
@@ -99,8 +117,22 @@ impl Announcer {
         self.owner == Some(TreePosition::PUBLISHER)
     }
 
-    /// The relay has lost this owner, or could not reach it: the publisher is told so at once.
-    pub(super) fn has_lost(&mut self, owner: u64) {
+    /// The relay could not reach the owner that it tried last, at that address. If it has no other one, the owner is
+    /// lost.
+    pub(super) fn has_not_reached(&mut self) {
+        let Some(last) = self.last.take() else { return };
+        self.unreached.push(last.clone());
+        let told = self.shared.told();
+        let mut others = told.position.owners.iter().filter(|owner| owner.number == last.number);
+        let is_lost = others.all(|owner| self.unreached.contains(owner));
+        drop(told);
+        if is_lost {
+            self.has_lost(last.number);
+        }
+    }
+
+    /// The relay has lost this owner: the publisher is told so at once.
+    fn has_lost(&mut self, owner: u64) {
         self.owner = None;
         let mut told = self.shared.told();
         told.joiner.lost = Some(owner);
@@ -187,19 +219,30 @@ fn announce<T: Transport>(transport: &T, publisher: &Address, shared: &Announcem
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::param::TreeOwner;
     use crate::transport::Host;
 
-    #[test]
-    fn a_lost_owner_is_tried_again_if_the_publisher_knows_and_still_names_it() {
-        let owners = vec![TreeOwner { number: TreePosition::PUBLISHER, address: None }];
-        let position = TreePosition { number: 1, again_ns: 1, origin: 7, begin_at: 0, owners };
+    /// The announcer of a relay that was told of these owners, and the publisher's address.
+    fn told(owners: Vec<TreeOwner>) -> (Announcer, Address) {
+        let position = TreePosition { number: 9, again_ns: 1, origin: 7, begin_at: 0, owners };
         let joiner = Joiner { host: Host::own(), lost: None, relay: None };
         let told = Mutex::new(Announced { joiner, position, knew_lost: None, turns: 1 });
         let shared = Arc::new(Announcements { told, is_over: AtomicBool::new(false) });
         let publisher: Address = "127.0.0.1:9".parse().unwrap();
-        let mut announcer =
-            Announcer { publisher: publisher.clone(), shared, thread: None, owner: None, tried: (0, 0) };
+        (Announcer::new(publisher.clone(), shared), publisher)
+    }
+
+    fn at(address: &str) -> Address {
+        address.parse().unwrap()
+    }
+
+    fn owner(number: u64, address: &str) -> TreeOwner {
+        TreeOwner { number, address: Some(at(address)) }
+    }
+
+    #[test]
+    fn a_lost_owner_is_tried_again_if_the_publisher_knows_and_still_names_it() {
+        let (mut announcer, publisher) =
+            told(vec![TreeOwner { number: TreePosition::PUBLISHER, address: None }]);
         let named = Some((TreePosition::PUBLISHER, publisher));
         assert_eq!(announcer.next(), named);
         announcer.has_lost(TreePosition::PUBLISHER);
@@ -209,5 +252,37 @@ mod tests {
         announcer.shared.told().turns += 1;
         assert_eq!(announcer.next(), named);
         assert_eq!(announcer.next(), None, "once for each answer");
+    }
+
+    #[test]
+    fn an_owner_is_lost_once_it_is_reached_at_none_of_its_addresses() {
+        let owners =
+            vec![owner(1, "@one"), owner(1, "127.0.0.1:1"), owner(2, "@two"), owner(2, "127.0.0.1:2")];
+        let (mut announcer, _) = told(owners);
+        assert_eq!(announcer.next(), Some((1, at("@one"))));
+        announcer.has_not_reached();
+        assert_eq!(announcer.shared.told().joiner.lost, None, "it has another address");
+        // An answer in between changes nothing.
+        announcer.shared.told().turns += 1;
+        assert_eq!(announcer.next(), Some((1, at("127.0.0.1:1"))));
+        announcer.has_not_reached();
+        assert_eq!(announcer.shared.told().joiner.lost, Some(1));
+        assert_eq!(announcer.next(), Some((2, at("@two"))));
+        announcer.reads_from(2);
+        assert_eq!(announcer.shared.told().joiner.lost, None);
+    }
+
+    #[test]
+    fn owners_that_were_not_reached_are_all_tried_again_with_the_next_answer() {
+        let (mut announcer, _) = told(vec![owner(1, "@one"), owner(2, "@two")]);
+        for turn in 0..3 {
+            announcer.shared.told().knew_lost = (turn > 0).then_some(2);
+            for (number, address) in [(1, "@one"), (2, "@two")] {
+                assert_eq!(announcer.next(), Some((number, at(address))), "turn {turn}");
+                announcer.has_not_reached();
+            }
+            assert_eq!(announcer.next(), None);
+            announcer.shared.told().turns += 1;
+        }
     }
 }

@@ -17,6 +17,7 @@ use crate::clock::Version;
 use crate::diagnostic::Diagnostic;
 use crate::mem::LocalSlice;
 use crate::param::{FrameGeometry, Joiner, PullError, RelayNotice, TreePosition};
+use crate::scheme::Bound;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::transport::{Address, Host, Transport};
@@ -132,15 +133,25 @@ impl<T: Transport + Clone> InTree<T> {
             reads_from: None,
         };
         let joiner = Joiner { relay: Some(notice), ..joiner };
+        let began = (position.origin, position.begin_at);
         let position: TreePosition =
             Link::<T::Endpoint>::ask_position(transport, root, joiner.clone(), left()).await?;
+        if (position.origin, position.begin_at) != began {
+            return Err(Error::AnotherPublisher);
+        }
         let origin = Some(position.origin);
         let mut announcer = Announcer::start(transport.clone(), root.clone(), joiner, position)?;
+        let mut refused = None;
         let reader = loop {
             let Some((number, address)) = announcer.next() else {
                 if left().is_zero() {
-                    let reason = "no owner that the publisher names for it has let it in".into();
-                    return Err(Error::Shards { reason });
+                    let (operation, needed, seen) = ("joining the tree", Bound::NONE, Bound::NONE);
+                    return Err(refused.unwrap_or(Error::Deadline {
+                        operation,
+                        waited: timeout,
+                        needed,
+                        seen,
+                    }));
                 }
                 runtime.sleep(TELL_EVERY).await;
                 continue;
@@ -156,7 +167,8 @@ impl<T: Transport + Clone> InTree<T> {
                 Err(error) if left().is_zero() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, %address, "an owner does not let this relay in");
-                    announcer.has_lost(number);
+                    refused = Some(error);
+                    announcer.has_not_reached();
                 }
             }
         };
@@ -205,9 +217,8 @@ impl<T: Transport + Clone> Passing<T> {
             let asked = if upstream.len() == 1 { left } else { left.min(patience) };
             match Reader::connect_async(transport.clone(), owner, reading, asked).await {
                 Ok(reader) if reader.range() != (0..reader.table().bytes()) => {
-                    let reason =
-                        format!("{owner} holds a shard of its table, and a relay passes on whole ones");
-                    return Err(Error::Shards { reason });
+                    let reason = "it holds a shard of its table, and a relay passes on whole ones";
+                    return Err(Error::AnotherTable { address: owner.clone(), reason });
                 }
                 Ok(reader) => break reader,
                 Err(error) if asked < left && (error.is_retryable() || error.is_no_listener()) => {
@@ -293,7 +304,7 @@ impl<T: Transport> Passing<T> {
         // Readers are sent here once there is something to read.
         announcer.tell(if self.has_copied { self.publisher.room() } else { 0 });
         if self.origin.is_some_and(|origin| origin != announcer.origin()) {
-            return Err(another_publisher());
+            return Err(Error::AnotherPublisher);
         }
         Ok(announcer.is_to_move())
     }
@@ -323,7 +334,7 @@ impl<T: Transport> Passing<T> {
         let is_anyones = label.origin == 0;
         let is_another = !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin;
         if is_another && !mutant!("relay_origin") {
-            return Err(another_publisher());
+            return Err(Error::AnotherPublisher);
         }
         // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
         self.has_copied |= !is_anyones && (version > newest || self.upstream.is_publisher());
@@ -376,11 +387,11 @@ impl<T: Transport> Passing<T> {
         if let Upstream::Tree(announcer) = &mut self.upstream {
             match &connected {
                 Ok(()) => announcer.reads_from(number),
-                Err(_) => announcer.has_lost(number),
+                Err(_) => announcer.has_not_reached(),
             }
         }
         match connected {
-            Err(error @ Error::Shards { .. }) => return Err(error),
+            Err(error @ Error::AnotherTable { .. }) => return Err(error),
             Err(error) => tracing::warn!(%error, %address, "no owner upstream yet"),
             Ok(()) => {
                 expect_fit(&self.reader, &address, (self.publisher.table(), chunk_bytes))?;
@@ -398,13 +409,13 @@ fn expect_fit<T: Transport>(
     (table, chunk_bytes): (&Table, u64),
 ) -> Result<(), Error> {
     let reason = if reader.table() != table || reader.range() != (0..table.bytes()) {
-        format!("the owner at {address} has another table than the one before, or a shard of it")
+        "its tensors are others than before, or it holds a shard of them"
     } else if reader.geometry().chunk_bytes != chunk_bytes {
-        format!("the owner at {address} cuts its frames into other chunks than the one before")
+        "its chunks are others than before"
     } else {
         return Ok(());
     };
-    Err(Error::Shards { reason })
+    Err(Error::AnotherTable { address: address.clone(), reason })
 }
 
 /// Whether the owner upstream is lost. Words of another incarnation in its memory say so before its connection does.
@@ -416,11 +427,6 @@ fn is_loss(error: &Error) -> bool {
         Error::Pull { source, .. } => of_pull(source),
         error => error.is_loss() || matches!(error, Error::Post { .. }),
     }
-}
-
-fn another_publisher() -> Error {
-    let reason = "the versions upstream are of another publisher now: start the relay again".into();
-    Error::Shards { reason }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{BEFORE_LINE, HEADER, PULL_TAG, Pull, PullError, PullStep};
 use crate::mem::RemoteSlice;
-use crate::param::layout::{Latest, inbox};
+use crate::param::layout::{FrameHeader, Latest, inbox};
 use crate::transport::{Endpoint, Inline, Operation, PostError, WorkRequest};
 
 /// Looks at a pinned frame that is being written, before another one is pinned.
@@ -85,7 +85,9 @@ impl Pull {
 
     pub(super) fn on_search(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let header = self.header(BEFORE_LINE);
-        if !header.is_whole() || Some(header.version) != self.options.exactly {
+        // In a frame that was never written all words are 0, its version, too.
+        let is_unused = header == FrameHeader::default();
+        if !header.is_whole() || is_unused || Some(header.version) != self.options.exactly {
             return self.search(endpoint, self.searched + 1);
         }
         if !self.check_header(&header)? {

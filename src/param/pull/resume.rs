@@ -39,9 +39,9 @@ impl Pull {
         self.batch = bytes;
     }
 
-    /// The begin of the version that was being copied last, if it is proved.
-    pub(crate) fn partial(&self) -> Option<PartialCopy> {
-        self.partial
+    /// Takes the begin of the version that was being copied last, if it is proved: its memory may be written now.
+    pub(crate) fn take_partial(&mut self) -> Option<PartialCopy> {
+        self.partial.take()
     }
 
     /// Returns from where on a payload is copied of which so many bytes are there.

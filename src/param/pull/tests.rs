@@ -143,6 +143,33 @@ fn a_header_that_cannot_be_true_is_an_error_only_if_it_stays() {
     }
 }
 
+/// While an owner is replaced, the status may be of its next incarnation, which may have more frames.
+#[test]
+fn a_status_that_cannot_be_true_is_of_another_owner_or_an_error_if_it_stays() {
+    for epoch in [7, 8] {
+        let (mut frames, mut endpoint, mut pull) = owner_and_pull(2);
+        publish(&mut frames, Version::new(1));
+        pull.start(Bound::NONE, region(64).whole(), PullOptions::default()).unwrap();
+        let control = frames.control().clone();
+        let store = |at, word| control.as_volatile().store(at, word, std::sync::atomic::Ordering::Relaxed);
+        store(ControlLayout::LATEST, Latest { version: Version::new(2), frame: 9 }.to_word());
+        // The third word of each header.
+        (0..2).for_each(|frame| store(frames.layout().frame_header(frame) + 16, epoch));
+        let failed = (0..100).find_map(|_| {
+            let failed = pull.advance(&mut endpoint).err();
+            while let Some(completion) = endpoint.poll() {
+                pull.complete(completion);
+            }
+            failed
+        });
+        let (expected, retries) = match epoch {
+            7 => (PullError::Damaged { expected: 64, found: 0 }, 1),
+            found => (PullError::Epoch { expected: 7, found }, 0),
+        };
+        assert_eq!((failed, pull.retries()), (Some(expected), retries));
+    }
+}
+
 fn ended(pull: &mut Pull, endpoint: &mut LocalEndpoint) -> Pulled {
     let turns = (0..100).find_map(|_| {
         turn(pull, endpoint);
