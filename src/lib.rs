@@ -187,8 +187,8 @@ pub use transport::{mixed::Mixed, shm::Shm};
 pub mod weights {
     //! One process that publishes versions, and many that read them.
     //!
-    //! Begin with [`Publisher`] and [`Reader`]. A [`Relay`] hands the versions on. A [`BackgroundPublisher`] has a thread
-    //! that looks after the readers; its caller publishes.
+    //! Begin with [`Publisher`] and [`Reader`]. A [`Relay`] hands the versions on. A [`BackgroundPublisher`] has a
+    //! thread that looks after the readers; its caller publishes.
 
     pub use crate::node::{
         BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, Reader, ReaderOptions,
