@@ -5,7 +5,7 @@
 //! | --- | --- | --- |
 //! | on one host | [`Shm`] | loads and stores in mapped memory |
 //! | on hosts with InfiniBand, RoCE or soft-RoCE | [`Verbs`] | RDMA reads, writes and atomics |
-//! | on any hosts | [`Tcp`] | a thread of the other process, without its code |
+//! | on any hosts | [`Tcp`] | a thread of the library in the other process; its program takes no part |
 //!
 //! [`Mixed`] has all of them side by side.
 //!
@@ -48,8 +48,9 @@
 //! A read hands out the bytes of exactly one published version and says which. A read under a bound keeps it or fails
 //! by its deadline. A gradient counts at most once. Every call that can wait takes a timeout or has that of the
 //! [`JobPlan`], except those that wait for the end of a whole job ([`Job::serve`], [`JobWorker::finish`], and the last
-//! [`JobWorker::next_step`]) and those that wait for a copy from a GPU, which is 30 s at most. A peer reaches only the
-//! memory that it was granted.
+//! [`JobWorker::next_step`]) and waits for a copy of a GPU, 30 s at most. A peer reaches only the memory that it was
+//! granted, with two exceptions. Over RDMA a reader that guesses a 32-bit key can read another table of the same
+//! process. Over shared memory the processor checks no offset within the mapping of a region that was granted.
 //!
 //! Processes prove to each other that they know the job's secret, and what they agree on is encrypted; parameters and
 //! gradients are not, unless [`Secret::encrypting`] asks for it over TCP. A process that runs as the same user is
@@ -76,9 +77,10 @@
 //! | `SLACKLINE_RENDEZVOUS` | `HOST:PORT` at which rank 0 listens for the other processes |
 //! | `SLACKLINE_SECRET_FILE`, `SLACKLINE_SECRET` | the secret of the job; needed beyond one host |
 //! | `SLACKLINE_TCP_ENCRYPT` | `1`: parameters and gradients are encrypted over TCP, too |
-//! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU`, `_ORDER` | the RDMA device and its settings |
+//! | `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_GID_INDEX`, `_MTU`, `_ORDER` and others | the RDMA device and its settings |
 //!
-//! [`Job::from_env`] also reads the variables of torchrun, Slurm, Open MPI, MPICH and indexed Jobs of Kubernetes.
+//! The page `docs/operations.md` of the repository has the other variables. [`Job::from_env`] also reads the variables
+//! of torchrun, Slurm, Open MPI, PMI (MPICH, Intel MPI), PMIx, ps-lite and indexed Jobs of Kubernetes.
 //!
 //! # Features
 //!
@@ -185,8 +187,8 @@ pub use transport::{mixed::Mixed, shm::Shm};
 pub mod weights {
     //! One process that publishes versions, and many that read them.
     //!
-    //! Begin with [`Publisher`] and [`Reader`]. A [`Relay`] hands the versions on, and a [`BackgroundPublisher`]
-    //! publishes them on a thread of its own.
+    //! Begin with [`Publisher`] and [`Reader`]. A [`Relay`] hands the versions on. A [`BackgroundPublisher`] has a
+    //! thread that looks after the readers; its caller publishes.
 
     pub use crate::node::{
         BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, Reader, ReaderOptions,
