@@ -111,9 +111,9 @@ impl PyRelay {
         &self.address
     }
 
-    /// The newest version that it serves; 0, which is all zeros, before the first. Once the relay has ended it raises the
-    /// reason: EpochChanged where the versions upstream are of another publisher, LayoutMismatch where they are of
-    /// another table.
+    /// The newest version that it serves; 0 before its first copy. Once the relay has ended it raises the reason:
+    /// EpochChanged where the versions upstream are of another publisher, LayoutMismatch where they are of another
+    /// table.
     #[getter]
     fn version(&self) -> PyResult<u64> {
         let operation = "asking for the version";

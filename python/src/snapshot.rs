@@ -190,8 +190,7 @@ impl Snapshot {
         self.facts.epoch
     }
 
-    /// The epoch of the publisher that made the version, also behind relays; 0 from a server. The zeros that a relay
-    /// serves before its first version may have 0, too.
+    /// The epoch of the publisher that made the version, also behind relays; 0 from a server.
     #[getter]
     fn origin(&self) -> u64 {
         self.facts.origin

@@ -339,7 +339,10 @@ impl<T: Transport> Publisher<T> {
         begins_again: bool,
     ) -> Result<(), Error> {
         self.relay_landed(version, 0, begins_again);
-        self.write_delta();
+        // A relay that begins with the version that a server begins with has nothing to make a difference from.
+        if version > self.version() {
+            self.write_delta();
+        }
         let (frame, version) = self.draft.take().ok_or(NO_FRAME)?;
         self.shard.frames.set_label(frame, label);
         self.shard.frames.commit(frame, version, Clock::new(0));

@@ -116,6 +116,16 @@ fn a_copy_does_not_go_on_with_the_same_number_of_another_server() {
 }
 
 #[test]
+fn a_relay_lets_readers_in_once_it_has_the_first_version_of_its_owner() {
+    let relay = relay(Tcp::new(), &[server(3.0)]);
+    let mut reader = Reader::connect(Tcp::new(), relay.address(), ReaderOptions::default(), TIMEOUT).unwrap();
+    let snapshot = reader.snapshot(Wanted::newest(), TIMEOUT).unwrap();
+    assert_eq!(snapshot.fresh().version, Version::new(0));
+    let is_initial = |word: &[u8; 4]| f32::from_le_bytes(*word) == 3.0;
+    assert!(snapshot.bytes().as_chunks().0.iter().all(is_initial), "no version that the server has");
+}
+
+#[test]
 fn a_relay_goes_on_where_it_lost_its_owner_and_so_do_its_readers() {
     let (transport, first) = (Counting::new(Tcp::new()), publisher(0));
     let between = relay(Tcp::new(), &[first.address()]);

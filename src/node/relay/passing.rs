@@ -100,6 +100,9 @@ pub(crate) struct Passing<T: Transport> {
     origin: Option<u64>,
     /// A version of the publisher's has been copied: a later one than the relay began with, or one of its own memory.
     has_copied: bool,
+    /// Readers are let in. A relay of listed owners begins with zeros that are no owner's version, and lets none in
+    /// before its first copy is there; one in a tree begins with the first version of the publisher.
+    is_open: bool,
     /// The memory of the version that is being copied, and the step that its copy has come to.
     draft: Option<(LocalSlice, RelayStep)>,
     /// The number of times that this copy was begun again.
@@ -237,6 +240,7 @@ impl<T: Transport + Clone> Passing<T> {
 
 impl<T: Transport> Passing<T> {
     fn new(reader: Reader<T>, publisher: Publisher<T>, upstream: Upstream) -> Passing<T> {
+        let is_open = matches!(upstream, Upstream::Tree(_));
         Passing {
             runtime: reader.runtime(),
             lease: publisher.lease(),
@@ -246,6 +250,7 @@ impl<T: Transport> Passing<T> {
             unknown: Some(Version::new(0)),
             origin: None,
             has_copied: false,
+            is_open,
             draft: None,
             retries: 0,
             is_void: false,
@@ -312,7 +317,7 @@ impl<T: Transport> Passing<T> {
     /// Looks after the readers, and moves the copy of the next version on. True if it got anywhere.
     fn turn(&mut self) -> Result<bool, Error> {
         let now = self.runtime.now();
-        let joined = self.publisher.poll(now);
+        let joined = self.is_open && self.publisher.poll(now);
         if self.draft.is_none() {
             self.draft = self.publisher.begin_relayed()?.map(|memory| (memory, RelayStep::Begin));
             (self.retries, self.is_void) = (0, false);
@@ -330,7 +335,7 @@ impl<T: Transport> Passing<T> {
             self.publisher.relay_landed(version, chunks, std::mem::take(&mut self.is_void));
         }
         let Some((version, label)) = turn.copied else { return Ok(joined || turn.progress) };
-        // A relay that has nothing yet serves zeros that are no publisher's.
+        // Those of a server are no publisher's.
         let is_anyones = label.origin == 0;
         let is_another = !is_anyones && *self.origin.get_or_insert(label.origin) != label.origin;
         if is_another && !mutant!("relay_origin") {
@@ -339,7 +344,8 @@ impl<T: Transport> Passing<T> {
         // A relay upstream that has nothing yet says of zeros that they are what the publisher began with.
         self.has_copied |= !is_anyones && (version > newest || self.upstream.is_publisher());
         self.unknown = if is_anyones { Some(version.next()) } else { None };
-        if version > newest {
+        let is_first = !std::mem::replace(&mut self.is_open, true);
+        if version > newest || is_first {
             self.publisher.commit_relayed(version, label, std::mem::take(&mut self.is_void))?;
             self.draft = None;
         } else {

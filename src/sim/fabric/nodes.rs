@@ -560,11 +560,8 @@ impl Incarnation {
         if !self.plan.publishes() {
             return judge.read(index, fresh.epoch, fresh.version.get(), least, bytes);
         }
-        if let Err(what) = judge.relays.gave(fresh.epoch, fresh.origin, fresh.version.get(), bytes) {
+        if let Err(what) = judge.relays.gave(fresh.epoch, fresh.origin, fresh.version.get()) {
             return judge.fail(what);
-        }
-        if fresh.origin == 0 {
-            return;
         }
         judge.read(index, fresh.origin, fresh.version.get(), least, bytes);
         if let Some(certificate) = certificate {

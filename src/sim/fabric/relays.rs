@@ -30,14 +30,13 @@ impl JudgedRelays {
         Ok(version > before)
     }
 
-    /// A reader got these bytes of one, which are of this publisher, or of none (0): a relay that has no version yet
-    /// has zeros, and no version after 0.
-    pub(super) fn gave(&mut self, epoch: u64, origin: u64, version: u64, bytes: &[u8]) -> Result<(), String> {
+    /// A reader got a version of one, which is of this publisher, or of none (0).
+    pub(super) fn gave(&mut self, epoch: u64, origin: u64, version: u64) -> Result<(), String> {
         let Some(relay) = self.0.get_mut(&epoch) else { return Ok(()) };
-        if origin == 0 && (version > 0 || bytes.iter().any(|byte| *byte != 0)) {
+        if origin == 0 {
             return Err(format!("the reader was given version {version} of no publisher"));
         }
-        if origin != 0 && *relay.origin.get_or_insert(origin) != origin {
+        if *relay.origin.get_or_insert(origin) != origin {
             return Err("a relay gave versions of two publishers under one epoch".into());
         }
         Ok(())
