@@ -467,7 +467,7 @@ impl Incarnation {
             match passing.run(|| self.is_over(), tell).await {
                 Ok(()) => return Ok(()),
                 // The publisher has a successor: it begins again, and its readers lose their connections.
-                Err(Error::Shards { .. }) if self.judge.borrow().has_successor() => {
+                Err(Error::AnotherPublisher) if self.judge.borrow().has_successor() => {
                     self.judge.borrow_mut().causes.all_lost(self.now());
                 }
                 Err(error) => return Err(error),
