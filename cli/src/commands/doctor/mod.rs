@@ -13,7 +13,7 @@ mod pci;
 mod priorities;
 mod rdma;
 mod report;
-mod settings;
+pub(super) mod settings;
 mod show;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -43,7 +43,7 @@ pub(crate) struct DoctorArgs {
     require: Option<Required>,
 
     /// Try this RDMA device and no other [default: all of them, and SLACKLINE_RDMA_DEVICE is the one that is taken]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME[:PORT]")]
     device: Option<String>,
 
     /// Write what was found as JSON; - for stdout, which then holds nothing else
