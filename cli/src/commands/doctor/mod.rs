@@ -6,6 +6,7 @@ mod encryption;
 mod gpu;
 mod gpu_transfers;
 mod gpudirect;
+mod iommu;
 mod limits;
 mod loopback;
 mod netlink;
@@ -102,8 +103,8 @@ fn examine(args: &DoctorArgs) -> Result<(), Failure> {
     }
     // A device is named because it is to be used.
     let named = args.device.as_ref().map(|_| Required::Rdma);
-    let Some(required) = args.require.or(named) else { return Ok(()) };
-    match missing(&report, required) {
+    let mut required = args.require.into_iter().chain(named);
+    match required.find_map(|required| missing(&report, required)) {
         None => Ok(()),
         Some((what, problem)) => {
             Err(Failure::failed(format!("{what} does not work: {}", problem.error)).help(&problem.help))
