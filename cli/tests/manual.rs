@@ -68,3 +68,18 @@ fn bash_can_read_its_completions() {
     let output = bash.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "train", "{:?}", output.status);
 }
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_failure() {
+    let sim = ["sim", "--scheme", "bsp", "--clocks", "5"];
+    let bench = ["bench", "--op", "memcpy", "--bytes", "64", "--iterations", "12"];
+    for arguments in [&["completions", "bash"][..], &["schemes"], &sim, &bench] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        let output = command.args(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("error"), "{arguments:?}: {said}");
+    }
+}

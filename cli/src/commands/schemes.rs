@@ -1,9 +1,8 @@
 //! `slackline schemes`: the schemes and their settings, on one page.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::failure::Failure;
+use crate::output;
 
 /// The page, which `slackline help schemes` shows as well.
 const PAGE: &str = "\
@@ -75,9 +74,9 @@ pub(crate) struct SchemesArgs {}
 
 /// Runs `slackline schemes`.
 pub(crate) fn run() -> ExitCode {
-    match writeln!(io::stdout(), "{PAGE}") {
+    match output::print(&format!("{PAGE}\n")) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::failed(format!("cannot write to stdout: {error}")).report(),
+        Err(failure) => failure.report(),
     }
 }
 
