@@ -1,10 +1,10 @@
 //! `slackline launch`: the processes of a job on this host, for programs that no other launcher starts.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
@@ -72,9 +72,9 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
             .help("look at the limits on processes and open files (ulimit -u, ulimit -n)")
     };
     let own = std::env::current_exe().map_err(failed)?;
-    let (mut processes, mut lines) = (Processes(Vec::new()), Vec::new());
+    let (mut line, other) = io::pipe().map_err(failed)?;
+    let mut processes = Processes(Vec::new());
     for rank in 0..args.processes {
-        let (line, other) = UnixStream::pair().map_err(failed)?;
         let mut command = Command::new(&own);
         command.args(["launch-rank", &std::process::id().to_string(), "--"]).args(&args.program);
         command.env("SLACKLINE_RANK", rank.to_string()).env("SLACKLINE_LOCAL_RANK", rank.to_string());
@@ -82,18 +82,16 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
         command.env("SLACKLINE_RENDEZVOUS", &rendezvous).envs(secret.iter().flat_map(Secret::variables));
         // A group of its own: a signal from the terminal reaches this process alone, which passes it on once.
         command.env_remove("SLACKLINE_SECRET_FILE").process_group(0);
-        let child = command.stdin(OwnedFd::from(other)).spawn().map_err(failed)?;
-        processes.0.push((child, None));
-        lines.push(line);
+        command.stdin(other.try_clone().map_err(failed)?);
+        processes.0.push((command.spawn().map_err(failed)?, None));
     }
-    for mut line in lines {
-        let mut error = String::new();
-        line.read_to_string(&mut error).map_err(failed)?;
-        if !error.is_empty() {
-            let program = args.program[0].to_string_lossy();
-            return Err(Failure::usage(format!("cannot start `{program}`: {error}"))
-                .help("check the path and its permissions"));
-        }
+    drop(other);
+    let mut errors = String::new();
+    line.read_to_string(&mut errors).map_err(failed)?;
+    if let Some(error) = errors.lines().next() {
+        let program = args.program[0].to_string_lossy();
+        return Err(Failure::usage(format!("cannot start `{program}`: {error}"))
+            .help("check the path and its permissions"));
     }
     let mut asked = None;
     while !processes.look()? {
@@ -123,7 +121,8 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
 
 /// One process of the job, before it is PROGRAM; started by `launch`.
 ///
-/// Its input is a line to the parent, which ends once PROGRAM runs, or carries the reason that it does not.
+/// Its input is a line to the parent, the same for all of them. It ends here once PROGRAM runs, or carries the reason
+/// that it does not.
 #[derive(clap::Args, Debug)]
 pub(crate) struct LaunchRankArgs {
     /// The process that started this one.
@@ -139,7 +138,7 @@ pub(crate) fn run_rank(args: &LaunchRankArgs) -> ExitCode {
     let Ok(line) = io::stdin().as_fd().try_clone_to_owned() else { return ExitCode::FAILURE };
     let error = become_program(args);
     // A parent that is gone does not need to know.
-    let _unheard = UnixStream::from(line).write_all(error.to_string().as_bytes());
+    let _unheard = writeln!(File::from(line), "{error}");
     ExitCode::FAILURE
 }
 
