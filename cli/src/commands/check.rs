@@ -36,7 +36,8 @@ pub(crate) struct CheckArgs {
     json: bool,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 no violation, 1 violations, 2 wrong options, or a trace that cannot be read or has no record.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 no violation, 1 violations, 2 wrong options, an unreadable trace, or no record at all.";
 
 const EXAMPLES: &str = "Examples:
   slackline check trainer.jsonl rollout-*.jsonl
@@ -44,7 +45,7 @@ const EXAMPLES: &str = "Examples:
       of hosts whose clocks differ by up to 5 ms
   cat *.jsonl | slackline check - --json | jq '.violations[].found'
 
-Exit codes: 0 no violation, 1 violations, 2 wrong options, or a trace that cannot be read or has no record.";
+Exit codes: 0 no violation, 1 violations, 2 wrong options, an unreadable trace, or no record at all.";
 
 /// Longest line: the record of a table with as many tensors as there can be, with long names.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -137,7 +138,7 @@ impl Reading {
                     self.checker.add(record, at);
                 }
                 Ok(None) => {}
-                // A process that is killed leaves the beginning of a record, and a host that crashes may leave anything.
+                // A process that is killed leaves the beginning of a record, a host that crashes may leave anything.
                 Err(_)
                     if !line.ends_with(b"\n")
                         && (read as u64) < LINE_BYTES_MAX

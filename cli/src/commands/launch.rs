@@ -30,8 +30,9 @@ const PASSED_ON: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
 /// _TCP_ENCRYPT, which `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on:
 /// the job itself decides whether it can. None outlives this command, and none reads its input: theirs is empty.
 ///
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to all of them, and a second one kills them. SIGUSR1 and SIGUSR2 are
-/// passed on, too, and end nothing by themselves. So are SIGTSTP (Ctrl-Z), which stops this command as well, and SIGCONT.
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to all of them, and a second one kills them. SIGUSR1 and SIGUSR2
+/// are passed on, too, and end nothing by themselves. So are SIGTSTP (Ctrl-Z), which stops this command as well, and
+/// SIGCONT.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:

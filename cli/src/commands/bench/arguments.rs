@@ -83,7 +83,8 @@ pub(crate) struct BenchArgs {
     /// round: worker processes [default: 1]
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) workers: Option<u16>,
-    /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64 [default: 1M]
+    /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64
+    /// [default: 1M]
     #[arg(long, value_parser = chunk)]
     pub(super) chunk: Option<u64>,
     /// apply, triad, round: threads that fold. write, read, pull, memcpy over shm: threads among which this side cuts

@@ -24,8 +24,8 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// A huge page of a GPU.
 const DMA_BUF_BYTES: usize = 2 << 20;
 
-/// Tries every device, or the one called `NAME` or `NAME:PORT`, with the settings of the environment; also which one would be taken,
-/// and why.
+/// Tries every device, or the one called `NAME` or `NAME:PORT`, with the settings of the environment; also which one
+/// would be taken, and why.
 pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<PathReport>, Rdma) {
     progress.go_on("verbs: opening devices");
     let (options, from) = match rdma_settings() {
