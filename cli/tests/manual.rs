@@ -57,6 +57,14 @@ fn completions_for_each_shell_have_each_command() {
 }
 
 #[test]
+fn the_help_of_each_command_says_what_its_exit_codes_mean() {
+    for command in commands() {
+        let help = String::from_utf8(slackline(&[&command, "--help"]).stdout).unwrap();
+        assert!(help.contains("Exit codes: 0 "), "{command}: {help}");
+    }
+}
+
+#[test]
 fn bash_can_read_its_completions() {
     let script = slackline(&["completions", "bash"]).stdout;
     let ask = "source /dev/stdin; COMP_WORDS=(slackline tr); COMP_CWORD=1; \

@@ -67,9 +67,11 @@ For tests:
               staleness    rounds                                                    [default: 3]
               seed         decides how late each one is (as an option: --delay-seed) [default: 0]";
 
+const EXIT_CODES: &str = "Exit codes: 0 shown, 1 standard output cannot be written to, 2 wrong options.";
+
 /// The arguments of `slackline schemes`: none.
 #[derive(clap::Args, Debug)]
-#[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE)]
+#[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE, after_help = EXIT_CODES)]
 pub(crate) struct SchemesArgs {}
 
 /// Runs `slackline schemes`.
