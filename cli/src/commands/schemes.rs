@@ -71,7 +71,8 @@ const EXIT_CODES: &str = "Exit codes: 0 shown, 1 standard output cannot be writt
 
 /// The arguments of `slackline schemes`: none.
 #[derive(clap::Args, Debug)]
-#[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE, after_help = EXIT_CODES)]
+#[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct SchemesArgs {}
 
 /// Runs `slackline schemes`.
