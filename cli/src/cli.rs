@@ -33,6 +33,9 @@ enum Command {
     /// The other process of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchPeer(bench::PeerArgs),
+    /// One process of a job; started by `launch`.
+    #[command(hide = true)]
+    LaunchRank(launch::LaunchRankArgs),
     Serve(train::ServeArgs),
     Work(train::WorkArgs),
 }
@@ -56,6 +59,7 @@ pub fn run() -> ExitCode {
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
         Command::BenchPeer(args) => bench::run_peer(args),
+        Command::LaunchRank(args) => launch::run_rank(&args),
         Command::Serve(args) => train::serve(args),
         Command::Work(args) => train::work(args),
     }

@@ -152,7 +152,7 @@ fn people_get_a_table_and_the_file_gets_the_json() {
 
 #[test]
 fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
-    let cases: [(&[&str], &str, &str); 34] = [
+    let cases: [(&[&str], &str, &str); 43] = [
         (&[], "--op", "--help"),
         (&["--op", "wriet"], "--op", "write"),
         (&["--op", "write", "--bytes", "1T"], "--bytes", "K, M or G"),
@@ -187,6 +187,19 @@ fn wrong_calls_exit_with_2_and_name_the_option_and_the_remedy() {
         (&["--transport", "tcp", "--listen"], "--listen", "--secret-file"),
         (&["--transport", "tcp", "--listen", "127.0.0.1:0", "--op", "write"], "--op", "--listen"),
         (&["--op", "write", "--secret-file", "x"], "--secret-file", "--peer"),
+        (&["--op", "memcpy", "--transport", "tcp"], "--transport tcp", "leave it out"),
+        (&["--op", "apply", "--transport", "verbs"], "--transport verbs", "leave it out"),
+        (&["--op", "triad", "--transport", "tcp", "--encrypt"], "--transport tcp", "leave it out"),
+        (&["--op", "pull", "--transport", "tcp", "--queue-depth", "2"], "--queue-depth", "--op write"),
+        (
+            &["--op", "read", "--transport", "tcp", "--peers", "2", "--queue-depth", "2"],
+            "--queue-depth",
+            "one request",
+        ),
+        (&["--op", "memcpy", "--iterations", "18446744073709551615"], "--iterations", "at most 1000000000"),
+        (&["--op", "round", "--iterations", "18446744073709551615"], "--iterations", "at most 1000000000"),
+        (&["--op", "round", "--warmup", "18446744073709551615"], "--warmup", "at most 1000000000"),
+        (&["--op", "read", "--json", "/no/such/folder/bench.json"], "/no/such/folder", "mkdir -p"),
     ];
     for (arguments, option, remedy) in cases {
         let output = bench(arguments);
@@ -203,6 +216,50 @@ fn what_the_system_refuses_exits_with_1_and_says_what_to_do() {
     assert_eq!(output.status.code(), Some(1));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("ask for less"), "{stderr}");
+}
+
+#[test]
+fn sizes_that_were_measured_are_kept_where_a_later_one_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let way = [&["--op", "memcpy", "--bytes", "64,70368744177664"], &FEW[..]].concat();
+    let output = bench(&[&way[..], &["--json", file.to_str().unwrap()]].concat());
+    let (table, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(table.lines().any(|line| line.starts_with("memcpy") && line.contains(" 64 ")), "{table}");
+    assert!(stderr.starts_with("error: memcpy of 70368744177664 bytes: "), "{stderr}");
+    let kept: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!((kept.as_array().map(Vec::len), &kept[0]["bytes"]), (Some(1), &64.into()), "{kept}");
+    let output = bench(&[&way[..], &["--json", "-"]].concat());
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((output.status.code(), &printed[0]["bytes"]), (Some(1), &64.into()), "{printed}");
+}
+
+#[test]
+fn what_cannot_be_found_or_listened_at_is_named_with_the_remedy() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    for (arguments, named, remedy) in [
+        (&["--listen", &taken][..], &*taken, "a free port"),
+        (&["--op", "read", "--peer", "no-such-host.invalid"], "no-such-host.invalid", "HOST:PORT"),
+    ] {
+        let output = bench(&[&["--transport", "tcp"], arguments].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(named) && stderr.contains("\nhelp: ") && stderr.contains(remedy), "{stderr}");
+    }
+}
+
+#[test]
+fn the_help_says_the_default_of_each_option() {
+    let output = bench(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for default in
+        ["[default: as in the environment, else 0]", "[default: 1M]", "[default: sgd]", "[default: 4]"]
+    {
+        assert!(words.contains(default), "{default}: {words}");
+    }
 }
 
 #[test]

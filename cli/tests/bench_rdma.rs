@@ -93,6 +93,10 @@ fn queues_packets_and_inline_data_are_as_they_were_asked_for() {
             (&depth.parse::<u64>().unwrap().into(), &256.into())
         );
         assert_eq!((&value[0]["in_order"], &value[0]["relaxed_ordering"]), (&true.into(), &true.into()));
+        let settings = value[0]["settings"].as_array().unwrap();
+        let setting = |name: &str| settings.iter().find(|setting| setting["setting"] == name).unwrap();
+        assert_eq!((&setting("MTU")["value"], &setting("MTU")["set_by"]), (&256.into(), &"--mtu".into()));
+        assert!(setting("service level")["value"].is_number(), "{value}");
     }
 }
 

@@ -175,3 +175,30 @@ fn the_last_line_of_a_process_that_was_killed_is_left_out_and_told() {
         "a record without its newline is one"
     );
 }
+
+#[test]
+fn files_without_a_record_are_no_traces_whatever_they_end_with() {
+    let traces = Traces::new();
+    let beginning = &published(1).to_string()[..40];
+    traces.write("publisher.jsonl", lines((1..=3).map(published)));
+    traces.write("empty.jsonl", "");
+    traces.write("blank.jsonl", "\n \n");
+    traces.write("begun.jsonl", beginning);
+    traces.write("garbage.jsonl", "this is no trace");
+    traces.write("other.jsonl", "[1, 2");
+    for (arguments, told) in [
+        (&["empty.jsonl"][..], "there is no record in empty.jsonl\nhelp: "),
+        (&["empty.jsonl", "blank.jsonl"], "there is no record in empty.jsonl, blank.jsonl\nhelp: "),
+        (&["begun.jsonl"], "there is no record in begun.jsonl\nhelp: "),
+        (&["garbage.jsonl", "publisher.jsonl"], "garbage.jsonl:1: the line is no record"),
+        (&["publisher.jsonl", "other.jsonl"], "other.jsonl:1: the line is no record"),
+    ] {
+        let output = traces.check(arguments);
+        let text = str::from_utf8(&output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
+        assert!(output.stdout.is_empty() && text.contains(told), "{arguments:?}: {text}");
+    }
+    let output = traces.check(&["publisher.jsonl", "empty.jsonl", "begun.jsonl"]);
+    assert_eq!(output.status.code(), Some(0), "a process may be killed before its first record: {output:?}");
+    assert!(stdout(&output).contains("begun.jsonl:1: the last line is not finished"), "{output:?}");
+}

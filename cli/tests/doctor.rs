@@ -144,6 +144,14 @@ fn a_device_that_is_not_there_is_no_rdma() {
 }
 
 #[test]
+fn a_device_that_is_named_has_to_work_whatever_else_is_required() {
+    let output = doctor(&["--device", "no-such-device", "--require", "shm"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = failure(&output.stderr);
+    assert!(said.starts_with("error: RDMA does not work: ") && said.contains("\nhelp: "), "{said}");
+}
+
+#[test]
 fn wrong_calls_are_refused_before_anything_is_tried() {
     for arguments in [
         &["--require", "infiniband"][..],

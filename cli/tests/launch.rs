@@ -1,8 +1,9 @@
 //! `slackline launch` starts the processes of a job on this host.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -49,6 +50,71 @@ fn a_program_that_is_not_there_is_a_wrong_usage() {
     let output = command.args(["launch", "-n", "2", "--", "/no/such/program"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(String::from_utf8(output.stderr).unwrap().contains("cannot start `/no/such/program`"));
+}
+
+#[test]
+fn no_process_reads_what_is_typed() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+    command.args(["launch", "-n", "2", "--", "sh", "-c", "cat; echo done"]).stdin(Stdio::piped());
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    // An error means that nobody can read it.
+    let _unread = child.stdin.take().unwrap().write_all(b"typed\n");
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"done\ndone\n");
+}
+
+/// The state of a process by one letter, unless it has ended.
+fn state(process: &str) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let state = status.rsplit_once(") ")?.1.chars().next();
+    state.filter(|state| !matches!(state, 'Z' | 'X'))
+}
+
+fn children(child: &Child) -> Vec<String> {
+    let id = child.id();
+    let list = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let children: Vec<_> = list.split_whitespace().map(str::to_owned).collect();
+    assert_eq!(children.len(), 2, "{list}");
+    children
+}
+
+/// Waits until the state of all these processes is as it should be.
+fn until(processes: &[String], is_so: impl Fn(Option<char>) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !processes.iter().all(|process| is_so(state(process))) {
+        let states: Vec<_> = processes.iter().map(|process| state(process)).collect();
+        assert!(Instant::now() < deadline, "{states:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn no_process_outlives_the_launcher_even_if_that_is_killed() {
+    let (mut child, _lines) = start("echo up; exec sleep 1000");
+    let sleeping = children(&child);
+    send(&child, Signal::KILL);
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    until(&sleeping, |state| state.is_none());
+}
+
+#[test]
+fn processes_stop_and_go_on_with_the_launcher() {
+    let (mut child, _lines) = start("echo up; exec sleep 1000");
+    let mut all = children(&child);
+    all.push(child.id().to_string());
+    send(&child, Signal::TSTP);
+    until(&all, |state| state == Some('T'));
+    send(&child, Signal::CONT);
+    until(&all, |state| state == Some('S'));
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+}
+
+#[test]
+fn the_signal_to_quit_is_passed_on_as_others_that_end() {
+    let (mut child, lines) = start("trap 'echo quit; exit 0' QUIT; echo up; while :; do sleep 0.05; done");
+    send(&child, Signal::QUIT);
+    assert_eq!(lines.collect::<Vec<_>>(), ["quit", "quit"]);
+    assert!(child.wait().unwrap().success(), "all processes ended with 0");
 }
 
 /// Starts two processes that run a script, and waits until both have said that they are up.

@@ -57,6 +57,14 @@ fn completions_for_each_shell_have_each_command() {
 }
 
 #[test]
+fn the_help_of_each_command_says_what_its_exit_codes_mean() {
+    for command in commands() {
+        let help = String::from_utf8(slackline(&[&command, "--help"]).stdout).unwrap();
+        assert!(help.contains("Exit codes: 0 "), "{command}: {help}");
+    }
+}
+
+#[test]
 fn bash_can_read_its_completions() {
     let script = slackline(&["completions", "bash"]).stdout;
     let ask = "source /dev/stdin; COMP_WORDS=(slackline tr); COMP_CWORD=1; \
@@ -67,4 +75,19 @@ fn bash_can_read_its_completions() {
     std::io::Write::write_all(&mut bash.stdin.take().unwrap(), &script).unwrap();
     let output = bash.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "train", "{:?}", output.status);
+}
+
+#[test]
+fn a_reader_that_has_read_enough_is_no_failure() {
+    let sim = ["sim", "--scheme", "bsp", "--clocks", "5"];
+    let bench = ["bench", "--op", "memcpy", "--bytes", "64", "--iterations", "12"];
+    for arguments in [&["completions", "bash"][..], &["schemes"], &sim, &bench] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
+        let output = command.args(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("error"), "{arguments:?}: {said}");
+    }
 }

@@ -112,7 +112,7 @@ impl Job {
         }
         let meeting_point = placement.meeting_point.as_ref().ok_or(JobError::NotLaunched)?.to_string();
         let coordinator = match rank {
-            0 => Some(listen(&meeting_point, &plan, world, secret.clone())?),
+            0 => Some(listen(&meeting_point, &plan, placement, secret.clone())?),
             _ => None,
         };
         let (role, member_role, role_rank) = match rank < servers {
@@ -180,11 +180,11 @@ impl Job {
 fn listen(
     meeting_point: &str,
     plan: &JobPlan,
-    world: u32,
+    placement: &Placement,
     secret: Option<Secret>,
 ) -> Result<CoordinatorThread, JobError> {
-    let address = listen_address(meeting_point, Instant::now() + plan.timeout)?;
-    let attendance = Attendance::new(plan.clone(), world, Instant::now());
+    let address = listen_address(meeting_point, Instant::now() + plan.timeout, placement.is_one_host())?;
+    let attendance = Attendance::new(plan.clone(), placement.world, Instant::now());
     let hub = attendance.listen(address, secret)?;
     CoordinatorThread::start(hub, attendance)
 }

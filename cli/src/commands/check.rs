@@ -37,7 +37,7 @@ pub(crate) struct CheckArgs {
 }
 
 const EXIT_CODES: &str =
-    "Exit codes: 0 no violation, 1 violations, 2 wrong options, or a trace that cannot be read.";
+    "Exit codes: 0 no violation, 1 violations, 2 wrong options, an unreadable trace, or no record at all.";
 
 const EXAMPLES: &str = "Examples:
   slackline check trainer.jsonl rollout-*.jsonl
@@ -45,7 +45,7 @@ const EXAMPLES: &str = "Examples:
       of hosts whose clocks differ by up to 5 ms
   cat *.jsonl | slackline check - --json | jq '.violations[].found'
 
-Exit codes: 0 no violation, 1 violations, 2 wrong options, or a trace that cannot be read.";
+Exit codes: 0 no violation, 1 violations, 2 wrong options, an unreadable trace, or no record at all.";
 
 /// Longest line: the record of a table with as many tensors as there can be, with long names.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -71,6 +71,7 @@ pub(crate) fn run(args: &CheckArgs) -> ExitCode {
 fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let mut reading = Reading {
         checker: TraceChecker::new(Duration::from_millis(args.clock_error)),
+        records: 0,
         unfinished: Vec::new(),
         progress: Progress::new("KiB of traces", (bytes(&args.traces) >> 10) as usize),
         done: 0,
@@ -78,10 +79,14 @@ fn check(args: &CheckArgs) -> Result<ExitCode, Failure> {
     for (index, path) in args.traces.iter().enumerate() {
         reading.trace(index, path)?;
     }
-    let Reading { checker, unfinished, progress, .. } = reading;
+    let Reading { checker, records, unfinished, progress, .. } = reading;
     let verdict = checker.finish();
     drop(progress);
     let names: Vec<_> = args.traces.iter().map(|path| path.display().to_string()).collect();
+    if records == 0 {
+        return Err(Failure::usage(format!("there is no record in {}", names.join(", ")))
+            .help("give the files to which publishers and readers write their records"));
+    }
     output::print(&match args.json {
         true => format!("{:#}\n", as_json(&verdict, &unfinished, &names)),
         false => as_text(&verdict, &unfinished, &names),
@@ -97,6 +102,8 @@ fn bytes(traces: &[PathBuf]) -> u64 {
 /// What was read.
 struct Reading {
     checker: TraceChecker<Line>,
+    /// The number of records.
+    records: u64,
     /// The last lines of traces whose processes ended while they wrote them.
     unfinished: Vec<Line>,
     progress: Progress,
@@ -115,6 +122,7 @@ impl Reading {
         };
         let mut file = BufReader::with_capacity(1 << 16, file);
         let mut line = Vec::new();
+        let before = self.records;
         for number in 1.. {
             line.clear();
             let read = file.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
@@ -125,10 +133,17 @@ impl Reading {
             self.progress.show((self.done >> 10) as usize);
             let at = Line { trace: index, number };
             match record(&line) {
-                Ok(Some(record)) => self.checker.add(record, at),
+                Ok(Some(record)) => {
+                    self.records += 1;
+                    self.checker.add(record, at);
+                }
                 Ok(None) => {}
-                // A process that is killed leaves the beginning of a record.
-                Err(_) if !line.ends_with(b"\n") && (read as u64) < LINE_BYTES_MAX => {
+                // A process that is killed leaves the beginning of a record, a host that crashes may leave anything.
+                Err(_)
+                    if !line.ends_with(b"\n")
+                        && (read as u64) < LINE_BYTES_MAX
+                        && (self.records > before || is_beginning(&line)) =>
+                {
                     self.unfinished.push(at)
                 }
                 Err(failure) => return Err(failure.at(format!("{}:{number}", path.display()))),
@@ -148,6 +163,12 @@ fn record(line: &[u8]) -> Result<Option<TraceRecord>, Failure> {
         Failure::usage(format!("the line is no text: {error}")).help("give traces, which are lines of JSON")
     })?;
     text.parse().map(Some).map_err(|error| Failure::refused(&error))
+}
+
+/// Whether more bytes could make a record of this line.
+fn is_beginning(line: &[u8]) -> bool {
+    line.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice::<TraceRecord>(line).is_err_and(|error| error.is_eof())
 }
 
 fn as_text(verdict: &Verdict<Line>, unfinished: &[Line], names: &[String]) -> String {

@@ -1,11 +1,10 @@
 //! `slackline completions`: scripts by which a shell completes the words of a command line.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap_complete::Shell;
 
-use crate::failure::Failure;
+use crate::output;
 
 /// Print a script that completes commands and options in a shell.
 ///
@@ -27,8 +26,8 @@ pub(crate) struct CompletionsArgs {
 pub(crate) fn run(args: &CompletionsArgs, mut program: clap::Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut program, "slackline", &mut script);
-    match io::stdout().lock().write_all(&script) {
+    match output::print(&String::from_utf8_lossy(&script)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::failed(format!("cannot write to standard output: {error}")).report(),
+        Err(failure) => failure.report(),
     }
 }

@@ -1,14 +1,18 @@
 //! `slackline launch`: the processes of a job on this host, for programs that no other launcher starts.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use slackline::{MeetingPoint, Secret};
 
 use crate::failure::Failure;
@@ -17,12 +21,18 @@ use crate::secret_args;
 /// Time between two looks at the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
+/// Signals that go on to the processes.
+const PASSED_ON: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT];
+
 /// Start the processes of a job on this host.
 ///
 /// Starts PROGRAM N times with the variables SLACKLINE_RANK, _WORLD_SIZE, _LOCAL_RANK, _RENDEZVOUS, _SECRET and
 /// _TCP_ENCRYPT, which `slackline::Job::from_env` reads, and waits for all of them. If one fails, the others go on:
-/// the job itself decides whether it can. SIGINT, SIGTERM and SIGHUP are passed on to all of them, and a second one
-/// kills them. SIGUSR1 and SIGUSR2 are passed on, too, and end nothing by themselves.
+/// the job itself decides whether it can. None outlives this command, and none reads its input: theirs is empty.
+///
+/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to all of them, and a second one kills them. SIGUSR1 and SIGUSR2
+/// are passed on, too, and end nothing by themselves. So are SIGTSTP (Ctrl-Z), which stops this command as well, and
+/// SIGCONT.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -52,32 +62,42 @@ pub(crate) fn run(args: &LaunchArgs) -> ExitCode {
 }
 
 fn launch(args: &LaunchArgs) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2])
+    let mut signals = Signals::new(PASSED_ON)
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
     let secret = secret_args::random(args.encrypt)?;
     let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
         .map_err(|error| Failure::failed(format!("cannot find a free port of 127.0.0.1: {error}")))?
         .to_string();
+    let failed = |error: io::Error| {
+        Failure::failed(format!("cannot start a process: {error}"))
+            .help("look at the limits on processes and open files (ulimit -u, ulimit -n)")
+    };
+    let own = std::env::current_exe().map_err(failed)?;
+    let (mut line, other) = io::pipe().map_err(failed)?;
     let mut processes = Processes(Vec::new());
     for rank in 0..args.processes {
-        let mut command = Command::new(&args.program[0]);
-        command.args(&args.program[1..]);
+        let mut command = Command::new(&own);
+        command.args(["launch-rank", &std::process::id().to_string(), "--"]).args(&args.program);
         command.env("SLACKLINE_RANK", rank.to_string()).env("SLACKLINE_LOCAL_RANK", rank.to_string());
         command.env("SLACKLINE_WORLD_SIZE", args.processes.to_string());
         command.env("SLACKLINE_RENDEZVOUS", &rendezvous).envs(secret.iter().flat_map(Secret::variables));
         // A group of its own: a signal from the terminal reaches this process alone, which passes it on once.
         command.env_remove("SLACKLINE_SECRET_FILE").process_group(0);
-        let child = command.spawn().map_err(|error| {
-            let program = args.program[0].to_string_lossy();
-            Failure::usage(format!("cannot start `{program}`: {error}"))
-                .help("check the path and its permissions")
-        })?;
-        processes.0.push((child, None));
+        command.stdin(other.try_clone().map_err(failed)?);
+        processes.0.push((command.spawn().map_err(failed)?, None));
+    }
+    drop(other);
+    let mut errors = String::new();
+    line.read_to_string(&mut errors).map_err(failed)?;
+    if let Some(error) = errors.lines().next() {
+        let program = args.program[0].to_string_lossy();
+        return Err(Failure::usage(format!("cannot start `{program}`: {error}"))
+            .help("check the path and its permissions"));
     }
     let mut asked = None;
     while !processes.look()? {
         for signal in signals.pending() {
-            let ends = !matches!(signal, SIGUSR1 | SIGUSR2);
+            let ends = matches!(signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM);
             if ends && asked.replace(signal).is_some() {
                 // A second signal ends the wait: dropping the processes kills them.
                 return Err(
@@ -85,6 +105,10 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
                 );
             }
             processes.signal(signal);
+            if signal == SIGTSTP {
+                // Stops here until SIGCONT. An error leaves it running, which harms nothing.
+                let _running = emulate_default_handler(signal);
+            }
         }
         std::thread::sleep(LOOK_EVERY);
     }
@@ -94,6 +118,40 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
         (false, None) => Err(Failure::failed(failed.join(", ")).help("see the output above")),
         (false, Some(signal)) => Err(Failure::stopped(signal, failed.join(", "))),
     }
+}
+
+/// One process of the job, before it is PROGRAM; started by `launch`.
+///
+/// Its input is a line to the parent, the same for all of them. It ends here once PROGRAM runs, or carries the reason
+/// that it does not.
+#[derive(clap::Args, Debug)]
+pub(crate) struct LaunchRankArgs {
+    /// The process that started this one.
+    parent: i32,
+
+    /// Program and its arguments
+    #[arg(required = true, last = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs `slackline launch-rank`: becomes PROGRAM, which dies with the parent.
+pub(crate) fn run_rank(args: &LaunchRankArgs) -> ExitCode {
+    let Ok(line) = io::stdin().as_fd().try_clone_to_owned() else { return ExitCode::FAILURE };
+    let error = become_program(args);
+    // A parent that is gone does not need to know.
+    let _unheard = writeln!(File::from(line), "{error}");
+    ExitCode::FAILURE
+}
+
+/// Returns only if it cannot.
+fn become_program(args: &LaunchRankArgs) -> io::Error {
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return error.into();
+    }
+    if Pid::as_raw(getppid()) != args.parent {
+        return io::Error::other("the process that started it is gone");
+    }
+    Command::new(&args.program[0]).args(&args.program[1..]).stdin(Stdio::null()).exec()
 }
 
 /// The processes in the order of their ranks, and the end of each that has ended. Dropping kills the others.

@@ -1,9 +1,8 @@
 //! `slackline schemes`: the schemes and their settings, on one page.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::failure::Failure;
+use crate::output;
 
 /// The page, which `slackline help schemes` shows as well.
 const PAGE: &str = "\
@@ -68,16 +67,19 @@ For tests:
               staleness    rounds                                                    [default: 3]
               seed         decides how late each one is (as an option: --delay-seed) [default: 0]";
 
+const EXIT_CODES: &str = "Exit codes: 0 shown, 1 standard output cannot be written to, 2 wrong options.";
+
 /// The arguments of `slackline schemes`: none.
 #[derive(clap::Args, Debug)]
 #[command(about = "Describe the synchronisation schemes and their settings", long_about = PAGE)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct SchemesArgs {}
 
 /// Runs `slackline schemes`.
 pub(crate) fn run() -> ExitCode {
-    match writeln!(io::stdout(), "{PAGE}") {
+    match output::print(&format!("{PAGE}\n")) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => Failure::failed(format!("cannot write to stdout: {error}")).report(),
+        Err(failure) => failure.report(),
     }
 }
 

@@ -94,6 +94,12 @@ impl Placement {
     pub fn from_env() -> Result<Option<Placement>, LaunchError> {
         placement(&LaunchFlags::default(), environment())
     }
+
+    /// Whether all processes of the job are known to be on this host.
+    #[doc(hidden)]
+    pub fn is_one_host(&self) -> bool {
+        self.world <= self.local_world.unwrap_or(1)
+    }
 }
 
 /// The launchers and settings that tell a process its rank.

@@ -172,6 +172,14 @@ pub enum RendezvousError {
         /// The error of the operating system.
         source: std::io::Error,
     },
+    /// The name of the meeting point leads to an address that no other host reaches.
+    #[error("the meeting point {address} is at {at}, which no other host reaches; {}", remedy_of(self))]
+    OnlyHere {
+        /// The address that was given.
+        address: String,
+        /// The first address that its name has.
+        at: std::net::IpAddr,
+    },
     /// Rank 0 did not answer in time, or had no rank for this process until the deadline.
     #[error("could not join at {address} within {waited:?}: {last}; {}", remedy_of(self))]
     Timeout {
@@ -235,6 +243,10 @@ impl Diagnostic for RendezvousError {
                 "give all processes one secret, a file of mode 600 (SLACKLINE_SECRET_FILE)"
             }
             RendezvousError::Resolve { .. } => "write HOST:PORT of rank 0's host",
+            RendezvousError::OnlyHere { .. } => {
+                "use an address of rank 0's host (--rendezvous IP:PORT, SLACKLINE_RENDEZVOUS), or correct its name in \
+                 /etc/hosts; 127.0.0.1:PORT if all processes are on this host"
+            }
             RendezvousError::Timeout { answered: true, .. } => {
                 "start no more processes than the job has ranks"
             }

@@ -33,24 +33,34 @@ pub(super) fn resolve(address: &str, deadline: Instant) -> Result<Vec<SocketAddr
 }
 
 /// Returns the address at which rank 0 listens where the others meet it at `HOST:PORT`: one that other hosts reach, if
-/// the name has one. It asks for the name as a process that joins does, until `deadline`.
+/// the name has one. It asks for the name as a process that joins does, until `deadline`. Unless all processes are
+/// known to be on one host (`is_one_host`), a name that leads to this host alone is an error.
 ///
 /// # Errors
-/// [`RendezvousError::Resolve`].
-pub fn listen_address(address: &str, deadline: Instant) -> Result<SocketAddr, RendezvousError> {
-    let found = resolve(address, deadline)?;
-    let (first, reached) = (found[0], reached_by_others(&found));
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    let means_loopback = host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
-    if reached.is_none() && !means_loopback {
-        tracing::warn!(
-            address,
-            at = %first.ip(),
-            "this host's own name leads to an address of this host alone (see /etc/hosts), so that no other host \
-             reaches the meeting point: where there are others, name rank 0 by its address"
-        );
+/// [`RendezvousError::Resolve`], [`RendezvousError::OnlyHere`].
+pub fn listen_address(
+    address: &str,
+    deadline: Instant,
+    is_one_host: bool,
+) -> Result<SocketAddr, RendezvousError> {
+    choose(address, &resolve(address, deadline)?, is_one_host)
+}
+
+/// Returns the one of the addresses of `HOST:PORT`, of which there is at least one, at which rank 0 listens.
+fn choose(address: &str, found: &[SocketAddr], is_one_host: bool) -> Result<SocketAddr, RendezvousError> {
+    match reached_by_others(found) {
+        Some(reached) => Ok(reached),
+        None if is_one_host || means_this_host(address) => Ok(found[0]),
+        None => Err(RendezvousError::OnlyHere { address: address.into(), at: found[0].ip() }),
     }
-    Ok(reached.unwrap_or(first))
+}
+
+/// Whether these words for a host and its port ask for nothing but an address of this host: Debian maps the host's own
+/// name to one, too, and there it is not meant so.
+fn means_this_host(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let is_loopback = |name: &str| matches!(name, "localhost" | "ip6-localhost" | "ip6-loopback");
+    is_loopback(host) || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
 }
 
 /// Returns the first of these addresses that other hosts reach. They cannot use a link-local one of IPv6, which takes
@@ -95,7 +105,25 @@ mod tests {
     fn rank_0_listens_where_its_meeting_point_is() {
         let now = Instant::now();
         for address in ["127.0.0.1:7", "[::1]:7", "192.0.2.1:7"] {
-            assert_eq!(listen_address(address, now).unwrap().to_string(), address);
+            assert_eq!(listen_address(address, now, false).unwrap().to_string(), address);
         }
+    }
+
+    #[test]
+    fn a_name_of_this_host_alone_is_refused_where_there_may_be_other_hosts() {
+        let chosen = |address: &str, found: &[&str], is_one_host| {
+            let found: Vec<SocketAddr> = found.iter().map(|address| address.parse().unwrap()).collect();
+            choose(address, &found, is_one_host).map(|socket| socket.to_string())
+        };
+        let (debian, both) = (["127.0.1.1:7"], ["127.0.1.1:7", "192.0.2.1:7"]);
+        let error = chosen("node1:7", &debian, false).unwrap_err().to_string();
+        assert!(error.contains("node1:7") && error.contains("127.0.1.1"), "{error}");
+        assert!(error.contains("/etc/hosts") && error.contains("--rendezvous IP:PORT"), "{error}");
+        assert_eq!(chosen("node1:7", &debian, true).unwrap(), "127.0.1.1:7");
+        assert_eq!(chosen("node1:7", &both, false).unwrap(), "192.0.2.1:7");
+        for address in ["localhost:7", "127.0.0.1:7"] {
+            assert_eq!(chosen(address, &["127.0.0.1:7"], false).unwrap(), "127.0.0.1:7");
+        }
+        assert_eq!(chosen("[::1]:7", &["[::1]:7"], false).unwrap(), "[::1]:7");
     }
 }

@@ -9,7 +9,7 @@ use slackline::TransportKind;
 use super::means::DeviceArgs;
 use super::memory::MemoryArgs;
 use super::names::Op;
-use super::parse::{Sizes, at_least_one, chunk, listening, meeting, seconds, sizes, transport};
+use super::parse::{Sizes, chunk, iterations, listening, meeting, seconds, sizes, transport, warmup};
 use crate::optimizer_name::OptimizerName;
 
 /// Measure what operations cost on this machine.
@@ -38,7 +38,10 @@ use crate::optimizer_name::OptimizerName;
 ///
 /// CPU each is the processor time of one operation in this process, user and system, and not that of the other side.
 /// Over tcp and verbs the counters of this host that have moved meanwhile are told, whatever moved them.
+///
+/// The row of each size is printed when it is measured. If one fails, the results before it are kept.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct BenchArgs {
     /// Transport that carries the bytes.
     #[arg(long, value_parser = transport(), default_value = "shm")]
@@ -47,7 +50,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_enum, required_unless_present = "listen")]
     pub(super) op: Option<Op>,
     /// write, read, fetch-add over tcp and verbs: requests under way at once where bandwidth is measured; by default
-    /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold.
+    /// 128 over verbs; 16 over tcp, and never more than 128 MiB hold. Any operation over verbs: at least so many
+    /// requests have room in each queue.
     #[arg(long, visible_alias = "tx-depth", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) queue_depth: Option<u16>,
     /// write, read, fetch-add over tcp and verbs: requests of one post where bandwidth is measured, of which the last
@@ -63,32 +67,34 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(super) bidirectional: bool,
     /// Bytes of one operation, with an optional K, M or G (powers of 1024); several by commas or by repeating the
-    /// option; `all` for the powers of two from 8 to 64M.
+    /// option; `all` for the powers of two from 8 to 64M [default: 8,64K,1M for write and read, 8 for
+    /// fetch-add, 100000000 for round, 400000000 for apply and triad, 64K,1M,64M for the rest; with --peers 64K]
     #[arg(long, visible_alias = "sizes", value_name = "N", value_delimiter = ',', value_parser = sizes)]
     pub(super) bytes: Vec<Sizes>,
     /// Operations to time; by default as many as a second or so holds.
-    #[arg(long, value_name = "K", value_parser = at_least_one)]
+    #[arg(long, value_name = "K", value_parser = iterations)]
     pub(super) iterations: Option<u64>,
     /// Time operations for so long, instead of a given number of them; with --peers 5 by default.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "iterations")]
     pub(super) duration: Option<Duration>,
     /// Operations before the first that is timed; by default a tenth of a second's.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = warmup)]
     pub(super) warmup: Option<u64>,
-    /// round: worker processes.
+    /// round: worker processes [default: 1]
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) workers: Option<u16>,
-    /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64.
+    /// publish, pull, pinned-read, round: bytes that are copied, folded and announced at a time; a multiple of 64
+    /// [default: 1M]
     #[arg(long, value_parser = chunk)]
     pub(super) chunk: Option<u64>,
     /// apply, triad, round: threads that fold. write, read, pull, memcpy over shm: threads among which this side cuts
     /// a copy of 8 MiB and more [default: by measurement, one for memcpy]
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
-    /// apply: gradients to fold.
+    /// apply: gradients to fold [default: 4]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) k: Option<u16>,
-    /// apply: how gradients move parameters.
+    /// apply: how gradients move parameters [default: sgd]
     #[arg(long, value_enum)]
     pub(super) optimizer: Option<OptimizerName>,
     /// round: workers compute in borrowed slots and read in place, touching nothing.
@@ -142,8 +148,10 @@ pub(crate) struct BenchArgs {
     pub(super) device: DeviceArgs,
     /// Write the result as JSON to FILE, or to standard output (and nothing else there) if it is `-`.
     #[arg(long, value_name = "FILE|-")]
-    pub(super) json: Option<String>,
+    pub(super) json: Option<PathBuf>,
 }
+
+const EXIT_CODES: &str = "Exit codes: 0 measured, 1 a measurement failed, 2 wrong options.";
 
 /// Many peers.
 #[derive(clap::Args, Debug)]

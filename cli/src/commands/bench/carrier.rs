@@ -7,6 +7,7 @@ use slackline::{Address, Secret, Shm, Tcp, Transport, TransportKind, Verbs};
 use super::error::BenchError;
 use super::means::Means;
 use super::report::Measured;
+use crate::commands::doctor::settings;
 
 /// A transport that can be measured between two processes.
 pub(super) trait Carrier: Transport + Clone {
@@ -107,7 +108,10 @@ impl Carrier for Verbs {
             measured = measured.with("in_order", order.in_order).with("in_order_says", name);
             measured = measured.note(format!("{} applies writes {text} (says {says})", self.device()));
         }
-        if let Ok(options) = means.verbs() {
+        let gid = self.gid_towards(means.peer);
+        if let Ok((options, from)) = means.settings() {
+            let settings = settings::look(self, gid.as_ref(), &options, &from);
+            measured = measured.with("settings", serde_json::to_value(settings).unwrap_or_default());
             let relaxed = options.relaxed_ordering;
             measured = measured.with("relaxed_ordering", relaxed);
             if !relaxed {
@@ -123,7 +127,7 @@ impl Carrier for Verbs {
                 format!("reads, gradients and parameters over {}, else the first", rails.join(" and "));
             measured = measured.with("rails", rails.join(",")).note(note);
         }
-        match self.gid_towards(means.peer) {
+        match gid {
             Some(choice) => {
                 let (gid, index) = (choice.gid.to_string(), choice.gid.index);
                 let note = format!("by port {port} of {device}, GID {index} ({gid}), packets of {mtu} bytes");

@@ -1,6 +1,7 @@
 //! The check that the options go together, and the settings that follow from them.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use slackline::{Secret, TransportKind};
 
@@ -12,11 +13,12 @@ use super::parse::Sizes;
 use super::settings::{Load, Settings};
 use crate::optimizer_name::OptimizerName;
 
-/// Operations that `--threads` means something to; those that many peers can do at once; single requests; and those
-/// that can be measured with another host and that `--validate` can check.
+/// Operations that `--threads` means something to; those that many peers can do at once; single requests; those of one
+/// process alone; and those that can be measured with another host and that `--validate` can check.
 const OF_THREADS: [Op; 7] = [Op::Apply, Op::Triad, Op::Round, Op::Write, Op::Read, Op::Pull, Op::Memcpy];
 const OF_MANY: [Op; 5] = [Op::Round, Op::Pull, Op::Write, Op::Read, Op::FetchAdd];
 const OF_REQUESTS: [Op; 3] = [Op::Write, Op::Read, Op::FetchAdd];
+const OF_ONE: [Op; 3] = [Op::Memcpy, Op::Apply, Op::Triad];
 const OF_TWO: [Op; 5] = [Op::Write, Op::Read, Op::FetchAdd, Op::Publish, Op::Pull];
 
 /// Bytes of parameters where there are many peers, unless the user says how many.
@@ -25,7 +27,7 @@ const LOAD_BYTES: u64 = 64 << 10;
 /// The request that the options make, once they are checked.
 pub(super) enum Request {
     /// A request to measure, with the file for its JSON (or `-`) if any is wanted.
-    Measure(Box<Settings>, Option<String>),
+    Measure(Box<Settings>, Option<PathBuf>),
     /// A request to be the other side for another host.
     Listen { address: SocketAddr, transport: TransportKind, means: Means, keep: bool },
 }
@@ -47,7 +49,13 @@ impl BenchArgs {
 
     /// Refuses what does not go together with many peers.
     fn check_of_many(&self, op: Op) -> Result<(), BenchError> {
+        let has_queues = self.transport == TransportKind::Verbs;
         let wrong = [
+            (
+                "--queue-depth",
+                self.queue_depth.is_some() && !has_queues,
+                "leave it out: each peer has one request under way",
+            ),
             ("--post-list", self.post_list.is_some(), "leave it out: each peer has one request under way"),
             ("--qp", self.qp.is_some(), "leave it out: each peer has one connection"),
             ("--bidirectional", self.bidirectional, "leave it out"),
@@ -99,6 +107,10 @@ impl BenchArgs {
             return Ok(Request::Listen { address, transport: self.transport, means, keep: self.keep });
         }
         let op = self.op.ok_or_else(|| BenchError::usage("--op is missing", "say what to measure"))?;
+        if self.transport != TransportKind::Shm && OF_ONE.contains(&op) {
+            let what = format!("--transport {}: `{}` has no other side", self.transport, op.name());
+            return Err(BenchError::usage(what, "leave it out"));
+        }
         if self.transport != TransportKind::Shm && (op == Op::PinnedRead || self.borrow) {
             let help = "leave --borrow out, or use --transport shm";
             return Err(BenchError::usage("only shared memory is read in place", help));
@@ -124,7 +136,9 @@ impl BenchArgs {
             let what = format!("{option} means nothing to `{}`, but to --op {names}", op.name());
             Err(BenchError::usage(what, "leave it out, or use such an --op"))
         };
-        for (option, given) in &streams[1..] {
+        // Over verbs the first of them is the room of each queue, too.
+        let first = usize::from(self.transport == TransportKind::Verbs);
+        for (option, given) in &streams[first..] {
             only(option, *given, &OF_REQUESTS)?;
         }
         only("--workers", self.workers.is_some(), &[Op::Round])?;

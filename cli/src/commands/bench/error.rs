@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use slackline::Diagnostic;
 
+use crate::failure::Failure;
+
 /// A measurement was called wrongly, or failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
@@ -42,8 +44,8 @@ pub(super) enum BenchError {
     Table(#[from] slackline::TableError),
     #[error(transparent)]
     Fold(#[from] slackline::internals::kernel::FoldError),
-    #[error("cannot {operation}: {source}")]
-    System { operation: &'static str, source: std::io::Error },
+    #[error("cannot {operation}: {source}{}", self.remedy().map_or(String::new(), |remedy| format!("; {remedy}")))]
+    System { operation: Cow<'static, str>, source: std::io::Error, help: Option<&'static str> },
     #[error("the other process failed: {0}")]
     Peer(String),
     /// The same in the words of that process, on another host.
@@ -61,6 +63,7 @@ impl Diagnostic for BenchError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             BenchError::Usage { help, .. } => Some((*help).into()),
+            BenchError::System { help, .. } => help.map(Cow::from),
             BenchError::Secret(error) => error.remedy(),
             BenchError::Node(error) => error.remedy(),
             BenchError::Open(error) => error.remedy(),
@@ -86,6 +89,25 @@ impl BenchError {
     }
 
     pub(super) fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> BenchError {
-        move |source| BenchError::System { operation, source }
+        move |source| BenchError::System { operation: operation.into(), source, help: None }
+    }
+
+    /// The same where there is something that a user can do about it.
+    pub(super) fn system_with(
+        operation: String,
+        help: &'static str,
+    ) -> impl FnOnce(std::io::Error) -> BenchError {
+        move |source| BenchError::System { operation: operation.into(), source, help: Some(help) }
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(error: BenchError) -> Failure {
+        match error {
+            BenchError::Usage { .. } | BenchError::Secret(_) | BenchError::Setting(_) => {
+                Failure::refused(&error)
+            }
+            error => Failure::of(&error),
+        }
     }
 }

@@ -30,9 +30,10 @@ pub(super) fn listen(
     require_secret(address, means, "--listen")?;
     // What cannot be had is told now, and not to the first client.
     carrier::open(transport, means)?;
-    let socket = listen_at(address).map_err(BenchError::system("listen there"))?;
     // It has nothing else to do than to wait for clients.
-    socket.set_nonblocking(false).map_err(BenchError::system("listen there"))?;
+    let socket = listen_at(address).and_then(|socket| socket.set_nonblocking(false).map(|()| socket));
+    let help = "name an address of this host and a free port: --listen IP:PORT";
+    let socket = socket.map_err(BenchError::system_with(format!("listen at {address}"), help))?;
     let address = socket.local_addr().map_err(BenchError::system("ask where this listens"))?;
     tell(&format!("listening at {address} for `bench --transport {transport} --peer HOST:PORT`"))?;
     loop {

@@ -256,6 +256,8 @@ fn report<C: Carrier>(
             kibibytes(pinned)
         ));
     measured.bandwidth_bytes_per_s = findings.rate * moved as f64;
+    measured.messages_per_s =
+        matches!(settings.op, Op::Write | Op::Read | Op::FetchAdd).then_some(findings.rate);
     if settings.op == Op::Round {
         measured = measured.with("rounds_per_s", findings.rate / together);
     }

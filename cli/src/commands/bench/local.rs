@@ -11,7 +11,7 @@ use slackline::{Encoding, Shm, Transport};
 use super::error::BenchError;
 use super::measure::{calls, time};
 use super::pin::{cores, pin_to};
-use super::report::{Measured, duration, rate};
+use super::report::{Measured, bandwidth, duration, rate};
 use super::settings::Settings;
 use super::timing::Timing;
 
@@ -51,7 +51,7 @@ pub(super) fn memcpy(settings: &Settings, bytes: u64) -> Result<Measured, BenchE
     let best =
         timings.into_iter().min_by(|a, b| a.latency.p50.total_cmp(&b.latency.p50)).unwrap_or(timings[0]);
     let note: Vec<String> =
-        names.iter().zip(rates).map(|(name, rate)| format!("{name} {:.2} GB/s", rate / 1e9)).collect();
+        names.iter().zip(rates).map(|(name, rate)| format!("{name} {}", bandwidth(rate))).collect();
     Ok(Measured::new(settings.op.name(), bytes, bytes, best)
         .with("from_shared", settings.from_shared)
         .with("threads", settings.threads)
@@ -84,7 +84,7 @@ fn over_arrays(settings: &Settings, kind: Kind, bytes: u64) -> Result<Measured, 
     })?;
     let moved = bytes * kind.streams() as u64;
     let best = rate(moved, timing.latency.min);
-    let note = format!("best {:.2} GB/s in {}", best / 1e9, duration(timing.latency.min));
+    let note = format!("best {} in {}", bandwidth(best), duration(timing.latency.min));
     Ok(Measured::new(settings.op.name(), bytes, moved, timing)
         .with("threads", settings.threads)
         .with("pinned", settings.pin)
@@ -180,16 +180,15 @@ fn in_parts(
     cores: &[usize],
     work: impl Fn(usize, usize) -> Result<(), BenchError> + Sync,
 ) -> Result<Duration, BenchError> {
-    let part = (bytes / threads).next_multiple_of(64);
     let barrier = Barrier::new(threads);
     let work = |thread: usize| {
         if !cores.is_empty() {
             pin_to(cores[thread % cores.len()]);
         }
-        let begin = (thread * part).min(bytes);
+        let (begin, len) = part(bytes, threads, thread);
         barrier.wait();
         let begun = Instant::now();
-        work(begin, part.min(bytes - begin))?;
+        work(begin, len)?;
         Ok::<_, BenchError>((begun, Instant::now()))
     };
     if threads == 1 && cores.is_empty() {
@@ -209,11 +208,37 @@ fn in_parts(
     Ok(begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun))
 }
 
+/// The begin and the length of a thread's part of so many bytes, in whole lines but for the last.
+fn part(bytes: usize, threads: usize, thread: usize) -> (usize, usize) {
+    let each = bytes.div_ceil(threads).next_multiple_of(64);
+    let begin = (thread * each).min(bytes);
+    (begin, each.min(bytes - begin))
+}
+
 /// Small numbers, so that no pass meets anything but ordinary ones.
 fn fill(memory: VolatileSlice<'_>) {
     let piece: Vec<u8> = (0..1 << 16).flat_map(|i: u32| (1e-3 * (i % 7 + 1) as f32).to_le_bytes()).collect();
     for at in (0..memory.len()).step_by(piece.len()) {
         let len = piece.len().min(memory.len() - at);
         memory.subslice(at, len).write(&piece[..len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn the_parts_of_all_threads_are_all_bytes_each_once() {
+        for bytes in [1, 4, 63, 64, 65, 100, 1000, 4100, 1 << 20, (1 << 20) + 12] {
+            for threads in [1, 2, 3, 7, 64, 1024] {
+                let mut end = 0;
+                for (begin, len) in (0..threads).map(|thread| part(bytes, threads, thread)) {
+                    assert_eq!(begin, end, "{bytes} bytes, {threads} threads");
+                    end = begin + len;
+                }
+                assert_eq!(end, bytes, "{threads} threads");
+            }
+        }
     }
 }

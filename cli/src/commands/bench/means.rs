@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use slackline::internals::job::transports::rdma_options;
+use slackline::internals::job::transports::{Origins, rdma_settings};
 use slackline::internals::transport::verbs::ArrivalOrder;
 use slackline::{Secret, TransportKind, Verbs, VerbsOptions};
 
@@ -15,43 +15,51 @@ use super::memory::MemoryArgs;
 /// Requests that an RDMA queue has room for at least: a ping-pong posts two at once.
 const LEAST_DEPTH: u16 = 16;
 
-/// The RDMA device, and how it is used. What is not given is as the environment has it for jobs.
+/// The RDMA device, and how it is used. What is not given is as the environment has it for jobs (SLACKLINE_RDMA_*, or
+/// what NCCL_IB_* and UCX_* say of the same).
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DeviceArgs {
-    /// verbs: the RDMA device, or several to stripe over: NAME or NAME:PORT [default: the best one].
+    /// verbs: the RDMA device, or several to stripe over: NAME or NAME:PORT [default: as in the environment, else the
+    /// best one]
     #[arg(long, help_heading = "RDMA", value_name = "NAME,...", value_delimiter = ',')]
     pub(super) device: Vec<String>,
-    /// verbs: its port, from 1 [default: the first that is up].
+    /// verbs: its port, from 1 [default: as in the environment, else the first that is up]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) port: Option<u8>,
-    /// verbs: the entry of the port's GID table to speak from [default: the best one towards the other side].
+    /// verbs: the entry of the port's GID table to speak from [default: as in the environment, else the best one
+    /// towards the other side]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) gid_index: Option<u16>,
-    /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: what both ports carry].
+    /// verbs: largest packet in bytes: 256, 512, 1024, 2048 or 4096 [default: as in the environment, else what both
+    /// ports carry]
     #[arg(long, help_heading = "RDMA", value_name = "BYTES")]
     pub(super) mtu: Option<u16>,
-    /// verbs: service level, 0 to 15 [default: 0].
+    /// verbs: service level, 0 to 15 [default: as in the environment, else 0]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) sl: Option<u8>,
-    /// verbs: traffic class, DSCP in its upper six bits [default: 0].
+    /// verbs: traffic class, DSCP in its upper six bits [default: as in the environment, else 0]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) tclass: Option<u8>,
-    /// verbs: the partition, by the value of its key, as 0x8012 [default: the first of the port].
+    /// verbs: the partition, by the value of its key, as 0x8012 [default: as in the environment, else the first of the
+    /// port]
     #[arg(long, help_heading = "RDMA", value_name = "KEY", value_parser = partition_key)]
     pub(super) pkey: Option<u16>,
-    /// verbs: a device asks again after 4.096 us times 2 to this power, 1 to 31 [default: 16].
+    /// verbs: a device asks again after 4.096 us times 2 to this power, 1 to 31 [default: as in the environment,
+    /// else 16]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) qp_timeout: Option<u8>,
-    /// verbs: a device asks again so many times, 0 to 7 [default: 6].
+    /// verbs: a device asks again so many times, 0 to 7 [default: as in the environment, else 6]
     #[arg(long, help_heading = "RDMA", value_name = "N")]
     pub(super) retries: Option<u8>,
-    /// verbs: the order in which this device is taken to apply what the other side writes [default: auto].
+    /// verbs: the order in which this device is taken to apply what the other side writes [default: as in the
+    /// environment, else auto]
     #[arg(long, help_heading = "RDMA", value_enum)]
     pub(super) order: Option<WriteOrder>,
-    /// verbs: whether this device is asked to write payloads and answers in relaxed order [default: true].
+    /// verbs: whether this device is asked to write payloads and answers in relaxed order [default: as in the
+    /// environment, else true]
     #[arg(long, help_heading = "RDMA", value_name = "BOOL")]
     pub(super) relaxed_ordering: Option<bool>,
-    /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes].
+    /// verbs: longest write whose bytes travel in the request itself [default: 64, or as much as the device takes]
     #[arg(long, help_heading = "RDMA", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
     pub(super) inline: Option<u32>,
 }
@@ -109,6 +117,34 @@ impl DeviceArgs {
     }
 }
 
+impl DeviceArgs {
+    /// Where settings are from, if those of the environment are from there.
+    fn origins(&self, environment: Origins) -> Origins {
+        fn told<T>(
+            option: &Option<T>,
+            name: &'static str,
+            otherwise: Option<&'static str>,
+        ) -> Option<&'static str> {
+            option.as_ref().map(|_| name).or(otherwise)
+        }
+        Origins {
+            gid_index: told(&self.gid_index, "--gid-index", environment.gid_index),
+            mtu: told(&self.mtu, "--mtu", environment.mtu),
+            service_level: told(&self.sl, "--sl", environment.service_level),
+            traffic_class: told(&self.tclass, "--tclass", environment.traffic_class),
+            partition_key: told(&self.pkey, "--pkey", environment.partition_key),
+            timeout: told(&self.qp_timeout, "--qp-timeout", environment.timeout),
+            retries: told(&self.retries, "--retries", environment.retries),
+            order: told(&self.order, "--order", environment.order),
+            relaxed_ordering: told(
+                &self.relaxed_ordering,
+                "--relaxed-ordering",
+                environment.relaxed_ordering,
+            ),
+        }
+    }
+}
+
 /// All that opening a transport takes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Means {
@@ -141,7 +177,13 @@ impl Means {
 
     /// The settings of RDMA: those of the environment, as far as no option says otherwise.
     pub(super) fn verbs(&self) -> Result<VerbsOptions, BenchError> {
-        Ok(self.over(rdma_options()?))
+        Ok(self.settings()?.0)
+    }
+
+    /// The same, and for each setting the variable or the option that says it.
+    pub(super) fn settings(&self) -> Result<(VerbsOptions, Origins), BenchError> {
+        let (environment, from) = rdma_settings()?;
+        Ok((self.over(environment), self.device.origins(from)))
     }
 
     fn over(&self, environment: VerbsOptions) -> VerbsOptions {
@@ -209,6 +251,14 @@ mod tests {
             order: Some(WriteOrder::Auto),
             ..DeviceArgs::default()
         };
+        let from = Origins {
+            gid_index: Some("NCCL_IB_GID_INDEX"),
+            mtu: Some("SLACKLINE_RDMA_MTU"),
+            ..Origins::default()
+        };
+        let from = given.origins(from);
+        assert_eq!((from.gid_index, from.mtu), (Some("NCCL_IB_GID_INDEX"), Some("--mtu")));
+        assert_eq!((from.traffic_class, from.order, from.retries), (Some("--tclass"), Some("--order"), None));
         assert_eq!(settings(given), ("mlx5_1".into(), Some(3), Some(4096), 0, Some(5), None));
     }
 }

@@ -22,6 +22,8 @@ const MAX_ITERATIONS: u64 = 20_000_000;
 
 /// Of a measurement that is to take long, so many samples are kept at most, more or less: of more operations each.
 const MANY_SAMPLES: f64 = 1e6;
+/// Room is made for so many samples before the first; for more of them it grows between two samples.
+pub(super) const SAMPLES_AHEAD: u64 = 1 << 20;
 /// Requests that only flow while there are many are counted after so long, and then go on.
 const STRETCH: Duration = Duration::from_millis(100);
 
@@ -84,7 +86,7 @@ pub(super) fn time_batches(
     };
     let batch = batch.max(least);
     let count = iterations.div_ceil(batch);
-    let mut samples = Vec::with_capacity(count as usize);
+    let mut samples = Vec::with_capacity(count.min(SAMPLES_AHEAD) as usize);
     let (begun, cpu) = (Instant::now(), cpu_time());
     let is_over = |done: u64| match (settings.duration, settings.iterations) {
         (Some(length), _) => done > 0 && begun.elapsed() >= length,

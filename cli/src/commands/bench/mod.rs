@@ -56,7 +56,7 @@ use counters::Counters;
 use error::BenchError;
 use names::Op;
 use remote::Remote;
-use report::Measured;
+use report::{Measured, Results};
 pub(crate) use report::{duration, rate, size};
 pub(crate) use serve::PeerArgs;
 use settings::Settings;
@@ -72,31 +72,24 @@ pub(crate) fn run(args: BenchArgs) -> ExitCode {
 
 /// Runs as the other side of a measurement.
 pub(crate) fn run_peer(args: PeerArgs) -> ExitCode {
-    finish(serve::serve(args))
+    finish(serve::serve(args).map_err(Failure::from))
 }
 
-fn finish(result: Result<(), BenchError>) -> ExitCode {
+fn finish(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let failure = match &error {
-                BenchError::Usage { .. } | BenchError::Secret(_) | BenchError::Setting(_) => {
-                    Failure::refused(&error)
-                }
-                error => Failure::of(error),
-            };
-            failure.report()
-        }
+        Err(failure) => failure.report(),
     }
 }
 
-fn try_run(args: BenchArgs) -> Result<(), BenchError> {
+fn try_run(args: BenchArgs) -> Result<(), Failure> {
     let (mut settings, json) = match args.check()? {
         Request::Measure(settings, json) => (*settings, json),
         Request::Listen { address, transport, means, keep } => {
-            return listen::listen(address, transport, &means, keep);
+            return Ok(listen::listen(address, transport, &means, keep)?);
         }
     };
+    let mut results = Results::new(json.as_deref(), settings.sizes.len())?;
     // What cannot be had here is told here, and not by the other side.
     carrier::open(settings.transport, &settings.means)?;
     let mut remote = None;
@@ -108,23 +101,32 @@ fn try_run(args: BenchArgs) -> Result<(), BenchError> {
     if let Some(threads) = settings.copy_threads {
         set_copy_threads(threads.into());
     }
-    let measure = |bytes: &u64| {
-        let before = Counters::look(settings.transport, Path::new("/"));
-        let measured = match settings.transport {
-            TransportKind::Shm => measure_one::<Shm>(&settings, remote.as_ref(), *bytes),
-            TransportKind::Tcp => measure_one::<Tcp>(&settings, remote.as_ref(), *bytes),
-            TransportKind::Verbs => measure_one::<Verbs>(&settings, remote.as_ref(), *bytes),
-            other => Err(carrier::not_measured(other)),
-        };
-        let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
-        Ok(measured?.counted(&moved))
+    for bytes in &settings.sizes {
+        match measure(&settings, remote.as_ref(), *bytes) {
+            Ok(measured) => results.add(measured)?,
+            Err(error) => {
+                results.finish()?;
+                let error = match &remote {
+                    Some(remote) => remote.explain(error),
+                    None => error,
+                };
+                return Err(Failure::from(error).at(format!("{} of {bytes} bytes", settings.op.name())));
+            }
+        }
+    }
+    results.finish()
+}
+
+fn measure(settings: &Settings, remote: Option<&Rc<Remote>>, bytes: u64) -> Result<Measured, BenchError> {
+    let before = Counters::look(settings.transport, Path::new("/"));
+    let measured = match settings.transport {
+        TransportKind::Shm => measure_one::<Shm>(settings, remote, bytes),
+        TransportKind::Tcp => measure_one::<Tcp>(settings, remote, bytes),
+        TransportKind::Verbs => measure_one::<Verbs>(settings, remote, bytes),
+        other => Err(carrier::not_measured(other)),
     };
-    let all: Result<Vec<Measured>, BenchError> = settings.sizes.iter().map(measure).collect();
-    let all = all.map_err(|error| match &remote {
-        Some(remote) => remote.explain(error),
-        None => error,
-    });
-    report::write(&all?, json.as_deref())
+    let moved = Counters::look(settings.transport, Path::new("/")).since(&before);
+    Ok(measured?.counted(&moved))
 }
 
 fn measure_one<C: Carrier>(

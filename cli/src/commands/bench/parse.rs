@@ -8,6 +8,8 @@ use slackline::{MeetingPoint, TransportKind};
 
 /// The port to listen at and to connect to, unless another one is given: perftest's port.
 const PORT: u16 = 18515;
+/// Most operations that may be asked for: of microseconds they take an hour, and sums and products of them fit.
+const MOST_OPERATIONS: u64 = 1_000_000_000;
 /// Longest time that one measurement may be asked to take.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
@@ -73,8 +75,16 @@ pub(super) fn meeting(text: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn at_least_one(text: &str) -> Result<u64, String> {
-    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "write a whole number of at least 1".into())
+/// A number of operations to time.
+pub(super) fn iterations(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().filter(|count| (1..=MOST_OPERATIONS).contains(count));
+    count.ok_or_else(|| format!("write a whole number of at least 1, at most {MOST_OPERATIONS}"))
+}
+
+/// A number of operations before the first that is timed.
+pub(super) fn warmup(text: &str) -> Result<u64, String> {
+    let count = text.parse().ok().filter(|count| *count <= MOST_OPERATIONS);
+    count.ok_or_else(|| format!("write a whole number, at most {MOST_OPERATIONS}"))
 }
 
 /// A time in seconds.
@@ -108,6 +118,19 @@ mod tests {
         for text in ["", "0", "-1", "1s", "inf", "NaN", "86401", "1e300"] {
             assert!(seconds(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn operations_are_at_most_as_many_as_can_be_counted() {
+        assert_eq!((iterations("1"), warmup("0"), warmup("3")), (Ok(1), Ok(0), Ok(3)));
+        assert_eq!(
+            (iterations("1000000000"), warmup("1000000000")),
+            (Ok(MOST_OPERATIONS), Ok(MOST_OPERATIONS))
+        );
+        for text in ["", "-1", "1K", "1000000001", "18446744073709551615", "18446744073709551616"] {
+            assert!(iterations(text).is_err() && warmup(text).is_err(), "{text}");
+        }
+        assert!(iterations("0").is_err());
     }
 
     #[test]

@@ -27,8 +27,10 @@ impl Remote {
     /// Connects to the first address of `host` that answers.
     pub(super) fn connect(host: &str, means: &Means) -> Result<Remote, BenchError> {
         let mut last = BenchError::Peer(format!("{host} has no address"));
-        let resolved = host.to_socket_addrs();
-        for address in resolved.map_err(BenchError::system("find the host of --peer"))? {
+        let operation = format!("find the host of --peer {host}");
+        let help = "write HOST:PORT of the other side: a name that this host knows, or an address";
+        let resolved = host.to_socket_addrs().map_err(BenchError::system_with(operation, help))?;
+        for address in resolved {
             require_secret(address, means, "--peer")?;
             match Remote::dial(address, means) {
                 Ok(remote) => return Ok(remote),

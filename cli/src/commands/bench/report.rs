@@ -1,14 +1,15 @@
 //! Results as JSON, and as a table.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::error::BenchError;
 use super::pin;
 use super::timing::{Latency, Timing};
+use crate::failure::Failure;
+use crate::output;
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]
@@ -22,6 +23,9 @@ pub(super) struct Measured {
     /// Bytes that one operation moves, which bandwidth counts.
     pub(super) bytes_moved: u64,
     pub(super) bandwidth_bytes_per_s: f64,
+    /// Requests of one side a second where their bandwidth is measured, if requests are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) messages_per_s: Option<f64>,
     pub(super) latency_ns: Latency,
     /// The processor time of one operation in this process, user and system; of the requests whose bandwidth is
     /// measured, if there are such.
@@ -58,6 +62,7 @@ impl Measured {
             batch: timing.batch,
             bytes_moved,
             bandwidth_bytes_per_s: rate(bytes_moved, timing.latency.p50),
+            messages_per_s: None,
             latency_ns: timing.latency,
             cpu_ns_per_operation: timing.cpu_ns,
             more: Map::new(),
@@ -128,57 +133,94 @@ impl Machine {
     }
 }
 
-/// Writes JSON where it is wanted (`-`: standard output), and the table unless JSON goes to standard output.
-pub(super) fn write(all: &[Measured], json: Option<&str>) -> Result<(), BenchError> {
-    if json != Some("-") {
-        print(&table(all))?;
-    }
-    let Some(target) = json else { return Ok(()) };
-    let text = match all {
-        [one] => serde_json::to_string_pretty(one),
-        many => serde_json::to_string_pretty(many),
-    };
-    let text = text.map_err(std::io::Error::from).map_err(BenchError::system("write JSON"))? + "\n";
-    if target == "-" {
-        return print(&text);
-    }
-    std::fs::write(target, text).map_err(BenchError::system("write the file of --json"))
+/// Where results go: a row of the table as soon as it is measured, and in the end the notes and JSON.
+pub(super) struct Results<'a> {
+    /// The file for JSON, or `-` for standard output, which then holds nothing else.
+    json: Option<&'a Path>,
+    /// Several are to come, so that JSON is a list, even if it has one at the end.
+    are_many: bool,
+    all: Vec<Measured>,
 }
 
-fn print(text: &str) -> Result<(), BenchError> {
-    let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(BenchError::system("write to standard output"))
+impl Results<'_> {
+    /// Results of so many measurements. Nothing is measured that cannot be kept.
+    pub(super) fn new(json: Option<&Path>, count: usize) -> Result<Results<'_>, Failure> {
+        if let Some(file) = json.filter(|path| !is_stdout(path)) {
+            output::check("--json", file)?;
+        }
+        Ok(Results { json, are_many: count > 1, all: Vec::new() })
+    }
+
+    pub(super) fn add(&mut self, measured: Measured) -> Result<(), Failure> {
+        if !self.json.is_some_and(is_stdout) {
+            let heading = if self.all.is_empty() { line(&HEADING) } else { String::new() };
+            output::print(&(heading + &row(&measured)))?;
+        }
+        self.all.push(measured);
+        Ok(())
+    }
+
+    /// Writes all that comes behind the rows. Where nothing was measured, that is nothing.
+    pub(super) fn finish(self) -> Result<(), Failure> {
+        let Results { json, are_many, all } = self;
+        if all.is_empty() {
+            return Ok(());
+        }
+        if !json.is_some_and(is_stdout) {
+            output::print(&notes(&all))?;
+        }
+        let Some(target) = json else { return Ok(()) };
+        let text = match &all[..] {
+            [one] if !are_many => serde_json::to_string_pretty(one),
+            many => serde_json::to_string_pretty(many),
+        };
+        let text = text.map_err(|error| Failure::failed(format!("cannot write JSON: {error}")))? + "\n";
+        if is_stdout(target) {
+            return output::print(&text);
+        }
+        output::replace(target, text.as_bytes()).map_err(|error| {
+            Failure::failed(format!("--json {}: cannot be written: {error}", target.display()))
+                .help("check the folder, its permissions and the space left")
+        })
+    }
 }
 
-fn table(all: &[Measured]) -> String {
-    let heading = ["op", "bytes", "iterations", "min", "p50", "p99", "p99.9", "max", "bandwidth", "CPU each"];
-    let mut rows = vec![heading.map(String::from)];
-    for one in all {
-        let Latency { min, p50, p99, p999, max } = one.latency_ns;
-        let [min, p50, p99, p999, max] = [min, p50, p99, p999, max].map(duration);
-        let bandwidth = format!("{:.2} GB/s", one.bandwidth_bytes_per_s / 1e9);
-        let (bytes, iterations) = (size(one.bytes), one.iterations.to_string());
-        let cpu = one.cpu_ns_per_operation.map_or_else(|| "-".into(), duration);
-        rows.push([one.op.into(), bytes, iterations, min, p50, p99, p999, max, bandwidth, cpu]);
-    }
-    let widths: [usize; 10] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
+/// Whether this is the name of standard output.
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+const COLUMNS: usize = 11;
+const HEADING: [&str; COLUMNS] =
+    ["op", "bytes", "iterations", "min", "p50", "p99", "p99.9", "max", "bandwidth", "messages/s", "CPU each"];
+/// Wide enough for nearly all, so that a row can be printed before the next one is known.
+const WIDTHS: [usize; COLUMNS] = [11, 9, 10, 9, 9, 9, 9, 9, 11, 10, 9];
+
+fn row(one: &Measured) -> String {
+    let Latency { min, p50, p99, p999, max } = one.latency_ns;
+    let [min, p50, p99, p999, max] = [min, p50, p99, p999, max].map(duration);
+    let bandwidth = bandwidth(one.bandwidth_bytes_per_s);
+    let (bytes, iterations) = (size(one.bytes), one.iterations.to_string());
+    let messages = one.messages_per_s.map_or_else(|| "-".into(), |count| scaled(count, "").trim_end().into());
+    let cpu = one.cpu_ns_per_operation.map_or_else(|| "-".into(), duration);
+    line(&[one.op.into(), bytes, iterations, min, p50, p99, p999, max, bandwidth, messages, cpu])
+}
+
+fn line<S: AsRef<str>>(cells: &[S; COLUMNS]) -> String {
+    let cells: Vec<String> = (0..)
+        .zip(cells)
+        .zip(WIDTHS)
+        .map(|((column, cell), width)| match (column, cell.as_ref()) {
+            (0, cell) => format!("{cell:<width$}"),
+            (_, cell) => format!("{cell:>width$}"),
+        })
+        .collect();
+    cells.join("  ").trim_end().to_owned() + "\n"
+}
+
+/// What there is to tell of each, and of the machine.
+fn notes(all: &[Measured]) -> String {
     let mut text = String::new();
-    for row in &rows {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(widths)
-            .enumerate()
-            .map(
-                |(at, (cell, width))| {
-                    if at == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-                },
-            )
-            .collect();
-        text.push_str(cells.join("  ").trim_end());
-        text.push('\n');
-    }
     for one in all {
         if one.batch > 1 {
             text.push_str(&format!(
@@ -195,6 +237,21 @@ fn table(all: &[Measured]) -> String {
         text.push_str(&format!("on {cpu}, {cores} cores, Linux {kernel}\n"));
     }
     text
+}
+
+/// Bytes per second as people read them, in powers of 1000.
+pub(super) fn bandwidth(bytes_per_s: f64) -> String {
+    scaled(bytes_per_s, "B/s")
+}
+
+/// A number with the prefix that leaves three digits or fewer before the point.
+fn scaled(number: f64, unit: &str) -> String {
+    match number {
+        _ if number < 1e3 => format!("{number:.1} {unit}"),
+        _ if number < 1e6 => format!("{:.2} k{unit}", number / 1e3),
+        _ if number < 1e9 => format!("{:.2} M{unit}", number / 1e6),
+        _ => format!("{:.2} G{unit}", number / 1e9),
+    }
 }
 
 /// Nanoseconds as people read them.
@@ -227,10 +284,24 @@ mod tests {
         assert!(!still.more.contains_key("counters") && still.notes.is_empty());
         let moved = measured.counted(&BTreeMap::from([("Tcp.RetransSegs".to_owned(), 3)]));
         assert_eq!(moved.more["counters"]["Tcp.RetransSegs"], 3);
-        let text = table(&[moved]);
-        assert!(
-            text.contains("Tcp.RetransSegs 3") && text.contains("CPU each") && text.contains("2.50 us"),
-            "{text}"
-        );
+        let text = notes(std::slice::from_ref(&moved));
+        assert!(text.contains("Tcp.RetransSegs 3"), "{text}");
+        assert!(row(&moved).ends_with("2.50 us\n"), "{}", row(&moved));
+    }
+
+    #[test]
+    fn slow_rates_have_digits_and_requests_are_counted_in_the_table() {
+        let rates = [12.0, 1234.0, 8.5e6, 1.5e11].map(bandwidth);
+        assert_eq!(rates, ["12.0 B/s", "1.23 kB/s", "8.50 MB/s", "150.00 GB/s"]);
+        let timing = Timing { iterations: 1, batch: 1, latency: Latency::of(vec![1e4]), cpu_ns: None };
+        let mut measured = Measured::new("write", 8, 8, timing);
+        assert!(row(&measured).ends_with("  800.00 kB/s           -          -\n"), "{}", row(&measured));
+        measured.messages_per_s = Some(1e5);
+        assert!(row(&measured).contains("  100.00 k  "), "{}", row(&measured));
+        assert_eq!(serde_json::to_value(&measured).unwrap()["messages_per_s"], 1e5);
+        let ends = |text: &str| {
+            text.find("bandwidth").or(text.find("kB/s")).map(|at| at + text[at..].find("  ").unwrap())
+        };
+        assert_eq!(ends(&line(&HEADING)), ends(&row(&measured)), "a column is as wide as its heading");
     }
 }

@@ -16,7 +16,7 @@ use super::pattern;
 use super::peer::Peer;
 use super::pin::{pair, pin_to};
 use super::remote::Remote;
-use super::report::{Measured, duration, rate};
+use super::report::{Measured, bandwidth, duration, rate};
 use super::requester::{Requester, stream};
 use super::settings::Settings;
 use super::side::{OVER, Side};
@@ -72,6 +72,7 @@ pub(super) fn measure<C: Carrier>(
     let posted = time(settings, &what, |count| calls(count, || all[0].post_and_wait()))?;
     let mut measured = Measured::over(C::NAME, op.name(), bytes, bytes, pong.unwrap_or(posted));
     measured.bandwidth_bytes_per_s = rate(bytes, posted.latency.p50);
+    measured.messages_per_s = Some(rate(1, posted.latency.p50));
     if C::WINDOW > 1 {
         measured = measure_flow(settings, bytes, flow, &mut all, (&carrier, &mut target), measured)?;
     }
@@ -133,6 +134,7 @@ fn measure_flow<C: Carrier>(
         all.iter_mut().try_for_each(|requester| requester.prove(carrier))?;
     }
     measured.bandwidth_bytes_per_s = rate(bytes, timing.nanos);
+    measured.messages_per_s = Some(rate(1, timing.nanos));
     measured.cpu_ns_per_operation = Some(timing.cpu_ns);
     let over =
         if connections > 1 { format!(", over each of {connections} connections") } else { String::new() };
@@ -146,14 +148,11 @@ fn measure_flow<C: Carrier>(
         let Streamed { count, nanos } = target.hear()?;
         let (ours, theirs) = (measured.bandwidth_bytes_per_s, rate(count * bytes, nanos));
         measured.bandwidth_bytes_per_s = ours + theirs;
+        measured.messages_per_s = measured.messages_per_s.map(|ours| ours + rate(count, nanos));
         measured = measured
             .with("bandwidth_there_bytes_per_s", ours)
             .with("bandwidth_back_bytes_per_s", theirs)
-            .note(format!(
-                "both directions at once: {:.2} GB/s there, {:.2} GB/s back",
-                ours / 1e9,
-                theirs / 1e9
-            ));
+            .note(format!("both directions at once: {} there, {} back", bandwidth(ours), bandwidth(theirs)));
     }
     Ok(measured)
 }

@@ -7,7 +7,7 @@ use slackline::{ReadMode, Worker, WorkerOptions, scheme::SchemeConfig};
 use super::carrier::Carrier;
 use super::client::Client;
 use super::error::BenchError;
-use super::measure::Progress;
+use super::measure::{Progress, SAMPLES_AHEAD};
 use super::messages::{TIMEOUT, Task, TaskRole};
 
 pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), BenchError> {
@@ -24,7 +24,7 @@ pub(super) fn serve<C: Carrier>(task: &Task, client: &Client) -> Result<(), Benc
     }
     step.suspend();
     let mut progress = Progress::new("round".into());
-    let mut samples = Vec::with_capacity(rounds as usize);
+    let mut samples = Vec::with_capacity(rounds.min(SAMPLES_AHEAD) as usize);
     for round in 0..warmup + rounds {
         let took = one_round(&mut worker, borrow)?;
         if round >= warmup {

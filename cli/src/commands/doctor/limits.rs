@@ -1,6 +1,5 @@
-//! Limits of the system for a process, and settings of what lies between devices and memory, such as the IOMMU.
+//! Limits of the system for a process, and settings of what lies between devices and memory.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -9,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use slackline::internals::transport::verbs::{ForkSafety, fork_safety};
 
+use super::iommu;
 use super::pci::redirects;
 use crate::commands::bench::size;
 
@@ -42,12 +42,16 @@ impl Limit {
 /// All of them.
 pub(super) fn look() -> Vec<Limit> {
     let forks = fork_safety().ok().map(forks);
-    [locked_memory(), open_files(), huge_pages(), iommu(), acs()].into_iter().chain(forks).collect()
+    [locked_memory(), open_files(), huge_pages(), iommu::look(Path::new("/")), acs()]
+        .into_iter()
+        .chain(forks)
+        .collect()
 }
 
 fn locked_memory() -> Limit {
     let limit = getrlimit(Resource::Memlock);
-    let may_exceed = has_capability(CAP_IPC_LOCK);
+    let (status, users) = (read(Path::new("/proc/self/status")), read(Path::new("/proc/self/uid_map")));
+    let may_exceed = may_lock_more(&status.unwrap_or_default(), users.as_deref());
     let found = limit.current.map_or("unlimited".into(), |bytes| format!("{} bytes", size(bytes)));
     let is_limited = limit.current.is_some();
     let text = match is_limited && may_exceed {
@@ -66,11 +70,13 @@ fn locked_memory() -> Limit {
 /// The capability by which a process may lock memory beyond the limit (`man 7 capabilities`).
 const CAP_IPC_LOCK: u32 = 14;
 
-fn has_capability(number: u32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+/// Whether a process with this status and this map of users has that capability where it counts. The kernel asks for it
+/// in the initial user namespace, whose users are mapped to themselves; without a map there is no other one.
+fn may_lock_more(status: &str, users: Option<&str>) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    bits.is_some_and(|bits| bits >> number & 1 == 1)
+    let is_initial = users.is_none_or(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    is_initial && bits.is_some_and(|bits| bits >> CAP_IPC_LOCK & 1 == 1)
 }
 
 fn open_files() -> Limit {
@@ -121,31 +127,6 @@ const TRANSPARENT: [(&str, &str); 2] = [("enabled", "madvise"), ("shmem_enabled"
 fn chosen(text: &str) -> Option<String> {
     let (_, rest) = text.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
-}
-
-fn iommu() -> Limit {
-    let units = names(Path::new("/sys/class/iommu"));
-    let command_line = read(Path::new("/proc/cmdline")).unwrap_or_default();
-    let options: Vec<&str> = command_line.split_whitespace().filter(|word| word.contains("iommu")).collect();
-    let groups = Path::new("/sys/kernel/iommu_groups");
-    let types: BTreeSet<String> =
-        names(groups).iter().filter_map(|group| read(&groups.join(group).join("type"))).collect();
-    let values = json!({ "units": units, "kernel_options": options, "group_types": types });
-    let mut parts = vec![match units.as_slice() {
-        [] => "none seen (/sys/class/iommu is empty)".to_owned(),
-        units => format!("{} (/sys/class/iommu)", units.join(", ")),
-    }];
-    if !types.is_empty() {
-        parts.push(format!("groups of type {}", types.iter().cloned().collect::<Vec<_>>().join(", ")));
-    }
-    if !options.is_empty() {
-        parts.push(format!("the kernel was told {}", options.join(" ")));
-    }
-    let translates = types.iter().any(|kind| kind.starts_with("DMA"));
-    let help = (!units.is_empty() && translates && !options.contains(&"iommu=pt")).then(|| {
-        "it translates what devices reach, which may cost bandwidth: boot the kernel with iommu=pt".into()
-    });
-    Limit::new("iommu", values, parts.join("; "), help)
 }
 
 /// Whether PCIe bridges send what one device wants of another by way of the root complex (Access Control Services, PCI
@@ -210,6 +191,16 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_capability_to_lock_memory_counts_in_the_initial_namespace_alone() {
+        let root = "Name:\tbash\nCapEff:\t000001ffffffffff\n";
+        let identity = "         0          0 4294967295\n";
+        assert!(may_lock_more(root, Some(identity)) && may_lock_more(root, None));
+        assert!(!may_lock_more(root, Some("         0       1000          1\n")));
+        assert!(!may_lock_more(root, Some("0 100000 65536\n65536 0 1\n")) && !may_lock_more(root, Some("")));
+        assert!(!may_lock_more("CapEff:\t0000000000000000\n", Some(identity)) && !may_lock_more("", None));
+    }
 
     #[test]
     fn the_setting_of_several_is_the_one_in_brackets() {

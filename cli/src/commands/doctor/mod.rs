@@ -6,6 +6,7 @@ mod encryption;
 mod gpu;
 mod gpu_transfers;
 mod gpudirect;
+mod iommu;
 mod limits;
 mod loopback;
 mod netlink;
@@ -13,7 +14,7 @@ mod pci;
 mod priorities;
 mod rdma;
 mod report;
-mod settings;
+pub(super) mod settings;
 mod show;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -43,7 +44,7 @@ pub(crate) struct DoctorArgs {
     require: Option<Required>,
 
     /// Try this RDMA device and no other [default: all of them, and SLACKLINE_RDMA_DEVICE is the one that is taken]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME[:PORT]")]
     device: Option<String>,
 
     /// Write what was found as JSON; - for stdout, which then holds nothing else
@@ -102,8 +103,8 @@ fn examine(args: &DoctorArgs) -> Result<(), Failure> {
     }
     // A device is named because it is to be used.
     let named = args.device.as_ref().map(|_| Required::Rdma);
-    let Some(required) = args.require.or(named) else { return Ok(()) };
-    match missing(&report, required) {
+    let mut required = args.require.into_iter().chain(named);
+    match required.find_map(|required| missing(&report, required)) {
         None => Ok(()),
         Some((what, problem)) => {
             Err(Failure::failed(format!("{what} does not work: {}", problem.error)).help(&problem.help))

@@ -24,8 +24,8 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// A huge page of a GPU.
 const DMA_BUF_BYTES: usize = 2 << 20;
 
-/// Tries every device, or the one of this name, with the settings of the environment; also which one would be taken,
-/// and why.
+/// Tries every device, or the one called `NAME` or `NAME:PORT`, with the settings of the environment; also which one
+/// would be taken, and why.
 pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<PathReport>, Rdma) {
     progress.go_on("verbs: opening devices");
     let (options, from) = match rdma_settings() {
@@ -36,6 +36,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
     let paths = match devices() {
         Err(error) => vec![PathReport::closed(NAME, None, error.into())],
         Ok(all) => {
+            let wanted = wanted.map(name_of);
             let is_meant = |device: Option<&str>| wanted.is_none() || device == wanted;
             let mut paths = Vec::new();
             for device in all {
@@ -43,7 +44,7 @@ pub(super) fn examine(wanted: Option<&str>, progress: &CheckProgress) -> (Vec<Pa
                     Ok(info) if is_meant(Some(&info.name)) => {
                         let open = match &best {
                             Ok(best) if best.device() == info.name => Ok(best.clone()),
-                            _ => Verbs::open(named(options.clone(), Some(&info.name))),
+                            _ => Verbs::open(only(&options, &info.name)),
                         };
                         paths.push(try_one(&info, open, (&options, &from), progress));
                     }
@@ -68,9 +69,27 @@ fn named(options: VerbsOptions, device: Option<&str>) -> VerbsOptions {
     }
 }
 
+/// The same for the device of this name alone: with the ports that the list of devices gives it, if it is in there.
+fn only(options: &VerbsOptions, name: &str) -> VerbsOptions {
+    let mut devices = options.devices.clone();
+    devices.retain(|device| name_of(device) == name);
+    if devices.is_empty() {
+        devices.push(name.to_owned());
+    }
+    VerbsOptions { devices, ..options.clone() }
+}
+
+/// The name in `NAME` or `NAME:PORT`.
+fn name_of(device: &str) -> &str {
+    match device.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u8>().is_ok() => name,
+        _ => device,
+    }
+}
+
 /// What a variable says cannot be used: a process of a job would open no device.
 fn misconfigured(wanted: Option<&str>, problem: Problem) -> (Vec<PathReport>, Rdma) {
-    let device = wanted.map(str::to_owned);
+    let device = wanted.map(|wanted| name_of(wanted).to_owned());
     let path = PathReport::closed(NAME, device.clone(), problem.clone());
     (vec![path], Rdma { works: false, device, port: None, reason: None, problem: Some(problem) })
 }
@@ -138,7 +157,7 @@ fn conclude(
             Rdma { works: problem.is_none(), device, port, reason, problem }
         }
         Err(error) => {
-            let device = error.device().or(wanted).map(str::to_owned);
+            let device = error.device().or(wanted.map(name_of)).map(str::to_owned);
             let problem = Problem::from(error);
             if paths.is_empty() {
                 paths.push(PathReport::closed(NAME, device.clone(), problem.clone()));
@@ -170,6 +189,19 @@ mod tests {
         assert_eq!(named(environment(), None).devices, ["mlx5_0"]);
         let options = named(environment(), Some("mlx5_1"));
         assert_eq!((options.devices, options.mtu), (vec!["mlx5_1".to_owned()], Some(1024)));
+    }
+
+    #[test]
+    fn each_device_is_tried_at_the_port_that_it_is_named_with() {
+        assert_eq!(["mlx5_0", "mlx5_0:2", "a:b"].map(name_of), ["mlx5_0", "mlx5_0", "a:b"]);
+        let devices = ["mlx5_0:1", "mlx5_1:2", "mlx5_1:1"].map(String::from).to_vec();
+        let options = VerbsOptions { devices, mtu: Some(1024), ..VerbsOptions::default() };
+        assert_eq!(only(&options, "mlx5_0").devices, ["mlx5_0:1"]);
+        assert_eq!(only(&options, "mlx5_1").devices, ["mlx5_1:2", "mlx5_1:1"]);
+        assert_eq!(only(&options, "mlx5_2").devices, ["mlx5_2"]);
+        assert_eq!(only(&options, "mlx5_1").mtu, Some(1024));
+        let named = named(options, Some("mlx5_2:2"));
+        assert_eq!(only(&named, "mlx5_2").devices, ["mlx5_2:2"]);
     }
 
     #[test]

@@ -9,16 +9,16 @@ use slackline::{Verbs, VerbsOptions};
 
 /// A setting that is in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Setting {
-    pub(super) setting: &'static str,
+pub(crate) struct Setting {
+    pub(crate) setting: &'static str,
     /// A number, whether it is on, or a word; null where there is nothing to choose from.
-    pub(super) value: Value,
+    pub(crate) value: Value,
     /// The variable that says so; none for the library's own choice.
-    pub(super) set_by: Option<&'static str>,
+    pub(crate) set_by: Option<&'static str>,
 }
 
 /// The settings of a device that was opened with these options.
-pub(super) fn look(
+pub(crate) fn look(
     verbs: &Verbs,
     gid: Option<&GidChoice>,
     options: &VerbsOptions,

@@ -1,6 +1,5 @@
 //! Where results go: text to stdout, JSON and plots to files that are checked before anything is run.
 
-use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::Value;
@@ -8,7 +7,7 @@ use slackline_lab::plot::Figure;
 
 use super::args::SimArgs;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, print};
 
 /// Nothing is computed whose result could not be kept.
 pub(super) fn check_outputs(args: &SimArgs) -> Result<(), Failure> {
@@ -55,10 +54,4 @@ pub(super) fn keep(option: &str, path: &Path, text: &str) -> Result<(), Failure>
         let remedy = "check the folder, its permissions and the space left";
         Failure::failed(format!("{option} {}: cannot be written: {error}", path.display())).help(remedy)
     })
-}
-
-pub(super) fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Failure::failed(format!("cannot write to stdout: {error}")))
 }

@@ -6,10 +6,11 @@ use slackline_lab::reproduce::{Outcome, RECIPES, Recipe};
 use slackline_lab::table::Table;
 
 use super::args::SimArgs;
-use super::give::{give, print};
+use super::give::give;
 use super::records::{ALL_SCHEMES, check_docs, write_docs};
 use super::{again, errors, real};
 use crate::failure::Failure;
+use crate::output;
 use crate::scheme_args;
 
 /// Runs `slackline sim --reproduce`.
@@ -21,7 +22,7 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         );
     }
     if name == "list" {
-        print(&list())?;
+        output::print(&list())?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.real && !args.quick && name == ALL_SCHEMES {

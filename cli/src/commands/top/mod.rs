@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::metrics::Samples;
+use crate::output::print;
 use row::Row;
 use scrape::Target;
 use screen::Screen;
@@ -36,11 +37,11 @@ pub(crate) struct TopArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     interval: f64,
 
-    /// Measure one interval, print it, and end; without a terminal that is the default
+    /// Measure one interval, print it, and end; without a terminal that is the default, but not of --json
     #[arg(long)]
     once: bool,
 
-    /// Print a JSON object per interval instead of a table, on one line
+    /// Print a JSON object per interval instead of a table, on one line, until nobody reads them
     #[arg(long)]
     json: bool,
 }
@@ -153,11 +154,4 @@ fn json(rows: &[Row]) -> Result<String, Failure> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let line = serde_json::to_string(&JsonLine { time_s: time.as_secs_f64(), nodes: rows });
     line.map(|line| line + "\n").map_err(|error| Failure::failed(format!("JSON: {error}")))
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.map_err(|error| Failure::failed(format!("stdout: {error}"))),
-    }
 }

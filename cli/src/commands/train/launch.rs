@@ -38,7 +38,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
             Failure::usage("--coordinate needs a meeting point")
                 .help("add --rendezvous HOST:PORT, an address of this host")
         })?;
-        return coordinate(args, &meeting_point, Starts::None);
+        return coordinate(args, &meeting_point, Starts::None, false);
     }
     let placement = env::placement(&args.job.rank.flags(), env::environment())
         .map_err(|error| Failure::refused(&error))?;
@@ -55,6 +55,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
         return Ok(ProcessPart::Coordinate(Job { listen, secret, starts: Starts::All }));
     };
     let (rank, world, servers) = (placement.rank, placement.world, args.servers()? as u64);
+    let is_one_host = placement.is_one_host();
     let meeting_point = placement.meeting_point.ok_or_else(|| {
         Failure::usage("nothing says where to meet")
             .help("add --rendezvous HOST:PORT, the same for all ranks")
@@ -76,7 +77,7 @@ pub(super) fn part(args: &TrainArgs) -> Result<ProcessPart, Failure> {
     tracing::info!(rank, world, source = %placement.source, %meeting_point, "placed by a launcher");
     if rank == 0 {
         let starts = Starts::First { workers: workers as usize, local_world: placement.local_world };
-        return coordinate(args, &meeting_point, starts);
+        return coordinate(args, &meeting_point, starts, is_one_host);
     }
     let (role, role_rank) = match u64::from(rank) < servers {
         true => (MemberRole::Server, rank),
@@ -98,10 +99,10 @@ fn coordinate(
     args: &TrainArgs,
     meeting_point: &MeetingPoint,
     starts: Starts,
+    is_one_host: bool,
 ) -> Result<ProcessPart, Failure> {
     let deadline = Instant::now() + values::timeout(args.timeout)?;
-    let listen = listen_address(&meeting_point.to_string(), deadline).map_err(|error| {
-        Failure::usage(format!("cannot be met: {error}")).help("name an address of this host")
-    })?;
+    let listen = listen_address(&meeting_point.to_string(), deadline, is_one_host);
+    let listen = listen.map_err(|error| Failure::refused(&error).at("cannot be met"))?;
     Ok(ProcessPart::Coordinate(Job { listen, secret: args.job.secret.secret()?, starts }))
 }

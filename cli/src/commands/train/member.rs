@@ -13,12 +13,16 @@ use super::values;
 use crate::failure::Failure;
 use crate::metrics;
 
+const EXIT_CODES: &str =
+    "Exit codes: 0 the job is over, 1 it failed or could not be joined, 2 options that cannot be used.";
+
 /// Serve a shard of a job's parameters.
 ///
 /// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
 /// meet needs to be told. A server that was killed may be started again; with checkpoints it goes on from the last.
 /// SIGUSR1 has it write one at once, and the job goes on.
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(super) member: MemberArgs,
@@ -29,6 +33,7 @@ pub(crate) struct ServeArgs {
 /// Joins the job that `slackline train` coordinates, and does what it says until the job is over: nothing but where to
 /// meet needs to be told. A worker that was killed may be started again; it goes on where the others are.
 #[derive(clap::Args, Debug)]
+#[command(after_help = EXIT_CODES)]
 pub(crate) struct WorkArgs {
     #[command(flatten)]
     pub(super) member: MemberArgs,

@@ -25,7 +25,6 @@ mod show;
 mod signals;
 mod values;
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use slackline_lab::model;
@@ -88,10 +87,9 @@ fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
             .map_err(|error| Failure::failed(format!("--save {error}")))?;
     }
     let table = report::text(plan, outcome);
-    let stdout_failed = |error| Failure::failed(format!("cannot write to stdout: {error}"));
     if plan.json_on_stdout() {
         eprint!("{table}");
-        return io::stdout().write_all(report::json(plan, outcome).as_bytes()).map_err(stdout_failed);
+        return output::print(&report::json(plan, outcome));
     }
     if let Some(path) = &plan.json {
         output::replace(path, report::json(plan, outcome).as_bytes()).map_err(|error| {
@@ -99,5 +97,5 @@ fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
                 .help("check the folder, its permissions and the space left")
         })?;
     }
-    io::stdout().write_all(table.as_bytes()).map_err(stdout_failed)
+    output::print(&table)
 }
