@@ -2649,8 +2649,8 @@ slackline_status slackline_group_connect(struct slackline_group *group,
 
 /**
  * The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
- * round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under
- * way it is out of turn.
+ * round. Valid until the next `slackline_group_average`, `slackline_group_train`, `slackline_group_advance`, leave or
+ * destroy; they lie elsewhere after each round. While a round is under way it is out of turn.
  */
 slackline_status slackline_group_parameters(struct slackline_group *group,
                                             float **parameters,
@@ -3000,7 +3000,9 @@ slackline_status slackline_reader_poll(struct slackline_reader *reader,
                                        struct slackline_fresh *fresh);
 
 /**
- * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh or destroy of this reader.
+ * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh of this reader, also one that is only
+ * begun, its next `slackline_reader_pull`, `slackline_reader_select`, `slackline_reader_use_memory` or
+ * `slackline_reader_reconnect`, or its destroy. Snapshots stay as they are whatever the reader does.
  */
 slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
                                         const void **bytes,
@@ -3008,8 +3010,9 @@ slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
 
 /**
  * Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
- * exactly `len` bytes: one copy over shared memory, two over TCP and RDMA. `fresh`, unless NULL, is told what it is;
- * `fresh->size` must be set. After a failure `bytes` may hold anything.
+ * exactly `len` bytes, which lie apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over
+ * TCP and RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be
+ * set. After a failure `bytes` may hold anything.
  */
 slackline_status slackline_reader_pull(struct slackline_reader *reader,
                                        void *bytes,
@@ -3203,7 +3206,8 @@ slackline_status slackline_worker_begin(struct slackline_worker *worker,
 
 /**
  * The parameters that `slackline_worker_begin` brought, as one flat array of the whole table; `len` is how many.
- * Valid, and unchanging, until the next begin, publish, flush or destroy of this worker.
+ * Valid, and unchanging, until the next begin, publish or abandon of this worker, flush, reconnect (that of its job,
+ * too), or destroy.
  */
 slackline_status slackline_worker_parameters(const struct slackline_worker *worker,
                                              const float **parameters,
@@ -3212,7 +3216,8 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
 /**
  * Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
  * The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
- * begin. Valid until the next begin, publish, flush or destroy of this worker.
+ * begin. Valid until the next begin, publish or abandon of this worker, flush, reconnect (that of its job, too), or
+ * destroy.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -3244,7 +3249,7 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
 /**
  * The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
  * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
- * they are until the next begin or publish of this worker, abandon, reconnect, or destroy.
+ * they are until the next begin, publish or abandon of this worker, reconnect (that of its job, too), or destroy.
  */
 slackline_status slackline_worker_in_place(const struct slackline_worker *worker,
                                            uint16_t shard,
@@ -3255,7 +3260,8 @@ slackline_status slackline_worker_in_place(const struct slackline_worker *worker
  * Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
  * worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
  * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
- * some old gradient. Valid until the next begin or publish of this worker, abandon, reconnect, or destroy.
+ * some old gradient. Valid until the next begin, publish or abandon of this worker, reconnect (that of its job, too), or
+ * destroy.
  */
 slackline_status slackline_worker_slot(struct slackline_worker *worker,
                                        uint16_t shard,
