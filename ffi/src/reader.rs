@@ -295,9 +295,9 @@ pub unsafe extern "C" fn slackline_reader_bytes(
 }
 
 /// Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
-/// exactly `len` bytes, which lie apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over
-/// TCP and RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be
-/// set. After a failure `bytes` may hold anything.
+/// exactly `len` bytes, apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over TCP and
+/// RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be set.
+/// After a failure `bytes` may hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pull(
     reader: *mut slackline_reader,

@@ -180,8 +180,8 @@ pub unsafe extern "C" fn slackline_worker_in_place(
 /// Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
 /// worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
 /// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
-/// some old gradient. Valid until the next begin, publish or abandon of this worker, reconnect (that of its job, too), or
-/// destroy.
+/// some old gradient. Valid until the next begin, publish or abandon of this worker, reconnect (that of its job, too),
+/// or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_slot(
     worker: *mut slackline_worker,

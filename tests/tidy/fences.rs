@@ -22,7 +22,10 @@ pub(super) fn of_the_language(file: &str, text: &str) -> Vec<String> {
         let end = if words[at + 2].text == "{" { closing(&words, at + 2) } else { at + 3 };
         let named = words[at + 2..end].iter().filter(|word| ["fence", "*"].contains(&word.text.as_str()));
         offences.extend(named.map(|word| {
-            format!("{file}:{}: a fence of the language; use `mem::fence`, which holds for devices, too", word.line)
+            format!(
+                "{file}:{}: a fence of the language; use `mem::fence`, which holds for devices, too",
+                word.line
+            )
         }));
     }
     offences
@@ -49,7 +52,8 @@ mod the_check {
     fn lets_pass_the_fence_of_mem_and_the_listed_files() {
         let text = "use crate::mem::{LocalSlice, fence}; use std::sync::atomic::{AtomicU64, Ordering};";
         assert_eq!(of_the_language("src/param/frames.rs", text), [""; 0]);
-        for file in ["src/mem/fence.rs", "src/transport/doorbell.rs", "python/src/lease.rs", "tests/loom.rs"] {
+        for file in ["src/mem/fence.rs", "src/transport/doorbell.rs", "python/src/lease.rs", "tests/loom.rs"]
+        {
             assert_eq!(of_the_language(file, "use std::sync::atomic::fence;"), [""; 0], "{file}");
         }
     }
