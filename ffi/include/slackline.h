@@ -1163,8 +1163,8 @@ typedef struct slackline_job_options {
     uint64_t encrypt;
     /**
      * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
-     * devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its payloads
-     * are in host memory instead. By default NULL: there is none.
+     * devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
+     * payloads are in host memory instead. By default NULL: there is none.
      */
     const struct slackline_gpu *gpu;
 } slackline_job_options;

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_a_thread_that_unwinds_spoil_an_object_only_by_panics_of_their_own() {
+    fn calls_of_a_thread_that_unwinds_spoil_an_object_only_if_they_panic() {
         let (one, other) = (give::<Number>(1), give::<Number>(2));
         let unwound = catch_unwind(AssertUnwindSafe(|| {
             let _caller = Caller(one, other);

@@ -34,8 +34,8 @@ impl PyJob {
     /// the secrets differ, JobFailed if the job has failed.
     ///
     /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. If the
-    /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its payloads
-    /// are in host memory instead.
+    /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its
+    /// payloads are in host memory instead.
     #[staticmethod]
     #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0, gpu=None))]
     fn from_env(

@@ -160,8 +160,8 @@ impl GpuKernels {
     /// Launches a fold behind those that were launched before. What it reads and writes is kept until it is done.
     ///
     /// # Errors
-    /// The fold is of another optimiser, has other arrays than that or more than 256 gradients; an array is shorter than
-    /// the elements, lies at an address that is none of an element, or is of another GPU; or the driver refuses.
+    /// The fold is of another optimiser, has other arrays than that or more than 256 gradients; an array is shorter
+    /// than the elements, begins inside an element, or is of another GPU; or the driver refuses.
     pub fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
         let launch = self.prepare(fold)?;
         self.gpu.see_rdma_writes()?;

@@ -65,7 +65,7 @@ impl Buffer {
             return None;
         }
         let memory = self.region.as_volatile();
-        // SAFETY: valid as in `bytes`. Nothing is written through the result, so that what `bytes` lends stays as it is.
+        // SAFETY: valid as in `bytes`. Nothing is written through the result: what `bytes` lends stays as it is.
         Some(unsafe { VolatileSlice::new(memory.as_ptr(), memory.len(), false) })
     }
 

@@ -47,8 +47,8 @@ pub struct slackline_job_options {
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
     /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
-    /// devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its payloads
-    /// are in host memory instead. By default NULL: there is none.
+    /// devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
+    /// payloads are in host memory instead. By default NULL: there is none.
     pub gpu: *const slackline_gpu,
 }
 
