@@ -15,6 +15,8 @@ use words::{Word, words};
 mod badges;
 #[path = "tidy/earlier.rs"]
 mod earlier;
+#[path = "tidy/fences.rs"]
+mod fences;
 #[path = "tidy/layers.rs"]
 mod layers;
 #[path = "tidy/names.rs"]
@@ -121,6 +123,11 @@ fn the_modules_above_the_pointers_forbid_unsafe_code() {
 #[test]
 fn every_unsafe_block_and_impl_states_its_argument() {
     hold(&[".rs"], unargued_unsafe);
+}
+
+#[test]
+fn memory_that_devices_may_use_is_ordered_by_fences_of_mem_alone() {
+    hold(&[".rs"], fences::of_the_language);
 }
 
 #[test]

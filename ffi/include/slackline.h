@@ -4,8 +4,9 @@
  * Generated from ffi/src; edit there, then: UPDATE_HEADER=1 cargo test -p slackline-ffi --test header
  *
  * Every function that can fail answers a slackline_status: 0 is success, and slackline_last_error() says in words
- * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds; only the system's
- * resolver, which is asked for a host's name, takes the time that it takes.
+ * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds, nor one of a job
+ * that is given none longer than the timeout_ms of the job. Two others take the time that they take: the system's
+ * resolver, which is asked for a host's name, and the driver of a GPU.
  *
  * Addresses are UTF-8 text, of one of these forms; a listener also takes several with commas between them:
  *
@@ -15,8 +16,8 @@
  *   verbs:HOST:PORT   RDMA; the two sides find each other by TCP at HOST:PORT. The library loads libibverbs itself when
  *                     an object is made with such an address; a host without it or without a device is
  *                     SLACKLINE_STATUS_UNSUPPORTED. The best device and port are taken, unless SLACKLINE_RDMA_DEVICE
- *                     (names with commas between them), SLACKLINE_RDMA_PORT, SLACKLINE_RDMA_GID_INDEX or
- *                     SLACKLINE_RDMA_MTU in the environment name others
+ *                     (names with commas between them) in the environment names others; docs/operations.md has all
+ *                     variables SLACKLINE_RDMA_*
  *
  * TCP and RDMA serve peers on this host only, unless both sides know one secret: set `secret` or `secret_file` in the
  * options, or SLACKLINE_SECRET_FILE (a file of mode 600) or SLACKLINE_SECRET in the environment. With `encrypt` in the
@@ -499,7 +500,7 @@ typedef uint32_t slackline_event;
 #endif // __cplusplus
 
 /**
- * The ways in which an owner waits while there is nothing to do, for the field called `idle`.
+ * The ways in which an owner, a worker or a reader waits while there is nothing to do, for the field called `idle`.
  */
 enum slackline_idle
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -511,9 +512,10 @@ enum slackline_idle
      */
     SLACKLINE_IDLE_POLL = 0,
     /**
-     * It sleeps until a peer wakes it, or for 20 ms at most, over shared memory, TCP and RDMA. One that shares its
-     * listener with other tables polls, as does one at several RDMA addresses. A publisher with `background` is not
-     * woken: it looks every millisecond, and every 20 ms once it has had nothing to do for 100 ms.
+     * It sleeps until a peer wakes it, over shared memory, TCP and RDMA, or for 20 ms at most; a worker or a reader
+     * over TCP and RDMA for 100 ms at most. An owner that shares its listener with other tables polls, as does one at
+     * several RDMA addresses. A publisher with `background` is not woken: it looks every millisecond, and every 20 ms
+     * once it has had nothing to do for 100 ms.
      */
     SLACKLINE_IDLE_SLEEP = 1,
 };
@@ -1160,9 +1162,9 @@ typedef struct slackline_job_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. A server that names one and
-     * whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job
-     * goes by RDMA alone. By default NULL: there is none.
+     * The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
+     * devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
+     * payloads are in host memory instead. By default NULL: there is none.
      */
     const struct slackline_gpu *gpu;
 } slackline_job_options;
@@ -1307,9 +1309,10 @@ typedef struct slackline_server_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU that the parameters, the states and the gradients are on, and that folds them, over shared memory and
-     * TCP: see `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does
-     * not look at it.
+     * The GPU that the parameters, the states and the gradients are on, and that folds them: over shared memory, TCP,
+     * and RDMA if the device reaches the GPU. If it does not, they are in the memory of the host. See
+     * `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does not look
+     * at it.
      */
     const struct slackline_gpu *gpu;
 } slackline_server_options;
@@ -1472,8 +1475,9 @@ typedef struct slackline_publisher_options {
      */
     uint64_t encrypt;
     /**
-     * The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. A publisher of tables and
-     * a relay have none. By default NULL: they are in the memory of the host.
+     * The GPU that the frames are on: over shared memory, TCP, and RDMA if the device reaches the GPU. If it does not,
+     * they are in the memory of the host. See `slackline_gpu_open`. A publisher of tables and a relay have none. By
+     * default NULL: they are in the memory of the host.
      */
     const struct slackline_gpu *gpu;
 } slackline_publisher_options;
@@ -2649,8 +2653,8 @@ slackline_status slackline_group_connect(struct slackline_group *group,
 
 /**
  * The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
- * round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under
- * way it is out of turn.
+ * round. Valid until the next `slackline_group_average`, `slackline_group_train`, `slackline_group_advance`, leave or
+ * destroy; they lie elsewhere after each round. While a round is under way it is out of turn.
  */
 slackline_status slackline_group_parameters(struct slackline_group *group,
                                             float **parameters,
@@ -3000,7 +3004,9 @@ slackline_status slackline_reader_poll(struct slackline_reader *reader,
                                        struct slackline_fresh *fresh);
 
 /**
- * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh or destroy of this reader.
+ * The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh of this reader, also one that is only
+ * begun, its next `slackline_reader_pull`, `slackline_reader_select`, `slackline_reader_use_memory` or
+ * `slackline_reader_reconnect`, or its destroy. Snapshots stay as they are whatever the reader does.
  */
 slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
                                         const void **bytes,
@@ -3008,8 +3014,9 @@ slackline_status slackline_reader_bytes(const struct slackline_reader *reader,
 
 /**
  * Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
- * exactly `len` bytes: one copy over shared memory, two over TCP and RDMA. `fresh`, unless NULL, is told what it is;
- * `fresh->size` must be set. After a failure `bytes` may hold anything.
+ * exactly `len` bytes, apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over TCP and
+ * RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be set.
+ * After a failure `bytes` may hold anything.
  */
 slackline_status slackline_reader_pull(struct slackline_reader *reader,
                                        void *bytes,
@@ -3203,7 +3210,8 @@ slackline_status slackline_worker_begin(struct slackline_worker *worker,
 
 /**
  * The parameters that `slackline_worker_begin` brought, as one flat array of the whole table; `len` is how many.
- * Valid, and unchanging, until the next begin, publish, flush or destroy of this worker.
+ * Valid, and unchanging, until the next begin, publish or abandon of this worker, flush, reconnect (that of its job,
+ * too), or destroy.
  */
 slackline_status slackline_worker_parameters(const struct slackline_worker *worker,
                                              const float **parameters,
@@ -3212,7 +3220,8 @@ slackline_status slackline_worker_parameters(const struct slackline_worker *work
 /**
  * Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
  * The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
- * begin. Valid until the next begin, publish, flush or destroy of this worker.
+ * begin. Valid until the next begin, publish or abandon of this worker, flush, reconnect (that of its job, too), or
+ * destroy.
  */
 slackline_status slackline_worker_gradient(struct slackline_worker *worker,
                                            float **gradient,
@@ -3244,7 +3253,7 @@ slackline_status slackline_worker_publish(struct slackline_worker *worker,
 /**
  * The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
  * connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
- * they are until the next begin or publish of this worker, abandon, reconnect, or destroy.
+ * they are until the next begin, publish or abandon of this worker, reconnect (that of its job, too), or destroy.
  */
 slackline_status slackline_worker_in_place(const struct slackline_worker *worker,
                                            uint16_t shard,
@@ -3255,7 +3264,8 @@ slackline_status slackline_worker_in_place(const struct slackline_worker *worker
  * Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
  * worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
  * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
- * some old gradient. Valid until the next begin or publish of this worker, abandon, reconnect, or destroy.
+ * some old gradient. Valid until the next begin, publish or abandon of this worker, reconnect (that of its job, too),
+ * or destroy.
  */
 slackline_status slackline_worker_slot(struct slackline_worker *worker,
                                        uint16_t shard,

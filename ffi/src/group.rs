@@ -317,8 +317,8 @@ pub unsafe extern "C" fn slackline_group_connect(
 }
 
 /// The parameters of this member, `len` values, to be read and changed in place: its own, or the mean since the last
-/// round. Valid until the next average, leave or destroy; they lie elsewhere after each round. While a round is under
-/// way it is out of turn.
+/// round. Valid until the next `slackline_group_average`, `slackline_group_train`, `slackline_group_advance`, leave or
+/// destroy; they lie elsewhere after each round. While a round is under way it is out of turn.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_group_parameters(
     group: *mut slackline_group,

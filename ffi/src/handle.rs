@@ -103,10 +103,12 @@ pub(crate) unsafe fn with<H: Opaque, R>(
 ) -> Result<R, Failure> {
     // SAFETY: the caller's promise: NULL or alive. Only shared references to the handle itself are ever made.
     let handle = unsafe { pointer.as_ref() }.ok_or_else(|| Failure::null("the object"))?.handle();
-    let _turn = Turn::take(&handle.state)?;
-    // SAFETY: `_turn` is held by one call at a time and until after the last use of this reference; the value is
+    let turn = Turn::take(&handle.state)?;
+    // SAFETY: `turn` is held by one call at a time and until after the last use of this reference; the value is
     // reached in no other way.
-    operation(unsafe { &mut *handle.value.get() })
+    let result = operation(unsafe { &mut *handle.value.get() });
+    turn.end();
+    result
 }
 
 /// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here.
@@ -125,7 +127,8 @@ pub(crate) unsafe fn destroy<H: Opaque>(pointer: *mut H) {
     });
 }
 
-/// The right to use a value, until dropped.
+/// The right to use a value, until [`end`](Self::end). One that is dropped instead was dropped by a panic of the call,
+/// which may have left the value half changed. Whether the thread panics says less: a host may call while it unwinds.
 struct Turn<'a>(&'a AtomicU8);
 
 impl<'a> Turn<'a> {
@@ -139,12 +142,16 @@ impl<'a> Turn<'a> {
             Err(_) => Err(Failure::new(Status::OutOfTurn, "another thread is using this object right now")),
         }
     }
+
+    fn end(self) {
+        self.0.store(IDLE, Ordering::Release);
+        std::mem::forget(self);
+    }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let state = if std::thread::panicking() { SPOILT } else { IDLE };
-        self.0.store(state, Ordering::Release);
+        self.0.store(SPOILT, Ordering::Release);
     }
 }
 
@@ -338,6 +345,36 @@ mod tests {
             destroy(one);
             destroy(other);
             destroy(std::ptr::null_mut::<Number>());
+        }
+    }
+
+    /// Calls one object in order, and panics inside another, when it is dropped.
+    struct Caller(*mut Number, *mut Number);
+
+    impl Drop for Caller {
+        fn drop(&mut self) {
+            // SAFETY: both live until the end of the test.
+            unsafe {
+                assert_eq!(call(|| with(self.0, |_| Ok(()))), Status::Ok);
+                assert_eq!(call(|| with(self.1, |_| -> Result<(), _> { panic!("inside") })), Status::Panic);
+            }
+        }
+    }
+
+    #[test]
+    fn calls_of_a_thread_that_unwinds_spoil_an_object_only_if_they_panic() {
+        let (one, other) = (give::<Number>(1), give::<Number>(2));
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _caller = Caller(one, other);
+            panic!("the host's own");
+        }));
+        assert!(unwound.is_err());
+        // SAFETY: both came from `give` and live until the end of the test.
+        unsafe {
+            assert_eq!(with(one, |value| Ok(*value)).unwrap(), 1);
+            assert_eq!(call(|| with(other, |_| Ok(()))), Status::Panic);
+            destroy(one);
+            destroy(other);
         }
     }
 

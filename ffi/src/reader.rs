@@ -272,7 +272,9 @@ pub unsafe extern "C" fn slackline_reader_poll(
     })
 }
 
-/// The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh or destroy of this reader.
+/// The reader's copy, `len` bytes. Valid, and unchanging, until the next refresh of this reader, also one that is only
+/// begun, its next `slackline_reader_pull`, `slackline_reader_select`, `slackline_reader_use_memory` or
+/// `slackline_reader_reconnect`, or its destroy. Snapshots stay as they are whatever the reader does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_bytes(
     reader: *const slackline_reader,
@@ -293,8 +295,9 @@ pub unsafe extern "C" fn slackline_reader_bytes(
 }
 
 /// Copies a version that is at most `max_staleness` versions behind the newest to `bytes`, memory of the caller's of
-/// exactly `len` bytes: one copy over shared memory, two over TCP and RDMA. `fresh`, unless NULL, is told what it is;
-/// `fresh->size` must be set. After a failure `bytes` may hold anything.
+/// exactly `len` bytes, apart from what `slackline_reader_bytes` lends: one copy over shared memory, two over TCP and
+/// RDMA, the first of them to the reader's copy. `fresh`, unless NULL, is told what it is; `fresh->size` must be set.
+/// After a failure `bytes` may hold anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_pull(
     reader: *mut slackline_reader,

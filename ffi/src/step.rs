@@ -67,7 +67,8 @@ pub unsafe extern "C" fn slackline_worker_begin(
 }
 
 /// The parameters that `slackline_worker_begin` brought, as one flat array of the whole table; `len` is how many.
-/// Valid, and unchanging, until the next begin, publish, flush or destroy of this worker.
+/// Valid, and unchanging, until the next begin, publish or abandon of this worker, flush, reconnect (that of its job,
+/// too), or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_parameters(
     worker: *const slackline_worker,
@@ -91,7 +92,8 @@ pub unsafe extern "C" fn slackline_worker_parameters(
 
 /// Lends the memory for the gradient of the whole table, if gradients travel as f32; `len` is the number of values.
 /// The memory holds what was written there last; under "bap" successive steps use two memories by turns. Call it after
-/// begin. Valid until the next begin, publish, flush or destroy of this worker.
+/// begin. Valid until the next begin, publish or abandon of this worker, flush, reconnect (that of its job, too), or
+/// destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_gradient(
     worker: *mut slackline_worker,
@@ -154,7 +156,7 @@ pub unsafe extern "C" fn slackline_worker_publish(
 
 /// The parameters of one shard in its server's own memory, `len` values: nothing is copied. Only for workers that are
 /// connected with `SLACKLINE_READ_IN_PLACE`, which is over shared memory. To be read only; the server leaves them as
-/// they are until the next begin or publish of this worker, abandon, reconnect, or destroy.
+/// they are until the next begin, publish or abandon of this worker, reconnect (that of its job, too), or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_in_place(
     worker: *const slackline_worker,
@@ -178,7 +180,8 @@ pub unsafe extern "C" fn slackline_worker_in_place(
 /// Lends memory for the gradient of one shard in its server's own memory, `len` bytes in the worker's encoding: a
 /// worker that computes straight into it and calls `slackline_worker_publish_slots` copies nothing. Only over shared
 /// memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. Waits for a free slot at every server. The memory holds
-/// some old gradient. Valid until the next begin or publish of this worker, abandon, reconnect, or destroy.
+/// some old gradient. Valid until the next begin, publish or abandon of this worker, reconnect (that of its job, too),
+/// or destroy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_worker_slot(
     worker: *mut slackline_worker,

@@ -198,9 +198,13 @@ unsafe fn capsule<'py, M: Managed>(
     managed: NonNull<M>,
     name: &'static CStr,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the name lives for ever; `drop_capsule` reads the pointer back as what it is here.
+    // SAFETY: the name lives for ever; `drop_capsule` reads the pointer back as what it is here. Where no capsule was
+    // made, nothing else deletes the tensor.
     unsafe {
         let raw = pyo3::ffi::PyCapsule_New(managed.as_ptr().cast(), name.as_ptr(), Some(drop_capsule));
+        if raw.is_null() {
+            delete(managed.as_ptr());
+        }
         Bound::from_owned_ptr_or_err(py, raw)
     }
 }

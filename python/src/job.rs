@@ -33,8 +33,9 @@ impl PyJob {
     /// longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if
     /// the secrets differ, JobFailed if the job has failed.
     ///
-    /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. A
-    /// server is not reached by RDMA then, or has its payloads in host memory where the job goes by RDMA alone.
+    /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. If the
+    /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its
+    /// payloads are in host memory instead.
     #[staticmethod]
     #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0, gpu=None))]
     fn from_env(

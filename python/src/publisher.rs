@@ -36,8 +36,9 @@ const ALIGN: u64 = 256;
 /// memory. A version that differs by more than `delta_bytes` (without it a sixteenth of the table, and 4,096 at least)
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
 ///
-/// With `gpu`, a Gpu, the frames are in its memory, over shared memory and TCP: tensors of that GPU alone are published
-/// then, and readers over shared memory have a GPU, too. It excludes `deltas` and `checksums`.
+/// With `gpu`, a Gpu, the frames are in its memory: over shared memory, TCP, and RDMA if the device reaches the GPU. If
+/// it does not, they are in host memory. Tensors of that GPU alone are published then, and readers over shared memory
+/// have a GPU, too. It excludes `deltas` and `checksums`.
 ///
 /// Raises LayoutMismatch if the table cannot be, Refused if an address beyond this host has no secret, PeerGone if the
 /// address cannot be listened at.

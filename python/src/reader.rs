@@ -50,7 +50,8 @@ struct Staged {
 /// relay on the same host if there is one. `reconnect` then asks it again.
 ///
 /// With `gpu`, a Gpu, pulls into tensors of that GPU come straight out of the owner's memory over shared memory, and by
-/// way of blocks of host memory over TCP and RDMA. `gpu_path` says which way they take.
+/// RDMA if the device reaches the GPU. If it does not, and over TCP, they come by way of blocks of host memory.
+/// `gpu_path` says which way they take.
 ///
 /// One pin or pull goes on at a time; calls from several threads take turns.
 ///

@@ -138,8 +138,8 @@ impl Pulling {
             return self.go_on(reading, slice);
         }
         let facts = Facts::of(snapshot.fresh());
-        // From here on there is no reference to these bytes: Python alone looks at them.
-        let (pointer, bytes) = (snapshot.bytes().as_ptr().cast_mut(), snapshot.bytes().len());
+        // No reference to these bytes is made: code of Python looks at them, and may write them (torch).
+        let (pointer, bytes) = (snapshot.as_volatile().as_ptr(), snapshot.as_volatile().len());
         let lease = Arc::new(Lease::new(pointer, bytes, snapshot));
         reading.newest = Some((facts, Arc::clone(&lease)));
         reading.base = reading.reader.has_base().then(|| lease.written().clone());

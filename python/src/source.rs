@@ -202,7 +202,7 @@ impl Foreign {
             return;
         }
         let mut target = target;
-        // SAFETY: as above; the walk visits each element once.
+        // SAFETY: as above, for each element; the walk visits each once.
         unsafe { self.copy_side(0, self.data, &mut target) };
     }
 
@@ -210,11 +210,15 @@ impl Foreign {
     ///
     /// # Safety
     /// As for [`copy_to`](Self::copy_to), for the rest of the array from `from` on.
-    unsafe fn copy_side(&self, side: usize, from: *const u8, target: &mut *mut u8) {
+    unsafe fn copy_side(&self, side: usize, from: *mut u8, target: &mut *mut u8) {
         let Some(count) = self.shape.get(side) else {
+            let bytes = self.dtype.bytes();
             // SAFETY: `from` is an element, and there is room for it by the caller's promise.
-            unsafe { std::ptr::copy_nonoverlapping(from, *target, self.dtype.bytes()) };
-            *target = target.wrapping_add(self.dtype.bytes());
+            unsafe {
+                let from = VolatileSlice::new(from, bytes, false);
+                VolatileSlice::new(*target, bytes, true).copy_from(from, Streaming::ByLength);
+            }
+            *target = target.wrapping_add(bytes);
             return;
         };
         for index in 0..*count {

@@ -10,7 +10,7 @@ use pyo3::types::{IntoPyDict, PyMemoryView, PyTuple};
 use pyo3::{IntoPyObjectExt, ffi};
 use sha2::{Digest, Sha256};
 
-use slackline::internals::mem::VolatileSlice;
+use slackline::internals::mem::{Streaming, VolatileSlice};
 
 use crate::dlpack::{self, Export};
 use crate::errors::Failure;
@@ -58,9 +58,11 @@ impl ArrayView {
         let memory = crate::memory::Memory::new(self.spec.bytes())?;
         self.lease.begin_export()?;
         // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory
-        // is as long and of no other code.
+        // is as long and of no other code. Whoever writes the view meanwhile gets some bytes copied.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.lease.at(self.offset), memory.pointer(), self.spec.bytes());
+            let from = VolatileSlice::new(self.lease.at(self.offset), self.spec.bytes(), false);
+            let into = VolatileSlice::new(memory.pointer(), self.spec.bytes(), true);
+            into.copy_from(from, Streaming::ByLength);
         }
         self.lease.end_export();
         let lease = Lease::new(memory.pointer(), self.spec.bytes(), memory);

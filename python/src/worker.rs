@@ -42,8 +42,8 @@ fn late(operation: &'static str, waited: Duration) -> Failure {
 /// `servers` are the addresses of the servers of all shards, in any order. Waits, at most `timeout` seconds, for them
 /// to listen. The scheme is the servers'. `rank` names this worker: one that is started again with the same rank is
 /// the same worker, and no gradient of it counts twice. `secret` (the job's) and `idle` are as for a Reader. With
-/// `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared memory, and by way of
-/// blocks of host memory over TCP and RDMA.
+/// `gpu`, a Gpu, gradients on that GPU are published straight out of its memory over shared memory, and by RDMA if the
+/// device reaches the GPU. If it does not, and over TCP, they go by way of blocks of host memory.
 #[pyclass(frozen, module = "slackline", name = "Worker")]
 pub(crate) struct PyWorker {
     working: Arc<Working>,

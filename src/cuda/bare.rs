@@ -162,18 +162,18 @@ impl BareGpu {
     /// Puts a fold on the stream, as a kernel of the caller's, and does not wait for it.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// As [`GpuKernels::launch`].
     pub fn launch(&mut self, kernels: &GpuKernels, fold: GpuFold) -> Result<(), GpuError> {
-        self.issue(kernels.prepare(fold))
+        self.issue(kernels.prepare(fold)?)
     }
 
     /// The same of a fold whose arrays lie at an address that the GPU has no memory at: its kernel faults, and after it
     /// no call of this process on the GPU succeeds.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// As [`launch`](Self::launch).
     pub fn launch_fault(&mut self, kernels: &GpuKernels, fold: GpuFold) -> Result<(), GpuError> {
-        self.issue(kernels.prepare(fold).pointing_nowhere())
+        self.issue(kernels.prepare(fold)?.pointing_nowhere())
     }
 
     fn issue(&mut self, launch: Launch) -> Result<(), GpuError> {

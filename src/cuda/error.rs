@@ -150,6 +150,12 @@ pub enum GpuError {
         /// Bytes from there on.
         room: usize,
     },
+    /// The parts of a fold do not go together.
+    #[error("cannot fold on a GPU: {reason}")]
+    Fold {
+        /// The reason, with its remedy.
+        reason: &'static str,
+    },
     /// A length of zero.
     #[error("memory of a GPU has at least one byte")]
     Empty,
@@ -211,6 +217,7 @@ impl Diagnostic for GpuError {
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
             GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
             GpuError::Elements { .. } => "converting elements to halves",
+            GpuError::Fold { .. } => "folding on a GPU",
             GpuError::Empty => "taking memory of a GPU",
             GpuError::Host { .. } => "allocating host memory",
             GpuError::Driver { operation, .. } => operation,
@@ -220,7 +227,7 @@ impl Diagnostic for GpuError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(Cow::Borrowed(match self {
             // Its reason ends in one.
-            GpuError::Host { .. } | GpuError::Empty => return None,
+            GpuError::Host { .. } | GpuError::Fold { .. } | GpuError::Empty => return None,
             GpuError::NotCopied { .. } => "wait for that work first, or use a longer timeout",
             GpuError::NoDriver { .. } => {
                 "install the NVIDIA driver, and in a container give it the GPU (`--gpus all`)"

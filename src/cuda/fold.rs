@@ -80,6 +80,8 @@ pub struct GpuKernels {
 struct LoadedKernels {
     primary: PrimaryContext,
     _module: Arc<KernelModule>,
+    /// The name of the optimiser whose rule they have.
+    optimizer: &'static str,
     /// For gradients in f32, bf16 and f16.
     functions: [FunctionHandle; 3],
     measuring: Option<Measuring>,
@@ -140,7 +142,8 @@ impl GpuKernels {
             // SAFETY: the memory is kept with the kernels, which unregister it first.
             unsafe { driver.register_host(begin, bytes, flags) }
         })?;
-        let loaded = LoadedKernels { primary, _module: module, functions, measuring, host, pointer };
+        let (optimizer, _module) = (optimizer.name(), module);
+        let loaded = LoadedKernels { primary, _module, optimizer, functions, measuring, host, pointer };
         Ok(GpuKernels { gpu: gpu.clone(), loaded: Arc::new(loaded) })
     }
 
@@ -157,10 +160,12 @@ impl GpuKernels {
     /// Launches a fold behind those that were launched before. What it reads and writes is kept until it is done.
     ///
     /// # Errors
-    /// An array is of another GPU, or the driver refuses.
+    /// The fold is of another optimiser, has other arrays than that or more than 256 gradients; an array is shorter
+    /// than the elements, begins inside an element, or is of another GPU; or the driver refuses.
     pub fn launch(&self, fold: GpuFold, under_way: &mut Tickets) -> Result<(), GpuError> {
+        let launch = self.prepare(fold)?;
         self.gpu.see_rdma_writes()?;
-        self.put(self.prepare(fold), under_way)
+        self.put(launch, under_way)
     }
 
     /// The same, and measures the gradients in the same pass. What it finds is in the cell of this number, below
@@ -179,7 +184,7 @@ impl GpuKernels {
             return Err(GpuError::OnGpu { operation: "measure gradients" });
         };
         let function = measuring.functions[of(fold.encoding)];
-        let mut launch = self.prepare(fold);
+        let mut launch = self.prepare(fold)?;
         let squares = &measuring.squares;
         launch.function = function;
         launch.slices.push(squares.clone());
@@ -220,11 +225,16 @@ impl GpuKernels {
         self.gpu.put(GpuWork::Kernel(Box::new(launch)), None, under_way)
     }
 
-    pub(super) fn prepare(&self, fold: GpuFold) -> Launch {
+    /// A launch of the fold, once all that the kernel trusts is checked.
+    pub(super) fn prepare(&self, fold: GpuFold) -> Result<Launch, GpuError> {
+        if fold.optimizer.name() != self.loaded.optimizer {
+            return Err(GpuError::Fold { reason: "the kernels are another optimiser's; load its own" });
+        }
+        fold.check()?;
         let function = self.loaded.functions[of(fold.encoding)];
         let (parameters, slices) = fold.parameters(self.loaded.pointer);
         let (parameter, _kernels) = (KernelParameter::Fold(Box::new(parameters)), self.loaded.clone());
-        Launch { function, parameter, kind: QueueKind::Folds, slices, region: None, _kernels }
+        Ok(Launch { function, parameter, kind: QueueKind::Folds, slices, region: None, _kernels })
     }
 }
 
@@ -247,7 +257,34 @@ impl Drop for LoadedKernels {
 }
 
 impl GpuFold {
-    /// The parameters of its launch, and the memory that they name.
+    /// Checks that the arrays are as many as the optimiser has, that the parameters of a kernel have room for the
+    /// gradients, and that each array has all elements of the fold.
+    fn check(&self) -> Result<(), GpuError> {
+        let fails = |reason| Err(GpuError::Fold { reason });
+        if self.gradients.len() > MAX_GRADIENTS {
+            return fails("it has more than 256 gradients; make several folds of them");
+        }
+        if self.arrays.len() != 1 + self.optimizer.states() {
+            return fails(
+                "it has other arrays than the parameters and each state of its optimiser; give those",
+            );
+        }
+        let arrays = self.arrays.iter().flat_map(|(from, to)| [from, to]).map(|array| (array, 4));
+        let gradients = self.gradients.iter().map(|(gradient, _)| (gradient, self.encoding.bytes()));
+        for (array, width) in arrays.chain(gradients) {
+            if self.elements.end > array.bytes() / width {
+                return fails("an array is shorter than the elements; fold those that all arrays have");
+            }
+            if !array.pointer().is_multiple_of(width as u64) {
+                return fails(
+                    "an array begins inside an element; give one that begins at a multiple of its size",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of its launch, and the memory that they name. It was checked.
     fn parameters(self, not_finite: DevicePointer) -> (FoldParameters, SmallVec<[GpuSlice; 8]>) {
         let constants = RuleConstants::of(&self.optimizer, self.learning_rate, self.step);
         let mut parameters = FoldParameters {
@@ -257,7 +294,7 @@ impl GpuFold {
             to: [0; 3],
             not_finite,
             squares: 0,
-            gradients: self.gradients.len().min(MAX_GRADIENTS) as u32,
+            gradients: self.gradients.len() as u32,
             rate: constants.rate,
             decay: constants.decay,
             momentum: constants.momentum,
@@ -273,11 +310,11 @@ impl GpuFold {
             elements: [0; MAX_GRADIENTS],
         };
         let mut slices = SmallVec::new();
-        for (index, (from, to)) in self.arrays.into_iter().take(3).enumerate() {
+        for (index, (from, to)) in self.arrays.into_iter().enumerate() {
             (parameters.from[index], parameters.to[index]) = (from.pointer(), to.pointer());
             slices.extend([from, to]);
         }
-        for (index, (gradient, weight)) in self.gradients.into_iter().take(MAX_GRADIENTS).enumerate() {
+        for (index, (gradient, weight)) in self.gradients.into_iter().enumerate() {
             (parameters.weights[index], parameters.elements[index]) = (weight, gradient.pointer());
             slices.push(gradient);
         }

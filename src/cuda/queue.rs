@@ -136,7 +136,8 @@ pub(super) struct CallersStream {
 pub(super) struct GpuQueue {
     state: Mutex<QueueState>,
     questions: AtomicU32,
-    /// The number of the last copy that is known to be done, where the word does not say so.
+    /// The number of the last copy that is known to be done, where the word does not say so. It passes from the thread
+    /// that the driver has told to others, and with it what the copy wrote.
     done: AtomicU64,
     /// Threads that let go of memory just now.
     letting_go: AtomicU32,
@@ -333,7 +334,7 @@ impl GpuQueue {
             self.primary.call("waiting for a copy of a GPU", |driver| driver.is_idle(self.stream))?;
         if is_idle {
             // Later copies may have come after the question.
-            self.done.fetch_max(number, Relaxed);
+            self.done.fetch_max(number, Release);
         }
         Ok(is_idle)
     }
@@ -344,7 +345,7 @@ impl GpuQueue {
             Counter::Word { memory, .. } => {
                 // All that the stream has done before is visible behind this load.
                 let written = memory.as_volatile().load_u64(0);
-                Ok(written.max(self.done.load(Relaxed)))
+                Ok(written.max(self.done.load(Acquire)))
             }
             Counter::Events => {
                 let mut state = self.state();
@@ -353,11 +354,11 @@ impl GpuQueue {
                     if !self.primary.call(asking, |driver| driver.has_happened(event))? {
                         break;
                     }
-                    self.done.fetch_max(number, Relaxed);
+                    self.done.fetch_max(number, Release);
                     state.events.pop_front();
                     state.free_events.push(event);
                 }
-                Ok(self.done.load(Relaxed))
+                Ok(self.done.load(Acquire))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! GPU memory over the scripted driver, which has no GPU: these are no GPU tests.
 
 mod ends;
+mod folds;
 mod header;
 mod model;
 mod programs;

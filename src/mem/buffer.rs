@@ -1,6 +1,6 @@
 //! Memory that is lent to requests and to its owner by turns.
 
-use super::{Access, LocalSlice, MemoryRegion, OutOfBounds};
+use super::{Access, LocalSlice, MemoryRegion, OutOfBounds, VolatileSlice};
 
 /// A region that no peer may reach, whose bytes its owner sees as plain values while no request uses them.
 ///
@@ -58,6 +58,17 @@ impl Buffer {
         Some(unsafe { std::slice::from_raw_parts(memory.as_ptr(), memory.len()) })
     }
 
+    /// Its bytes to be copied out of, unless a request may be writing them. No reference to them is made: code of
+    /// another language that was lent them may write them all the same, and then some bytes come out.
+    pub fn as_volatile(&self) -> Option<VolatileSlice<'_>> {
+        if !self.region.is_unshared() {
+            return None;
+        }
+        let memory = self.region.as_volatile();
+        // SAFETY: valid as in `bytes`. Nothing is written through the result: what `bytes` lends stays as it is.
+        Some(unsafe { VolatileSlice::new(memory.as_ptr(), memory.len(), false) })
+    }
+
     /// Its bytes to change, unless a request may be using them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         if !self.region.is_unshared() {
@@ -102,10 +113,11 @@ mod tests {
         let mut buffer = Buffer::new(region(Access::LOCAL)).unwrap();
         buffer.f32s_mut().unwrap()[1] = 2.5;
         let slice = buffer.slice(0, 8).unwrap();
-        assert!(buffer.bytes().is_none() && buffer.bytes_mut().is_none());
+        assert!(buffer.bytes().is_none() && buffer.bytes_mut().is_none() && buffer.as_volatile().is_none());
         slice.as_volatile().store_u64(0, 0);
         drop(slice);
         assert_eq!(buffer.f32s().unwrap()[1], 0.0);
+        assert!(!buffer.as_volatile().unwrap().is_writable());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The doorbell at which a thread sleeps until others wake it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::time::Duration;
@@ -78,6 +78,14 @@ impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
+}
+
+/// Whether a file that another process passed is an eventfd. To ring anything else is not safe: a write to a pipe that
+/// nobody reads raises a signal, and one to a file system that hangs may block whatever the flags say.
+pub(crate) fn is_eventfd(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // Only this link tells an eventfd from other files without a name. The path of a file with a name begins with `/`.
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    Ok(link.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// Rings the doorbell of another process, or of this one.

@@ -46,9 +46,9 @@ pub struct slackline_job_options {
     /// Not 0: parameters and gradients are encrypted over TCP, and not only the handshakes. This needs a secret. The
     /// job then has no RDMA. By default 0: they are encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. A server that names one and
-    /// whose RDMA device does not reach it is not reached by RDMA, or has its payloads in host memory where the job
-    /// goes by RDMA alone. By default NULL: there is none.
+    /// The GPU of this process, for what it serves or works with: see `slackline_gpu_open`. If the RDMA
+    /// devices of a server do not reach its GPU, other hosts reach it over TCP; with "verbs" as `transport` its
+    /// payloads are in host memory instead. By default NULL: there is none.
     pub gpu: *const slackline_gpu,
 }
 

@@ -61,8 +61,9 @@ pub struct slackline_publisher_options {
     /// that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are encrypted if
     /// SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU that the frames are on, over shared memory and TCP: see `slackline_gpu_open`. A publisher of tables and
-    /// a relay have none. By default NULL: they are in the memory of the host.
+    /// The GPU that the frames are on: over shared memory, TCP, and RDMA if the device reaches the GPU. If it does not,
+    /// they are in the memory of the host. See `slackline_gpu_open`. A publisher of tables and a relay have none. By
+    /// default NULL: they are in the memory of the host.
     pub gpu: *const slackline_gpu,
 }
 

@@ -95,9 +95,10 @@ pub struct slackline_server_options {
     /// Peers that do not encrypt are refused, and RDMA is `SLACKLINE_STATUS_UNSUPPORTED`. By default 0: they are
     /// encrypted if SLACKLINE_TCP_ENCRYPT is 1.
     pub encrypt: u64,
-    /// The GPU that the parameters, the states and the gradients are on, and that folds them, over shared memory and
-    /// TCP: see `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does
-    /// not look at it.
+    /// The GPU that the parameters, the states and the gradients are on, and that folds them: over shared memory, TCP,
+    /// and RDMA if the device reaches the GPU. If it does not, they are in the memory of the host. See
+    /// `slackline_gpu_open`. By default NULL: they are in the memory of the host. `slackline_job_server` does not look
+    /// at it.
     pub gpu: *const slackline_gpu,
 }
 

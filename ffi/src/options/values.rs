@@ -128,15 +128,16 @@ pub enum slackline_damping {
     Inverse = 1,
 }
 
-/// The ways in which an owner waits while there is nothing to do, for the field called `idle`.
+/// The ways in which an owner, a worker or a reader waits while there is nothing to do, for the field called `idle`.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum slackline_idle {
     /// It looks for something again and again: what comes is seen at once, for a processor's time.
     Poll = 0,
-    /// It sleeps until a peer wakes it, or for 20 ms at most, over shared memory, TCP and RDMA. One that shares its
-    /// listener with other tables polls, as does one at several RDMA addresses. A publisher with `background` is not
-    /// woken: it looks every millisecond, and every 20 ms once it has had nothing to do for 100 ms.
+    /// It sleeps until a peer wakes it, over shared memory, TCP and RDMA, or for 20 ms at most; a worker or a reader
+    /// over TCP and RDMA for 100 ms at most. An owner that shares its listener with other tables polls, as does one at
+    /// several RDMA addresses. A publisher with `background` is not woken: it looks every millisecond, and every 20 ms
+    /// once it has had nothing to do for 100 ms.
     Sleep = 1,
 }
 

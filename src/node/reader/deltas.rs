@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{Destination, Fresh, Reader, RelayTurn};
 use crate::clock::Version;
-use crate::mem::{Buffer, LocalSlice, Streaming, VolatileSlice};
+use crate::mem::{Buffer, LocalSlice, Streaming};
 use crate::node::Error;
 use crate::param::{Consistency, DeltaTurn, FrameLabel, PullError, PullOptions, Pulled};
 use crate::scheme::Bound;
@@ -126,8 +126,8 @@ impl<T: Transport> Reader<T> {
         let memory = if is_snapshot { &mut self.filling } else { &mut self.copy };
         let into = memory.as_mut().ok_or(Error::InFlight { what: "copy" })?.slice(0, bytes)?;
         if let Some(base) = self.base.as_ref().filter(|_| !is_filled) {
-            let from = base.buffer.bytes().ok_or(Error::InFlight { what: "snapshot" })?;
-            into.as_volatile().copy_from(VolatileSlice::from_ref(&from[..bytes]), Streaming::ByLength);
+            let from = base.buffer.as_volatile().ok_or(Error::InFlight { what: "snapshot" })?;
+            into.as_volatile().copy_from(from.subslice(0, bytes), Streaming::ByLength);
         }
         Ok(into)
     }

@@ -130,14 +130,25 @@ impl Snapshot {
     /// The record of this read, a line of a trace, by which others can check what was asked and given. It takes the
     /// SHA-256 of each tensor that was read whole.
     pub fn certificate(&self) -> Certificate {
-        self.asked.certificate(&self.fresh, self.copied.digests(VolatileSlice::from_ref(self.bytes())))
+        self.asked.certificate(&self.fresh, self.copied.digests(self.as_volatile()))
+    }
+
+    /// The [`bytes`](Self::bytes) without a reference to them, for callers that lend them to code that may write them.
+    #[doc(hidden)]
+    pub fn as_volatile(&self) -> VolatileSlice<'_> {
+        let memory = self.memory.as_volatile().unwrap_or(VolatileSlice::from_ref(&[]));
+        memory.subslice(0, self.len().min(memory.len()))
+    }
+
+    fn len(&self) -> usize {
+        let Range { start, end } = self.copied.range;
+        (end - start) as usize
     }
 
     /// The bytes, laid out as [`table`](Self::table) says; of a server's shard those of its part of the table.
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.memory.bytes().unwrap_or_default();
-        let Range { start, end } = self.copied.range;
-        &bytes[..((end - start) as usize).min(bytes.len())]
+        &bytes[..self.len().min(bytes.len())]
     }
 
     /// The bytes of one tensor; `None` if there is none of this name, or if a server's shard does not hold all of it.
@@ -177,7 +188,7 @@ impl Snapshot {
     /// There are not so many bytes, the memory is that of another GPU, the stream captures a graph, or the driver
     /// refuses the copy; where it fails late, the copy may still be made.
     pub fn copy_to_gpu(&self, offset: u64, into: &GpuSlice, stream: &GpuStream) -> Result<(), Error> {
-        let (len, available) = (into.bytes() as u64, self.bytes().len() as u64);
+        let (len, available) = (into.bytes() as u64, self.as_volatile().len() as u64);
         if offset.checked_add(len).is_none_or(|end| end > available) {
             return Err(OutOfBounds { offset, len, available }.into());
         }

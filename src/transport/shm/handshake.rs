@@ -9,7 +9,7 @@ use super::socket::{Heard, MAX_FILES, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
-use crate::transport::doorbell::Doorbell;
+use crate::transport::doorbell::{self, Doorbell};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
 use crate::transport::{Address, ConnectError, GpuGrant, MAX_GRANTS, Offer, Received, Refusal};
 
@@ -32,7 +32,13 @@ pub(super) enum ShmHandshakeError {
     /// Memory of a GPU cannot be granted or mapped.
     #[error("{0}")]
     Gpu(String),
+    /// Whether the peer's doorbell is one cannot be told.
+    #[error("cannot look at its doorbell in /proc/self/fd: {0}; {LOOKING}")]
+    Doorbell(io::Error),
 }
+
+/// The remedy where a peer's doorbell cannot be looked at.
+const LOOKING: &str = "mount /proc for this process, or have the peer poll";
 
 impl ShmHandshakeError {
     pub(super) fn at(self, operation: &'static str, address: &Address) -> ConnectError {
@@ -43,6 +49,9 @@ impl ShmHandshakeError {
             ShmHandshakeError::Memory(source) => ConnectError::Memory { address, source },
             ShmHandshakeError::Offer(reason) => ConnectError::Offer { address, reason },
             ShmHandshakeError::Gpu(reason) => ConnectError::GpuMemory { address, reason },
+            ShmHandshakeError::Doorbell(source) => {
+                ConnectError::System { operation: "look at a doorbell", address, source, remedy: LOOKING }
+            }
             ShmHandshakeError::System(error) if is_gone(&error) => ConnectError::Closed { address },
             ShmHandshakeError::System(source) => {
                 let remedy = "look at the log of the peer";
@@ -257,7 +266,10 @@ impl Segments {
         }
         let doorbell = if self.has_doorbell { files.pop() } else { None };
         if let Some(doorbell) = &doorbell {
-            // Whatever it is, to ring it must not block.
+            if !doorbell::is_eventfd(doorbell.as_fd()).map_err(ShmHandshakeError::Doorbell)? {
+                return Err(WireError::Rule("its doorbell is no eventfd").into());
+            }
+            // To ring one whose count is full must not block.
             rustix::io::ioctl_fionbio(doorbell, true).map_err(io::Error::from)?;
         }
         let map = |(segment, file): (&Grant, OwnedFd)| {

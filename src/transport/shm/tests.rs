@@ -267,6 +267,35 @@ fn descriptors_that_are_not_what_was_said_are_refused() {
     assert!(!is_taken(&[segment(1, 4096)], &[unsealed.as_fd()]), "one that could be shrunk");
 }
 
+/// A write to a pipe that nobody reads any more is a SIGPIPE, by which a C program dies.
+#[test]
+fn a_doorbell_that_is_no_eventfd_is_refused_by_either_side() {
+    let offer = || Terms { blob: Segments { has_doorbell: true, ..Segments::default() }, ..nothing() };
+    let eventfd = Doorbell::new().unwrap();
+    let (_read, write) = std::io::pipe().unwrap();
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+    let memory = HostMemory::shared(4096).unwrap();
+    let file = memory.shared_file().unwrap();
+    for (file, is_one) in
+        [(eventfd.as_fd(), true), (write.as_fd(), false), (epoll.as_fd(), false), (file, false)]
+    {
+        let mut listener = Shm::new().listen(&Address::random()).unwrap();
+        let link = raw_connection(&listener);
+        link.send(&wire::frame(&Hello::Offer(offer()), b""), &[file]).unwrap();
+        assert_eq!(listener.poll(NOW).is_some(), is_one);
+
+        let (address, socket) = raw_listener();
+        let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
+        let answering = raw_accept(&socket);
+        answering.send(&wire::frame(&Hello::Accept(offer()), b""), &[file]).unwrap();
+        let Poll::Ready(connected) = connecting.poll(NOW) else { panic!("it was answered") };
+        match connected {
+            Ok(_) => assert!(is_one),
+            Err(error) => assert!(!is_one && error.to_string().contains("no eventfd"), "{error}"),
+        }
+    }
+}
+
 #[test]
 fn more_descriptors_than_a_handshake_holds_are_an_error() {
     let (address, socket) = raw_listener();

@@ -310,6 +310,12 @@ impl Device {
         })
     }
 
+    /// Has what threads tell each other locked for as long as the result lives.
+    #[cfg(test)]
+    pub(super) fn hold_told(&self) -> impl Drop + '_ {
+        lock(&self.broken)
+    }
+
     /// The library's handle.
     pub(super) fn context(&self) -> *mut sys::ibv_context {
         self.context.as_ptr()

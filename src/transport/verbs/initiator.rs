@@ -1,7 +1,7 @@
 //! The posting side of a queue pair: what is under way, in order, and the memory that it owns.
 
 use std::io;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::region::ProtectionDomain;
 use super::sys;
 use super::under_way::{DeviceRequest, EntryKind, HeldMemory, UnderWay};
 use crate::cuda::{Gpu, GpuSlice};
-use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming};
+use crate::mem::{Access, LocalSlice, MemoryRegion, RemoteKey, RemoteSlice, Streaming, fence};
 use crate::transport::{
     CompletionError, Disconnected, Flags, Inline, Operation, PayloadMemory, PostError, WorkCompletion,
     WorkRequest,

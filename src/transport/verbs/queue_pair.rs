@@ -466,6 +466,10 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if self.is_inherited() {
+            // Of what the parent's threads had locked when it forked nothing is unlocked here.
+            return;
+        }
         self.destroy();
         // No event of it is left to be told, and no owner asks for those that were.
         self.domain.device.take_broken(self.serial);

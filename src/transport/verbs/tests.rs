@@ -7,7 +7,7 @@ use super::open::OpenedDevice;
 use super::region::ProtectionDomain;
 use super::scripted::{self, device, gid, info};
 use super::*;
-use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming};
+use crate::mem::{Buffer, RemoteKey, RemoteSlice, Streaming, alone};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::{Connecting, Endpoint, GpuGrant, Incoming, Listener, Operation, WorkRequest};
 use std::net::Ipv4Addr;
@@ -453,6 +453,33 @@ fn every_event_is_acknowledged_and_nothing_stays_behind_of_a_destroyed_pair() {
     drop(first);
     assert_eq!(device.take_broken(serial), None);
     assert_eq!((second.take_broken(), requester.take_broken()), (None, None));
+}
+
+#[test]
+fn a_forked_child_lets_go_of_pairs_whatever_its_parent_had_locked() {
+    if !alone("transport::verbs::tests::a_forked_child_lets_go_of_pairs_whatever_its_parent_had_locked") {
+        return;
+    }
+    let device = device();
+    let pairs = pairs(&device);
+    scripted::tell(sys::IBV_EVENT_QP_FATAL, pairs[0].serial());
+    device.take_events();
+    let held = device.hold_told();
+    // SAFETY: no other thread was running; the child drops the pairs and leaves by `_exit`, or by the alarm.
+    let status = unsafe {
+        let pid = libc::fork();
+        if pid == 0 {
+            libc::alarm(10);
+            drop(pairs);
+            libc::_exit(0);
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        status
+    };
+    assert_eq!(status, 0, "it waits for a thread that the child has not");
+    drop(held);
+    assert_eq!(pairs[0].take_broken(), Some(QueuePairError::Failed));
 }
 
 #[test]
