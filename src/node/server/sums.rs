@@ -80,7 +80,9 @@ impl<T: Transport> Server<T> {
             let header = source.inbox.header_again(share.gradient.clock, epoch);
             let workers = 1 + self.others(share.gradient, header);
             metadata.workers += workers;
-            if let Some(loss) = header.and_then(|header| header.loss) {
+            // The loss of one that is not folded in is not of this version, and no number where that is not finite.
+            let is_folded = !self.work.left_out.contains(&share.gradient);
+            if let Some(loss) = header.and_then(|header| header.loss).filter(|_| is_folded) {
                 sum += workers as f64 * f64::from(loss);
                 with_loss += workers;
             }
