@@ -187,10 +187,11 @@ impl LossInterval {
     fn add(&mut self, now: Instant, length: Duration, loss: f64, gradients: usize) -> Option<f64> {
         self.sum += loss * gradients as f64;
         self.gradients += gradients;
-        if now < *self.ends.get_or_insert(now + length) {
+        // One whose gradients all left with their workers tells nothing, and goes on.
+        if now < *self.ends.get_or_insert(now + length) || self.gradients == 0 {
             return None;
         }
-        let mean = self.sum / self.gradients.max(1) as f64;
+        let mean = self.sum / self.gradients as f64;
         *self = LossInterval { ends: Some(now + length), ..LossInterval::default() };
         Some(mean)
     }
@@ -400,5 +401,7 @@ mod tests {
         assert_eq!([at(0, 8.0, 1), at(500, 0.5, 1), at(1000, 4.0, 3)], [2, 2, 3]);
         assert_eq!([at(1500, 2.0, 1), at(2000, 2.0, 1)], [3, 4], "sqrt(8 / 2) is 2");
         assert_eq!([at(2500, 8.0, 1), at(3000, 8.0, 1)], [4, 2]);
+        // One of which no gradient is left goes on until there is one.
+        assert_eq!([at(4000, 2.0, 0), at(4500, 2.0, 1)], [2, 4]);
     }
 }
