@@ -254,6 +254,7 @@ impl Incarnation {
             };
             self.joined(index, &worker);
             self.session(index, &mut worker, &servers).await;
+            self.judge.borrow_mut().leaves();
             drop(worker);
             self.judge.borrow_mut().unrest(self.now());
         }
