@@ -350,13 +350,18 @@ fn nonsense_is_ignored() {
             for _ in 0..50 {
                 let Some((action, shares)) = bench.poll() else { break };
                 let consumed: Vec<_> = match &action {
-                    ServerAction::Apply => shares.iter().map(|(worker, clock, _)| (*worker, *clock)).collect(),
+                    ServerAction::Apply => {
+                        shares.iter().map(|(worker, clock, _)| (*worker, *clock)).collect()
+                    }
                     ServerAction::Drop { gradient } => vec![(gradient.worker.0, gradient.clock.get())],
                     _ => Vec::new(),
                 };
                 for gradient in consumed {
                     let is_open = open.remove(&gradient);
-                    assert!(is_open, "{config}, seed {seed}, step {step}: {gradient:?} again, or never there");
+                    assert!(
+                        is_open,
+                        "{config}, seed {seed}, step {step}: {gradient:?} again, or never there"
+                    );
                 }
                 assert!(!(waits && action == ServerAction::Apply), "{config}, seed {seed}, step {step}");
                 waits |= action == ServerAction::Apply;

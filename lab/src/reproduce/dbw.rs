@@ -432,7 +432,8 @@ mod tests {
         let rows = record["rows"].as_array().unwrap();
         assert_eq!(rows.len(), settings.len());
         let report = ClusterReport::default();
-        let times = |value: &Value| value.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
+        let times =
+            |value: &Value| value.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
         let results: Vec<DbwResult> = settings
             .iter()
             .zip(rows)

@@ -112,7 +112,8 @@ mod tests {
                 let mut worker = Worker::connect(Shm::new(), addresses, options, TIMEOUT).unwrap();
                 let mut step = worker.step(TIMEOUT).unwrap();
                 let elements = step.gradient().unwrap().iter_mut().enumerate();
-                elements.for_each(|(at, element)| *element = (((7 + 5 * index) * (at % 16)) % 11) as f32 - 4.0);
+                elements
+                    .for_each(|(at, element)| *element = (((7 + 5 * index) * (at % 16)) % 11) as f32 - 4.0);
                 step.publish(Some(1.0), TIMEOUT).unwrap();
                 worker.flush(TIMEOUT).unwrap();
             };

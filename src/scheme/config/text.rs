@@ -133,15 +133,10 @@ fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     };
     let shrink = given.word("shrink", &SHRINKS, "with-k or fixed")?;
     let can_shrink = staleness.is_some() && !matches!(wait_for, WaitFor::Fixed(_));
-    if given.text("shrink").is_some() && shrink == Shrink::WithK && !can_shrink {
+    if given.text("shrink") == Some("with-k") && !can_shrink {
         return Err(given.bad("shrink", "it with rule=loss-ratio and a staleness only"));
     }
-    Ok(SchemeConfig::Abs {
-        wait_for,
-        staleness,
-        shrink,
-        local_steps: given.count("local-steps", 1)?,
-    })
+    Ok(SchemeConfig::Abs { wait_for, staleness, shrink, local_steps: given.count("local-steps", 1)? })
 }
 
 /// The rule, with the interval of time over which it takes the loss, if one is given.

@@ -237,8 +237,8 @@ mod tests {
     use crate::clock::{Clock, Version};
     use crate::node::Error;
     use crate::scheme::{
-        Needs, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent, ServerScheme, Share, Start,
-        Statistics, WorkerScheme,
+        Needs, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent, ServerScheme, Share,
+        Start, Statistics, WorkerScheme,
     };
     use crate::time::Instant;
     use crate::transport::PostError;
@@ -292,7 +292,11 @@ mod tests {
             ("dbw(1)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
             ("delay(1, seed=1)", "delay(2, seed=1)", "too old"),
             ("dbw(1)", "dbw(2)", "is made of 2 gradients"),
-            ("abs(k=1, staleness=2, rule=fixed)", "abs(k=2, staleness=2, rule=fixed)", "is made of 2 gradients"),
+            (
+                "abs(k=1, staleness=2, rule=fixed)",
+                "abs(k=2, staleness=2, rule=fixed)",
+                "is made of 2 gradients",
+            ),
             // Of four workers; from clock 4 on a version waits for three, and the bound is 2.
             ("abs(k=1, staleness=4)", "abs(k=1, staleness=4, shrink=fixed)", "too old"),
         ] {
@@ -344,7 +348,8 @@ mod tests {
         fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
             let action = self.0.poll_action(shares)?;
             let gradient = shares.first().map(|share| share.gradient);
-            let Some(gradient) = gradient.filter(|it| action == ServerAction::Apply && it.clock.get() % 4 == 3)
+            let Some(gradient) =
+                gradient.filter(|it| action == ServerAction::Apply && it.clock.get() % 4 == 3)
             else {
                 return Some(action);
             };

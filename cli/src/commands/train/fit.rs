@@ -141,7 +141,9 @@ mod tests {
     #[test]
     fn damping_is_refused_where_no_gradient_is_ever_stale() {
         let is_fresh = |text: &str| folds_only_fresh(text.parse().unwrap());
-        assert!(["bsp", "dbw", "dbw(2, delivery=pull)", "bap(0)", "k-sync(2)"].iter().all(|text| is_fresh(text)));
+        assert!(
+            ["bsp", "dbw", "dbw(2, delivery=pull)", "bap(0)", "k-sync(2)"].iter().all(|text| is_fresh(text))
+        );
         let stale = ["asp", "ssp(0)", "essp", "bap(1)", "vap", "abs(k=2, staleness=2)", "k-async(2)"];
         assert!(!stale.iter().any(|text| is_fresh(text)));
     }
