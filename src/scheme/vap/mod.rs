@@ -199,7 +199,7 @@ pub(super) struct VapWorker {
     /// The weight of a gradient now; 1 until it is told how many workers there are, which is stricter.
     weight: f64,
     clock: Clock,
-    /// Magnitudes of whole gradients: each will be folded in with the weight of that time, which grows as workers leave.
+    /// Magnitudes of whole gradients: each is folded in with the weight of that time, which grows as workers leave.
     transit: InTransit<Clock>,
     last: f64,
     held: Option<Version>,
