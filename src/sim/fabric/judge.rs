@@ -229,7 +229,7 @@ impl FabricJudge {
         (seen.is_computing, seen.has_abandoned) = (false, false);
     }
 
-    /// A worker ends its session, and may begin another.
+    /// A worker ends its session, or begins none that a server may have begun, and may begin another.
     pub(super) fn leaves(&mut self) {
         self.has_left = true;
     }

@@ -249,6 +249,8 @@ impl Incarnation {
             self.judge.borrow_mut().unrest(self.now());
             let connect = Worker::connect_async(self.transport(), &servers, options.clone(), timeout);
             let Ok(mut worker) = self.call("connect", timeout, connect).await else {
+                // One of several servers may have taken it in.
+                self.judge.borrow_mut().leaves();
                 self.pause(10_000, 5_000_000).await;
                 continue;
             };
@@ -427,6 +429,7 @@ impl Incarnation {
 
     /// Connects again with the same worker; false if it is to begin with a new one.
     async fn come_back(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) -> bool {
+        self.judge.borrow_mut().leaves();
         for _ in 0..self.draw(0, 5) {
             if self.is_over() {
                 return false;
