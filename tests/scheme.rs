@@ -3,6 +3,8 @@
 #[path = "scheme/limits.rs"]
 mod limits;
 
+use std::collections::BTreeSet;
+
 use slackline::internals::clock::WorkerId;
 use slackline::scheme::{
     Bound, GradientId, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share, Statistics,
@@ -307,7 +309,8 @@ fn whoever_joins_ahead_of_the_others_holds_nobody_back_until_they_come() {
     }
 }
 
-/// A driver gone mad: any event at any time. Nothing may panic, nothing may be folded twice, no clock may move back.
+/// A driver gone mad: any event at any time. Nothing may panic, no gradient may be folded or dropped twice or before it
+/// came, no clock may move back.
 #[test]
 fn nonsense_is_ignored() {
     for seed in 0..2_000 {
@@ -316,6 +319,8 @@ fn nonsense_is_ignored() {
         let config = every[random.below(every.len() as u64) as usize];
         let mut bench = Bench::new(config, 1 + random.below(3) as usize);
         let (mut smallest, mut waits) = (0, false);
+        // Workers that are in, and of their sessions the gradients that have come and are not yet consumed.
+        let (mut members, mut open, mut seen) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for step in 0..200 {
             let worker = random.below(5) as u32;
             let clock = [random.below(6), random.below(6), random.below(6), u64::MAX - random.below(2)]
@@ -327,9 +332,37 @@ fn nonsense_is_ignored() {
                 _ => arrived(worker, clock),
             };
             waits &= !matches!(event, ServerEvent::Applied { .. });
+            match event {
+                ServerEvent::Joined { .. } if members.insert(worker) => {
+                    open.retain(|(other, _)| *other != worker);
+                    seen.retain(|(other, _)| *other != worker);
+                }
+                ServerEvent::Left { .. } => {
+                    members.remove(&worker);
+                    open.retain(|(other, _)| *other != worker);
+                }
+                ServerEvent::Arrived { .. } if members.contains(&worker) && seen.insert((worker, clock)) => {
+                    open.insert((worker, clock));
+                }
+                _ => {}
+            }
             bench.tell(&[event]);
             for _ in 0..50 {
-                let Some((action, _)) = bench.poll() else { break };
+                let Some((action, shares)) = bench.poll() else { break };
+                let consumed: Vec<_> = match &action {
+                    ServerAction::Apply => {
+                        shares.iter().map(|(worker, clock, _)| (*worker, *clock)).collect()
+                    }
+                    ServerAction::Drop { gradient } => vec![(gradient.worker.0, gradient.clock.get())],
+                    _ => Vec::new(),
+                };
+                for gradient in consumed {
+                    let is_open = open.remove(&gradient);
+                    assert!(
+                        is_open,
+                        "{config}, seed {seed}, step {step}: {gradient:?} again, or never there"
+                    );
+                }
                 assert!(!(waits && action == ServerAction::Apply), "{config}, seed {seed}, step {step}");
                 waits |= action == ServerAction::Apply;
             }

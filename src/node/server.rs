@@ -6,6 +6,7 @@ mod finite;
 mod folding;
 mod follow;
 mod host;
+mod measured;
 mod pushing;
 mod restart;
 mod status;

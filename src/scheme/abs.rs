@@ -24,7 +24,8 @@ pub enum WaitFor {
     /// Always this number.
     Fixed(u16),
     /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
-    /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known.
+    /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known. A
+    /// server that is started again begins anew, also from a checkpoint: `F0` is the first loss after that.
     LossRatio(u16),
     /// The same with the mean loss of all gradients of an interval of time, taken at its end, as AdaSync has it; then
     /// it may also fall. The loss of one update is that of a few mini-batches: its noise alone makes a number grow
@@ -187,10 +188,11 @@ impl LossInterval {
     fn add(&mut self, now: Instant, length: Duration, loss: f64, gradients: usize) -> Option<f64> {
         self.sum += loss * gradients as f64;
         self.gradients += gradients;
-        if now < *self.ends.get_or_insert(now + length) {
+        // One whose gradients all left with their workers tells nothing, and goes on.
+        if now < *self.ends.get_or_insert(now + length) || self.gradients == 0 {
             return None;
         }
-        let mean = self.sum / self.gradients.max(1) as f64;
+        let mean = self.sum / self.gradients as f64;
         *self = LossInterval { ends: Some(now + length), ..LossInterval::default() };
         Some(mean)
     }
@@ -400,5 +402,7 @@ mod tests {
         assert_eq!([at(0, 8.0, 1), at(500, 0.5, 1), at(1000, 4.0, 3)], [2, 2, 3]);
         assert_eq!([at(1500, 2.0, 1), at(2000, 2.0, 1)], [3, 4], "sqrt(8 / 2) is 2");
         assert_eq!([at(2500, 8.0, 1), at(3000, 8.0, 1)], [4, 2]);
+        // One of which no gradient is left goes on until there is one.
+        assert_eq!([at(4000, 2.0, 0), at(4500, 2.0, 1)], [2, 4]);
     }
 }

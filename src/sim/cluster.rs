@@ -254,6 +254,7 @@ impl Cluster {
             &format!("{} with {}", self.optimizer.name(), self.scheme),
             "the scheme takes each update for a step along the gradient: use sgd or momentum",
         )?;
+        let has_local_steps = self.scheme.built_in().is_some_and(|scheme| scheme.local_steps() > 1);
         let (schedule, falls) = (self.schedule.to_string(), self.schedule != Schedule::Constant);
         holds(
             self.schedule.check().is_ok(),
@@ -268,7 +269,7 @@ impl Cluster {
             "a worker does not know the step size that its gradient will be folded in with: leave out one of the two",
         )?;
         holds(
-            !falls || self.scheme.built_in().is_none_or(|scheme| scheme.local_steps() <= 1),
+            !(falls && has_local_steps),
             "schedule",
             &format!("{schedule} with local steps"),
             "those are made with the first step size: leave out one of the two",
@@ -285,6 +286,18 @@ impl Cluster {
             &format!("used with {}", self.scheme),
             "what a worker wrote is not always folded in there, or not in order or with this weight: leave it out, or \
              use bsp, asp, ssp, essp, bap or vap",
+        )?;
+        holds(
+            !self.read_my_writes || self.damping == Damping::None,
+            "read_my_writes",
+            &"used with damping",
+            "the server folds in less of a gradient than its worker has added: leave out one of the two",
+        )?;
+        holds(
+            !has_local_steps || matches!(self.optimizer, Optimizer::Sgd { .. }),
+            "optimizer",
+            &format!("{} with local steps", self.optimizer.name()),
+            "those are plain SGD on a worker's own copy, and the server's are to be the same: use sgd",
         )?;
         if let Some(racks) = &self.network.racks {
             let remedy = "messages to a server take no link of a rack: use ds-sync, or leave it out";

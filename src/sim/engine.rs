@@ -11,7 +11,7 @@ use super::server::SimServer;
 use super::worker::SimWorker;
 use super::{COMPUTE, Cluster, DOWNTIME, LIFETIME, Problem, SimError, Until, nanos, seconds};
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{ServerScheme, WorkerEvent, WorkerScheme};
+use crate::scheme::{SchemeConfig, ServerScheme, WorkerEvent, WorkerScheme};
 
 pub(super) struct SimEngine<'a> {
     pub(super) cluster: Cluster,
@@ -30,6 +30,8 @@ pub(super) struct SimEngine<'a> {
     pub(super) slots: u64,
     pub(super) pushes: bool,
     pub(super) local_steps: u16,
+    /// Clocks of a round, where workers average.
+    period: u64,
     pub(super) is_over: bool,
 }
 
@@ -105,6 +107,10 @@ impl<'a> SimEngine<'a> {
             slots: u64::from(needs.slots),
             pushes: needs.pushes,
             local_steps: scheme.built_in().map_or(1, |scheme| scheme.local_steps().max(1)),
+            period: match scheme.built_in() {
+                Some(SchemeConfig::DsSync { period, .. }) => period.max(1).into(),
+                _ => 1,
+            },
             is_over: false,
         }
     }
@@ -161,7 +167,8 @@ impl<'a> SimEngine<'a> {
 
     /// Tells a worker that it is in.
     fn tell_joined(&mut self, id: usize) -> Result<(), SimError> {
-        let (clock, workers) = (Clock::new(self.workers[id].clock), self.server.members);
+        // In groups its scheme counts rounds.
+        let (clock, workers) = (Clock::new(self.workers[id].clock / self.period), self.server.members);
         self.tell_worker(id, WorkerEvent::Membership { workers })?;
         self.tell_worker(id, WorkerEvent::Joined { clock })
     }
@@ -220,7 +227,7 @@ impl<'a> SimEngine<'a> {
     /// Takes a worker in; only the server is told yet.
     fn enter(&mut self, id: usize) {
         let now = self.agenda.now();
-        let clock = self.admit(id, self.workers[id].incarnation);
+        let clock = self.admit(id, self.workers[id].incarnation) * self.period;
         let worker = &mut self.workers[id];
         worker.begin(now, clock);
         self.record.published.join_at(WorkerId(id as u32), Clock::new(clock));

@@ -108,7 +108,7 @@ impl<'a> Peers<'a> {
 impl SimEngine<'_> {
     /// A worker has its gradient: it makes its own step.
     pub(super) fn step_locally(&mut self, id: usize, gradient: Option<Payload>) -> Result<(), SimError> {
-        let version = self.workers[id].published + 1;
+        let version = self.workers[id].clock + 1;
         let model = self.peers.as_mut().and_then(|peers| peers.model(id));
         if let (Some(model), Some(gradient)) = (model, gradient) {
             let fold = model.fold(version, &[(gradient, 1.0)], false);

@@ -4,10 +4,11 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use super::Cluster;
+use super::bounds::{behind_most, counts};
 use super::model::ModelSnapshot;
 use super::transit::Transit;
 use crate::clock::{Clock, ClockTable, WorkerId};
-use crate::scheme::{Choice, Damping, GradientId, SchemeConfig, Share, Shrink, WaitFor};
+use crate::scheme::{Damping, GradientId, SchemeConfig, Share};
 
 /// Watches one run from outside: it knows what the scheme promises, not how it is kept.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub(super) struct Judge {
     is_damped: bool,
     /// Each gradient counts whole.
     is_additive: bool,
-    /// A gradient is added to a version at most so many after the one it was computed on.
+    /// A gradient of whole rounds is added to a version at most so many after the one it was computed on.
     lag: Option<u64>,
     /// An update is made of so many gradients.
     counts: RangeInclusive<usize>,
@@ -68,27 +69,13 @@ impl Judge {
                 {
                     Some(staleness)
                 }
-                Some(SchemeConfig::Dbw { .. }) => Some(0),
-                Some(SchemeConfig::Abs { staleness, .. }) => staleness,
                 _ => None,
             },
             counts: match scheme {
                 Some(SchemeConfig::Bsp) | Some(SchemeConfig::Bap { .. }) if stays => {
                     cluster.workers..=cluster.workers
                 }
-                Some(SchemeConfig::Dbw { choice: Choice::Static { k }, .. })
-                | Some(SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), .. })
-                    if stays =>
-                {
-                    usize::from(k)..=usize::from(k)
-                }
-                Some(SchemeConfig::Abs { wait_for: WaitFor::LossRatio(k), .. }) if stays => {
-                    usize::from(k)..=cluster.workers
-                }
-                Some(SchemeConfig::Abs { wait_for: WaitFor::LossOverTime { .. }, .. }) if stays => {
-                    1..=cluster.workers
-                }
-                Some(SchemeConfig::Dbw { .. }) if stays => 1..=cluster.workers,
+                _ if stays => counts(scheme, cluster.workers),
                 _ => 0..=usize::MAX,
             },
             overtakes: matches!(scheme, Some(SchemeConfig::Delay { .. })),
@@ -185,11 +172,7 @@ impl Judge {
     /// Returns the number of versions by which one of so many gradients of an update may be late.
     fn lag_of(&self, gradients: usize) -> Option<u64> {
         match self.scheme {
-            // An update of as many as are waited for tells how many those are.
-            Some(SchemeConfig::Abs { staleness: Some(most), wait_for, shrink: Shrink::WithK, .. }) => {
-                let shrunk = (u128::from(most) * u128::from(wait_for.k())).div_ceil(gradients.max(1) as u128);
-                Some(u64::try_from(shrunk).unwrap_or(most).min(most))
-            }
+            Some(SchemeConfig::Dbw { .. } | SchemeConfig::Abs { .. }) => behind_most(self.scheme, gradients),
             _ => self.lag,
         }
     }

@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod agenda;
+mod bounds;
 mod cluster;
 mod distribution;
 mod engine;

@@ -25,6 +25,8 @@ pub(super) struct Model {
     optimizer: Optimizer,
     learning_rate: f32,
     schedule: Schedule,
+    /// Updates that were made.
+    steps: u64,
     parameters: Vec<u8>,
     states: Vec<Vec<u8>>,
     /// Memory that the next fold writes to: the parameters and each state.
@@ -64,6 +66,7 @@ impl Model {
             optimizer,
             learning_rate,
             schedule,
+            steps: 0,
             parameters: payload(initial).to_vec(),
             states: (0..optimizer.states()).map(|_| zeros()).collect(),
             next: (0..=optimizer.states()).map(|_| zeros()).collect(),
@@ -79,7 +82,8 @@ impl Model {
         values(&self.parameters)
     }
 
-    /// Makes version `version` out of weighted gradients, and measures them if `measures`.
+    /// Makes version `version` out of weighted gradients, and measures them if `measures`. The step size is that of the
+    /// version; what the optimiser has learned is as old as the model.
     pub(super) fn fold(
         &mut self,
         version: u64,
@@ -102,7 +106,7 @@ impl Model {
             encoding: Encoding::F32,
             optimizer: self.optimizer,
             learning_rate,
-            step: version,
+            step: self.steps + 1,
             parameters,
             states: &states,
             streaming: false,
@@ -113,6 +117,27 @@ impl Model {
             .chain(&mut self.states)
             .zip(&mut self.next)
             .for_each(|(old, new)| std::mem::swap(old, new));
+        self.steps += 1;
         Ok(moments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::AdamParameters;
+    use crate::scheme::SchemeConfig;
+
+    /// Adam's first step has the length of the step size, whatever the gradient: its means are corrected for how few
+    /// gradients they are of.
+    #[test]
+    fn what_an_optimiser_has_learned_is_as_old_as_its_model() {
+        let mut cluster = Cluster::new(SchemeConfig::Asp, 1, 1);
+        cluster.optimizer = Optimizer::Adam(AdamParameters::default());
+        for version in [1, 100] {
+            let mut model = Model::new(&[1.0], &cluster);
+            model.fold(version, &[(payload(&[7.0]), 1.0)], false).unwrap();
+            assert!((model.values()[0] - 0.9).abs() < 1e-4, "{:?}", model.values());
+        }
     }
 }

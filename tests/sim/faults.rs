@@ -127,3 +127,20 @@ fn who_comes_back_to_a_group_that_has_begun_keeps_its_own_parameters() {
     assert_eq!(one, other);
     assert_ne!(one, late, "the mean is not of its parameters");
 }
+
+/// Worker 2 is away from 84.5 to 86.5, and begins where the others are.
+#[test]
+fn who_comes_back_to_groups_begins_at_their_round_whatever_its_period() {
+    let end = |period, back| {
+        let groups = SchemeConfig::DsSync { group: 2, partition: scheme::Partition::Digits, period };
+        let mut cluster = Cluster::new(groups, 4, 1);
+        cluster.until = Until::Clocks(160);
+        cluster.faults.crashes = vec![Crash { worker: 2, at: 84.5, back }];
+        run(cluster).end
+    };
+    assert_eq!([1, 8].map(|period| end(period, None)), [160.0; 2]);
+    for period in [1, 8] {
+        let end = end(period, Some(86.5));
+        assert!((160.0..=160.0 + f64::from(period)).contains(&end), "period {period}: {end}");
+    }
+}

@@ -109,6 +109,26 @@ fn settings_that_cannot_be_are_refused_with_a_remedy() {
             "schedule cannot be inverse-root(1) with read_my_writes",
         ),
         (
+            |c| (c.read_my_writes, c.damping) = (true, Damping::Inverse),
+            "read_my_writes cannot be used with damping",
+        ),
+        (
+            |c| {
+                c.scheme = scheme("abs(k=2, local-steps=3)").into();
+                c.optimizer = Optimizer::Adam(AdamParameters::default());
+                c.until = Until::Versions(9);
+            },
+            "optimizer cannot be adam with local steps",
+        ),
+        (
+            |c| {
+                c.scheme = scheme("abs(k=2, local-steps=3)").into();
+                c.optimizer = Optimizer::Momentum { momentum: 0.9, weight_decay: 0.0 };
+                c.until = Until::Versions(9);
+            },
+            "optimizer cannot be momentum with local steps",
+        ),
+        (
             |c| {
                 c.scheme = scheme("abs(k=2, local-steps=3)").into();
                 c.schedule = Schedule::Cosine { updates: 9 };

@@ -80,7 +80,9 @@ impl<T: Transport> Server<T> {
             let header = source.inbox.header_again(share.gradient.clock, epoch);
             let workers = 1 + self.others(share.gradient, header);
             metadata.workers += workers;
-            if let Some(loss) = header.and_then(|header| header.loss) {
+            // The loss of one that is not folded in is not of this version, and no number where that is not finite.
+            let is_folded = !self.work.left_out.contains(&share.gradient);
+            if let Some(loss) = header.and_then(|header| header.loss).filter(|_| is_folded) {
                 sum += workers as f64 * f64::from(loss);
                 with_loss += workers;
             }
@@ -92,7 +94,16 @@ impl<T: Transport> Server<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::node::server::NonFinite;
+    use crate::node::{Worker, WorkerOptions};
+    use crate::table::{ElementType, Table};
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
     fn sums_are_weighed_under_bsp_or_where_updates_add_up_and_never_damped() {
@@ -114,5 +125,31 @@ mod tests {
         for sums in [Sums::Mean, Sums::Whole] {
             assert!(sums.fault(OTHERS_MAX).is_none() && sums.fault(OTHERS_MAX + 1).is_some());
         }
+    }
+
+    /// One gradient of the two holds a NaN, and so does its loss.
+    #[test]
+    fn the_loss_of_a_gradient_that_is_left_out_is_none_of_the_version() {
+        let address = Address::random();
+        let table = Table::flat(16, ElementType::F32).unwrap();
+        let options =
+            ServerOptions { non_finite: NonFinite::Drop, ..ServerOptions::new(SchemeConfig::Bsp, 2, 1.0) };
+        let mut server = Server::new(Shm::new(), &address, table, &[0.0; 16], options).unwrap();
+        std::thread::scope(|scope| {
+            for value in [0.25, f32::NAN] {
+                let address = address.clone();
+                scope.spawn(move || {
+                    let options = WorkerOptions::new(SchemeConfig::Bsp);
+                    let mut worker = Worker::connect(Shm::new(), &[address], options, PATIENCE).unwrap();
+                    let mut step = worker.step(PATIENCE).unwrap();
+                    step.gradient().unwrap().fill(value);
+                    step.publish(Some(value), PATIENCE).unwrap();
+                    worker.flush(PATIENCE).unwrap();
+                });
+            }
+            assert!(server.drive(|server| server.status().left == 2, PATIENCE).unwrap());
+        });
+        let status = server.status();
+        assert_eq!((status.version.get(), status.gradients, status.loss), (1, 1, Some(0.25)));
     }
 }

@@ -179,6 +179,7 @@ impl<T: Transport> Server<T> {
         let variance = variance.filter(|_| metadata.workers == self.work.shares.len() as u64);
         let learning_rate = self.optimizer.step_of_sgd(self.work.learning_rate);
         let statistics = Statistics { mean_norm_squared, variance, loss: metadata.loss, learning_rate };
+        let statistics = self.of_all_shards(statistics);
         self.status.gradients = 0;
         self.status.loss = statistics.loss.or(self.status.loss);
         self.status.mean_norm_squared = mean_norm_squared.or(self.status.mean_norm_squared);

@@ -199,6 +199,11 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(refused("dbw(k=3, choice=blind)").ends_with("use it with choice=static only"));
     assert!(refused("dbw(k=3, window=2)").ends_with("choice=blind only"));
     assert!(refused("dbw(choice=blind, loss-growth=2)").ends_with("choice=dynamic only"));
+    assert!(refused("dbw(choice=static)").ends_with("use it with a k, such as k=3"));
+    for text in ["abs(shrink=with-k, rule=fixed)", "abs(shrink=with-k, staleness=none)"] {
+        assert!(refused(text).ends_with("use it with rule=loss-ratio and a staleness only"), "{text}");
+    }
+    assert_eq!("abs(shrink=with-k)".parse::<SchemeConfig>(), "abs".parse());
     assert!(refused("dbw(choice=often)").ends_with("use dynamic, published, static or blind"));
     for text in [
         "dbw(0)",

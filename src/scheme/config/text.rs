@@ -102,6 +102,9 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
             ));
         }
     }
+    if chosen == "static" && given.text("k").is_none() {
+        return Err(given.bad("choice", "it with a k, such as k=3"));
+    }
     let choice = match chosen {
         "static" => Choice::Static { k: given.count("k", 1)? },
         "published" => Choice::Published,
@@ -123,15 +126,17 @@ fn dbw(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
 fn abs(given: &Given) -> Result<SchemeConfig, SchemeConfigError> {
     let k = given.count("k", 1)?;
     let rule = given.word("rule", &RULES, "loss-ratio or fixed")?;
-    Ok(SchemeConfig::Abs {
-        wait_for: over_time(given, rule(k))?,
-        staleness: match given.text("staleness") {
-            Some("none") => None,
-            _ => Some(given.staleness()?),
-        },
-        shrink: given.word("shrink", &SHRINKS, "with-k or fixed")?,
-        local_steps: given.count("local-steps", 1)?,
-    })
+    let wait_for = over_time(given, rule(k))?;
+    let staleness = match given.text("staleness") {
+        Some("none") => None,
+        _ => Some(given.staleness()?),
+    };
+    let shrink = given.word("shrink", &SHRINKS, "with-k or fixed")?;
+    let can_shrink = staleness.is_some() && !matches!(wait_for, WaitFor::Fixed(_));
+    if given.text("shrink") == Some("with-k") && !can_shrink {
+        return Err(given.bad("shrink", "it with rule=loss-ratio and a staleness only"));
+    }
+    Ok(SchemeConfig::Abs { wait_for, staleness, shrink, local_steps: given.count("local-steps", 1)? })
 }
 
 /// The rule, with the interval of time over which it takes the loss, if one is given.

@@ -62,15 +62,18 @@ impl PublishedRule {
         if let Some(variance) = measured.variance.filter(|_| k > 1) {
             self.variances.add(variance.max(0.0));
         }
+        let last = self.last.take();
+        // A loss that is no number says nothing of the step before, nor of the one after.
+        let loss = measured.loss.filter(|loss| loss.is_finite());
         let (Some(mean_norm_squared), Some(loss), Some(learning_rate), Some(variance)) =
-            (measured.mean_norm_squared, measured.loss, measured.learning_rate, self.variances.mean())
+            (measured.mean_norm_squared, loss, measured.learning_rate, self.variances.mean())
         else {
             return;
         };
         let noise = variance / k.max(1) as f64;
         let norm_squared = (mean_norm_squared - noise).max(0.0);
         self.norms.add(norm_squared);
-        if let Some(last) = self.last {
+        if let Some(last) = last {
             let promised = last.learning_rate * last.norm_squared;
             let square = last.learning_rate.powi(2) * (last.norm_squared + last.noise);
             // A step of no length shows nothing.
@@ -183,6 +186,23 @@ mod tests {
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 1);
         published.add(2, 1.0, &measured(1.0, Some(0.0), 0.92));
         assert_eq!(published.choose(2, StepRule::Constant, &TIMES), 3);
+    }
+
+    /// F = w^2 / 2 without noise, as above. A loss that is none in between shows neither a smoothness nor a growth.
+    #[test]
+    fn a_loss_that_is_no_number_is_no_step_without_curvature() {
+        for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let mut published = PublishedRule::default();
+            let mut w = 2.0_f64;
+            for step in 0..6 {
+                let loss = if step == 3 { odd } else { 0.5 * w * w };
+                published.add(2, 1.0, &measured(w * w, Some(0.0), loss));
+                assert!(!published.loss_has_grown, "{odd} at step {step}");
+                w *= 0.5;
+            }
+            assert_eq!(published.smoothness.0.len(), 3, "{odd}: steps 0, 1 and 4 were measured");
+            assert!((published.smoothness.mean().unwrap() - 1.0).abs() < 1e-12, "{odd}");
+        }
     }
 
     #[test]

@@ -196,9 +196,10 @@ pub(super) struct VapWorker {
     refreshes: bool,
     /// Gradients in transit at most.
     room: usize,
-    /// The weight of a gradient; 1 until it is told how many workers there are, which is stricter.
+    /// The weight of a gradient now; 1 until it is told how many workers there are, which is stricter.
     weight: f64,
     clock: Clock,
+    /// Magnitudes of whole gradients: each is folded in with the weight of that time, which grows as workers leave.
     transit: InTransit<Clock>,
     last: f64,
     held: Option<Version>,
@@ -223,13 +224,17 @@ impl VapWorker {
         }
     }
 
+    /// True if what is in transit leaves room for one more gradient.
+    fn has_room(&self) -> bool {
+        let bound = bound_at(self.bound, self.clock) / self.weight;
+        self.transit.entries.len() < self.room && self.transit.admits(self.last, bound)
+    }
+
     /// Begins the clock, or waits.
     fn begin(&mut self) {
-        let bound = bound_at(self.bound, self.clock);
-        let admitted =
-            self.transit.entries.len() < self.room && self.transit.admits(self.last * self.weight, bound);
-        self.is_blocked = !admitted;
-        self.step = if admitted || self.refreshes { TurnStep::RefreshIsDue } else { TurnStep::Waiting };
+        self.is_blocked = !self.has_room();
+        let waits = self.is_blocked && !self.refreshes;
+        self.step = if waits { TurnStep::Waiting } else { TurnStep::RefreshIsDue };
     }
 }
 
@@ -249,7 +254,7 @@ impl WorkerScheme for VapWorker {
             }
             WorkerEvent::Published { magnitude } if self.step == TurnStep::Computing => {
                 self.last = magnitude_of(magnitude, 1.0);
-                self.transit.push(self.clock, self.last * self.weight);
+                self.transit.push(self.clock, self.last);
                 self.clock = self.clock.next();
                 self.begin();
             }
@@ -261,7 +266,14 @@ impl WorkerScheme for VapWorker {
                 }
             }
             WorkerEvent::Interrupted if self.step.is_on_a_copy() => self.step = TurnStep::RefreshIsDue,
-            WorkerEvent::Membership { workers } => self.weight = 1.0 / workers.max(1) as f64,
+            WorkerEvent::Membership { workers } => {
+                self.weight = 1.0 / workers.max(1) as f64;
+                // What was admitted and is not yet begun may be too much now, or what waits may go.
+                let has_begun = self.step == TurnStep::Out || self.step.is_on_a_copy();
+                if !has_begun && self.is_blocked == self.has_room() {
+                    self.begin();
+                }
+            }
             _ => {}
         }
     }
@@ -269,5 +281,42 @@ impl WorkerScheme for VapWorker {
     fn poll_action(&mut self) -> Option<WorkerAction> {
         let newer = self.held.filter(|_| self.is_blocked);
         self.step.poll(newer.map_or(Bound::NONE, |held| Bound::version(after(held))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A worker of four that has published three gradients of 0.1, and was then told how many are left before it began
+    /// clock 3. True if it still computes.
+    fn computes(bound: f32, told: &[usize]) -> bool {
+        let mut worker = VapWorker::new(bound, Strength::Weak, 9);
+        let mut tell = |event| {
+            worker.handle_event(Instant::ORIGIN, event);
+            std::iter::from_fn(|| worker.poll_action()).last()
+        };
+        tell(WorkerEvent::Membership { workers: 4 });
+        tell(WorkerEvent::Joined { clock: Clock::new(0) });
+        let holds = WorkerEvent::Holds { version: Version::new(0), smallest_clock: Clock::new(0) };
+        for _ in 0..3 {
+            assert_eq!(tell(holds), Some(WorkerAction::Compute));
+            let asks = tell(WorkerEvent::Published { magnitude: Some(0.1) });
+            assert_eq!(asks, Some(WorkerAction::Refresh { bound: Bound::NONE }));
+        }
+        for workers in told {
+            tell(WorkerEvent::Membership { workers: *workers });
+        }
+        tell(holds) == Some(WorkerAction::Compute)
+    }
+
+    /// Four quarters of 0.1 are what `0.2 / sqrt(4)` lets through; of two workers they are twice as much. Weighed as
+    /// they were when they were published, they would be `3 * 0.1 / 4 + 0.1 = 0.175` of one.
+    #[test]
+    fn what_is_in_transit_weighs_more_once_other_workers_have_left() {
+        assert_eq!([&[][..], &[4], &[2], &[1]].map(|told| computes(0.2, told)), [true, true, false, false]);
+        assert_eq!([&[2][..], &[1]].map(|told| computes(0.4, told)), [true, false]);
+        // One that comes instead lets it go on.
+        assert_eq!([&[1, 4][..], &[1, 3]].map(|told| computes(0.2, told)), [true, false]);
     }
 }

@@ -8,7 +8,6 @@ mod server;
 pub(super) use self::seen::{Base, Seen};
 use self::seen::{Computed, JudgedServer};
 
-use super::bounds::value_bound;
 use super::cause::Causes;
 use super::plan::Plan;
 use super::random::EventHash;
@@ -18,6 +17,7 @@ use crate::clock::{Clock, Version};
 use crate::mem::VolatileSlice;
 use crate::node::{Error, View};
 use crate::scheme::{AnyScheme, Needs, SchemeConfig, Share};
+use crate::sim::bounds::value_bound;
 use crate::time::{Duration, Instant};
 use crate::trace::{TraceChecker, TraceRecord, Violation};
 
@@ -42,8 +42,11 @@ pub(super) struct FabricJudge {
     servers: usize,
     /// The number of the first node that is a relay.
     first_relay: usize,
-    /// The most workers that were in at a server at once.
+    /// The most workers that were in at a server at once, and how many at least once the first has begun to fold.
     members_most: usize,
+    quorum: usize,
+    /// A worker was lost, or has left: fewer may be in.
+    has_left: bool,
     /// All shards count a worker's gradients alike.
     names_agree: bool,
     incarnations: Vec<JudgedServer>,
@@ -85,6 +88,8 @@ impl FabricJudge {
             servers,
             first_relay: plan.nodes() - plan.relays,
             members_most: 1,
+            quorum: plan.quorum[0],
+            has_left: false,
             names_agree: needs.staleness.is_some() || needs.counts_versions || servers == 1,
             incarnations: Vec::new(),
             workers: (0..workers).map(seen).collect(),
@@ -163,6 +168,7 @@ impl FabricJudge {
 
     /// An owner let a peer go that is alive and connected.
     pub(super) fn evicted(&mut self, node: usize, now: Instant) {
+        self.has_left = true;
         let is_allowed = self.is_over() || self.is_liar_at(node) || self.causes.explain(node, now);
         if !is_allowed {
             self.fail(format!("node {node} was evicted though it lives and kept the protocol"));
@@ -186,6 +192,7 @@ impl FabricJudge {
 
     /// A worker vanishes; `returns` if it is to come back.
     pub(super) fn crashed(&mut self, worker: usize, returns: bool) {
+        self.has_left = true;
         let is_expected = returns && !self.is_liar(worker);
         let seen = &mut self.workers[worker];
         (seen.has_reached, seen.is_expected, seen.is_computing) = (false, is_expected, false);
@@ -216,9 +223,15 @@ impl FabricJudge {
     pub(super) fn joined(&mut self, worker: usize, indices: impl Iterator<Item = (u64, u16)>) {
         let seen = &mut self.workers[worker];
         seen.indices.extend(indices);
+        seen.first = seen.gradients.len();
         seen.announced.clear();
         seen.held.clear();
         (seen.is_computing, seen.has_abandoned) = (false, false);
+    }
+
+    /// A worker ends its session, or begins none that a server may have begun, and may begin another.
+    pub(super) fn leaves(&mut self) {
+        self.has_left = true;
     }
 
     /// Whether a worker that has this before it has reached the goal. A worker that may be interrupted again and
@@ -370,9 +383,9 @@ impl FabricJudge {
     /// A worker has computed: the number of its gradient, `None` if it has no more.
     pub(super) fn computed(&mut self, worker: usize, clock: u64, bases: Vec<Base>) -> Option<usize> {
         self.workers[worker].is_computing = false;
-        let gradients = &mut self.workers[worker].gradients;
+        let Seen { gradients, first, .. } = &mut self.workers[worker];
         (gradients.len() < GRADIENTS_MAX).then(|| {
-            gradients.push(Computed { clock, bases });
+            gradients.push(Computed { clock, bases, is_first: gradients.len() == *first });
             gradients.len() - 1
         })
     }

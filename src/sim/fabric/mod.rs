@@ -14,7 +14,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod bounds;
 mod cause;
 mod class;
 mod flow;
@@ -235,8 +234,12 @@ impl FabricSummary {
 mod tests {
     use super::plan::PlannedFault;
     use super::*;
+    use crate::clock::{Clock, Version};
     use crate::node::Error;
-    use crate::scheme::SchemeConfig;
+    use crate::scheme::{
+        Needs, Scheme, SchemeConfig, SchemeConfigError, ServerAction, ServerEvent, ServerScheme, Share,
+        Start, Statistics, WorkerScheme,
+    };
     use crate::time::Instant;
     use crate::transport::PostError;
 
@@ -288,11 +291,20 @@ mod tests {
             ("abs(k=1, staleness=0, rule=fixed)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
             ("dbw(1)", "abs(k=1, staleness=1, rule=fixed)", "too old"),
             ("delay(1, seed=1)", "delay(2, seed=1)", "too old"),
+            ("dbw(1)", "dbw(2)", "is made of 2 gradients"),
+            (
+                "abs(k=1, staleness=2, rule=fixed)",
+                "abs(k=2, staleness=2, rule=fixed)",
+                "is made of 2 gradients",
+            ),
+            // Of four workers; from clock 4 on a version waits for three, and the bound is 2.
+            ("abs(k=1, staleness=4)", "abs(k=1, staleness=4, shrink=fixed)", "too old"),
         ] {
+            let workers = if promised.contains("staleness=4") { 4 } else { 2 };
             let [promised, kept]: [SchemeConfig; 2] = [promised, kept].map(|text| text.parse().unwrap());
             let caught = (0..100).filter(|seed| {
                 let mut plan = Plan::draw(*seed, Some(kept.into()), FaultKinds::None);
-                (plan.workers, plan.quorum, plan.goal) = (2, [2; 2], 10);
+                (plan.workers, plan.quorum, plan.goal) = (workers, [workers; 2], 10);
                 scheduler::play(*seed, plan, promised.into()).is_err_and(|what| {
                     assert!(what.contains(complaint), "{kept} for {promised}, seed {seed}: {what}");
                     true
@@ -300,6 +312,66 @@ mod tests {
             });
             let caught = caught.count();
             assert!(caught > 3, "{kept} for {promised}: caught {caught} of 100");
+        }
+    }
+
+    /// SSP, whose server drops each fourth gradient of a worker where it would fold it in.
+    struct Dropping;
+
+    const KEPT: SchemeConfig = SchemeConfig::Ssp { staleness: 2 };
+
+    impl Scheme for Dropping {
+        fn name(&self) -> &str {
+            "dropping"
+        }
+
+        fn needs(&self) -> Needs {
+            KEPT.needs()
+        }
+
+        fn server(&self, start: Start) -> Result<Box<dyn ServerScheme>, SchemeConfigError> {
+            Ok(Box::new(DroppingServer(Scheme::server(&KEPT, start)?)))
+        }
+
+        fn worker(&self) -> Box<dyn WorkerScheme> {
+            KEPT.worker()
+        }
+    }
+
+    struct DroppingServer(Box<dyn ServerScheme>);
+
+    impl ServerScheme for DroppingServer {
+        fn handle_event(&mut self, now: Instant, event: ServerEvent) {
+            self.0.handle_event(now, event);
+        }
+
+        fn poll_action(&mut self, shares: &mut Vec<Share>) -> Option<ServerAction> {
+            let action = self.0.poll_action(shares)?;
+            let gradient = shares.first().map(|share| share.gradient);
+            let Some(gradient) =
+                gradient.filter(|it| action == ServerAction::Apply && it.clock.get() % 4 == 3)
+            else {
+                return Some(action);
+            };
+            shares.clear();
+            let (version, statistics) = (Version::new(0), Statistics::default());
+            self.0.handle_event(Instant::ORIGIN, ServerEvent::Applied { version, statistics });
+            Some(ServerAction::Drop { gradient })
+        }
+
+        fn smallest_clock(&self) -> Clock {
+            self.0.smallest_clock()
+        }
+    }
+
+    /// Nothing breaks, and nobody comes late.
+    #[test]
+    fn a_scheme_that_drops_where_it_promises_to_fold_all_is_caught() {
+        let options =
+            FabricOptions { scheme: Some(Dropping.into()), spare_nodes: true, ..FabricOptions::default() };
+        for seed in 0..20 {
+            let failure = run(seed, &options).unwrap_err();
+            assert!(failure.what.contains("all are folded in"), "{failure}");
         }
     }
 

@@ -249,11 +249,14 @@ impl Incarnation {
             self.judge.borrow_mut().unrest(self.now());
             let connect = Worker::connect_async(self.transport(), &servers, options.clone(), timeout);
             let Ok(mut worker) = self.call("connect", timeout, connect).await else {
+                // One of several servers may have taken it in.
+                self.judge.borrow_mut().leaves();
                 self.pause(10_000, 5_000_000).await;
                 continue;
             };
             self.joined(index, &worker);
             self.session(index, &mut worker, &servers).await;
+            self.judge.borrow_mut().leaves();
             drop(worker);
             self.judge.borrow_mut().unrest(self.now());
         }
@@ -426,6 +429,7 @@ impl Incarnation {
 
     /// Connects again with the same worker; false if it is to begin with a new one.
     async fn come_back(&self, index: usize, worker: &mut Worker<SimTransport>, servers: &[Address]) -> bool {
+        self.judge.borrow_mut().leaves();
         for _ in 0..self.draw(0, 5) {
             if self.is_over() {
                 return false;

@@ -42,6 +42,10 @@ pub(super) fn check(
         let why = "with --damping the server folds in less of a gradient than its worker has taken off";
         return refuse(format!("--read-my-writes: {why}"), "leave out one of the two");
     }
+    if damped && folds_only_fresh(scheme) {
+        let why = "folds in no gradient that is a version behind, so that none would weigh less";
+        return refuse(format!("--damping: {} {why}", args.scheme), "leave it out");
+    }
     if args.settings.additive && scheme.has_server() && !scheme.adds_up() {
         let why = "leaves gradients out, or bounds what they weigh, so that they do not add up";
         return refuse(
@@ -84,6 +88,12 @@ pub(super) fn check(
     Ok(())
 }
 
+/// True if each gradient that is folded in was computed on the version before.
+fn folds_only_fresh(scheme: SchemeConfig) -> bool {
+    use SchemeConfig::{Abs, Bap, Bsp, Dbw};
+    matches!(scheme, Bsp | Dbw { .. } | Bap { staleness: 0 } | Abs { staleness: Some(0), .. })
+}
+
 /// Whether a GPU does what the rest of the options ask for, if the run is to use one.
 pub(super) fn check_device(
     args: &TrainArgs,
@@ -117,5 +127,17 @@ pub(super) fn check_device(
         None => Ok(()),
         Some((_, option, why)) => Err(Failure::usage(format!("{option} with --device cuda: {why}"))
             .help(format!("use another {option}, or leave one of the two out"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damping_is_refused_where_no_gradient_is_ever_stale() {
+        let is_fresh = |text: &str| folds_only_fresh(text.parse().unwrap());
+        assert_eq!(["bsp", "dbw", "dbw(2)", "bap(0)", "k-sync(2)"].map(is_fresh), [true; 5]);
+        assert_eq!(["asp", "ssp(0)", "bap(1)", "vap", "abs(k=2, staleness=2)"].map(is_fresh), [false; 5]);
     }
 }

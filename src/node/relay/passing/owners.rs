@@ -4,7 +4,8 @@
 mod tests {
     use super::super::*;
     use crate::node::runtime::complete;
-    use crate::node::{BackgroundPublisher, Relay, ShardOptions};
+    use crate::node::{BackgroundPublisher, Relay, ShardOptions, Wanted};
+    use crate::param::FrameLabel;
     use crate::table::ElementType;
     use crate::transport::shm::Shm;
 
@@ -45,6 +46,43 @@ mod tests {
             }
             assert_eq!(relay.has_copied, !is_behind_another);
         }
+    }
+
+    /// Bytes that were damaged on their way are read once more, under the same number.
+    #[test]
+    fn followers_keep_nothing_of_an_attempt_that_begins_again() {
+        let memory = ShardOptions { chunk_bytes: 1024, ..ShardOptions::default() };
+        let options = PublisherOptions { memory, ..PublisherOptions::default() };
+        let table = Table::flat(8192, ElementType::U8).unwrap();
+        let mut relay = Publisher::new(Shm::new(), &Address::random(), table, options).unwrap();
+        relay.begin_as_relay(7);
+        let (address, version) = (relay.address(), Version::new(1));
+        let mut reader = std::thread::scope(|scope| {
+            let options = ReaderOptions { follow: true, ..ReaderOptions::default() };
+            let connecting =
+                scope.spawn(|| Reader::connect(Shm::new(), &address, options, PATIENCE).unwrap());
+            while !connecting.is_finished() {
+                relay.poll(crate::node::now());
+            }
+            connecting.join().unwrap()
+        });
+        let copy = relay.begin_relayed().unwrap().unwrap();
+        copy.as_volatile().write(&[1; 8192]);
+        relay.relay_landed(version, 4, false);
+        reader.begin_snapshot(Wanted::at_least(version));
+        // It has copied what has landed by then.
+        for _ in 0..1000 {
+            assert!(reader.poll(crate::node::now()).unwrap().is_none());
+        }
+        copy.as_volatile().write(&[2; 8192]);
+        relay.relay_landed(version, 8, true);
+        relay.commit_relayed(version, FrameLabel { origin: 7, ..FrameLabel::default() }, false).unwrap();
+        let deadline = crate::node::now() + PATIENCE;
+        while reader.poll(crate::node::now()).unwrap().is_none() {
+            assert!(crate::node::now() < deadline, "it ends with the version");
+        }
+        let snapshot = reader.take_snapshot().unwrap();
+        assert!(snapshot.bytes().iter().all(|byte| *byte == 2), "a mixture of two attempts");
     }
 
     #[cfg(feature = "tcp")]

@@ -38,6 +38,8 @@ pub(super) struct JudgedServer {
 pub(in crate::sim::fabric) struct Computed {
     pub(super) clock: u64,
     pub(super) bases: Vec<Base>,
+    /// Its worker computed no other in that session before.
+    pub(super) is_first: bool,
 }
 
 /// The version from which a gradient was computed, in one incarnation of a server.
@@ -86,6 +88,8 @@ impl Computed {
 #[derive(Default)]
 pub(in crate::sim::fabric) struct Seen {
     pub(in crate::sim::fabric) gradients: Vec<Computed>,
+    /// The number of the first gradient of its session.
+    pub(super) first: usize,
     /// The numbers of the gradients of its session that it was told are out.
     pub(super) announced: Vec<usize>,
     /// The versions that its session holds, by epoch.

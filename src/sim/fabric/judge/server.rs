@@ -6,7 +6,7 @@ use super::seen::{JudgedServer, Seen};
 use super::{FabricJudge, PublishedVersion};
 use crate::node::ServerStatus;
 use crate::scheme::{GradientId, SchemeConfig, Share, Strength};
-use crate::sim::fabric::bounds::{behind_most, value_bound};
+use crate::sim::bounds::{behind_most, counts, value_bound};
 use crate::sim::fabric::values::{INCARNATION_LANE, LANES, bytes_of, gradients_between, lanes};
 use crate::time::{Duration, Instant};
 
@@ -116,8 +116,24 @@ impl FabricJudge {
         }
     }
 
+    /// Where a scheme folds all in: a round may have been closed before its worker came, so that the first gradient of
+    /// a session is too late for it, and no other.
+    fn check_dropped(&self, epoch: u64, gradient: GradientId) -> Result<(), String> {
+        let share = Share { gradient, weight: 0.0 };
+        let is_of_liar = self.liar.is_some_and(|liar| self.workers[liar].has_had(epoch, &share));
+        let mut computed = self.workers.iter().flat_map(|seen| &seen.gradients);
+        let is_late_joiner = computed.any(|one| one.is_first && one.is_named(epoch, &share));
+        if !self.needs.folds_all_in_order || is_of_liar || is_late_joiner {
+            return Ok(());
+        }
+        Err(format!("it drops {gradient:?}, and under {} all are folded in", self.scheme))
+    }
+
     /// The server of an incarnation has consumed a gradient that it does not fold.
     pub(in crate::sim::fabric) fn dropped(&mut self, epoch: u64, gradient: GradientId) {
+        if let Err(what) = self.check_dropped(epoch, gradient) {
+            self.fail(format!("a server: {what}"));
+        }
         for incarnation in self.incarnations.iter_mut().filter(|one| one.epoch == epoch) {
             incarnation.dropped.insert((gradient.worker, gradient.clock.get()));
         }
@@ -138,8 +154,20 @@ impl FabricJudge {
         }
     }
 
+    /// While all are in that were in when it began: an update is made of as many as the scheme says.
+    fn check_count(&self, gradients: usize) -> Result<(), String> {
+        let may_lack = self.has_left || self.harm.is_some() || self.liar.is_some() || self.is_over();
+        let counts = counts(self.scheme.built_in(), self.workers.len());
+        let counts = (*counts.start()).min(self.quorum)..=*counts.end();
+        if may_lack || counts.contains(&gradients) {
+            return Ok(());
+        }
+        Err(format!("it is made of {gradients} gradients, not of {counts:?} as under {}", self.scheme))
+    }
+
     fn check_published(&mut self, published: &PublishedVersion<'_>) -> Result<(), String> {
         self.published += 1;
+        self.check_count(published.shares.len())?;
         let bytes = bytes_of(published.payload);
         for word in bytes.chunks(8) {
             let mut padded = [0; 8];
@@ -173,6 +201,7 @@ impl FabricJudge {
             ));
         }
         incarnation.made.push(found.iter().copied().collect());
+        let most = behind_most(self.scheme.built_in(), published.shares.len());
         for (worker, number) in found {
             let named = format!("gradient {number} of worker {worker}");
             let computed = self.workers.get(worker).and_then(|seen| seen.gradients.get(number));
@@ -182,7 +211,7 @@ impl FabricJudge {
                 base.ok_or_else(|| format!("it holds {named}, which was computed for another incarnation"))?;
             let behind = (published.version.get() - 1).checked_sub(base.version);
             let behind = behind.ok_or_else(|| format!("{named} was computed on version {}", base.version))?;
-            if behind_most(&self.scheme).is_some_and(|most| behind > most) {
+            if most.is_some_and(|most| behind > most) {
                 let scheme = &self.scheme;
                 return Err(format!(
                     "{named} was computed on version {}, too old under {scheme}",
