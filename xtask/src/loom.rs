@@ -139,7 +139,8 @@ mod tests {
         let models = MUTANTS.iter().map(|(mutant, _)| *mutant);
         let mut rows: Vec<_> =
             models.chain(crate::mutants::MUTANTS.iter().map(|(mutant, _)| *mutant)).collect();
-        let units = crate::mutants::GPU_MUTANTS.iter().chain(crate::mutants::RDMA_MUTANTS);
+        let units = crate::mutants::GPU_MUTANTS.iter().chain(crate::mutants::RELAY_MUTANTS);
+        let units = units.chain(crate::mutants::RDMA_MUTANTS);
         rows.extend(units.map(|(mutant, ..)| *mutant));
         rows.sort_unstable();
         rows.dedup();

@@ -57,8 +57,8 @@ mod tests {
         let mut relay = Publisher::new(Shm::new(), &Address::random(), table, options).unwrap();
         relay.begin_as_relay(7);
         let (address, version) = (relay.address(), Version::new(1));
+        let options = ReaderOptions { follow: true, ..ReaderOptions::default() };
         let mut reader = std::thread::scope(|scope| {
-            let options = ReaderOptions { follow: true, ..ReaderOptions::default() };
             let connecting =
                 scope.spawn(|| Reader::connect(Shm::new(), &address, options, PATIENCE).unwrap());
             while !connecting.is_finished() {
