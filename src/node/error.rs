@@ -59,7 +59,10 @@ pub enum Error {
     AnotherPublisher,
     /// Fewer readers than were waited for held a version by the deadline.
     #[error(
-        "{holding} of {readers} readers held version {} within {:?}; {}", .version.get(), whole_ms(*.waited), self.help()
+        "{holding} of {readers} readers held version {} within {:?}; {}",
+        .version.get(),
+        whole_ms(*.waited),
+        self.help()
     )]
     NotHeld {
         /// The version.

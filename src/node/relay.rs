@@ -61,9 +61,9 @@ const BEGIN_AGAIN: Duration = Duration::from_millis(100);
 const BEGIN_WITHIN: Duration = Duration::from_secs(5);
 
 impl Relay {
-    /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Readers that
-    /// connect before its first copy is there wait for it. Frames and chunks are as many and as long as the upstream's,
-    /// whatever `options` says of them.
+    /// Connects to the first of `upstream` that answers within `timeout`, and begins to serve at `address`. Readers
+    /// that connect before its first copy is there wait for it. Frames and chunks are as many and as long as the
+    /// upstream's, whatever `options` says of them.
     ///
     /// # Errors
     /// No upstream answers; it holds a shard only, not the whole table; `address` cannot be had.

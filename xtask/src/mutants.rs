@@ -153,7 +153,8 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// The same for relays, which a unit test must find: bytes that were damaged on their way are read once more under the
-/// same number, and no seed damages bytes. `relay_void`: followers of a relay keep what they have of the attempt before.
+/// same number, and no seed damages bytes. `relay_void`: followers of a relay keep what they have of the attempt
+/// before.
 pub(crate) const RELAY_MUTANTS: &[(&str, &str, &str)] = &[(
     "relay_void",
     "node::relay::passing::owners::tests::followers_keep_nothing_of_an_attempt_that_begins_again",

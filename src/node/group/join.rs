@@ -150,10 +150,8 @@ impl<T: Transport> GroupListener<T> {
                     dial.pause = (dial.pause * 2).min(RETRY.1);
                 }
             }
-            let is_complete = self.absent().next().is_none()
-                && (now >= deadline || claims.iter().all(Option::is_none))
-                && !dials.iter_mut().any(|dial| self.has_ended(dial));
-            Ok(match is_complete {
+            let is_complete = self.absent().next().is_none();
+            Ok(match is_complete && (now >= deadline || claims.iter().all(Option::is_none)) {
                 true => WaitTurn::Done(()),
                 false => WaitTurn::Idle,
             })
@@ -314,9 +312,11 @@ impl<T: Transport> GroupListener<T> {
         self.take_in(dial.rank, endpoint, inbox, outbox)
     }
 
-    /// True if a member that was met is there no more. It is forgotten then.
+    /// True if a member that was met is there no more. It is forgotten then, unless it has said that it leaves: then the
+    /// group was complete for it.
     fn has_ended(&mut self, dial: &mut Dial<T>) -> bool {
-        let endpoint = self.peers[dial.rank].as_mut().and_then(|peer| peer.endpoint.as_mut());
+        let peer = self.peers[dial.rank].as_mut().filter(|peer| !peer.inbox.has_left());
+        let endpoint = peer.and_then(|peer| peer.endpoint.as_mut());
         let Some(Err(error)) = endpoint.map(Endpoint::check) else { return false };
         tracing::warn!(%error, rank = dial.rank, "a member ended before the group was complete");
         (self.peers[dial.rank], dial.pause) = (None, RETRY.0);

@@ -28,8 +28,8 @@ impl PartialCopy {
 
 impl Pull {
     /// Has the pull that was started go on from here, which lies in its destination, if the version that it finds is
-    /// the same: its number, and its label, which has the publisher that made it and the time. A version that no publisher
-    /// made is the same at the same owner alone.
+    /// the same: its number, and its label, which has the publisher that made it and the time. A version that no
+    /// publisher made is the same at the same owner alone.
     pub(crate) fn resume(&mut self, partial: PartialCopy) {
         self.partial = Some(partial);
     }
@@ -87,8 +87,8 @@ impl Pull {
         is_same
     }
 
-    /// Of two versions with one number. Only an origin makes a number once: versions of a server have none, and those of
-    /// its next incarnation have the same numbers.
+    /// Of two versions with one number. Only an origin makes a number once: versions of a server have none, and those
+    /// of its next incarnation have the same numbers.
     fn is_same_version(&self, partial: &PartialCopy) -> bool {
         let label = self.label();
         partial.label == label && (label.origin != 0 || partial.epoch == self.source.epoch)
