@@ -271,7 +271,7 @@ static void a_relay_that_has_ended_says_why(void)
     do
         status = slackline_relay_version(relay, &version);
     while (status == SLACKLINE_STATUS_OK);
-    EXPECT(BAD_ARGUMENT, status);
+    EXPECT(SERVER_LOST, status);
     CHECK(said("another"));
     slackline_relay_destroy(relay);
     slackline_publisher_destroy(publisher);
