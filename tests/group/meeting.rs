@@ -156,10 +156,11 @@ pub(crate) fn a_member_that_is_started_again_before_all_are_there_is_dialled_aga
             scope.spawn(move || listener.connect(addresses, PATIENCE).unwrap())
         };
         let second = connect(second);
-        // The first incarnation of rank 0 takes rank 1 in and ends.
+        // The first incarnation of rank 0 takes rank 1 in and ends. Rank 1 looks every 20 ms whether it is there.
         let met = answer::<F>(first, hello(0, 3, ELEMENTS, options));
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(100));
         drop(met);
+        std::thread::sleep(Duration::from_millis(100));
         let again = GroupMember::listen(F::transport(), &addresses[0], 0, 3, ELEMENTS, options).unwrap();
         let _members = [connect(again), second, connect(third)].map(|member| member.join().unwrap());
     });

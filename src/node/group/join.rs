@@ -312,8 +312,8 @@ impl<T: Transport> GroupListener<T> {
         self.take_in(dial.rank, endpoint, inbox, outbox)
     }
 
-    /// True if a member that was met is there no more. It is forgotten then, unless it has said that it leaves: then the
-    /// group was complete for it.
+    /// True if a member that was met is there no more. It is forgotten then, unless it has said that it leaves: then
+    /// the group was complete for it.
     fn has_ended(&mut self, dial: &mut Dial<T>) -> bool {
         let peer = self.peers[dial.rank].as_mut().filter(|peer| !peer.inbox.has_left());
         let endpoint = peer.and_then(|peer| peer.endpoint.as_mut());
