@@ -57,7 +57,7 @@ fn no_process_reads_what_is_typed() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
     command.args(["launch", "-n", "2", "--", "sh", "-c", "cat; echo done"]).stdin(Stdio::piped());
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    // An error means that nobody can read it.
+    // An error means that no process can read it.
     let _unread = child.stdin.take().unwrap().write_all(b"typed\n");
     assert_eq!(child.wait_with_output().unwrap().stdout, b"done\ndone\n");
 }

@@ -58,7 +58,7 @@ impl ArrayView {
         let memory = crate::memory::Memory::new(self.spec.bytes())?;
         self.lease.begin_export()?;
         // SAFETY: the view lies in its lease, which is valid and, as an export is counted, not let go; the new memory
-        // is as long and of no other code. Whoever writes the view meanwhile gets some bytes copied.
+        // is as long and of no other code. If the view is written meanwhile, some of its bytes are copied.
         unsafe {
             let from = VolatileSlice::new(self.lease.at(self.offset), self.spec.bytes(), false);
             let into = VolatileSlice::new(memory.pointer(), self.spec.bytes(), true);

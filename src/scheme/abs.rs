@@ -25,7 +25,7 @@ pub enum WaitFor {
     Fixed(u16),
     /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
     /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known. A
-    /// server that is started again begins anew, also from a checkpoint: `F0` is the first loss after that.
+    /// server that is started again begins from the start, also from a checkpoint: `F0` is the first loss after that.
     LossRatio(u16),
     /// The same with the mean loss of all gradients of an interval of time, taken at its end, as AdaSync has it; then
     /// it may also fall. The loss of one update is that of a few mini-batches: its noise alone makes a number grow

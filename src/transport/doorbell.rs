@@ -81,7 +81,7 @@ impl AsFd for Doorbell {
 }
 
 /// Whether a file that another process passed is an eventfd. To ring anything else is not safe: a write to a pipe that
-/// nobody reads raises a signal, and one to a file system that hangs may block whatever the flags say.
+/// no process reads raises a signal, and one to a file system that hangs may block whatever the flags say.
 pub(crate) fn is_eventfd(file: BorrowedFd<'_>) -> io::Result<bool> {
     // Only this link tells an eventfd from other files without a name. The path of a file with a name begins with `/`.
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;

@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// Nothing breaks, and nobody comes late.
+    /// Nothing breaks, and no worker comes late.
     #[test]
     fn a_scheme_that_drops_where_it_promises_to_fold_all_is_caught() {
         let options =

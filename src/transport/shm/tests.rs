@@ -267,7 +267,7 @@ fn descriptors_that_are_not_what_was_said_are_refused() {
     assert!(!is_taken(&[segment(1, 4096)], &[unsealed.as_fd()]), "one that could be shrunk");
 }
 
-/// A write to a pipe that nobody reads any more is a SIGPIPE, by which a C program dies.
+/// A write to a pipe that no process reads any more is a SIGPIPE, by which a C program dies.
 #[test]
 fn a_doorbell_that_is_no_eventfd_is_refused_by_either_side() {
     let offer = || Terms { blob: Segments { has_doorbell: true, ..Segments::default() }, ..nothing() };

@@ -41,7 +41,7 @@ pub(crate) struct TopArgs {
     #[arg(long)]
     once: bool,
 
-    /// Print a JSON object per interval instead of a table, on one line, until nobody reads them
+    /// Print a JSON object per interval instead of a table, on one line, until no program reads them
     #[arg(long)]
     json: bool,
 }
