@@ -102,7 +102,8 @@ impl Backoff {
 /// Whether the machine has more to run than processors, as the threads of this process have seen.
 ///
 /// A thread that yields then waits for whole time slices of the others; one that sleeps is woken ahead of them. So a
-/// process whose yield took that long sleeps instead for a while.
+/// process whose yield took that long sleeps instead, for a time in proportion: on a machine with as many threads as
+/// processors a yield is long now and then, and to sleep in each later wait would cost more than it did.
 struct Crowd {
     /// The time until which no thread yields, in nanoseconds of [`now`].
     until: AtomicU64,
@@ -114,8 +115,8 @@ impl Crowd {
     /// A yield that took longer than a sleep would have.
     const LONG: Duration = Duration::from_micros(200);
 
-    /// The time for which the threads of this process do not yield after a long yield.
-    const HOLDS_FOR: Duration = Duration::from_millis(100);
+    /// The threads of this process then do not yield for so many times as long, and for how long at most.
+    const HOLDS_FOR: (u32, Duration) = (16, Duration::from_millis(100));
 
     fn is_seen(&self) -> bool {
         // The clock is not read where no yield was ever long.
@@ -128,8 +129,10 @@ impl Crowd {
 
     /// A yield took from one time to another.
     fn yielded(&self, from: Instant, to: Instant) {
-        if to - from >= Self::LONG {
-            self.until.store((to + Self::HOLDS_FOR).as_nanos(), Relaxed);
+        let took = to - from;
+        if took >= Self::LONG {
+            let (times, at_most) = Self::HOLDS_FOR;
+            self.until.fetch_max((to + (took * times).min(at_most)).as_nanos(), Relaxed);
         }
     }
 }
@@ -262,13 +265,19 @@ mod tests {
     }
 
     #[test]
-    fn after_a_long_yield_a_process_does_not_yield_for_a_tenth_of_a_second() {
+    fn after_a_long_yield_a_process_does_not_yield_for_a_time_in_proportion() {
         let crowd = Crowd { until: AtomicU64::new(0) };
         let at = |micros| Instant::ORIGIN + Duration::from_micros(micros);
         crowd.yielded(at(1000), at(1199));
         assert!(!crowd.is_seen_at(at(1199)), "it was short");
         crowd.yielded(at(2000), at(2200));
-        assert!(crowd.is_seen_at(at(102_199)) && !crowd.is_seen_at(at(102_200)));
+        assert!(crowd.is_seen_at(at(5399)) && !crowd.is_seen_at(at(5400)), "16 times 200 us");
+        crowd.yielded(at(10_000), at(20_000));
+        crowd.yielded(at(20_000), at(20_300));
+        assert!(
+            crowd.is_seen_at(at(119_999)) && !crowd.is_seen_at(at(120_000)),
+            "no more than 100 ms, and no less"
+        );
     }
 
     #[test]

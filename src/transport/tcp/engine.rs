@@ -25,6 +25,11 @@ use crate::mem::ForkGuard;
 /// microseconds, and a peer that waits for an answer posts again within a few.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// The time after which a spinning thread yields. Nothing else takes its processor for a whole time slice, not even
+/// the thread that it has just woken there, and a peer that asks again and again keeps it spinning. Measured with two
+/// processors, a polling owner and a worker: rounds of 1.9 ms without, of 0.15 ms with.
+const YIELD_EVERY: Duration = Duration::from_micros(10);
+
 /// A look that took so long was interrupted: there are more threads than processors.
 const INTERRUPTED: Duration = Duration::from_micros(200);
 
@@ -350,6 +355,7 @@ impl ProgressState {
         let mut events = Vec::with_capacity(EVENTS);
         let mut busy = Instant::now();
         let mut ticked = busy;
+        let mut yielded = busy;
         let mut round = CatchUp::default();
         let mut spin = Spin { allowed_from: busy, restraint: RESTRAINT.0 };
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -385,6 +391,10 @@ impl ProgressState {
                 return;
             }
             if is_spinning {
+                if now - yielded >= YIELD_EVERY {
+                    std::thread::yield_now();
+                    yielded = Instant::now();
+                }
                 spin.looked(now, Instant::now());
             }
             let taken = events.len();
