@@ -449,7 +449,12 @@ class Step:
 class Job:
     @staticmethod
     def from_env(
-        *, servers: int = 1, transport: str = "auto", timeout: float = 60.0, gpu: Gpu | None = None
+        *,
+        servers: int = 1,
+        transport: str = "auto",
+        timeout: float = 60.0,
+        gpu: Gpu | None = None,
+        per_host: bool = False,
     ) -> Job: ...
     @property
     def role(self) -> str: ...

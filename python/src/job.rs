@@ -29,25 +29,29 @@ pub(crate) struct PyJob {
 
 #[pymethods]
 impl PyJob {
-    /// Joins the job. All processes call it with the same `servers` and `transport`. `timeout`, in seconds, is the
-    /// longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this process, Refused if
-    /// the secrets differ, JobFailed if the job has failed.
+    /// Joins the job. All processes call it with the same `servers`, `transport` and `per_host`. `timeout`, in
+    /// seconds, is the longest that any wait of the job may take. Raises OutOfTurn if no launcher has started this
+    /// process, Refused if the secrets differ, JobFailed if the job has failed.
     ///
     /// With `gpu`, a Gpu, what this process serves or works with is in its memory, as for a Server and a Worker. If the
     /// RDMA devices of a server do not reach its GPU, other hosts reach it over TCP; with transport="verbs" its
     /// payloads are in host memory instead.
+    ///
+    /// With `per_host`, a thread of the first worker of each host sums the gradients of all workers there over shared
+    /// memory, and hands on one sum: one connection leaves the host. Under BSP alone.
     #[staticmethod]
-    #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0, gpu=None))]
+    #[pyo3(signature = (*, servers=1, transport="auto", timeout=60.0, gpu=None, per_host=false))]
     fn from_env(
         py: Python<'_>,
         servers: u32,
         transport: &str,
         timeout: f64,
         gpu: Option<&Bound<'_, PyGpu>>,
+        per_host: bool,
     ) -> PyResult<PyJob> {
         let gpu = gpu::named(gpu);
         let timeout = seconds(timeout)?;
-        let plan = JobPlan::servers(servers).timeout(timeout);
+        let plan = JobPlan::servers(servers).timeout(timeout).per_host(per_host);
         let plan = match transport {
             "auto" => plan,
             "shm" => plan.transport(TransportKind::Shm),

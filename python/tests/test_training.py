@@ -114,13 +114,13 @@ def test_servers_say_what_they_cannot_be() -> None:
 
 
 JOB = """
-import numpy, slackline
-job = slackline.Job.from_env(timeout=30)
+import numpy, slackline, sys
+job = slackline.Job.from_env(timeout=30, per_host=sys.argv[1] == "per_host")
 assert (job.servers, job.workers, job.world_size) == (1, 2, 3)
 assert job.local_rank == (job.rank if job.role == "worker" else None)
 if job.role == "server":
     parameters, status = job.serve({"w": numpy.full(6, 8.0, "float32")}, scheme="bsp", learning_rate=0.5)
-    print(parameters.version, status.folded, parameters["w"].numpy().tolist())
+    print(parameters.version, status.joined, status.folded, parameters["w"].numpy().tolist())
 else:
     with job.worker() as worker:
         for _ in range(3):
@@ -133,6 +133,16 @@ else:
 
 
 def test_a_job_of_three_processes_finds_itself_by_its_environment() -> None:
+    # Each of three updates folds the gradients of two workers, and halves 8.
+    assert run_job("each") == ["3 2 6 [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]\n", "worker 1\n", "worker 2\n"]
+
+
+def test_the_workers_of_one_host_reach_the_server_as_one_sum() -> None:
+    # One proxy joins for both workers, and each of its sums has two gradients.
+    assert run_job("per_host") == ["3 1 6 [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]\n", "worker 1\n", "worker 2\n"]
+
+
+def run_job(way: str) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -142,11 +152,11 @@ def test_a_job_of_three_processes_finds_itself_by_its_environment() -> None:
         if rank > 0:
             given["SLACKLINE_LOCAL_RANK"] = str(rank)
         ranks.append(
-            subprocess.Popen([sys.executable, "-c", JOB], env={**os.environ, **given}, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", JOB, way], env={**os.environ, **given}, stdout=subprocess.PIPE, text=True
+            )
         )
-    outputs = [process.communicate(timeout=60)[0] for process in ranks]
-    # 8 is halved three times.
-    assert outputs == ["3 6 [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]\n", "worker 1\n", "worker 2\n"]
+    return [process.communicate(timeout=60)[0] for process in ranks]
 
 
 def test_a_process_that_nobody_launched_is_in_no_job(python: Start) -> None:
