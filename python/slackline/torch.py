@@ -44,6 +44,20 @@ def _tensors(state: State, operation: str) -> dict[str, Tensor]:
     return tensors
 
 
+def _check_targets(tensors: Mapping[str, Tensor], operation: str) -> None:
+    """Fails if a copy into one of the tensors would fail, or would write nothing, before any is written."""
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "to_local"):
+            cause, remedy = "is a DTensor", "give a mapping of the local tensors (`to_local`)"
+        elif tensor.is_meta:
+            cause, remedy = "is on the meta device", "call `module.to_empty(device=...)` first"
+        elif any(stride == 0 and side > 1 for side, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            cause, remedy = "has elements that share memory", "make it whole first (`contiguous`)"
+        else:
+            continue
+        raise LayoutMismatch(f"{operation}: {name!r} {cause}; {remedy}", operation=operation)
+
+
 def _check(shapes: Mapping[str, object], tensors: Mapping[str, Tensor], operation: str) -> None:
     """Fails unless names and shapes are the same, before anything is written."""
     if set(shapes) != set(tensors):
@@ -97,9 +111,11 @@ def state_dict(snapshot: Snapshot) -> dict[str, Tensor]:
 
 def load(snapshot: Snapshot, state: State) -> None:
     """Copies a snapshot into the tensors of a state, in place: optimisers and compiled graphs keep their parameters.
-    Values are converted to the types of the state. Raises LayoutMismatch before anything is written."""
+    Values are converted to the types of the state. Raises LayoutMismatch before anything is written, also for a
+    DTensor, a tensor on the meta device and one whose elements share memory."""
     tensors = _tensors(state, "loading a snapshot")
     _check({name: view.shape for name, view in snapshot.items()}, tensors, "loading a snapshot")
+    _check_targets(tensors, "loading a snapshot")
     for name, tensor in tensors.items():
         tensor.copy_(snapshot[name].torch(read_only=True))
 
@@ -154,6 +170,7 @@ class Worker:
         named = dict(module.named_parameters())
         self._trained = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
         _check({spec.name: spec.shape for spec in worker.metadata}, self._trained, "training a module")
+        _check_targets(self._trained, "training a module")
 
     def step(self, closure: Callable[[], Tensor], *, timeout: float = 30.0) -> Tensor:
         """Waits, as the scheme says and at most `timeout` seconds, for parameters, loads them, calls `closure` and

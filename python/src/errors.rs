@@ -54,7 +54,7 @@ impl Class {
 }
 
 /// A call that failed, before it is an exception: it is made without the interpreter.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     class: Class,
     message: String,

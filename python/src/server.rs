@@ -68,7 +68,7 @@ pub(crate) fn initial(given: &Bound<'_, PyAny>) -> PyResult<(Table, Vec<f32>)> {
 struct Serving {
     server: Mutex<Option<Server<Mixed>>>,
     /// The error that has ended the thread.
-    failure: Mutex<Option<Error>>,
+    failure: Mutex<Option<Failure>>,
     stops: AtomicBool,
     /// True if the thread sleeps while there is nothing to do, and holds the server meanwhile.
     sleeps: bool,
@@ -99,7 +99,7 @@ impl Serving {
                 Ok(true) => backoff.reset(),
                 Ok(false) => backoff.wait(),
                 Err(error) => {
-                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.into());
                     return;
                 }
             }
@@ -126,8 +126,9 @@ impl Serving {
         with: impl FnOnce(&mut Server<Mixed>) -> Result<R, Error>,
     ) -> Result<R, Failure> {
         crate::fork::check(self.guard, operation)?;
-        if let Some(error) = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(error.into());
+        // The thread has ended, and no later call would find what it waits for.
+        if let Some(failure) = &*self.failure.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Err(failure.clone());
         }
         self.calls.fetch_add(1, Ordering::Relaxed);
         let mut locked = self.lock();

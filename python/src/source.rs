@@ -135,8 +135,12 @@ impl Foreign {
     fn from_interface(object: &Bound<'_, PyAny>) -> PyResult<Foreign> {
         let interface = object.getattr("__array_interface__")?;
         let typestr: String = interface.get_item("typestr")?.extract()?;
-        // Types of other packages, such as ml_dtypes, are raw bytes to numpy and have a name.
+        // Types of other packages, such as ml_dtypes, are raw bytes to numpy and have a name, which does not tell the
+        // order of the bytes.
         let named = || {
+            if typestr.starts_with('>') {
+                return None;
+            }
             let name = object.getattr("dtype").and_then(|dtype| dtype.getattr("name")).ok()?;
             // ml_dtypes gives each element a byte of its own, and a table has them packed.
             Dtype::named(name.cast::<PyString>().ok()?.to_str().ok()?).filter(|dtype| !dtype.is_packed())

@@ -87,6 +87,10 @@ def test_arrays_of_ml_dtypes_are_taken_by_name() -> None:
     assert snapshot["brain"].numpy()[0] == 0b0_01111111_1000000
     assert snapshot["small"].numpy()[0] == 0b0_0111_100
     assert (snapshot["brain"].numpy().view(ml_dtypes.bfloat16) == arrays["brain"]).all()
+    # The name is the same in the other order of bytes, which no table has.
+    swapped = arrays["brain"].byteswap().view(arrays["brain"].dtype.newbyteorder(">"))
+    with pytest.raises(slackline.LayoutMismatch):
+        brought(arrays, {**arrays, "brain": swapped})
 
 
 def test_bfloat16_goes_out_by_dlpack_under_its_own_code() -> None:

@@ -19,6 +19,10 @@ _NOTE = 1024
 _CONNECT = 2.0
 """The longest time in seconds for which the publisher of a state is asked for, before the note is read again."""
 
+_STAYS = 1.0
+"""The longest time in seconds for which a source may still turn out to be gone that has a later step than the one asked
+for. The source that comes after it may have that step."""
+
 
 class Source:
     """Serves the newest state, at an address that is there before any state. The options are those of `Publisher`."""
@@ -89,7 +93,14 @@ class Sink:
         # A step may be read again; a step that is awaited comes with a later note.
         note = self._note(1 if step is not None else self._seen + 1, left)
         while step is not None and note.step != step:
-            note = self._note(note.version + 1, left)
+            stays = _STAYS if note.step > step else None
+            try:
+                note = self._note(note.version + 1, left, stays)
+            except DeadlineError:
+                if stays is None or left() == 0:
+                    raise
+                # The steps of one source only rise: this one comes no more.
+                raise Overtaken(f"the state of step {step} has given way to that of step {note.step}") from None
         while True:
             where = value(note, "note")
             try:
@@ -112,13 +123,14 @@ class Sink:
         self._seen = note.version
         return snapshot
 
-    def _note(self, at_least: int, left: Callable[[], float]) -> Snapshot:
-        """The newest note, at least of this version unless another source has come at the address."""
+    def _note(self, at_least: int, left: Callable[[], float], stays: float | None = None) -> Snapshot:
+        """The newest note, at least of this version unless another source has come at the address. It is waited for no
+        longer than `stays` while the source is the same."""
         while True:
             if self._notes.epoch != self._epoch:
-                self._seen, self._epoch, at_least = 0, self._notes.epoch, 1
+                self._seen, self._epoch, at_least, stays = 0, self._notes.epoch, 1, None
             try:
-                return self._notes.pull(min_version=at_least, timeout=left())
+                return self._notes.pull(min_version=at_least, timeout=min(stays or left(), left()))
             except (PeerGone, EpochChanged):
                 if left() == 0:
                     raise

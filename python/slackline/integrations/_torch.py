@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +14,14 @@ from slackline import Snapshot
 TREE = "tree"
 """The tensor, of bytes, that says what the numbered ones are."""
 
+_MAPS: dict[str, Callable[[dict[Any, Any]], Any]] = {"Counter": Counter, "OrderedDict": OrderedDict}
+"""The mappings that come back as what they were; others come back as dict."""
+
 
 def host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as DLPack hands it over: in memory of the host, without a gradient and without a lazy conjugate."""
-    return tensor.detach().cpu().resolve_conj().resolve_neg()
+    """The tensor as DLPack hands it over: in memory of the host, without a gradient and without a lazy conjugate, and in
+    order, since torch copies a transposed one much faster."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def text(value: object) -> torch.Tensor:
@@ -45,8 +50,10 @@ def flatten(state: object) -> tuple[Any, list[torch.Tensor]]:
             tensors.append(node)
             return {"tensor": len(tensors) - 1}
         if isinstance(node, Mapping):
-            return {"map": [[walk(key), walk(item)] for key, item in node.items()]}
-        if isinstance(node, tuple):
+            pairs = [[walk(key), walk(item)] for key, item in node.items()]
+            known = [name for name, kind in _MAPS.items() if type(node) is kind]
+            return {"map": pairs, "type": known[0]} if known else {"map": pairs}
+        if isinstance(node, tuple) and not hasattr(node, "_fields"):
             return {"tuple": [walk(item) for item in node]}
         if isinstance(node, list):
             return [walk(item) for item in node]
@@ -67,7 +74,7 @@ def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object =
         return [rebuild(item, tensor, part) for item, part in zip(tree, like, strict=True)]
     if not isinstance(tree, dict):
         return tree
-    ((kind, inner),) = ((kind, inner) for kind, inner in tree.items() if kind != "dtype")
+    ((kind, inner),) = ((kind, inner) for kind, inner in tree.items() if kind not in ("dtype", "type"))
     if kind == "tensor":
         return tensor(int(inner))
     if kind == "empty":
@@ -86,4 +93,5 @@ def rebuild(tree: Any, tensor: Callable[[int], torch.Tensor], template: object =
         raise ValueError(f"the state has a {kind!r}, which this version does not know")
     known = template if isinstance(template, Mapping) else {}
     keys = [(rebuild(key, tensor), item) for key, item in inner]
-    return {key: rebuild(item, tensor, known.get(key)) for key, item in keys}
+    rebuilt = {key: rebuild(item, tensor, known.get(key)) for key, item in keys}
+    return _MAPS[tree["type"]](rebuilt) if "type" in tree else rebuilt

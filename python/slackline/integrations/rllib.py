@@ -13,7 +13,9 @@ knows the server's host by.
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,7 @@ from ._hosts import reachable
 __all__ = ["SlacklineStateServer", "use_state_server"]
 
 _TIMEOUT = 60.0
+_log = logging.getLogger(__name__)
 
 
 def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -93,18 +96,32 @@ class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-i
         self._publisher: Publisher | None = None
         self._table: list[tuple[str, Any, Any]] = []
         self._push = threading.Lock()
+        self._calls, self._last = itertools.count(1), 0
 
     def push(self, state: Any) -> None:
+        call = next(self._calls)
         if WEIGHTS_SEQ_NO not in state or COMPONENT_RL_MODULE not in state:
             super().push(state)
             return
+        try:
+            self._publish(state, call)
+        except Exception:
+            # RLlib does not look at the outcome, and samplers would keep their weights for ever.
+            _log.warning("slackline could not publish the weights; they go by ray", exc_info=True)
+            with self._push:
+                if call > self._last:
+                    self._last = call
+                    super().push(state)
+
+    def _publish(self, state: Any, call: int) -> None:
         weights = state[COMPONENT_RL_MODULE]
         if isinstance(weights, ray.ObjectRef):
             weights = ray.get(weights)
         arrays = dict(_leaves(weights))
         with self._push:
-            if state[WEIGHTS_SEQ_NO] < self.get_version():
-                return  # overtaken by a newer one
+            if call < self._last:
+                # Overtaken by a later call. The number says nothing: a learner that is restored counts from an older one.
+                return
             table = [(name, array.dtype, array.shape) for name, array in arrays.items()]
             if self._publisher is None or table != self._table:
                 if self._publisher is not None:
@@ -112,6 +129,7 @@ class SlacklineStateServer(EnvRunnerStateServer):  # type: ignore[misc, unused-i
                 self._publisher = Publisher(arrays, address=os.environ.get("SLACKLINE_RLLIB_ADDRESS"), readers=1024)
                 self._table = table
             version = self._publisher.publish(arrays, step=max(0, int(state[WEIGHTS_SEQ_NO])))
+            self._last = call
             super().push({**state, COMPONENT_RL_MODULE: _Note(reachable(self._publisher.address), version)})
 
 

@@ -23,7 +23,7 @@ from torchft.checkpointing.transport import CheckpointTransport
 from slackline import DeadlineError
 
 from . import _torch
-from ._served import Sink, Source
+from ._served import Overtaken, Sink, Source
 
 __all__ = ["SlacklineTransport"]
 
@@ -72,6 +72,8 @@ class SlacklineTransport(CheckpointTransport[T]):
                 sink.close()
         except DeadlineError as error:
             raise TimeoutError(f"timed out: rank {src_rank} has sent no state of step {step}") from error
+        except Overtaken as error:
+            raise RuntimeError(f"rank {src_rank} serves no state of step {step} any more: {error}") from error
         template = None if self._template is None else self._template()
         state: T = _torch.rebuild(_torch.value(snapshot), lambda index: snapshot[str(index)].torch(), template)
         return state

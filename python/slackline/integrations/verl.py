@@ -70,7 +70,7 @@ class SlacklineCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[misc
         async for name, weight in _each(weights):
             if self._source is not None:
                 # What yields the weights may use their memory again.
-                tensors[name] = weight.detach().to("cpu", copy=True)
+                tensors[name] = weight.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         if self._source is not None:
             self._rounds = self._round
             await asyncio.to_thread(self._source.publish, tensors, self._round, self._timeout)

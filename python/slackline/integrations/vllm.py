@@ -145,7 +145,8 @@ class SlacklineTrainerEngine(
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self.source.iter_full():
             if self._served is not None:
-                tensors[name] = tensor.detach().to("cpu", copy=True)  # the source may free it, or use its memory again
+                # The source may free it, or use its memory again.
+                tensors[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         if self._served is None:
             return
         # The workers are told when the version is there: until then they go on with the one that they have.

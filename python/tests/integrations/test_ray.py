@@ -166,8 +166,14 @@ def test_the_state_server_hands_out_weights_that_are_newer(cluster: None) -> Non
         np.testing.assert_array_equal(module["pi.weight"], np.full((3, 4), number, "float32"))
         np.testing.assert_array_equal(module["v"], np.full(5, number))
         assert ray.get(there.pull_if_newer.remote(number), timeout=60) is None
+    # A learner that is restored to an older state counts from there, and its weights are the newest.
     ray.get(there.push.remote(state(1)), timeout=60)
-    assert ray.get(there.get_version.remote(), timeout=60) == 3
+    found = ray.get(there.pull_if_newer.remote(0), timeout=60)
+    assert found["weights_seq_no"] == 1 and found["rl_module"]["default_policy"]["v"].tolist() == [1] * 5
+    # Weights that no table can have go by ray.
+    strange = {"rl_module": {"random": {"none": np.zeros(0)}}, "weights_seq_no": 2}
+    ray.get(there.push.remote(strange), timeout=60)
+    assert ray.get(there.pull_if_newer.remote(1), timeout=60)["rl_module"]["random"]["none"].size == 0
     ray.kill(there)
 
 

@@ -57,6 +57,27 @@ def test_a_sink_waits_for_no_version_of_another_publisher_than_the_note_names() 
         source.close()
 
 
+def test_a_step_that_has_given_way_is_waited_for_by_no_sink() -> None:
+    source = Source({"address": "127.0.0.1:0"})
+    try:
+        source.publish({"w": torch.full((3,), 2.0)}, 2, 30.0)
+        sink = Sink(source.address, None, 30.0)
+        begun = time.monotonic()
+        with pytest.raises(Overtaken, match="step 1 has given way to that of step 2"):
+            sink.pull(1, 60.0)
+        assert time.monotonic() - begun < 30
+        # A pull that is under way when the next step comes holds the sink up no longer.
+        waits = threading.Thread(target=lambda: pytest.raises(Overtaken, sink.pull, 3, 60.0))
+        waits.start()
+        source.publish({"w": torch.full((3,), 4.0)}, 4, 30.0)
+        assert sink.pull(4, 30.0)["w"].torch().tolist() == [4.0] * 3
+        waits.join(30)
+        assert not waits.is_alive()
+        sink.close()
+    finally:
+        source.close()
+
+
 STOPPED = """
 import sys
 from slackline.integrations._served import Sink

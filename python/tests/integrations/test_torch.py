@@ -100,6 +100,22 @@ def test_a_state_of_another_form_is_refused_before_anything_is_written() -> None
         slackline.torch.table({"extra": 5})  # type: ignore[dict-item]
 
 
+def test_a_target_that_cannot_be_written_is_refused_before_any_other_is_written() -> None:
+    given = {"a": torch.ones(3), "b": torch.ones(3)}
+    publisher = slackline.Publisher(slackline.torch.table(given))
+    slackline.torch.publish(publisher, given)
+    reader = slackline.Reader(publisher.address)
+    wrong = {"share memory": torch.zeros(1).expand(3), "to_empty": torch.zeros(3, device="meta")}
+    for told, tensor in wrong.items():
+        state = {"a": torch.zeros(3), "b": tensor}
+        with pytest.raises(slackline.LayoutMismatch, match=told):
+            slackline.torch.pull(reader, state)
+        assert state["a"].tolist() == [0.0] * 3
+    # A table may well be laid out by a model without memory.
+    with torch.device("meta"):
+        assert slackline.torch.table(nn.Linear(2, 3))
+
+
 def test_a_model_of_bfloat16_acts_on_weights_of_float32() -> None:
     trained, acting = model(1), model(2, torch.bfloat16)
     with slackline.Publisher(slackline.torch.table(trained)) as publisher:

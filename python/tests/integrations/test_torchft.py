@@ -40,6 +40,7 @@ def test_the_state_of_a_model_and_its_optimizer_comes_back_equal(transport: str)
     state: dict[str, Any] = {
         "user": {"model": model.state_dict(), "optim": optimizer.state_dict()},
         "torchft": {"step": 3, "batches_committed": 12},
+        "schedule": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 5]).state_dict(),
         "rest": [None, True, 1.5, (1, torch.tensor(2)), torch.empty(0, 4), torch.tensor([True, False])],
     }
     sender, receiver = (SlacklineTransport[Any](LONG, transport=transport) for _ in range(2))
@@ -48,6 +49,8 @@ def test_the_state_of_a_model_and_its_optimizer_comes_back_equal(transport: str)
         sender.send_checkpoint([1], 3, state, LONG)
         found = pulled(receiver, sender, 3)
         assert found.pop("text") == state.pop("text")
+        # A schedule counts by the methods of a Counter.
+        assert list(found["schedule"]["milestones"].elements()) == [2, 2, 5]
         torch.testing.assert_close(found, state, rtol=0, atol=0)
         other = torch.optim.Adam(torch.nn.Linear(7, 5).parameters())
         assert found["user"]["optim"]["param_groups"][0]["betas"] == (0.9, 0.95)
