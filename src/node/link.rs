@@ -448,6 +448,20 @@ impl<E: Endpoint> Link<E> {
             || std::iter::once(&self.pull).chain(pushed).any(is_at_work)
     }
 
+    /// The outcome of a turn that did not end a wait for this owner.
+    pub(super) fn turn<R>(&self, progress: bool) -> WaitTurn<R> {
+        let is_asked = || {
+            let deltas = self.deltas.as_ref().is_some_and(DeltaPull::is_in_flight);
+            deltas || self.pull.is_in_flight() || self.is_probing()
+        };
+        match progress {
+            true => WaitTurn::Progress,
+            false if self.pull.is_lapped() => WaitTurn::Lapped,
+            false if is_asked() => WaitTurn::Asked,
+            false => WaitTurn::Idle,
+        }
+    }
+
     /// True if copies come out of this process's own memory.
     pub(super) fn is_pushed(&self) -> bool {
         self.pushed.is_some()

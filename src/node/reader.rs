@@ -434,11 +434,7 @@ impl<T: Transport> Reader<T> {
                 return Ok(WaitTurn::Done(pulled));
             }
             self.link.look_around(now)?;
-            let turn = match self.link.pull.is_lapped() {
-                true if !progress => WaitTurn::Lapped,
-                _ => WaitTurn::of(progress),
-            };
-            Ok(self.rest(turn, deadline - now))
+            Ok(self.rest(self.link.turn(progress), deadline - now))
         });
         let pulled = pulled.await?;
         let (operation, seen) = ("waiting for a version", self.link.pull.seen());
@@ -550,7 +546,7 @@ impl<T: Transport> Reader<T> {
             }
             let looked = self.link.look_around(now);
             self.keep_error(looked)?;
-            Ok(self.rest(WaitTurn::Idle, deadline - now))
+            Ok(self.rest(self.link.turn(false), deadline - now))
         });
         Ok((newest.await?, self.link.line.seen))
     }

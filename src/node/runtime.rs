@@ -55,6 +55,14 @@ impl Runtime {
         }
     }
 
+    /// The same while an answer is on its way: see [`Backoff::wait_for_answer`].
+    pub(super) async fn wait_for_answer(&self, backoff: &mut Backoff) {
+        match &self.0 {
+            None => backoff.wait_for_answer(),
+            Some(simulator) => self.pass(|| simulator.stand_back(backoff.count())).await,
+        }
+    }
+
     /// The same for a pull that was lapped: see [`Backoff::hurry`].
     pub(super) async fn hurry(&self, backoff: &mut Backoff) {
         match &self.0 {

@@ -25,6 +25,8 @@ pub fn now() -> Instant {
 pub struct Backoff {
     turns: u32,
     waiting_since: Option<Instant>,
+    /// How long the wait had lasted when it first slept for an answer that is due.
+    due_since: Option<Duration>,
 }
 
 impl Backoff {
@@ -51,8 +53,19 @@ impl Backoff {
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
+        self.due_since = None;
         let is_crowded = CROWD.is_seen();
         self.wait_or(is_crowded, |waited| std::thread::sleep(Self::pause(waited, is_crowded)));
+    }
+
+    /// The same while the answer to a question is on its way: it comes soon, however long the wait has lasted.
+    pub(super) fn wait_for_answer(&mut self) {
+        let (is_crowded, mut due_since) = (CROWD.is_seen(), self.due_since);
+        self.wait_or(is_crowded, |waited| {
+            let asked = *due_since.get_or_insert(waited);
+            std::thread::sleep(Self::pause_for_answer(waited, asked, is_crowded));
+        });
+        self.due_since = due_since;
     }
 
     /// The same for a pull that was lapped, whatever else the machine runs: its owner writes on while this thread
@@ -80,6 +93,11 @@ impl Backoff {
             true => (Self::PARTS.1, Self::LONGEST.1),
         };
         (waited / part).clamp(Self::SHORTEST, longest)
+    }
+
+    /// The time to sleep after a wait of `waited` for an answer that was due from `asked` on.
+    fn pause_for_answer(waited: Duration, asked: Duration, is_crowded: bool) -> Duration {
+        (waited.saturating_sub(asked) / Self::PARTS.1).clamp(Self::SHORTEST, Self::pause(waited, is_crowded))
     }
 
     /// Stands back once; `rest` is told for how long this wait has lasted.
@@ -182,6 +200,9 @@ pub(super) enum WaitTurn<R> {
     Idle,
     /// There was nothing to do, and the node has slept already.
     Slept,
+    /// There was nothing to do, and an owner was asked for something: a look after a long pause would see an answer that
+    /// is as old as the pause.
+    Asked,
     /// An owner has lapped a pull, and writes on while this thread sleeps.
     Lapped,
 }
@@ -190,6 +211,14 @@ impl<R> WaitTurn<R> {
     /// The outcome of a turn that did not end the wait.
     pub(super) fn of(progress: bool) -> WaitTurn<R> {
         if progress { WaitTurn::Progress } else { WaitTurn::Idle }
+    }
+
+    /// The outcome of a turn with several owners: an answer of any is waited for.
+    pub(super) fn or(self, other: WaitTurn<R>) -> WaitTurn<R> {
+        match (&self, &other) {
+            (WaitTurn::Idle, _) | (WaitTurn::Asked, WaitTurn::Lapped) => other,
+            _ => self,
+        }
     }
 }
 
@@ -216,6 +245,7 @@ pub(super) async fn wait<R>(
                 runtime.yield_now().await;
             }
             WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
+            WaitTurn::Asked => runtime.wait_for_answer(&mut backoff).await,
             WaitTurn::Lapped => runtime.hurry(&mut backoff).await,
             WaitTurn::Slept => {}
         }
@@ -262,6 +292,16 @@ mod tests {
             [100, 100, 200, 2_000, 5_000]
         );
         assert_eq!([0, 400, 6_400, 1_000_000].map(|wait| pause(wait, true)), [100, 100, 1_600, 20_000]);
+    }
+
+    #[test]
+    fn a_sleep_for_an_answer_is_a_part_of_the_time_since_the_question() {
+        let pause = |waited, asked| {
+            Backoff::pause_for_answer(Duration::from_micros(waited), Duration::from_micros(asked), false)
+                .as_micros()
+        };
+        assert_eq!([64_000, 64_400, 66_000].map(|waited| pause(waited, 64_000)), [100, 100, 500]);
+        assert_eq!(pause(1_000_000, 64_000), 5_000, "and no longer than without a question");
     }
 
     #[test]

@@ -442,12 +442,12 @@ impl<T: Transport> Worker<T> {
         let deadline = begun + timeout;
         let ended = wait(&runtime, deadline, |now| {
             let progress = self.poll(now)?;
-            let turn = if until(self) {
-                WaitTurn::Done(())
-            } else if !progress && self.parts.iter().any(|part| part.link.pull.is_lapped()) {
-                WaitTurn::Lapped
-            } else {
-                WaitTurn::of(progress)
+            let turn = match until(self) {
+                true => WaitTurn::Done(()),
+                false => self
+                    .parts
+                    .iter()
+                    .fold(WaitTurn::of(progress), |turn, part| turn.or(part.link.turn(false))),
             };
             let ends = match self.copies.are_done()? {
                 true => self.scheme.poll_timeout().map_or(deadline, |timer| timer.min(deadline)),

@@ -94,10 +94,7 @@ impl<T: Transport> Reader<T> {
                     return Ok(WaitTurn::Done(pulled));
                 }
                 self.link.look_around(now)?;
-                Ok(match self.link.pull.is_lapped() {
-                    true if !progress => WaitTurn::Lapped,
-                    _ => WaitTurn::of(progress),
-                })
+                Ok(self.link.turn(progress))
             };
             let pulled = wait(&runtime, deadline, turn).await?;
             let Some(pulled) = pulled else {

@@ -224,7 +224,7 @@ impl<T: Transport> Reader<T> {
                     self.link.advance()?;
                     if self.link.answers() < answers {
                         self.link.look_around(now)?;
-                        break WaitTurn::Idle;
+                        break self.link.turn(false);
                     }
                     if let (None, Some(kept)) = (refresh.snapshot, self.kept(refresh.wanted)) {
                         break WaitTurn::Done(kept);
@@ -238,7 +238,7 @@ impl<T: Transport> Reader<T> {
                     // The requests of a pull that was abandoned own the memory.
                     self.link.advance()?;
                     if self.link.pull.is_in_flight() {
-                        break WaitTurn::Idle;
+                        break WaitTurn::Asked;
                     }
                     self.make_room(refresh.snapshot.is_some())?;
                     if self.begin_deltas(refresh.snapshot.is_some(), bound, refresh.wanted.exact())? {
@@ -253,7 +253,7 @@ impl<T: Transport> Reader<T> {
                     match self.turn_of_deltas() {
                         DeltaTurn::Pending => {
                             self.link.look_around(now)?;
-                            break WaitTurn::of(progress);
+                            break self.link.turn(progress);
                         }
                         DeltaTurn::Whole => self.begin_copy(is_snapshot, bound),
                         DeltaTurn::Apply => {
@@ -281,10 +281,7 @@ impl<T: Transport> Reader<T> {
                     }
                     refresh.step = RefreshStep::Copying { bound, has_begun };
                     self.link.look_around(now)?;
-                    break match self.link.pull.is_lapped() {
-                        true if !progress => WaitTurn::Lapped,
-                        _ => WaitTurn::of(progress),
-                    };
+                    break self.link.turn(progress);
                 }
             };
         };
