@@ -52,7 +52,7 @@ pub enum slackline_status {
     Internal = 13,
     /// A bug in slackline that it did not: a panic was stopped at the boundary. The object can only be destroyed.
     Panic = 14,
-    /// The job has failed, or its rank 0 is gone. The message has the cause.
+    /// The job has failed, its rank 0 is gone, or it was over before this process was in. The message has the cause.
     JobFailed = 15,
     /// A scheme of `slackline_scheme_register` failed, asked for what cannot be, or does not know such settings; or, in
     /// a simulation, any scheme broke what it promises or waits for ever. The message has the cause.
@@ -208,6 +208,7 @@ fn status_of(error: &Error) -> Status {
             MemoryError::Unaligned { .. } | MemoryError::Length { .. },
         )) => Status::BadArgument,
         Error::Register(RegisterError::Memory(_)) => Status::Memory,
+        Error::Register(RegisterError::Device { .. }) => Status::Memory,
         Error::Register(RegisterError::NotShareable { .. }) => Status::Unsupported,
         Error::Connect(error) => connect_status(error),
         Error::Handshake { .. } => Status::Protocol,
@@ -286,12 +287,12 @@ fn connect_status(error: &ConnectError) -> Status {
         ConnectError::Closed { .. } => Status::ServerLost,
         ConnectError::Channel { source, .. } => channel_status(source),
         ConnectError::Offer { .. } => Status::Protocol,
-        ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => Status::Unsupported,
+        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => Status::Unsupported,
         _ => Status::Internal,
     }
 }
 
-fn channel_status(error: &ChannelError) -> Status {
+pub(crate) fn channel_status(error: &ChannelError) -> Status {
     match error {
         ChannelError::Secret
         | ChannelError::ReadingOnly
@@ -424,6 +425,13 @@ mod tests {
         assert_eq!(failure(needs).status, Status::Refused);
         assert_eq!(failure(ChannelError::Foreign).status, Status::Protocol);
         assert!(!wrong.is_retryable);
+    }
+
+    #[test]
+    fn a_device_that_registers_no_more_is_no_bug() {
+        let source = std::io::Error::from_raw_os_error(12);
+        let error = RegisterError::Device { bytes: 8, device: "mlx5_0".into(), remedy: "raise it".into(), source };
+        assert_eq!(Failure::from(Error::Register(error)).status, Status::Memory);
     }
 
     #[test]

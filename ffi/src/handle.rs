@@ -111,7 +111,8 @@ pub(crate) unsafe fn with<H: Opaque, R>(
     result
 }
 
-/// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here.
+/// Takes the value back and drops it; NULL is nothing. A panic of its destructor ends here. One that a call is using,
+/// such as the call whose function of the caller's destroys it, is not freed.
 ///
 /// # Safety
 ///
@@ -121,6 +122,12 @@ pub(crate) unsafe fn destroy<H: Opaque>(pointer: *mut H) {
         return;
     }
     let _ = call(|| {
+        // SAFETY: the caller's promise: alive.
+        if unsafe { &*pointer }.handle().state.load(Ordering::Acquire) == BUSY {
+            // It stays, as the call that uses it goes on.
+            let reason = "the object is in use, by another thread or by the call that this one was made from";
+            return Err(Failure::new(Status::OutOfTurn, reason));
+        }
         // SAFETY: it came from `Box::into_raw` in `give`, and the caller gives up the only pointer to it.
         drop(unsafe { Box::from_raw(pointer) });
         Ok(())
@@ -385,6 +392,9 @@ mod tests {
         unsafe {
             with(number, |_| {
                 assert_eq!(with(number, |_| Ok(())).unwrap_err().status, Status::OutOfTurn);
+                destroy(number);
+                let message = CStr::from_ptr(crate::error::last_message()).to_str().unwrap();
+                assert!(message.contains("in use"), "it was not freed: {message}");
                 Ok(())
             })
             .unwrap();

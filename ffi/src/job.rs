@@ -7,7 +7,7 @@ use slackline::internals::job::member::WaitError;
 use slackline::internals::job::rendezvous;
 use slackline::{Job, JobError, MeetingPoint, Placement, Role};
 
-use crate::error::{Failure, slackline_status};
+use crate::error::{Failure, channel_status, slackline_status};
 use crate::gpu::named;
 use crate::handle::{Handle, Out, call, create, destroy, opaque, slice, text, with};
 use crate::options::{
@@ -277,16 +277,20 @@ impl From<JobError> for Failure {
             | JobError::InitialValues { .. } => Status::BadArgument,
             JobError::OtherRole { .. } => Status::OutOfTurn,
             JobError::Rendezvous(
-                rendezvous::RendezvousError::NeedsSecret { .. }
-                | rendezvous::RendezvousError::Refused { .. }
-                | rendezvous::RendezvousError::Channel { .. },
+                rendezvous::RendezvousError::NeedsSecret { .. } | rendezvous::RendezvousError::Refused { .. },
             ) => Status::Refused,
+            JobError::Rendezvous(rendezvous::RendezvousError::Channel { source, .. }) => channel_status(source),
+            JobError::Rendezvous(
+                rendezvous::RendezvousError::OnlyHere { .. } | rendezvous::RendezvousError::TooLong { .. },
+            ) => Status::BadArgument,
             JobError::Rendezvous(rendezvous::RendezvousError::Protocol { .. }) | JobError::Order(_) => {
                 Status::Protocol
             }
             JobError::Rendezvous(rendezvous::RendezvousError::Timeout { .. }) => Status::Deadline,
             JobError::Rendezvous(_) => Status::System,
             JobError::Wait(WaitError::Path(_)) => Status::Unsupported,
+            // It ended well, and no further call would find it otherwise.
+            JobError::Wait(WaitError::Ended(_)) => Status::JobFailed,
             JobError::Wait(_) | JobError::Late { .. } => Status::Deadline,
             JobError::Failed(_) | JobError::Lost(_) => Status::JobFailed,
             JobError::Refused(_) => Status::Refused,

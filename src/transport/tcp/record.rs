@@ -110,9 +110,10 @@ impl Records {
         }
     }
 
-    /// True if there is more to receive that an empty socket says nothing of.
+    /// True if there is more to receive that an empty socket says nothing of: bytes, or that a record was damaged.
     pub(super) fn has_input(&self) -> bool {
-        self.opening.plain_begin < self.opening.plain_end || self.opening.has_whole_record()
+        let opening = &self.opening;
+        opening.plain_begin < opening.plain_end || opening.over.is_some() || opening.has_whole_record()
     }
 }
 
@@ -350,6 +351,26 @@ mod tests {
             wire.extend(seal(&mut sender, &bytes[5..]));
             assert!(open(&mut receiver, &wire, portion) == (bytes.clone(), Broken(ENDED)), "{portion}");
         }
+    }
+
+    #[test]
+    fn a_damaged_record_behind_a_whole_one_is_told_though_nothing_more_comes() {
+        let (mut sender, mut receiver) = ends();
+        let mut wire = seal(&mut sender, &payload(5));
+        wire.extend(seal(&mut sender, &payload(7)));
+        *wire.last_mut().unwrap() ^= 1;
+        let (mut wire, mut buffer) = (&wire[..], [0; 1000]);
+        let mut receive = |receiver: &mut Records| {
+            receiver.receive(None, &mut buffer, |inbox| {
+                let bytes = wire.len().min(inbox.len());
+                inbox[..bytes].copy_from_slice(&wire[..bytes]);
+                wire = &wire[bytes..];
+                Ok(if bytes > 0 { Moved::Bytes(bytes) } else { Moved::Nothing })
+            })
+        };
+        assert_eq!(receive(&mut receiver), Ok(Moved::Bytes(5)));
+        assert!(receiver.has_input(), "an empty socket says nothing of it");
+        assert_eq!(receive(&mut receiver), Err(DAMAGED));
     }
 
     #[test]
