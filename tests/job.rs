@@ -219,6 +219,44 @@ fn a_job_says_what_it_makes_of_checkpoints_that_an_earlier_one_left() {
 }
 
 #[test]
+fn a_job_that_resumes_waits_for_all_its_workers_before_it_applies() {
+    let folder = tempfile::tempdir().unwrap();
+    let fixed = [("CHECKPOINT", folder.path().to_str().unwrap()), ("CLOCKS", "20")];
+    all_succeeded(&Processes::start(Ipv4Addr::LOCALHOST, "pull_to_one", 4, &fixed).end());
+    let variables = [&fixed[..], &[("RESUME", "1"), ("CLOCKS", "30")]].concat();
+    let meeting = Meeting::at(Ipv4Addr::LOCALHOST.into());
+    let start = |rank| meeting.start("pull_to_one", rank, 4, &variables);
+    let mut processes = Processes((0..3).map(start).collect());
+    // The others are in long before the last one.
+    std::thread::sleep(Duration::from_secs(2));
+    processes.0.push(start(3));
+    let ended = processes.end();
+    all_succeeded(&ended);
+    assert_eq!((number(&ended[0], "shard 0: "), number(&ended[0], "resumed from ")), (30, 20), "{ended:#?}");
+    assert_eq!(number(&ended[0], "joined, "), 90, "gradients of three workers in 30 clocks: {ended:#?}");
+}
+
+#[test]
+fn a_server_that_returns_takes_up_no_checkpoint_from_before_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [("CHECKPOINT", folder.path().to_str().unwrap()), ("CLOCKS", "20"), ("SERVERS", "2")];
+    all_succeeded(&Processes::start(Ipv4Addr::LOCALHOST, "pull_to_one", 3, &variables).end());
+    for name in ["shard-0.safetensors", "shard-0.safetensors.previous"] {
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    let meeting = Meeting::at(Ipv4Addr::LOCALHOST.into());
+    let start =
+        |rank, more: &[(&str, &str)]| meeting.start("pull_to_one", rank, 3, &[&variables[..], more].concat());
+    let mut processes = Processes(vec![start(0, &[]), start(1, &[("DIE_JOINED", "1")]), start(2, &[])]);
+    // It has told no process where it listens.
+    processes.0[1].wait().unwrap();
+    processes.0[1] = start(1, &[]);
+    for process in &processes.end() {
+        assert!(!process.succeeded && process.stderr.contains("an earlier run left"), "{process:#?}");
+    }
+}
+
+#[test]
 fn a_process_that_no_launcher_started_is_told_how_to_start_it() {
     // This process runs under no launcher, or the other tests would not be run by it.
     let error = Job::from_env(JobPlan::servers(1)).err().expect("no job");

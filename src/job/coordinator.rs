@@ -117,7 +117,7 @@ impl Attendance {
         let workers = world.saturating_sub(plan.servers) as usize;
         let roster = Roster::new(plan.servers as usize, workers, now);
         let (served, finished, causes) =
-            (ServedWorkers::new(workers), vec![false; workers], vec![None; workers]);
+            (ServedWorkers::new(workers, now), vec![false; workers], vec![None; workers]);
         Attendance { plan, world, roster, served, finished, causes, failure: None }
     }
 
@@ -202,11 +202,23 @@ impl Attendance {
         let finished = self.finished.iter().filter(|finished| **finished).count();
         let has_servers = self.roster.here().filter(|(role, _)| matches!(role, Role::Server(_))).count()
             == self.plan.servers as usize;
-        // A process lives on whose worker hangs, or was stopped: it is lost once it had the time to come back.
-        let hangs = |worker: u32| {
+        // A process lives on whose worker hangs, or was stopped: it is lost once it had the time to come back. So is
+        // one that never came to the servers, where another is done or lost: to load data may take as long before.
+        let out = |worker: u32| {
             let out = self.served.out_for(worker, now).filter(|_| has_servers);
             out.filter(|out| *out >= self.plan.timeout)
         };
+        let is_gone = |worker: u32| {
+            let role = Role::Worker(worker);
+            self.has_finished(role) || self.roster.lost_since(role).is_some() || out(worker).is_some()
+        };
+        let never_in = |worker: u32| {
+            let never =
+                self.served.never_in_for(worker, now).filter(|_| has_servers && self.plan.servers > 0);
+            let mut others = (0..self.finished.len() as u32).filter(|other| *other != worker);
+            never.filter(|never| *never >= self.plan.timeout && others.any(is_gone))
+        };
+        let hangs = |worker: u32| out(worker).or_else(|| never_in(worker));
         // The processes that have something to do and are not here, how long, and whether they were here before.
         let absent = || {
             self.roster.all().filter_map(|(role, state)| match (role, state) {
@@ -238,7 +250,9 @@ impl Attendance {
                 Role::Worker(_) => (waited, None),
             };
             if waited >= self.plan.timeout {
+                let is_never_in = matches!(role, Role::Worker(worker) if never_in(worker).is_some());
                 let what = match (was_lost, self.roster.member(role)) {
+                    (true, Some(_)) if is_never_in => "joined and did not come to the servers",
                     (true, Some(_)) => "was evicted by the servers and did not come back",
                     (true, None) => "was lost and did not come back",
                     (false, _) => "did not join",
@@ -324,6 +338,7 @@ mod tests {
     fn a_lost_worker_does_not_hold_up_the_end_and_may_come_back() {
         let now = Instant::now();
         let mut attendance = complete(plan(), now);
+        attendance.take(in_at_the_server(&[0, 1]), now);
         attendance.take(left(3, MemberRole::Worker, 1), now);
         assert_eq!(attendance.end(now + 2 * TIMEOUT), None, "the other one goes on");
         attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now);
@@ -394,6 +409,43 @@ mod tests {
         assert!(why.starts_with("the server of shard 0 was lost"), "{why}");
         attendance.take(HubEvent::Joined(member(5, MemberRole::Server, 0)), now + TIMEOUT);
         assert_eq!(attendance.end(now + TIMEOUT), None);
+    }
+
+    #[test]
+    fn a_worker_that_never_comes_to_the_servers_holds_up_no_end() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(in_at_the_server(&[0]), now);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), None, "it loads data, and the other one computes");
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None, "it may still come");
+        assert_eq!(attendance.end(now + TIMEOUT), Some(FromCoordinator::Over));
+        // It is started again, and has its time again.
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now + TIMEOUT);
+        assert_eq!(attendance.end(now + TIMEOUT), None);
+        attendance.take(in_at_the_server(&[0, 1]), now + TIMEOUT);
+        assert_eq!(attendance.end(now + 3 * TIMEOUT), None, "it is in");
+        // In a job without servers no process says who is in.
+        let mut attendance = Attendance::new(JobPlan::servers(0).timeout(TIMEOUT), 2, now);
+        for id in [2, 3] {
+            attendance.take(HubEvent::Joined(member(id, MemberRole::Worker, id as u32 - 2)), now);
+        }
+        attendance.take(said(2, &FromMember::Finished), now);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), None);
+    }
+
+    #[test]
+    fn a_job_whose_last_worker_never_comes_to_the_servers_fails_and_says_so() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now + TIMEOUT);
+        assert_eq!(attendance.end(now + TIMEOUT), None, "it may still come");
+        let why = abort(attendance.end(now + 2 * TIMEOUT));
+        assert!(why.starts_with("worker 0 joined and did not come to the servers within 10s"), "{why}");
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now + TIMEOUT);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT - TIMEOUT / 2), None, "the other one is back");
+        attendance.take(said(4, &FromMember::Finished), now + TIMEOUT);
+        assert_eq!(attendance.end(now + 2 * TIMEOUT), Some(FromCoordinator::Over));
     }
 
     #[test]

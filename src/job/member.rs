@@ -112,6 +112,8 @@ pub struct JobMember<C: Conversation> {
     pub role_rank: u32,
     /// The number of processes that had this rank within this role before.
     pub generation: u64,
+    /// One of them has announced addresses.
+    pub(super) was_up: bool,
 }
 
 struct MemberShared<C> {
@@ -161,6 +163,7 @@ impl<C: Conversation> JobMember<C> {
         let (rank, wanted) = (introduction.rank, introduction.role_rank);
         let membership = Membership::join(address, introduction, secret.clone(), timeout)?;
         let (role_rank, generation) = (membership.role_rank(), membership.generation());
+        let was_up = membership.was_up();
         let index = rank.or(wanted).map_or(0, |index| index as usize);
         let transports = Transports::new(secret, Some(membership.local_address()?.ip()), index);
         let state = MemberState {
@@ -181,7 +184,7 @@ impl<C: Conversation> JobMember<C> {
             .name("slackline-job".into())
             .spawn(move || keep(membership, &kept))
             .map_err(rendezvous::RendezvousError::Thread)?;
-        Ok(JobMember { shared, host, transports, role_rank, generation })
+        Ok(JobMember { shared, host, transports, role_rank, generation, was_up })
     }
 
     /// Gives `with` the conversation, for as long as the call takes.

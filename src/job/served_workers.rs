@@ -14,16 +14,16 @@ pub(super) struct ServedWorkers {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum WorkerPresence {
-    /// It has not been in yet.
-    Never,
+    /// It has joined then, and has not been in yet.
+    Never(Instant),
     In,
     /// It is in at no server since then.
     Out(Instant),
 }
 
 impl ServedWorkers {
-    pub(super) fn new(workers: usize) -> ServedWorkers {
-        ServedWorkers { said: Vec::new(), workers: vec![WorkerPresence::Never; workers] }
+    pub(super) fn new(workers: usize, now: Instant) -> ServedWorkers {
+        ServedWorkers { said: Vec::new(), workers: vec![WorkerPresence::Never(now); workers] }
     }
 
     /// A process says which workers are in at its server.
@@ -45,10 +45,11 @@ impl ServedWorkers {
     pub(super) fn join(&mut self, who: Role, now: Instant) {
         match who {
             Role::Worker(worker) => {
-                self.workers.get_mut(worker as usize).into_iter().for_each(|it| *it = WorkerPresence::Never);
+                let presence = self.workers.get_mut(worker as usize);
+                presence.into_iter().for_each(|it| *it = WorkerPresence::Never(now));
             }
             Role::Server(_) => self.workers.iter_mut().for_each(|worker| {
-                if let WorkerPresence::Out(since) = worker {
+                if let WorkerPresence::Out(since) | WorkerPresence::Never(since) = worker {
                     *since = now;
                 }
             }),
@@ -74,6 +75,14 @@ impl ServedWorkers {
             _ => None,
         }
     }
+
+    /// The time for which a worker has joined and has been in at no server yet.
+    pub(super) fn never_in_for(&self, worker: u32, now: Instant) -> Option<Duration> {
+        match self.workers.get(worker as usize) {
+            Some(WorkerPresence::Never(joined)) => Some(now.saturating_duration_since(*joined)),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +92,7 @@ mod tests {
     #[test]
     fn a_worker_is_out_once_no_server_has_it_any_more() {
         let (begun, second) = (Instant::now(), Duration::from_secs(1));
-        let mut presence = ServedWorkers::new(3);
+        let mut presence = ServedWorkers::new(3, begun);
         let [first, last] = [Role::Server(0), Role::Server(1)];
         presence.say(first, vec![2, 0, 9], begun);
         presence.say(last, vec![0], begun);
@@ -101,5 +110,7 @@ mod tests {
         presence.say(last, Vec::new(), begun);
         presence.join(Role::Worker(0), begun);
         assert_eq!(presence.out_for(0, begun + second), None);
+        let never = [0, 1, 2].map(|worker| presence.never_in_for(worker, begun + 9 * second));
+        assert_eq!(never, [Some(9 * second), Some(6 * second), None], "1 had no server for 3 seconds");
     }
 }

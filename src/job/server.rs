@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::error_report::ErrorReport;
 use super::member::End;
+use super::rendezvous::Member;
 use super::server_loop::resume_from;
 use super::transports::flatten;
 use super::{Job, JobError, MemberRole, Resume, Role};
@@ -49,8 +50,8 @@ impl Job {
     /// `initial` holds the values of the whole table, one for each element, in the order of its tensors. The number of
     /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job.
     /// With `options.checkpoint` the server begins with the checkpoint if the plan's
-    /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that was lost; give
-    /// each shard a file of its own.
+    /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that had told where it
+    /// listens; give each shard a file of its own.
     ///
     /// # Errors
     /// The options, the values or the checkpoint do not fit the table, RDMA is required and missing, or this process is
@@ -137,17 +138,23 @@ impl Job {
         let workers = self.upstream_workers()?;
         let mut options =
             ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
-        // A process that replaces one that was lost goes on where that one was.
+        // A process that replaces one that was lost goes on where that one was. Before that one was up, it had written
+        // nothing: what is there is of another run.
         let resume = match self.plan.resume {
-            Resume::Never if self.member.generation > 0 => Resume::IfThere,
+            Resume::Never if self.member.was_up => Resume::IfThere,
             resume => resume,
         };
         let file = options.checkpoint.as_ref().map(|checkpoint| checkpoint.path.as_path());
         let checkpoint = file.map(|file| resume_from(file, resume)).transpose()?.flatten();
         let version = checkpoint.as_ref().map(Checkpoint::version);
         if let Some(version) = version {
-            // Workers that are lost for good never join: those that are here are all that it can wait for.
-            options.workers = self.member.count(MemberRole::Worker).clamp(1, workers);
+            if self.member.generation > 0 {
+                // Workers that are lost for good never join: those that are here are all that it can wait for. The
+                // first list of members has this server in it.
+                let is_own = |member: &Member| member.role == MemberRole::Server && member.role_rank == shard;
+                self.member.members(self.plan.timeout, "the list of members", 1, is_own)?;
+                options.workers = self.member.count(MemberRole::Worker).clamp(1, workers);
+            }
             tracing::info!(version = version.get(), "goes on from its checkpoint");
         }
         let kinds = self.plan.transports();

@@ -9,7 +9,7 @@ use super::member::{Conversation, JobMember, WaitError};
 use super::messages::EndOnly;
 use super::plan::{JobPlan, Resume};
 use super::rendezvous::MemberRole;
-use crate::node::{Checkpoint, Error, Server, ServerOptions};
+use crate::node::{Checkpoint, CheckpointError, Error, Server, ServerOptions};
 use crate::table::Table;
 use crate::transport::TransportKind;
 use crate::transport::mixed::Mixed;
@@ -22,18 +22,23 @@ const FOLLOW_TRY: Duration = Duration::from_millis(500);
 
 /// The checkpoint to begin with, if any.
 pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoint>, JobError> {
-    let (name, exists) = (file.display(), Checkpoint::exists(file));
-    match resume {
-        Resume::Never if exists => Err(JobError::Resume(format!(
-            "an earlier run left {name}; resume from it, or name another folder"
-        ))),
-        Resume::Required if !exists => Err(JobError::Resume(format!(
+    let name = file.display();
+    if resume == Resume::Never {
+        return match Checkpoint::try_exists(file).map_err(Error::from)? {
+            true => Err(JobError::Resume(format!(
+                "an earlier run left {name}; resume from it, or name another folder"
+            ))),
+            false => Ok(None),
+        };
+    }
+    match Checkpoint::read(file) {
+        Ok(checkpoint) => Ok(Some(checkpoint)),
+        Err(CheckpointError::Missing { .. }) if resume == Resume::Required => Err(JobError::Resume(format!(
             "there is no checkpoint {name} to go on from; use the folder and the number of servers of the run that \
              wrote it, or do not resume"
         ))),
-        Resume::Never | Resume::IfThere | Resume::Required => {
-            Ok(exists.then(|| Checkpoint::read(file)).transpose().map_err(Error::from)?)
-        }
+        Err(CheckpointError::Missing { .. }) => Ok(None),
+        Err(error) => Err(Error::from(error).into()),
     }
 }
 
@@ -114,6 +119,26 @@ impl<C: Conversation> JobMember<C> {
                 Ok(())
             }
             Ok(()) => Ok(()),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "checkpoint"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_the_system_does_not_read_is_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("shard");
+        assert!(matches!(resume_from(&file, Resume::IfThere), Ok(None)));
+        assert!(matches!(resume_from(&file, Resume::Never), Ok(None)));
+        assert!(matches!(resume_from(&file, Resume::Required), Err(JobError::Resume(_))));
+        // The system gives up on a link to itself.
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        for resume in [Resume::Never, Resume::IfThere, Resume::Required] {
+            let error = resume_from(&file, resume).expect_err("nothing says that there is none");
+            assert!(matches!(error, JobError::Node(Error::Checkpoint(_))), "{resume:?}: {error}");
         }
     }
 }

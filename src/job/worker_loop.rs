@@ -14,8 +14,9 @@ use crate::node::{Error, Step, Worker, WorkerOptions, now};
 use crate::transport::mixed::Mixed;
 use crate::transport::{Address, ConnectError};
 
-/// The longest time that one attempt to connect to the servers may take: a server may be about to announce a new
-/// address.
+/// The longest time that the first attempt to connect to the servers may take: a server may be about to announce a new
+/// address. Each attempt that has no answer in its time doubles that of the next, for a server may take long to
+/// register its memory.
 pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// The time between two attempts.
@@ -29,15 +30,19 @@ pub(super) fn is_passing(error: &Error) -> bool {
     error.is_loss() || matches!(error, Error::Deadline { .. } | Error::Connect(_))
 }
 
-/// Returns the error to report of two attempts. The last one may have had next to no time: where it had no answer, the
-/// error of the one before says more.
-fn telling(before: Option<Error>, last: Error) -> Error {
-    let has_no_answer = match &last {
+/// True if an attempt to connect ended because its time was over.
+fn has_no_answer(error: &Error) -> bool {
+    match error {
         Error::Deadline { .. } => true,
         Error::Connect(ConnectError::System { source, .. }) => source.kind() == ErrorKind::TimedOut,
         _ => false,
-    };
-    before.filter(|_| has_no_answer).unwrap_or(last)
+    }
+}
+
+/// Returns the error to report of two attempts. The last one may have had next to no time: where it had no answer, the
+/// error of the one before says more.
+fn telling(before: Option<Error>, last: Error) -> Error {
+    before.filter(|_| has_no_answer(&last)).unwrap_or(last)
 }
 
 impl<C: Conversation> JobMember<C> {
@@ -61,19 +66,22 @@ impl<C: Conversation> JobMember<C> {
         mut connect: impl FnMut(&[Address], Duration) -> Result<R, Error>,
     ) -> Result<R, JobError> {
         let deadline = Instant::now() + plan.timeout;
-        let mut before = None;
+        let (mut before, mut attempt) = (None, ATTEMPT);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let choices = self.reach(MemberRole::Server, plan.servers as usize, plan.transport, left)?;
             let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
             // The address of a server that has just died may not have been replaced yet.
-            let attempt = if plan.reconnect { left.min(ATTEMPT) } else { left };
-            let error = match connect(&addresses, attempt) {
+            let within = if plan.reconnect { left.min(attempt) } else { left };
+            let error = match connect(&addresses, within) {
                 Ok(connected) => {
                     self.tell(|conversation| conversation.connected(MemberRole::Server, choices));
                     return Ok(connected);
                 }
-                Err(error) => telling(before.take(), error),
+                Err(error) => {
+                    attempt = if has_no_answer(&error) { attempt.saturating_mul(2) } else { attempt };
+                    telling(before.take(), error)
+                }
             };
             let left = deadline.saturating_duration_since(Instant::now());
             if !plan.reconnect || !is_passing(&error) || left.is_zero() {
@@ -96,7 +104,11 @@ impl<C: Conversation> JobMember<C> {
             if let Some(end) = self.wait_for_the_end(left.min(LOOK_EVERY)) {
                 return Ok(Some(end));
             }
-            worker.poll(now())?;
+            if let Err(error) = worker.poll(now()) {
+                // A server that hears of the end before this worker leaves at once.
+                let moment = if is_passing(&error) { ATTEMPT } else { Duration::ZERO };
+                return self.wait_for_the_end(moment).map_or(Err(error), |end| Ok(Some(end)));
+            }
             if left.is_zero() {
                 return Ok(None);
             }
@@ -238,8 +250,85 @@ impl LoopStep<'_> {
 mod tests {
     use super::*;
     use crate::diagnostic::Diagnostic;
+    use crate::job::messages::{EndOnly, FromCoordinator, encode};
+    use crate::job::rendezvous::{Host, Hub, HubOptions, Introduction};
+    use crate::node::{Server, ServerOptions};
     use crate::param::PullError;
+    use crate::scheme::SchemeConfig;
+    use crate::table::{ElementType, Table};
     use crate::transport::Disconnected;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A member of this role, while the thread of a test polls the hub.
+    fn join(hub: &mut Hub, role: MemberRole) -> JobMember<EndOnly> {
+        let (address, introduction) = (hub.address().to_string(), Introduction::new(role, Host::own()));
+        let join = || JobMember::join(&address, introduction, None, EndOnly::default(), PATIENCE);
+        std::thread::scope(|scope| {
+            let joining = scope.spawn(join);
+            poll_until(hub, || joining.is_finished());
+            joining.join().unwrap().unwrap()
+        })
+    }
+
+    fn poll_until(hub: &mut Hub, until: impl Fn() -> bool) {
+        while !until() {
+            while hub.poll().is_some() {}
+            hub.wait(Duration::from_millis(5));
+        }
+    }
+
+    fn hub() -> Hub {
+        Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_worker_gives_servers_that_take_long_to_answer_ever_more_time() {
+        let mut hub = hub();
+        let [server, worker] = [MemberRole::Server, MemberRole::Worker].map(|role| join(&mut hub, role));
+        server.announce(vec![Address::random()], None);
+        let plan = JobPlan::servers(1).reconnect(true).timeout(Duration::from_secs(10));
+        let mut given = Vec::new();
+        // It registers its memory for that long.
+        let connect = |addresses: &[Address], within| {
+            given.push(within);
+            match within < Duration::from_secs(3) {
+                true => Err(Error::Connect(ConnectError::no_answer(addresses[0].clone()))),
+                false => Ok(()),
+            }
+        };
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| worker.with_servers(&plan, connect));
+            poll_until(&mut hub, || connecting.is_finished());
+            connecting.join().unwrap().unwrap();
+        });
+        assert_eq!(given, [ATTEMPT, 2 * ATTEMPT]);
+    }
+
+    #[test]
+    fn a_worker_that_loses_the_server_before_it_hears_of_the_end_ends_well() {
+        let (mut hub, address) = (hub(), Address::random());
+        let member = join(&mut hub, MemberRole::Worker);
+        let id = hub.members().next().unwrap().id;
+        let table = Table::flat(1, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Asp, 1, 0.5);
+        let mut server = Server::new(Mixed::default(), &address, table, &[4.0], options).unwrap();
+        std::thread::scope(|scope| {
+            let attending = scope.spawn(|| {
+                let options = WorkerOptions::new(SchemeConfig::Asp);
+                let mut worker = Worker::connect(Mixed::default(), &[address], options, PATIENCE).unwrap();
+                member.attend(&mut worker, PATIENCE)
+            });
+            assert!(server.drive(|server| server.status().workers == 1, PATIENCE).unwrap());
+            drop(server);
+            // The word of the end is late.
+            let until = Instant::now() + Duration::from_millis(300);
+            poll_until(&mut hub, || Instant::now() > until);
+            hub.say(id, &encode(&FromCoordinator::Over));
+            poll_until(&mut hub, || attending.is_finished());
+            assert_eq!(attending.join().unwrap().unwrap(), Some(End::Dismissed));
+        });
+    }
 
     #[test]
     fn a_refusal_is_told_though_the_last_attempt_had_no_time_for_an_answer() {

@@ -236,6 +236,17 @@ impl<T: Transport> Server<T> {
             });
         }
         options.scheme.check()?;
+        // One of several decides for all: where each decided for itself, they could wait for ever for workers that wait
+        // for another.
+        let is_decided = options.scheme.needs().counts_versions && options.shard.1 > 1;
+        let followers = if is_decided && options.shard.0 == 0 { usize::from(options.shard.1) - 1 } else { 0 };
+        if options.workers + followers > usize::from(options.memory.peers) {
+            return Err(Error::Option {
+                option: "peers",
+                value: options.memory.peers.to_string(),
+                reason: "this server decides for the others, which are peers of it: add one for each to the workers",
+            });
+        }
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
         let (built_in, step) = (options.scheme.built_in(), options.optimizer.step_of_sgd(1.0));
         if !is_sgd && built_in.is_some_and(|scheme| scheme.requires_sgd()) {
@@ -301,9 +312,6 @@ impl<T: Transport> Server<T> {
         let peers = shard.peers.len();
         shard.begin_at(start.version, start.smallest_clock);
         shard.taken = Taken::new(&start.applied);
-        // One of several decides for all: where each decided for itself, they could wait for ever for workers that wait
-        // for another.
-        let is_decided = needs.counts_versions && options.shard.1 > 1;
         if is_decided && options.shard.0 == 0 {
             shard.decide(start.version)?;
         }

@@ -41,7 +41,7 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 /// Settings of the memory of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardOptions {
-    /// Most peers at a time, workers and readers together.
+    /// Most peers at a time, workers and readers together, and the servers that follow where this one decides for them.
     pub peers: u16,
     /// Frames. Three let one reader pin while the owner writes; with `n` that pin different versions, `n + 2` never
     /// make the owner wait.
@@ -458,6 +458,12 @@ impl<T: Transport> Shard<T> {
             }
             _ => {}
         }
+        if let PeerRole::Worker { identity, .. } = hello.role
+            && self.is_connected(identity)
+        {
+            // It may fill this server itself.
+            return self.refuse(incoming, identity_taken(identity));
+        }
         // Room that becomes free is for the first reader in the queue. Workers, for which their job waits, pass by.
         let ahead = match &hello.role {
             PeerRole::Reader => self.queue.ahead(hello.ticket.as_ref(), now),
@@ -513,7 +519,7 @@ impl<T: Transport> Shard<T> {
             PeerRole::Follower { shard, followed, .. } => Some((shard, followed)),
             _ => None,
         };
-        if worker && self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity) {
+        if worker && self.is_connected(identity) {
             return self.refuse(incoming, identity_taken(identity));
         }
         let clock = match &hello.resume {
@@ -593,6 +599,11 @@ impl<T: Transport> Shard<T> {
         }
     }
 
+    /// True if a worker of this identity is in.
+    fn is_connected(&self, identity: u64) -> bool {
+        self.peers.iter().flatten().any(|peer| peer.worker && peer.identity == identity)
+    }
+
     /// A worker that comes back from another incarnation tells how far that one had come.
     fn note_lost(&mut self, resume: &WorkerProgress) {
         if resume.epoch == self.frames.epoch() {
@@ -639,7 +650,7 @@ impl<T: Transport> Shard<T> {
         };
         let mut free = (0..).zip(&self.peers).filter(is_free).map(|(index, _)| index);
         let peer = free.nth(joining + ahead).ok_or_else(|| match self.withheld.len() {
-            0 => queue::no_room(&hello.role, self.peers.len(), ahead, self.config.options.lease),
+            0 => queue::no_room(&hello.role, self.peers.len(), (joining, ahead), self.config.options.lease),
             _ => Refusal::temporary(
                 SOON,
                 "the last gradient of a worker that has left is being folded; try again",

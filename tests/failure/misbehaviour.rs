@@ -241,6 +241,23 @@ fn a_worker_too_many_and_one_of_another_scheme_read_why_they_are_refused() {
 }
 
 #[test]
+fn a_worker_that_is_started_again_waits_for_its_room_in_a_full_server() {
+    let mut options = ServerOptions::new(ASP, 1, 1.0);
+    options.memory.peers = 1;
+    let mut server = server(4, options);
+    let options = WorkerOptions { identity: Some(0), ..WorkerOptions::new(ASP) };
+    let first = connect(&mut server, options.clone()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        connect(&mut server, options).unwrap();
+    });
+    assert_eq!(server.status().joined, 2);
+}
+
+#[test]
 fn a_worker_of_another_encoding_is_refused_and_does_not_stop_the_server() {
     for scheme in [SchemeConfig::Bsp, ASP] {
         let mut server = server(4, ServerOptions::new(scheme, 1, -1.0));

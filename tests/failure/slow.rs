@@ -190,7 +190,8 @@ fn a_peer_that_is_being_prepared_counts_as_one() {
             first.join().unwrap()
         })
     });
-    assert_eq!((server.status().joined, server.status().refused), (1, 1));
+    assert_eq!(server.status().joined, 1);
+    assert!(server.status().refused >= 1, "it asks again until the first one is in");
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) fn run() {
 }
 
 /// Pulls all parameters to one. The variables `TRANSPORT`, `SERVERS`, `CLOCKS`, `CHECKPOINT`, `DIE_AT` (a worker and a
-/// clock), `PAUSE_MS` (in each step), `HOLD` (a file), `RESUME` and `PER_HOST` change how.
+/// clock), `DIE_JOINED`, `PAUSE_MS` (in each step), `HOLD` (a file), `RESUME` and `PER_HOST` change how.
 fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
@@ -47,6 +47,9 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
         plan = plan.resume(Resume::Required);
     }
     let job = Job::from_env(plan)?;
+    if variable("DIE_JOINED").is_some() {
+        std::process::abort();
+    }
     match job.role() {
         Role::Server(shard) => {
             let table = Table::builder().tensor("weight", &[ELEMENTS as u64], ElementType::F32).build()?;
@@ -61,9 +64,9 @@ fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
             assert!(served.parameters.iter().all(|value| *value == first), "{first} to {last}");
             let versions = served.status.version.get();
             let bits = first.to_bits();
-            let joined = served.status.joined;
+            let (joined, folded) = (served.status.joined, served.status.folded);
             print!("shard {shard}: {versions} versions to {first:.6}, bits {bits:x}, ");
-            println!("resumed from {resumed}, {joined} joined");
+            println!("resumed from {resumed}, {joined} joined, {folded} folded");
         }
         Role::Worker(number_of_worker) => {
             let dies = variable("DIE_AT").and_then(|text| {

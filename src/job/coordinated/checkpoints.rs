@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 pub(super) struct Disk {
     /// The version that its incarnation began at, from a checkpoint, and that its first one began at.
     began: Option<u64>,
-    first: Option<Option<u64>>,
+    pub(super) first: Option<Option<u64>>,
     /// Checkpoints that could not be written, in all its incarnations, how many of them were told, and why the last
     /// could not.
     failed: u64,

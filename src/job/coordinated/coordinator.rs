@@ -277,7 +277,9 @@ impl<C: Caller> Coordinator<C> {
         let Some(mut order) = plan.server.clone() else {
             return Order::Refuse("this job has no server; start workers only".into());
         };
-        if let Some(checkpoint) = order.checkpoint.as_mut().filter(|_| returns) {
+        // What it finds is of this run only where an incarnation of it has begun, and found nothing else.
+        let has_begun = self.servers[shard].disk.first.is_some();
+        if let Some(checkpoint) = order.checkpoint.as_mut().filter(|_| returns && has_begun) {
             checkpoint.resume = Resume::IfThere;
         }
         // A server that returns does not wait for workers that are gone for good.

@@ -7,7 +7,7 @@ use super::causes::Loss;
 use super::checkpoints::Disk;
 use super::child::Process;
 use super::reports::{PathTaken, ServerReport, WorkerReport};
-use crate::time::Silence;
+use crate::time::{Instant, Silence};
 use crate::transport::{Address, TransportKind};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,6 +36,8 @@ pub(super) struct WorkerEntry {
     /// Counters of its earlier incarnations.
     pub(super) earlier: WorkerReport,
     pub(super) state: ProcessState,
+    /// The first look at it since it began to start, while the job went on.
+    pub(super) starting: Option<Instant>,
     pub(super) report: WorkerReport,
     pub(super) lost: Option<Loss>,
     pub(super) paths: Vec<PathTaken>,

@@ -28,7 +28,11 @@ impl<C: Caller> Coordinator<C> {
                 return Err(self.lost_server(shard, Some("did not come back in time")));
             }
             if self.roster.member(who).is_none() && has_ended(&mut self.servers[shard].process) {
-                return Err(self.lost_server(shard, None));
+                match self.roster.lost_since(who) {
+                    // It was in before: this process was to replace it.
+                    Some(_) => self.lose_server(shard, "ended before it joined")?,
+                    None => return Err(self.lost_server(shard, None)),
+                }
             }
         }
         for worker in 0..self.workers.len() {
@@ -81,8 +85,9 @@ impl<C: Caller> Coordinator<C> {
         match self.start_process(Role::Worker(worker as u32)) {
             Ok(process) => {
                 self.workers[worker].process = process;
-                self.workers[worker].state = ProcessState::Starting;
-                self.workers[worker].heard += 1;
+                let entry = &mut self.workers[worker];
+                (entry.state, entry.starting) = (ProcessState::Starting, None);
+                entry.heard += 1;
             }
             Err(error) => self.workers[worker].lost = Some(Loss::Said(ErrorReport::of(&error))),
         }
@@ -95,7 +100,7 @@ impl<C: Caller> Coordinator<C> {
             self.caller.tell(&format!("worker {worker} is back"));
         }
         entry.returns += 1;
-        entry.state = ProcessState::Starting;
+        (entry.state, entry.starting) = (ProcessState::Starting, None);
         entry.lost = None;
         entry.earlier = entry.report.clone();
     }
@@ -125,26 +130,31 @@ impl<C: Caller> Coordinator<C> {
         Ok(())
     }
 
-    /// Ends workers that are neither heard of nor in at a server: the job cannot wait for them.
+    /// Ends workers that are neither heard of nor in at a server, and those that are started again and do not come to
+    /// the servers in time: the job cannot wait for them.
     pub(super) fn let_go_of_the_silent(&mut self, now: crate::time::Instant) {
-        let longest = SILENT_FOR.max(self.plan.worker.lease);
+        let (longest, timeout) = (SILENT_FOR.max(self.plan.worker.lease), self.plan.timeout());
         for worker in 0..self.workers.len() {
+            let is_in = self.is_in(worker);
             let entry = &mut self.workers[worker];
             let silent = entry.silence.observe(now, entry.heard, longest);
-            let lives_on = entry.state == ProcessState::Running && entry.lost.is_none();
-            if silent && lives_on && !self.is_in(worker) {
-                let longest = longest.as_secs();
-                self.workers[worker].lost = Some(Loss::Ended(format!("was silent for {longest} s")));
-                // A process that is started again after it was stopped reads this first.
-                if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
-                    let why = format!(
-                        "worker {worker} was evicted: it was silent for longer than {longest} s; start it again to \
-                         rejoin"
-                    );
-                    self.hub.say(member, &json(&Order::Refuse(why)));
+            let how = match entry.state {
+                _ if entry.lost.is_some() => continue,
+                ProcessState::Running if silent && !is_in => {
+                    format!("was silent for {} s", longest.as_secs())
                 }
-                self.let_go(worker);
+                ProcessState::Starting if now - *entry.starting.get_or_insert(now) >= timeout => {
+                    format!("did not come to the servers within {timeout:?}")
+                }
+                _ => continue,
+            };
+            // A process that is started again after it was stopped reads this first.
+            if let Some(member) = self.roster.member(Role::Worker(worker as u32)) {
+                let why = format!("worker {worker} was evicted: it {how}; start it again to rejoin");
+                self.hub.say(member, &json(&Order::Refuse(why)));
             }
+            self.workers[worker].lost = Some(Loss::Ended(how));
+            self.let_go(worker);
         }
     }
 
@@ -247,9 +257,11 @@ fn has_ended(process: &mut Option<Process>) -> bool {
 
 #[cfg(all(test, feature = "tcp"))]
 mod tests {
+    use super::super::CheckpointOrder;
     use super::super::fixture::{WORKERS, Watches, coordination};
     use super::super::reports::Origin;
     use super::*;
+    use crate::job::Resume;
 
     /// A job of which all members are in and all is known.
     fn running() -> Coordinator<Watches> {
@@ -280,6 +292,54 @@ mod tests {
         listen(&mut job, 10..11);
         assert_eq!(job.workers[0].lost, Some(Loss::ended("was silent for 5 s")));
         assert_eq!(job.workers[1].lost, None);
+    }
+
+    #[test]
+    fn a_worker_that_is_started_again_and_never_comes_to_the_servers_is_let_go() {
+        let mut job = running();
+        job.servers[0].workers = vec![1];
+        job.workers[0].state = ProcessState::Lost { announced: true };
+        job.take_back(0);
+        let timeout = job.plan.timeout().as_secs();
+        listen(&mut job, 1..1 + timeout);
+        assert_eq!(job.workers[0].lost, None);
+        listen(&mut job, 1 + timeout..2 + timeout);
+        assert_eq!(job.workers[0].lost, Some(Loss::ended("did not come to the servers within 30s")));
+    }
+
+    /// A process that ends at once.
+    fn ended() -> Process {
+        let mut process = Process::start(Role::Server(0), std::process::Command::new("true")).unwrap();
+        process.wait();
+        process
+    }
+
+    #[test]
+    fn a_server_that_ends_before_it_is_back_is_started_again() {
+        let mut job = running();
+        let order = job.plan.server.as_mut().unwrap();
+        order.checkpoint = Some(CheckpointOrder::new("folder".into(), 1, Resume::Never));
+        job.plan.restarts = 2;
+        job.roster.forget(Role::Server(0), Instant::now());
+        (job.servers[0].process, job.servers[0].restarts) = (Some(ended()), 1);
+        job.reap().unwrap();
+        assert!(job.caller.warned[0].ends_with("start 2 of 2 again"), "{:?}", job.caller.warned);
+        job.servers[0].process = Some(ended());
+        assert!(job.reap().is_err(), "no starts are left");
+    }
+
+    #[test]
+    fn a_server_that_returns_takes_up_no_checkpoint_of_another_run() {
+        let mut job = running();
+        let order = job.plan.server.as_mut().unwrap();
+        order.checkpoint = Some(CheckpointOrder::new("folder".into(), 1, Resume::Never));
+        let resume = |job: &Coordinator<Watches>| match job.serve_order(0, true) {
+            Order::Serve(order) => order.checkpoint.unwrap().resume,
+            order => panic!("{order:?} is no order of a server"),
+        };
+        assert_eq!(resume(&job), Resume::Never, "none of this run has begun");
+        job.hear_origin(0, None);
+        assert_eq!(resume(&job), Resume::IfThere);
     }
 
     #[test]

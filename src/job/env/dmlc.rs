@@ -10,6 +10,7 @@ const HOST: &str = "DMLC_PS_ROOT_URI";
 const PORT: &str = "DMLC_PS_ROOT_PORT";
 const SERVERS: &str = "DMLC_NUM_SERVER";
 const WORKERS: &str = "DMLC_NUM_WORKER";
+const TASK: &str = "DMLC_TASK_ID";
 
 /// The position of this process and the number of servers, if ps-lite's variables are there.
 pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Claim>, LaunchError> {
@@ -39,15 +40,21 @@ pub(super) fn claim(env: &impl Fn(&str) -> Option<String>) -> Result<Option<Clai
     };
     let (servers, workers) = (count(SERVERS)?, count(WORKERS)?);
     let (own, of) = if is_server { ("DMLC_SERVER_ID", servers) } else { ("DMLC_WORKER_ID", workers) };
-    let role_rank = match number(own, env)?.or(number("DMLC_TASK_ID", env)?) {
+    let (name, told) = match number(own, env)? {
+        Some(told) => (own, Some(told)),
+        None => (TASK, number(TASK, env)?),
+    };
+    let role_rank = match told {
+        // Tasks are numbered over all processes, workers first.
+        Some(task) if is_server && name == TASK => task.checked_sub(workers).unwrap_or(task),
         Some(role_rank) => role_rank,
         // The only one of its role needs no number.
         None if of == 1 => 0,
         None => return Err(LaunchError::Partial { present, missing: own }),
     };
     if role_rank >= of {
-        let (rank, world) = (format!("{own}={role_rank}"), format!("the number of its role, {of}"));
-        return Err(LaunchError::Rank { rank, world });
+        let rank = format!("{name}={}", told.unwrap_or(role_rank));
+        return Err(LaunchError::Rank { rank, world: format!("the number of its role, {of}") });
     }
     let rank = if is_server { role_rank } else { servers.saturating_add(role_rank) };
     let world = servers.saturating_add(workers);

@@ -232,8 +232,13 @@ fn processes_of_ps_lite_are_placed_with_servers_first() {
     assert_eq!(worker.servers, Some(2));
     let server = placed(&DMLC.replace("ROLE=worker", "ROLE=server").replace("WORKER_ID", "SERVER_ID"));
     assert_eq!(summary(&server), "ps-lite (DMLC_ROLE): 1/5, here ?/?, node1:9091");
-    // The trackers of dmlc-core number the processes of each role.
+    // The trackers of dmlc-core number all processes, workers first.
     assert_eq!(placed(&DMLC.replace("WORKER_ID", "TASK_ID")), worker);
+    let task = "DMLC_ROLE=server DMLC_TASK_ID=2 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=1 DMLC_PS_ROOT_URI=a \
+        DMLC_PS_ROOT_PORT=1";
+    assert_eq!((placed(task).rank, placed(task).world), (0, 3));
+    // Where the servers have numbers of their own.
+    assert_eq!(placed(&task.replace("TASK_ID=2", "TASK_ID=0")).rank, 0);
     // The only one of its role needs no number.
     let alone = DMLC.replace("DMLC_WORKER_ID=1 DMLC_NUM_WORKER=3", "DMLC_NUM_WORKER=1");
     assert_eq!((placed(&alone).rank, placed(&alone).world), (2, 3));
@@ -249,6 +254,12 @@ fn what_ps_lite_says_and_a_job_does_not_have_is_refused_by_name() {
         (DMLC.replace("DMLC_WORKER_ID=1", ""), "DMLC_ROLE=worker", "set DMLC_WORKER_ID"),
         (DMLC.replace("DMLC_NUM_SERVER=2", ""), "DMLC_ROLE=worker", "set DMLC_NUM_SERVER"),
         (DMLC.replace("_ID=1", "_ID=3"), "DMLC_WORKER_ID=3", "ranks count from 0"),
+        (DMLC.replace("WORKER_ID=1", "TASK_ID=3"), "DMLC_TASK_ID=3", "ranks count from 0"),
+        (
+            DMLC.replace("ROLE=worker DMLC_WORKER_ID=1", "ROLE=server DMLC_TASK_ID=5"),
+            "DMLC_TASK_ID=5",
+            "ranks count from 0",
+        ),
         (DMLC.replace("URI=node1", "URI="), "ps-lite (DMLC_ROLE)", "set DMLC_PS_ROOT_URI"),
         (DMLC.replace("PORT=9091", "PORT=x"), "DMLC_PS_ROOT_URI node1:x", "the port is no number"),
         (format!("{DMLC} SLACKLINE_RANK=1"), "SLACKLINE_RANK=1", "the rank of DMLC_ROLE=3"),

@@ -65,8 +65,8 @@ pub struct Hub {
     newcomers: Newcomers<PendingProcess>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
-    /// Number of times that each rank within a role was taken.
-    generations: HashMap<(MemberRole, u32), u64>,
+    /// Number of times that each rank within a role was taken, and whether one of its members has announced addresses.
+    generations: HashMap<(MemberRole, u32), (u64, bool)>,
     ids: u64,
     changed: bool,
     told: Option<Instant>,
@@ -211,14 +211,14 @@ impl Hub {
             }
         };
         let Introduction { role, rank, host, process, .. } = introduction;
-        let next = self.generations.entry((role, role_rank)).or_default();
-        let generation = *next;
+        let (next, was_up) = self.generations.entry((role, role_rank)).or_default();
+        let (generation, was_up) = (*next, *was_up);
         *next += 1;
         self.ids += 1;
         let id = MemberId(self.ids);
         let member =
             Member { id, role, role_rank, generation, rank, host, process, addresses: Vec::new(), gpu: None };
-        let welcome = FromHub::Welcome { id, role_rank, generation, epoch: self.epoch };
+        let welcome = FromHub::Welcome { id, role_rank, generation, was_up, epoch: self.epoch };
         if channel.send(&encode(&welcome)).is_ok() {
             tracing::info!(%role, role_rank, generation, host = %member.host, process, "joined");
             if let Err(error) = allow_silence(&channel, self.options.silence) {
@@ -267,7 +267,11 @@ impl Hub {
                         self.events.push_back(HubEvent::Said(inside.member.id, message));
                     }
                     Some(ToHub::Announce(addresses, gpu)) => {
-                        (inside.member.addresses, inside.member.gpu) = (addresses, gpu);
+                        let member = &mut inside.member;
+                        let is_up = !addresses.is_empty();
+                        (member.addresses, member.gpu) = (addresses, gpu);
+                        let known = self.generations.get_mut(&(member.role, member.role_rank));
+                        known.into_iter().for_each(|(_, was_up)| *was_up |= is_up);
                         self.events.push_back(HubEvent::Announced(inside.member.clone()));
                         self.changed = true;
                     }

@@ -36,6 +36,7 @@ pub struct Membership {
     id: MemberId,
     role_rank: u32,
     generation: u64,
+    was_up: bool,
     epoch: u64,
     members: Vec<Member>,
     guard: ForkGuard,
@@ -96,6 +97,11 @@ impl Membership {
     /// Returns the number of members that had this rank within this role before.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// True if a member that had this rank within this role before has announced addresses.
+    pub fn was_up(&self) -> bool {
+        self.was_up
     }
 
     /// The epoch of this incarnation of the job.
@@ -227,10 +233,10 @@ fn join_at(
         wait(&channel, left, None);
     };
     match decode(&answer) {
-        Some(FromHub::Welcome { id, role_rank, generation, epoch }) => {
+        Some(FromHub::Welcome { id, role_rank, generation, was_up, epoch }) => {
             let address = address.to_owned();
             let (members, guard) = (Vec::new(), ForkGuard::new());
-            Ok(Membership { channel, address, id, role_rank, generation, epoch, members, guard })
+            Ok(Membership { channel, address, id, role_rank, generation, was_up, epoch, members, guard })
         }
         Some(FromHub::Refuse { reason, again: true }) => Err(JoinFailure::Full(reason)),
         Some(FromHub::Refuse { reason, again: false }) => {

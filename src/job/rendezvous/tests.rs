@@ -97,7 +97,13 @@ fn a_member_that_returns_has_its_rank_and_a_new_generation() {
         let member = wait_for(&mut hub, joined);
         assert_eq!((member.role_rank, member.rank, member.generation), (3, Some(7), generation));
         assert!(ids.insert(member.id));
-        drop(finish(&mut hub, thread).unwrap());
+        let mut member_itself = finish(&mut hub, thread).unwrap();
+        assert_eq!(member_itself.was_up(), generation == 2);
+        if generation == 1 {
+            member_itself.announce(vec![Address::random()], None).unwrap();
+            wait_for(&mut hub, |_, event| matches!(event, HubEvent::Announced(_)).then_some(()));
+        }
+        drop(member_itself);
         assert_eq!(wait_for(&mut hub, left).id, member.id);
     }
 }

@@ -30,8 +30,8 @@ pub(super) enum ToHub {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum FromHub {
-    /// The member is in.
-    Welcome { id: MemberId, role_rank: u32, generation: u64, epoch: u64 },
+    /// The member is in. `was_up` says whether one that had its rank before has announced addresses.
+    Welcome { id: MemberId, role_rank: u32, generation: u64, was_up: bool, epoch: u64 },
     /// The process is not let in. `again` says whether it is worth trying again.
     Refuse { reason: String, again: bool },
     /// The members that are in.
@@ -145,7 +145,7 @@ pub(crate) fn message_samples() -> Vec<Vec<u8>> {
         encode(&ToHub::Introduce(introduction)),
         encode(&ToHub::Announce(addresses, None)),
         encode(&ToHub::Say(b"hi".to_vec())),
-        encode(&FromHub::Welcome { id, role_rank: 2, generation: 5, epoch: 6 }),
+        encode(&FromHub::Welcome { id, role_rank: 2, generation: 5, was_up: true, epoch: 6 }),
         encode(&FromHub::Refuse { reason: "no room".into(), again: true }),
         encode(&FromHub::Members(vec![member.clone(), member])),
     ]

@@ -101,8 +101,12 @@ fn sync_folder(file: &Path) -> io::Result<()> {
 pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let error = match read_one(path) {
         Ok(checkpoint) => return Ok(checkpoint),
-        // These files are as they should be: an earlier one would not be what is wanted.
-        Err(error @ (CheckpointError::Format { .. } | CheckpointError::Memory { .. })) => return Err(error),
+        // These files are as they should be, or may be: an earlier one would not be what is wanted.
+        Err(
+            error @ (CheckpointError::Format { .. }
+            | CheckpointError::Memory { .. }
+            | CheckpointError::Unreadable { .. }),
+        ) => return Err(error),
         Err(error) => error,
     };
     let is_missing = |error: &CheckpointError| matches!(error, CheckpointError::Missing { .. });

@@ -71,7 +71,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Reads a file that a server wrote, and proves that it is whole. Where it is missing or damaged, the checkpoint
-    /// before it is read instead, and [`instead_of`](Self::instead_of) says so.
+    /// before it is read instead, and [`instead_of`](Self::instead_of) says so; not where the system does not read it.
     ///
     /// # Errors
     /// [`CheckpointError`] says what is wrong with the file and what to do; it is [`CheckpointError::Missing`] where
@@ -80,11 +80,22 @@ impl Checkpoint {
         file::read(path.as_ref())
     }
 
-    /// True if [`read`](Self::read) would find the file or the checkpoint before it.
+    /// True if [`read`](Self::read) would find the file or the checkpoint before it, or would say why it cannot tell.
     #[doc(hidden)]
     pub fn exists(path: impl AsRef<Path>) -> bool {
-        let path = path.as_ref();
-        path.exists() || file::previous(path).is_ok_and(|previous| previous.exists())
+        Self::try_exists(path.as_ref()).unwrap_or(true)
+    }
+
+    /// True if [`read`](Self::read) would find the file or the checkpoint before it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unreadable`] if the system does not say.
+    pub(crate) fn try_exists(path: &Path) -> Result<bool, CheckpointError> {
+        let is_there = |file: &Path| {
+            let unreadable = |source| CheckpointError::Unreadable { file: file.to_owned(), source };
+            file.try_exists().map_err(unreadable)
+        };
+        Ok(is_there(path)? || is_there(&file::previous(path)?)?)
     }
 
     /// The error of the newest file, if this is the checkpoint before it.

@@ -292,6 +292,16 @@ fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
 }
 
 #[test]
+fn a_file_that_the_system_does_not_read_is_neither_missing_nor_damaged() {
+    let (folder, file, _) = written();
+    fs::rename(&file, folder.path().join("shard-1.safetensors.previous")).unwrap();
+    // The system gives up on a link to itself.
+    std::os::unix::fs::symlink(&file, &file).unwrap();
+    assert!(matches!(read(&file), Err(CheckpointError::Unreadable { .. })));
+    assert!(matches!(Checkpoint::try_exists(&file), Err(CheckpointError::Unreadable { .. })));
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_to_is_found_before_the_first_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let options = CheckpointOptions::new(folder.path().join("shard"));

@@ -181,6 +181,20 @@ impl Checkpointer {
         self.shared.phase.store(if copying { COPYING } else { IDLE }, Ordering::Relaxed);
     }
 
+    /// Acts as if the disk did not answer for as long as the result is kept.
+    #[cfg(test)]
+    pub(in crate::node) fn hang(&mut self) -> SyncSender<()> {
+        let (disk, answer) = sync_channel::<()>(1);
+        self.shared.phase.store(WRITING, Ordering::Relaxed);
+        self.thread = Some(std::thread::spawn(move || _ = answer.recv()));
+        disk
+    }
+
+    /// Stops waiting for the thread, which has had its time: a disk that does not answer holds up no end.
+    pub(in crate::node) fn give_up(&mut self) {
+        self.thread = None;
+    }
+
     /// Returns the error of the last checkpoint that failed, the first time that a caller asks for it.
     pub(in crate::node) fn failure(&self) -> Option<CheckpointError> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -190,7 +204,7 @@ impl Checkpointer {
 impl Drop for Checkpointer {
     fn drop(&mut self) {
         // The thread finishes its current checkpoint, so that no half of a file is left behind, and gets no more
-        // orders.
+        // orders. One that was given up ends by itself, or with its process.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -57,9 +57,15 @@ impl<T: Transport> Server<T> {
     }
 
     /// Serves until the version that is the newest now, or a later one, is safely on the disk, at most `timeout`; the
-    /// last thing before a clean end. Returns the version.
+    /// last thing before a clean end. Returns the version. Once the time is over, the end of the server does not wait
+    /// for the disk either.
     #[doc(hidden)]
     pub fn finish_checkpoint(&mut self, timeout: Duration) -> Result<Version, Error> {
+        if !self.is_ready() {
+            let reason =
+                "another server decides for this one, which has not reached it and holds nothing new";
+            return Err(Error::OutOfTurn { operation: "write a checkpoint", reason });
+        }
         let newest = self.shard.frames.latest().version;
         let mut requested = false;
         let runtime = self.shard.runtime.clone();
@@ -90,7 +96,9 @@ impl<T: Transport> Server<T> {
         if let Some(written) = complete(written)? {
             return Ok(written);
         }
-        let seen = Bound::version(self.writer()?.written().unwrap_or_default());
+        let writer = self.writer()?;
+        writer.give_up();
+        let seen = Bound::version(writer.written().unwrap_or_default());
         let (operation, needed) = ("writing a checkpoint", Bound::version(newest));
         Err(Error::Deadline { operation, waited: timeout, needed, seen })
     }
@@ -153,7 +161,7 @@ mod tests {
     use crate::kernel::Optimizer;
     use crate::node::now;
     use crate::node::taken::Applied;
-    use crate::node::{CheckpointOptions, Worker, WorkerOptions};
+    use crate::node::{CheckpointOptions, ShardOptions, Worker, WorkerOptions};
     use crate::param::{Latest, PeerHello, PeerRole, PublishError, WorkerProgress};
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Encoding};
@@ -169,8 +177,7 @@ mod tests {
         let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
         let options =
             ServerOptions { optimizer, checkpoint, ..ServerOptions::new(SchemeConfig::Asp, 1, 0.1) };
-        let options =
-            ServerOptions { memory: crate::node::ShardOptions { frames, ..options.memory }, ..options };
+        let options = ServerOptions { memory: ShardOptions { frames, ..options.memory }, ..options };
         let table = Table::flat(64, ElementType::F32).unwrap();
         let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; 64], options).unwrap();
         let address = server.address();
@@ -274,6 +281,51 @@ mod tests {
         assert_eq!(versions_made_meanwhile(1, 2, sgd), 1, "the frame is held");
         assert_eq!(versions_made_meanwhile(1, 3, momentum), 1, "the state is held");
         assert!(versions_made_meanwhile(2, 3, sgd) > 1, "there is a third frame, and no state");
+    }
+
+    #[test]
+    fn a_server_whose_last_checkpoint_had_its_time_does_not_wait_for_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
+        let options = ServerOptions { checkpoint, ..ServerOptions::new(SchemeConfig::Asp, 1, 0.1) };
+        let table = Table::flat(4, ElementType::F32).unwrap();
+        let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; 4], options).unwrap();
+        let disk = server.writer().unwrap().hang();
+        let error = server.finish_checkpoint(Duration::from_millis(20)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        let ending = std::thread::spawn(move || drop(server));
+        let deadline = now() + PATIENCE;
+        while !ending.is_finished() {
+            assert!(now() < deadline, "its end waits for the disk");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(disk);
+    }
+
+    #[test]
+    fn a_server_that_never_followed_has_no_last_checkpoint_to_wait_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Some(CheckpointOptions::new(folder.path().join("shard")));
+        let options = ServerOptions::new("dbw".parse::<SchemeConfig>().unwrap(), 1, 0.1);
+        let options = ServerOptions { checkpoint, shard: (1, 2), ..options };
+        let table = Table::flat(32, ElementType::F32).unwrap();
+        let mut server = Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options).unwrap();
+        let error = server.finish_checkpoint(PATIENCE).unwrap_err();
+        assert!(matches!(error, Error::OutOfTurn { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_server_that_decides_needs_room_for_those_that_follow() {
+        let begin = |shard, peers| {
+            let options = ServerOptions::new("dbw".parse::<SchemeConfig>().unwrap(), 4, 0.1);
+            let memory = ShardOptions { peers, ..options.memory };
+            let options = ServerOptions { memory, shard: (shard, 3), ..options };
+            let table = Table::flat(48, ElementType::F32).unwrap();
+            Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options)
+        };
+        let error = begin(0, 5).err().expect("there is no room for two followers");
+        assert!(matches!(error, Error::Option { option: "peers", .. }), "{error}");
+        assert!(begin(0, 6).is_ok() && begin(1, 4).is_ok());
     }
 
     #[test]

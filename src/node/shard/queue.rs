@@ -72,9 +72,15 @@ impl ReaderQueue {
     }
 }
 
-/// There is no room for another peer than the `allowed` ones. A reader, with so many ahead of it, is to ask again; a
-/// worker too many is a mistake in the job's settings.
-pub(super) fn no_room(role: &PeerRole, allowed: usize, ahead: usize, lease: Duration) -> Refusal {
+/// There is no room for another peer than the `allowed` ones, of which so many are being let in. A reader, with so many
+/// ahead of it, is to ask again. So is a worker while others are being let in, of which it may be one that was started
+/// again; otherwise a worker too many is a mistake in the job's settings.
+pub(super) fn no_room(
+    role: &PeerRole,
+    allowed: usize,
+    (joining, ahead): (usize, usize),
+    lease: Duration,
+) -> Refusal {
     let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
     match role {
         PeerRole::Reader if ahead == 0 => {
@@ -84,6 +90,7 @@ pub(super) fn no_room(role: &PeerRole, allowed: usize, ahead: usize, lease: Dura
             ask_after(ahead, lease),
             format!("{ahead} wait before this one, and {reason}, or read from a relay"),
         ),
+        PeerRole::Worker { .. } if joining > 0 => Refusal::temporary(SOON, reason),
         _ => reason.into(),
     }
 }

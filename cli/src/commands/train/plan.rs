@@ -24,7 +24,7 @@ use crate::model_args;
 use crate::output;
 use crate::scheme_args;
 
-/// Most peers of each server: workers, and the one reader that evaluates.
+/// Most peers of each server: workers, and the one reader that evaluates. The other servers may come to them.
 const PEERS: u16 = 256;
 
 /// Most workers of one run.
@@ -246,7 +246,7 @@ impl Plan {
             damping: self.damping,
             additive: self.additive,
             workers: self.workers,
-            peers: PEERS,
+            peers: PEERS + self.servers as u16,
             optimizer: self.optimizer,
             learning_rate: self.learning_rate,
             schedule: self.schedule,
