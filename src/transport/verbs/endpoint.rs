@@ -286,8 +286,8 @@ impl VerbsEndpoint {
         (1..self.rails).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
     }
 
-    /// The rails whose devices matter no more, a bit for each: they are given up, and by the peer as well where something
-    /// is still to be repeated, which nothing may come after.
+    /// The rails whose devices matter no more, a bit for each: those that are given up, and by the peer as well where
+    /// requests are still to be repeated.
     fn left_behind(&self) -> u8 {
         let is_repeating = self.data.as_ref().is_some_and(Rails::is_repeating);
         if is_repeating { self.given_up & self.given_up_there } else { self.given_up }

@@ -81,7 +81,7 @@ fn memory_that_a_device_does_not_take_names_that_device() {
 }
 
 #[test]
-fn a_device_without_room_for_a_region_is_not_taken_for_a_limit_on_locked_memory() {
+fn a_full_device_is_not_taken_for_a_limit_on_locked_memory() {
     let full = io::Error::from_raw_os_error(libc::ENOMEM);
     let remedy = remedy_within(Some(64 << 10), &full);
     assert!(remedy.contains("locked memory is 64 KiB: raise it"), "{remedy}");
