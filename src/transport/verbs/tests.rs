@@ -73,7 +73,7 @@ fn memory_that_a_device_does_not_take_names_that_device() {
         (3, Access::REMOTE_READ, "scripted1"),
     ] {
         scripted::register_only(regions);
-        let error = verbs.allocate(64, access).err().expect("refused");
+        let error = verbs.allocate(64, access).expect_err("refused");
         scripted::register_only(usize::MAX);
         let RegisterError::Device { device, .. } = &error else { panic!("{error}") };
         assert_eq!(device, name, "{error}");
