@@ -5,6 +5,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use crate::clock::Version;
+    use crate::diagnostic::Diagnostic;
     use crate::kernel::Optimizer;
     use crate::node::{Error, Idle, Wanted, Worker, WorkerOptions, now};
     use crate::node::{
@@ -283,6 +284,39 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_finds_no_way_to_one_that_dials_it_meets_it_later() {
+        let (device, is_over) = (&Unordered::new(0, false), &AtomicBool::new(false));
+        let listen = |rank| {
+            let (verbs, options) = (device.verbs(None), GroupOptions::default());
+            GroupMember::listen(verbs, &address(), rank, 2, ELEMENTS, options).unwrap()
+        };
+        let listeners = [0, 1].map(listen);
+        let addresses = &listeners.each_ref().map(GroupListener::address);
+        device.set_neighbour(Neighbour::IsSilent);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    if !device.step() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let (_stop, _let_go) = (Stop(is_over), EndOfSilence(device));
+            let meet = |listener: GroupListener<Verbs>| scope.spawn(|| listener.connect(addresses, PATIENCE));
+            let meeting = listeners.map(meet);
+            while device.waiting() == 0 {
+                assert!(!meeting.iter().any(std::thread::ScopedJoinHandle::is_finished));
+                std::thread::yield_now();
+            }
+            device.set_neighbour(Neighbour::IsGone);
+            // Long enough for the one that dials to be refused.
+            std::thread::sleep(Duration::from_millis(500));
+            device.set_neighbour(Neighbour::Answers);
+            let _members = meeting.map(|member| member.join().unwrap().unwrap());
+        });
+    }
+
+    #[test]
     fn a_neighbour_that_does_not_answer_holds_up_no_other_peer_of_an_owner() {
         let device = Unordered::new(0, false);
         let verbs = device.verbs(None);
@@ -314,15 +348,17 @@ mod tests {
             (1..ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
             assert!(device.waiting() > 0 && !joining.is_finished(), "it waits still");
 
-            // Within their time readers try again as often as they are refused.
+            // Within their time readers try again as often as they are refused, which passes.
             device.set_neighbour(Neighbour::IsGone);
-            while !joining.is_finished() {
-                std::thread::yield_now();
-            }
-            let refused = joining.join().unwrap().err().expect("it is refused").to_string();
-            assert!(refused.contains("could not make its side of the connection"), "{refused}");
+            let in_short = Duration::from_secs(3);
+            let refused = Reader::connect(verbs.clone(), address, ReaderOptions::default(), in_short);
+            let refused = refused.err().expect("it is refused");
+            assert!(refused.to_string().contains("could not make its side of the connection"), "{refused}");
+            assert!(refused.retry_after().is_some());
             work(&mut worker, ROUNDS).unwrap();
+            assert!(!joining.is_finished(), "it goes on asking");
             device.set_neighbour(Neighbour::Answers);
+            joining.join().unwrap().unwrap();
             read().unwrap();
             work(&mut worker, ROUNDS + 1).unwrap();
         });

@@ -135,7 +135,7 @@ pub struct QueueTicket {
 pub struct PeerHello {
     /// The role that it asks for.
     pub role: PeerRole,
-    /// The frames that new versions are to be pushed to, if it wants that.
+    /// The frames that new versions are to be pushed to, for a worker that wants that.
     pub push: Option<PushGrant>,
     /// The clock and the version at which it wants to go on, for a worker that comes back.
     pub resume: Option<WorkerProgress>,
@@ -246,6 +246,7 @@ impl PeerHello {
         match &hello.push {
             None => check(grants.is_empty(), "grants that no peer asked for")?,
             Some(push) => {
+                check(matches!(hello.role, PeerRole::Worker { .. }), "a push to a peer that is no worker")?;
                 check(
                     push.geometry.is_sound() && push.layout.frames == push.geometry.frames,
                     "frames that cannot be",
@@ -528,6 +529,29 @@ mod tests {
             WorkerProgress { version: resume.version.next(), ..resume },
         ] {
             assert!(PeerHello::decode(&hello(resume).encode(), &[]).is_err(), "{resume:?}");
+        }
+    }
+
+    #[test]
+    fn a_push_to_a_peer_that_is_no_worker_is_refused() {
+        let layout = ControlLayout { peers: 0, frames: 2 };
+        let geometry = FrameGeometry { frames: 2, payload_bytes: 400, chunk_bytes: 128 };
+        let grant = |len| RemoteSlice { key: RemoteKey(1), offset: 0, len };
+        let grants = [grant(4096), grant(2 * 4096)];
+        let is_heard = |role: PeerRole| {
+            let hello = PeerHello { push: Some(PushGrant { layout, geometry }), ..role.into() };
+            PeerHello::decode(&hello.encode(), &grants).is_ok()
+        };
+        let scheme = || "ssp(3)".to_owned();
+        let (encoding, identity, session) = (Encoding::F32, 1, 2);
+        assert!(is_heard(PeerRole::Worker { encoding, scheme: scheme(), identity, session }));
+        for role in [
+            PeerRole::Inquirer,
+            PeerRole::Joiner(joiner_sample()),
+            PeerRole::Reader,
+            PeerRole::Follower { scheme: scheme(), shard: 1, followed: None },
+        ] {
+            assert!(!is_heard(role.clone()), "{role:?}");
         }
     }
 

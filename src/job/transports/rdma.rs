@@ -108,6 +108,7 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
         port: number(variable, &["SLACKLINE_RDMA_PORT"], &mut None)?,
         gid_index: number(variable, &GID_INDEX, &mut from.gid_index)?,
+        gid_index_from: from.gid_index,
         mtu: number(variable, &["SLACKLINE_RDMA_MTU"], &mut from.mtu)?,
         in_order,
         relaxed_ordering: relaxed_ordering != Some(0),
@@ -207,6 +208,7 @@ mod tests {
             let (options, from) = settings_from(&|name| {
                 set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
             })?;
+            assert_eq!(options.gid_index_from, from.gid_index);
             Ok::<_, SettingError>((options.gid_index, from.gid_index))
         };
         let (ours, nccl, ucx) = ("SLACKLINE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX");

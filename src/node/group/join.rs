@@ -5,6 +5,7 @@ use std::task::Poll;
 use super::heartbeat::GroupHeartbeat;
 use super::peer::GroupPeer;
 use super::{GroupError, GroupMember, GroupOptions};
+use crate::diagnostic::Diagnostic;
 use crate::mem::Access;
 use crate::node::Error;
 use crate::node::runtime::{Runtime, complete};
@@ -138,15 +139,17 @@ impl<T: Transport> GroupListener<T> {
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
-                    // Maybe no process listens there yet, or one that is about to end.
+                    // Maybe no process listens there yet, or one that is about to end; or no way leads here from there.
+                    let told = error.retry_after();
                     if !matches!(
                         &error,
                         Error::Connect(ConnectError::System { .. } | ConnectError::Closed { .. })
-                    ) {
+                    ) && told.is_none()
+                    {
                         return Err(error);
                     }
                     last = Some(error.to_string());
-                    (dial.connecting, dial.again_at) = (None, now + dial.pause);
+                    (dial.connecting, dial.again_at) = (None, now + dial.pause.max(told.unwrap_or_default()));
                     dial.pause = (dial.pause * 2).min(RETRY.1);
                 }
             }

@@ -310,6 +310,12 @@ impl Device {
         })
     }
 
+    /// Has it told that it is gone.
+    #[cfg(test)]
+    pub(super) fn die(&self) {
+        self.is_dead.store(true, Ordering::Relaxed);
+    }
+
     /// Has what threads tell each other locked for as long as the result lives.
     #[cfg(test)]
     pub(super) fn hold_told(&self) -> impl Drop + '_ {

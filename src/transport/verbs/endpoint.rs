@@ -286,6 +286,13 @@ impl VerbsEndpoint {
         (1..self.rails).contains(&rail.into()) && self.given_up_there & 1 << rail == 0
     }
 
+    /// The rails whose devices matter no more, a bit for each: those that are given up, and by the peer as well where
+    /// requests are still to be repeated.
+    fn left_behind(&self) -> u8 {
+        let is_repeating = self.data.as_ref().is_some_and(Rails::is_repeating);
+        if is_repeating { self.given_up & self.given_up_there } else { self.given_up }
+    }
+
     /// Gives up rails, a bit for each: the connection goes on over the others, unless that fails. False if it is over.
     #[cold]
     fn lose_rails(&mut self, lost: u8) -> bool {
@@ -299,7 +306,9 @@ impl VerbsEndpoint {
             let is_closed = self.data.as_mut().is_none_or(|data| data.lose_rail(rail));
             // A driver may say that it has destroyed the queue pairs of a device that is gone without having asked the
             // device, so that it is not known what still comes from it.
-            if self.shared.look() & 1 << rail != 0 {
+            let device = &self.shared.rails[rail].device;
+            device.take_events();
+            if device.is_gone() {
                 self.fail(NO_DEVICE);
                 continue;
             }
@@ -333,7 +342,7 @@ impl VerbsEndpoint {
     /// Tells the peer how many more of its requests can be noticed.
     fn tell_receives(&mut self) {
         let (Some(responder), Some(link)) = (&self.responder, &mut self.link) else { return };
-        if let Some(renewed) = responder.take_renewed() {
+        if let Some(renewed) = responder.renew_receives() {
             // If it is gone, its end is heard elsewhere.
             let _unheard = link.channel.send(&Hello::Note(Note::Receives(renewed)).encode(&[]));
         }
@@ -497,7 +506,7 @@ impl Endpoint for VerbsEndpoint {
         }
         if self.over.is_none() {
             let gone = self.shared.look();
-            if gone & !self.given_up & !(u8::MAX << self.rails) != 0 {
+            if gone & !self.left_behind() & !(u8::MAX << self.rails) != 0 {
                 self.fail(NO_DEVICE);
             } else {
                 match self.queue_pair_error() {

@@ -39,6 +39,9 @@ pub struct VerbsListener {
 /// Longest time that the owner sleeps while a peer is in the middle of a handshake.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
 
+/// The time after which a peer asks again to which no way led: the system takes as long to find that out.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 impl VerbsListener {
     pub(super) fn new(
         shared: &Arc<VerbsShared>,
@@ -188,6 +191,23 @@ pub struct VerbsIncoming {
     made: Option<Result<Made, ConnectError>>,
 }
 
+/// What a peer is told for which this side of the connection could not be made. A way to it that is missing now may be
+/// there later.
+fn refusal(error: &ConnectError) -> Refusal {
+    const REASON: &str = "the listener could not make its side of the connection; look at its log";
+    match error {
+        ConnectError::Offer { reason, .. } => (*reason).into(),
+        ConnectError::System { source, .. } => match source.kind() {
+            io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::AddrNotAvailable => Refusal::temporary(ASK_AGAIN_AFTER, REASON),
+            _ => REASON.into(),
+        },
+        _ => REASON.into(),
+    }
+}
+
 /// One side of a connection, and what the other one is to be told of it.
 type Made = (Option<Requester>, Option<Responder>, Terms);
 
@@ -267,12 +287,7 @@ impl Incoming for VerbsIncoming {
         let (requester, responder, ours) = match made {
             Ok(made) => made,
             Err(error) => {
-                match &error {
-                    ConnectError::Offer { reason, .. } => self.refuse((*reason).into()),
-                    _ => self.refuse(
-                        "the listener could not make its side of the connection; look at its log".into(),
-                    ),
-                }
+                self.refuse(refusal(&error));
                 return Err(error);
             }
         };

@@ -158,6 +158,9 @@ pub struct VerbsOptions {
     pub port: Option<u8>,
     /// The entry of the port's GID table to speak from; the best one towards each peer if none is named.
     pub gid_index: Option<u16>,
+    /// The variable that says so, if one does. What NCCL's says of RoCE is not taken for InfiniBand, as by NCCL.
+    #[doc(hidden)]
+    pub gid_index_from: Option<&'static str>,
     /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096; what both ports carry if none is given.
     pub mtu: Option<u16>,
     /// Requests that may be outstanding on an endpoint: 1024, or half as many as the device takes.
@@ -215,6 +218,7 @@ impl Default for VerbsOptions {
             devices: Vec::new(),
             port: None,
             gid_index: None,
+            gid_index_from: None,
             mtu: None,
             queue_depth: None,
             read_depth: None,
@@ -232,6 +236,15 @@ impl Default for VerbsOptions {
             first_packet: None,
             secret: None,
         }
+    }
+}
+
+impl VerbsOptions {
+    /// The entry of the GID table that is to be spoken from at this port, if one is asked for.
+    #[doc(hidden)]
+    pub fn gid_index_at(&self, port: &Port) -> Option<u16> {
+        let is_of_nccl = self.gid_index_from.is_some_and(|variable| variable.starts_with("NCCL_"));
+        self.gid_index.filter(|_| !(port.is_infiniband && is_of_nccl))
     }
 }
 
@@ -500,8 +513,25 @@ impl VerbsShared {
 
     /// Registers memory for requests of this process, and for READs of all peers if they may do nothing else.
     fn register(&self, memory: HostMemory, access: Access) -> io::Result<MemoryRegion> {
+        self.register_on_rails(memory, access).map_err(|(_, error)| error)
+    }
+
+    /// The same for the user, who is told which device refused.
+    fn register_or_tell(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
+        let bytes = memory.len();
+        self.register_on_rails(memory, access).map_err(|(rail, source)| {
+            let (device, remedy) = (rail.info.name.clone(), registration_remedy(&source));
+            RegisterError::Device { bytes, device, source, remedy }
+        })
+    }
+
+    fn register_on_rails(
+        &self,
+        memory: HostMemory,
+        access: Access,
+    ) -> Result<MemoryRegion, (&Rail, io::Error)> {
         if self.is_inherited() {
-            return Err(io::Error::other(INHERITED));
+            return Err((self.first(), io::Error::other(INHERITED)));
         }
         // No peer reaches it by this: that takes what is registered in the domain of the readers or of one peer. What
         // the device writes here are answers to READs and atomics, at which no one looks before their completion.
@@ -510,7 +540,8 @@ impl VerbsShared {
         let mut keys = DeviceKeys { domain: self.first().domain.serial, ..DeviceKeys::NONE };
         let mut registered = Vec::with_capacity(2 * self.rails.len());
         for (rail, key) in self.rails.iter().zip(&mut keys.local) {
-            let here = Registered::of_host(&rail.domain, &memory, all.clone(), first, own)?;
+            let here = Registered::of_host(&rail.domain, &memory, all.clone(), first, own);
+            let here = here.map_err(|error| (rail, error))?;
             *key = here.local_key();
             registered.push(here);
         }
@@ -518,18 +549,13 @@ impl VerbsShared {
             let readers = keys.readers.insert([0; MAX_RAILS]);
             for (rail, key) in self.rails.iter().zip(readers) {
                 // Peers name bytes by their offset in the region: no address of this process ever travels.
-                let here = Registered::of_host(&rail.read_domain, &memory, all.clone(), 0, access)?;
+                let here = Registered::of_host(&rail.read_domain, &memory, all.clone(), 0, access);
+                let here = here.map_err(|error| (rail, error))?;
                 *key = here.remote_key();
                 registered.push(here);
             }
         }
         Ok(MemoryRegion::new(memory, access, keys, registered))
-    }
-
-    /// The error of memory that could not be registered.
-    fn cannot_register(&self, bytes: usize, source: io::Error) -> RegisterError {
-        let (device, remedy) = (self.first().info.name.clone(), registration_remedy(&source));
-        RegisterError::Device { bytes, device, source, remedy }
     }
 
     /// Returns the port addresses of this side on the first rails, speaking from these GIDs.
@@ -634,8 +660,7 @@ impl Transport for Verbs {
     }
 
     fn register(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, RegisterError> {
-        let bytes = memory.len();
-        self.shared.register(memory, access).map_err(|source| self.shared.cannot_register(bytes, source))
+        self.shared.register_or_tell(memory, access)
     }
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
@@ -687,17 +712,24 @@ impl Transport for Verbs {
 
 /// Returns a remedy where memory could not be registered.
 fn registration_remedy(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
-            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-            let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes / 1024));
-            format!(
-                "the limit on locked memory is {limit}: raise it (ulimit -l unlimited, systemd: \
-                 LimitMEMLOCK=infinity, Slurm: PropagateResourceLimitsExcept=MEMLOCK)"
-            )
+    remedy_within(rustix::process::getrlimit(rustix::process::Resource::Memlock).current, error)
+}
+
+/// The same where so many bytes may be locked, if there is a limit.
+fn remedy_within(limit: Option<u64>, error: &io::Error) -> String {
+    match (error.raw_os_error(), limit) {
+        (Some(libc::ENOMEM | libc::EAGAIN), None) => {
+            "the device or the host has no room for more registrations: register less, or free regions (see the row \
+             `room` of `slackline doctor`)"
+                .into()
         }
-        Some(libc::EFAULT) => "the memory is not all mapped for writing".into(),
-        Some(libc::EOPNOTSUPP) => "the device cannot register memory of this kind".into(),
+        (Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM), Some(bytes)) => format!(
+            "the limit on locked memory is {} KiB: raise it (ulimit -l unlimited, systemd: LimitMEMLOCK=infinity, \
+             Slurm: PropagateResourceLimitsExcept=MEMLOCK)",
+            bytes / 1024
+        ),
+        (Some(libc::EFAULT), _) => "the memory is not all mapped for writing".into(),
+        (Some(libc::EOPNOTSUPP), _) => "the device cannot register memory of this kind".into(),
         _ => "see the kernel's log (dmesg), and `slackline doctor`".into(),
     }
 }

@@ -181,11 +181,13 @@ fn check_port(
         };
         return Err(OpenError::PortDown { device, port: number, state: port.state.clone(), remedy });
     }
-    if gid::choose(&port.gids, route, options.gid_index).is_none() {
-        let (found, remedy) = match options.gid_index {
+    let gid_index = options.gid_index_at(port);
+    if gid::choose(&port.gids, route, gid_index).is_none() {
+        let (found, remedy) = match gid_index {
             Some(index) => {
                 let list: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
-                let found = format!("no entry {index} in its GID table");
+                let asked = options.gid_index_from.map(|variable| format!(", for which {variable} asks"));
+                let found = format!("no entry {index} in its GID table{}", asked.unwrap_or_default());
                 (found, format!("its entries are {}: see `slackline doctor`", list.join(", ")))
             }
             None => {
@@ -233,6 +235,23 @@ mod tests {
         port_of(info, options, None).unwrap_err().to_string()
     }
 
+    fn other_index(index: u16) -> VerbsOptions {
+        VerbsOptions { gid_index: Some(index), ..VerbsOptions::default() }
+    }
+
+    #[test]
+    fn the_gid_index_that_nccl_is_told_counts_on_roce_alone() {
+        let options = VerbsOptions { gid_index_from: Some("NCCL_IB_GID_INDEX"), ..other_index(3) };
+        let mut info = info("mlx5_0", true, vec![gid()]);
+        assert!(port_of(&info, &options, None).is_err(), "its only entry is 1");
+        info.ports[0].is_infiniband = true;
+        assert!(port_of(&info, &options, None).is_ok());
+        for variable in [None, Some("SLACKLINE_RDMA_GID_INDEX"), Some("UCX_IB_GID_INDEX")] {
+            let options = VerbsOptions { gid_index_from: variable, ..options.clone() };
+            assert!(port_of(&info, &options, None).is_err(), "{variable:?}");
+        }
+    }
+
     #[test]
     fn what_is_wrong_with_a_port_is_said_with_the_remedy() {
         let plain = VerbsOptions::default();
@@ -244,9 +263,14 @@ mod tests {
         );
         let bare = error(&info("rxe0", true, Vec::new()), &plain);
         assert!(bare.contains("no address to speak from") && bare.contains("ip addr add"), "{bare}");
-        let other = VerbsOptions { gid_index: Some(7), ..plain.clone() };
-        let other = error(&info("rxe0", true, vec![gid()]), &other);
+        let other = error(&info("rxe0", true, vec![gid()]), &other_index(7));
         assert!(other.contains("no entry 7") && other.contains("its entries are 1"), "{other}");
+        let of_nccl = VerbsOptions { gid_index_from: Some("NCCL_IB_GID_INDEX"), ..other_index(7) };
+        let of_nccl = error(&info("rxe0", true, vec![gid()]), &of_nccl);
+        assert!(
+            of_nccl.contains("no entry 7 in its GID table, for which NCCL_IB_GID_INDEX asks"),
+            "{of_nccl}"
+        );
         let third = error(&info("rxe0", true, vec![gid()]), &VerbsOptions { port: Some(3), ..plain.clone() });
         assert!(third.contains("has no port 3; it has ports 1 to 1"), "{third}");
         for mtu in [1500, 2048] {

@@ -159,7 +159,7 @@ pub(super) struct Responder {
     /// One for each rail after the first, until it is lost.
     pub(super) further: Vec<Option<ResponderFurther>>,
     granted: Vec<Granted>,
-    /// The sentinel of the first rail, if its device may apply writes in any order.
+    /// The sentinel of the first rail, unless its device is known to apply writes in order.
     sentinel: Option<Sentinel>,
     domain: Arc<ProtectionDomain>,
     /// The order in which the first rail's device applies writes; none until this serves, where it must be asked.
@@ -178,12 +178,12 @@ pub(super) struct ResponderFurther {
 impl ResponderFurther {
     fn new(shared: &VerbsShared, rail: usize, granting: &[Granting]) -> io::Result<ResponderFurther> {
         let domain = shared.rails[rail].peer_domain()?;
-        let data = QueuePair::to_serve(&domain, None)?;
-        let reads = to_serve_reads(shared, rail, granting)?;
         let key = |granting: &Granting| granting.key(shared, rail, &domain);
         let keys = granting.iter().map(key).collect::<io::Result<Vec<_>>>()?;
         let memory = granting.iter().map(|granting| &granting.memory);
         let sentinel = Sentinel::new(&domain, memory.zip(&keys))?;
+        let data = QueuePair::to_serve(&domain, None)?;
+        let reads = to_serve_reads(shared, rail, granting)?;
         Ok(ResponderFurther { data, reads, keys, sentinel })
     }
 
@@ -221,14 +221,20 @@ impl Responder {
             return Ok(None);
         }
         let domain = shared.first().peer_domain()?;
-        let limits = &shared.first().info.limits;
-        let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
-        let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
-        let heartbeat = QueuePair::to_serve(&domain, None)?;
+        // Keys before pairs: of a process that ends the system destroys what is newest first, and a pair that outlived
+        // its keys would refuse the peer what it was granted.
         let granting = memory.into_iter().map(|memory| Granting::new(shared, memory));
         let granting = granting.collect::<io::Result<Vec<_>>>()?;
         let keys = granting.iter().map(|granting| granting.key(shared, 0, &domain));
         let keys = keys.collect::<io::Result<Vec<_>>>()?;
+        let arrival_order = shared.first().known_arrival_order();
+        let is_unordered = arrival_order.is_none_or(|order| !order.in_order);
+        let memory = granting.iter().map(|granting| &granting.memory);
+        let sentinel = is_unordered.then(|| Sentinel::new(&domain, memory.zip(&keys))).transpose()?;
+        let limits = &shared.first().info.limits;
+        let receives = limits.queue_depth.min(limits.completions).min(RECEIVES.into()) as u16;
+        let data = QueuePair::to_serve(&domain, waker.map(|waker| (waker, receives)))?;
+        let heartbeat = QueuePair::to_serve(&domain, None)?;
         let reads = to_serve_reads(shared, 0, &granting)?;
         let further = |rail| ResponderFurther::new(shared, rail, &granting).map(Some);
         let further = (1..rails).map(further).collect::<io::Result<_>>()?;
@@ -238,10 +244,8 @@ impl Responder {
         if let Some(waker) = waker {
             waker.add(&data);
         }
-        let (waker, arrival_order) = (waker.cloned(), shared.first().known_arrival_order());
-        let sentinel = None;
         Ok(Some(Responder {
-            waker,
+            waker: waker.cloned(),
             data,
             heartbeat,
             reads,
@@ -258,9 +262,9 @@ impl Responder {
         self.data.receives
     }
 
-    /// Receives that the peer is to be told of.
-    pub(super) fn take_renewed(&self) -> Option<u16> {
-        self.data.take_renewed()
+    /// Posts receives again: so many, of which the peer is to be told.
+    pub(super) fn renew_receives(&self) -> Option<u16> {
+        self.data.renew_receives()
     }
 
     pub(super) fn pairs(&self) -> Pairs {
@@ -299,8 +303,9 @@ impl Responder {
             says = order.source.text(),
             "order in which a peer's writes are applied"
         );
-        let granted = self.granted.iter().map(|granted| (&granted.memory, &granted.key));
-        self.sentinel = (!order.in_order).then(|| Sentinel::new(&self.domain, granted)).transpose()?;
+        if order.in_order {
+            self.sentinel = None;
+        }
         Ok(())
     }
 

@@ -116,8 +116,8 @@ pub(super) struct QueuePair {
     serial: usize,
     /// Receives that it has, used up or not.
     pub(super) receives: u16,
-    /// Receives that were posted again, until the peer is told.
-    renewed: AtomicU16,
+    /// Receives that were used up, until they are posted again and the peer is told.
+    used: AtomicU16,
     is_destroyed: bool,
     // Dropped in this order, after the queue pair itself.
     pub(super) completions: Arc<CompletionQueue>,
@@ -215,7 +215,7 @@ impl QueuePair {
             first_packet,
             serial,
             receives: sizes.max_recv_wr as u16,
-            renewed: AtomicU16::new(0),
+            used: AtomicU16::new(0),
             is_destroyed: false,
             completions,
             domain: Arc::clone(domain),
@@ -372,18 +372,17 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts so many receives again, which the peer has used up.
-    pub(super) fn renew_receives(&self, used: u16) {
-        match self.post_receives(used.into()) {
-            Ok(()) => _ = self.renewed.fetch_add(used, Ordering::Relaxed),
-            Err(error) => tracing::warn!(%error, "receives could not be posted"),
-        }
+    /// Notes that the peer has used up so many receives.
+    pub(super) fn count_used(&self, used: u16) {
+        self.used.fetch_add(used, Ordering::Relaxed);
     }
 
-    /// Returns how many receives were posted again since this was asked last, once they are worth a message.
-    pub(super) fn take_renewed(&self) -> Option<u16> {
-        let is_many = self.receives > 0 && self.renewed.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
-        is_many.then(|| self.renewed.swap(0, Ordering::Relaxed))
+    /// Posts again what the peer has used up, once that is worth a message: so many, of which it is to be told.
+    pub(super) fn renew_receives(&self) -> Option<u16> {
+        let is_many = self.receives > 0 && self.used.load(Ordering::Relaxed) >= self.receives.div_ceil(2);
+        let used = is_many.then(|| self.used.swap(0, Ordering::Relaxed))?;
+        let posted = self.post_receives(used.into());
+        posted.inspect_err(|error| tracing::warn!(%error, "receives could not be posted")).ok().map(|()| used)
     }
 
     /// True in a forked child, where nothing is made of it.

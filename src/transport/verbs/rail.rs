@@ -33,7 +33,9 @@ pub(super) struct Rail {
     /// Of the memory that peers read and do nothing else with, registered once for all of them, and of the queue pairs
     /// by which they do.
     pub(super) read_domain: Arc<ProtectionDomain>,
+    /// The entry of the GID table to speak from, if one was asked for, and the variable that says so, if one does.
     gid_index: Option<u16>,
+    gid_index_from: Option<&'static str>,
     /// Largest packet in bytes, if it was asked for.
     mtu: Option<u16>,
     /// The partition, if it was asked for.
@@ -75,7 +77,8 @@ impl Rail {
         Ok(Rail {
             domain: domain()?,
             read_domain: domain()?,
-            gid_index: options.gid_index,
+            gid_index: options.gid_index_at(&port),
+            gid_index_from: options.gid_index_from,
             mtu: options.mtu,
             partition_key: options.partition_key,
             state: Arc::new(Mutex::new(PortState {
@@ -153,14 +156,26 @@ impl Rail {
 
     /// The address to speak from towards `peer`.
     pub(super) fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
-        let choice = self.choose_gid(peer).ok_or_else(|| ConnectError::System {
-            operation: "make an RDMA connection",
-            address: at.clone(),
-            source: io::Error::from_raw_os_error(libc::EADDRNOTAVAIL),
-            remedy: "give the RDMA device's network interface an IP address, and bring it up",
+        let choice = self.choose_gid(peer).ok_or_else(|| {
+            let (source, remedy) = self.no_gid();
+            let (operation, address) = ("make an RDMA connection", at.clone());
+            ConnectError::System { operation, address, source, remedy }
         })?;
         tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");
         Ok(choice)
+    }
+
+    /// The error of a port without an address to speak from, and the remedy.
+    fn no_gid(&self) -> (io::Error, &'static str) {
+        let Some(index) = self.gid_index else {
+            let remedy = "give the RDMA device's network interface an IP address, and bring it up";
+            return (io::Error::from_raw_os_error(libc::EADDRNOTAVAIL), remedy);
+        };
+        let (device, asked) = (&self.info.name, self.gid_index_from.unwrap_or("`VerbsOptions::gid_index`"));
+        let reason =
+            format!("{device} has no entry {index} in its GID table any more, for which {asked} asks");
+        let remedy = "ask for an entry that it has, or for none; `slackline doctor` lists them";
+        (io::Error::new(io::ErrorKind::AddrNotAvailable, reason), remedy)
     }
 
     /// Returns the port address of this side, as a peer is told.

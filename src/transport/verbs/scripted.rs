@@ -49,6 +49,12 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
     /// Requests that were noticed, by the queues that they complete in and the numbers of their pairs.
     static NOTICED: RefCell<VecDeque<(*mut sys::ibv_cq, u32)>> = const { RefCell::new(VecDeque::new()) };
+    /// Requests that are noticed as soon as a queue is armed, one each time.
+    static STREAMED: Cell<usize> = const { Cell::new(0) };
+    /// Regions of this thread that are still registered before one is refused.
+    static REGIONS_LEFT: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// The number of times that queues were armed.
+    static ARMINGS: Cell<usize> = const { Cell::new(0) };
     /// Queues that are to tell their channel of the next completion.
     static ARMED: RefCell<Vec<*mut sys::ibv_cq>> = const { RefCell::new(Vec::new()) };
     /// Queues that have told their channel of a completion.
@@ -186,6 +192,21 @@ pub(super) fn notice(of: usize) {
         let channel = unsafe { BorrowedFd::borrow_raw((*(*queue).channel).fd) };
         rustix::io::write(channel, &1_u64.to_ne_bytes()).unwrap();
     }
+}
+
+/// From now on, a request is noticed whenever a queue is armed, so many times.
+pub(super) fn stream(requests: usize) {
+    STREAMED.set(requests);
+}
+
+/// Returns how often queues were armed since this was asked last.
+pub(super) fn take_armings() -> usize {
+    ARMINGS.take()
+}
+
+/// From now on, so many regions are registered, and the next one is refused.
+pub(super) fn register_only(regions: usize) {
+    REGIONS_LEFT.set(regions);
 }
 
 /// Calls of the library that this thread has made since this was asked last.
@@ -364,7 +385,20 @@ unsafe extern "C" fn poll_cq(cq: *mut sys::ibv_cq, _: c_int, into: *mut sys::ibv
 
 unsafe extern "C" fn req_notify_cq(cq: *mut sys::ibv_cq, _: c_int) -> c_int {
     count_call();
-    ARMED.with_borrow_mut(|armed| armed.push(cq));
+    ARMINGS.set(ARMINGS.get() + 1);
+    let Some(left) = STREAMED.get().checked_sub(1) else {
+        ARMED.with_borrow_mut(|armed| armed.push(cq));
+        return 0;
+    };
+    STREAMED.set(left);
+    // SAFETY: each lives: it leaves the list when it is destroyed.
+    let is_of_queue = |pair: &&*mut sys::ibv_qp| unsafe { (***pair).recv_cq } == cq;
+    let pair =
+        PAIRS.with_borrow(|pairs| pairs.iter().find(is_of_queue).copied()).expect("a pair of the queue");
+    // SAFETY: as above.
+    let number = unsafe { (*pair).qp_num };
+    NOTICED.with_borrow_mut(|noticed| noticed.push_back((cq, number)));
+    TOLD.with_borrow_mut(|told| told.push_back(cq));
     0
 }
 
@@ -430,6 +464,12 @@ unsafe extern "C" fn reg_mr_iova2(
     flags: c_uint,
 ) -> *mut sys::ibv_mr {
     count_call();
+    let Some(left) = REGIONS_LEFT.get().checked_sub(1) else {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::ENOMEM };
+        return std::ptr::null_mut();
+    };
+    REGIONS_LEFT.set(left);
     FLAGS.with_borrow_mut(|all| all.push(flags));
     // SAFETY: null pointers and numbers.
     Box::into_raw(unsafe { Box::new(std::mem::zeroed()) })

@@ -75,9 +75,7 @@ impl StagedLane for StagedRails<'_> {
         let room = self.shared.piece_bytes().saturating_mul(self.shared.queue_depth);
         let longest = longest.min((room / PAGE_SIZE).max(1) * PAGE_SIZE);
         StagingBlocks::new(gpu, longest, &self.gpu.path.to_string(), |memory| {
-            let bytes = memory.len();
-            let registered = self.shared.register(memory, Access::LOCAL);
-            registered.map_err(|source| self.shared.cannot_register(bytes, source))
+            self.shared.register_or_tell(memory, Access::LOCAL)
         })
     }
 }

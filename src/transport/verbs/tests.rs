@@ -61,6 +61,60 @@ fn only_what_this_process_asked_for_is_written_in_relaxed_order() {
     assert!(scripted::take_flags().iter().all(|flags| flags & sys::IBV_ACCESS_RELAXED_ORDERING == 0));
 }
 
+#[test]
+fn memory_that_a_device_does_not_take_names_that_device() {
+    let mut verbs = verbs(None);
+    let rails = &mut Arc::get_mut(&mut verbs.shared).expect("no other handle exists yet").rails;
+    rails.push(rail_of(info("scripted1", true, vec![gid()]), VerbsOptions::default()));
+    for (regions, access, name) in [
+        (0, Access::LOCAL, "scripted0"),
+        (1, Access::LOCAL, "scripted1"),
+        (2, Access::REMOTE_READ, "scripted0"),
+        (3, Access::REMOTE_READ, "scripted1"),
+    ] {
+        scripted::register_only(regions);
+        let error = verbs.allocate(64, access).expect_err("refused");
+        scripted::register_only(usize::MAX);
+        let RegisterError::Device { device, .. } = &error else { panic!("{error}") };
+        assert_eq!(device, name, "{error}");
+    }
+}
+
+#[test]
+fn a_full_device_is_not_taken_for_a_limit_on_locked_memory() {
+    let full = io::Error::from_raw_os_error(libc::ENOMEM);
+    let remedy = remedy_within(Some(64 << 10), &full);
+    assert!(remedy.contains("locked memory is 64 KiB: raise it"), "{remedy}");
+    let remedy = remedy_within(None, &full);
+    assert!(remedy.contains("no room for more registrations") && !remedy.contains("raise"), "{remedy}");
+}
+
+#[test]
+fn a_gid_that_was_asked_for_and_is_gone_is_named_with_who_asks() {
+    let text = |options: VerbsOptions| {
+        let rail = rail_of(info("scripted0", true, vec![gid()]), options);
+        scripted::set_port(0, 3, Ipv4Addr::new(10, 0, 0, 3));
+        scripted::tell_of_port(sys::IBV_EVENT_GID_CHANGE);
+        let at = Address::Verbs(([127, 0, 0, 1], 0).into());
+        let error = rail.gid_towards(None, &at).unwrap_err();
+        let ConnectError::System { source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.kind(), io::ErrorKind::AddrNotAvailable);
+        error.to_string()
+    };
+    let of =
+        |variable| VerbsOptions { gid_index: Some(1), gid_index_from: variable, ..VerbsOptions::default() };
+    for (variable, asked) in
+        [(None, "`VerbsOptions::gid_index`"), (Some("UCX_IB_GID_INDEX"), "UCX_IB_GID_INDEX")]
+    {
+        let text = text(of(variable));
+        assert!(
+            text.contains(&format!("no entry 1 in its GID table any more, for which {asked} asks")),
+            "{text}"
+        );
+        assert!(!text.contains("IP address"), "{text}");
+    }
+}
+
 /// Returns how many READs and atomics the device is told that one side's pair has under way, and that the other's
 /// answers.
 fn agreed(poster: &Rail, server: &Rail) -> (u8, u8) {

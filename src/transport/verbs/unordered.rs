@@ -90,6 +90,8 @@ struct DeviceState {
     events: VecDeque<sys::ibv_async_event>,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
+    /// Whether the device tells that it is gone once a queue pair is destroyed.
+    dies_with_a_pair: bool,
     /// The error number with which memory is registered; 0 is success.
     registering: c_int,
     neighbour: Neighbour,
@@ -299,6 +301,7 @@ impl Unordered {
             late: Vec::new(),
             events: VecDeque::new(),
             destroying: 0,
+            dies_with_a_pair: false,
             registering: 0,
             neighbour: Neighbour::Answers,
             waiting: 0,

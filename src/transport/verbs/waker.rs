@@ -4,9 +4,9 @@
 //! of many pairs go to one queue, and all queues share one channel, whose descriptor a thread can wait for: to wake up
 //! costs calls for the queues that have something to say, however many peers are silent.
 //!
-//! Each pair has receives of its own, and a peer spends no more than it was told of: one that arrives where none is
-//! posted would hold up its connection, and in the end break it. Were the receives shared, a peer that spends too many
-//! would break the connections of the others.
+//! Each pair has receives of its own, and a peer spends no more than it was told of: they are posted again when it is
+//! told. One that arrives where none is posted holds up its connection, and in the end breaks it. Were the receives
+//! shared, a peer that spends too many would break the connections of the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -103,8 +103,8 @@ struct WakerQueue {
 }
 
 impl WakerQueue {
-    /// Takes what has completed, and posts used receives again. True if there were any.
-    fn renew(&self) -> bool {
+    /// Takes what has completed, and counts the receives of each pair that were used.
+    fn take(&self) {
         // The number of a pair, its receives that were used, and whether it is over.
         let mut used: SmallVec<[(u32, u16, bool); POLLED_AT_ONCE]> = SmallVec::new();
         let mut completions = [sys::ibv_wc::default(); POLLED_AT_ONCE];
@@ -120,12 +120,12 @@ impl WakerQueue {
             }
         }
         for (number, count, is_over) in &used {
-            // A pair that is over gives all back, and needs none; its owner finds that out.
+            // A pair that is over gives all back, and needs none. That it is over its owner learns from the device or
+            // from the peer.
             if let (Some(pair), false) = (self.pairs.get(number), is_over) {
-                pair.renew_receives(*count);
+                pair.count_used(*count);
             }
         }
-        !used.is_empty()
     }
 }
 
@@ -163,7 +163,7 @@ impl Waker {
             queues.iter_mut().find(|queue| queue.completions.serial == pair.completions.serial)
         {
             // What is left there of a pair that had the same number is not this one's.
-            queue.renew();
+            queue.take();
             queue.pairs.insert(pair.number(), Arc::clone(pair));
         }
     }
@@ -198,13 +198,18 @@ impl Waker {
 
     /// Asks to be told of the next request again where one was told of; whether there were some since the last time.
     fn answer(&self) -> bool {
+        // Each queue tells once, until it is armed here again: more than that is for the next call, so that peers which
+        // go on sending do not keep this one from ending.
+        let most = lock(&self.queues).len();
         let mut has_some = false;
-        while let Some(serial) = self.channel.next() {
+        for serial in std::iter::from_fn(|| self.channel.next()).take(most) {
+            // Also where another thread, which made a pair, has taken what there is to be told of.
+            has_some = true;
             let queues = lock(&self.queues);
             if let Some(queue) = queues.iter().find(|queue| queue.completions.serial == serial) {
                 // First: what comes after the look is told of.
                 queue.completions.arm();
-                has_some |= queue.renew();
+                queue.take();
             }
         }
         has_some

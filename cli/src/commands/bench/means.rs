@@ -205,6 +205,7 @@ impl Means {
             devices: if device.is_empty() { environment.devices } else { device },
             port: port.or(environment.port),
             gid_index: gid_index.or(environment.gid_index),
+            gid_index_from: environment.gid_index_from.filter(|_| gid_index.is_none()),
             mtu: mtu.or(environment.mtu),
             service_level: sl.unwrap_or(environment.service_level),
             traffic_class: tclass.unwrap_or(environment.traffic_class),

@@ -175,6 +175,10 @@ unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
         state.leave_late(pair);
         state.pairs.remove(pair);
     }
+    if state.dies_with_a_pair {
+        let event_type = sys::IBV_EVENT_DEVICE_FATAL;
+        state.events.push_back(sys::ibv_async_event { event_type, ..Default::default() });
+    }
     state.destroying
 }
 

@@ -257,6 +257,49 @@ fn a_rail_whose_pairs_cannot_be_destroyed_ends_the_connection() {
     lock(&scene.device.world.state).destroying = 0;
 }
 
+const NO_DEVICE: &str = "the RDMA device of this host is gone";
+
+#[test]
+fn a_device_that_is_gone_when_a_rail_is_lost_ends_the_connection_at_once() {
+    let mut scene = Scene::new(0, 2);
+    scene.round(1);
+    // The oldest is one that the poster posts on.
+    let pair = scene.pairs(2)[0];
+    scene.device.tell_of_pair(sys::IBV_EVENT_QP_FATAL, pair);
+    lock(&scene.device.world.state).dies_with_a_pair = true;
+    scene.verbs.shared.hearing.hurry();
+    assert_eq!(scene.poster.check().unwrap_err().reason, NO_DEVICE);
+    lock(&scene.device.world.state).dies_with_a_pair = false;
+}
+
+#[test]
+fn a_lost_rails_device_that_goes_matters_until_its_requests_are_repeated() {
+    for is_repeated in [false, true] {
+        let device = Unordered::new(0, false);
+        let mut verbs = device.verbs_at(&[1; 2], 8, None);
+        let second = Device::of_library(&LIBRARY, NonNull::from(device.world).cast());
+        let rails = &mut Arc::get_mut(&mut verbs.shared).expect("it was made just now").rails;
+        rails[1].device = Arc::clone(&second);
+        let mut scene = Scene::over(device, verbs);
+        scene.looks = false;
+        fill(&scene.source, 1);
+        scene.device.cut(2);
+        scene.post(&[WorkRequest::signalled(1, scene.payload())], 1);
+        while scene.verbs.rails_lost() == 0 {
+            scene.step(1);
+            assert_eq!(scene.poster.poll(), None);
+        }
+        if is_repeated {
+            scene.looks = true;
+            assert_eq!(scene.completion(1).result, Ok(()));
+            scene.wait_for_losses(1);
+        }
+        second.die();
+        let over = scene.poster.check().err().map(|over| over.reason);
+        assert_eq!(over, (!is_repeated).then_some(NO_DEVICE));
+    }
+}
+
 #[test]
 fn a_rail_whose_device_falls_silent_is_given_up_in_time() {
     let device = Unordered::new(0, false);

@@ -52,6 +52,30 @@ fn over(device: Unordered, verbs: &Verbs, posts: Side) -> Fixture {
     Fixture { device, poster, _target: target, granted, source }
 }
 
+/// Of a process that ends the system destroys what is newest first. A pair that serves and outlives the keys that it
+/// serves refuses what was granted, which a peer does not take for the loss of its owner.
+#[test]
+fn no_key_that_a_pair_serves_is_younger_than_the_pair() {
+    for says_in_order in [false, true] {
+        let device = Unordered::new(0, says_in_order);
+        let verbs = device.verbs_over(3, DEPTH as usize, None);
+        let access = [Access::REMOTE_WRITE, Access::REMOTE_READ];
+        let regions = access.map(|access| verbs.allocate(AREA_BYTES, access).unwrap());
+        let offer =
+            || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
+        let _ends = connect(&verbs, offer);
+        let state = lock(&device.world.state);
+        let serving = || state.pairs.iter().filter(|pair| pair.access != 0);
+        // On each rail of both ends for data and for what is only read, and on the first for heartbeats.
+        assert_eq!(serving().count(), 2 * (3 * 2 + 1));
+        for pair in serving() {
+            let keys = state.regions.iter().filter(|(_, region)| region.domain == pair.domain);
+            let newest = keys.map(|(key, _)| *key).max().expect("it serves something");
+            assert!(newest < pair.number, "key {newest}, pair {}", pair.number);
+        }
+    }
+}
+
 /// A write, and what is seen of it.
 struct Write {
     announces: bool,
