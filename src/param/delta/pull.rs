@@ -4,6 +4,8 @@
 //! its header and its label are as before. Only then is it applied, to a copy of the version that it was made from, so
 //! that this copy is one whole version at every moment.
 
+use smallvec::SmallVec;
+
 use super::{DeltaGeometry, DeltaHeader};
 use crate::clock::{Clock, Version};
 use crate::kernel::apply_delta;
@@ -13,6 +15,9 @@ use crate::param::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest}
 use crate::param::pull::MAX_READ_BYTES;
 use crate::param::{FrameSource, PullError, Pulled, Welcome};
 use crate::transport::{CompletionError, Endpoint, Operation, PostError, WorkCompletion, WorkRequest};
+
+/// Bytes that are read at once of what is taken word by word: over any transport no word tears in such a request.
+const MAX_WORDS_BYTES: usize = 4096;
 
 /// The memory in which a reader finds differences.
 #[derive(Clone, Copy, Debug)]
@@ -337,11 +342,21 @@ impl DeltaPull {
 
     fn look(&mut self, endpoint: &mut impl Endpoint, next: DeltaStep) -> Result<bool, PullError> {
         let table_bytes = self.source.geometry.table_bytes();
-        let (local, remote) =
-            (self.looked.slice(LINE, table_bytes)?, self.source.deltas.slice(0, table_bytes as u64)?);
-        let table = Operation::Read { local, remote, streaming: Streaming::Never };
-        let status = WorkRequest::unsignalled(DELTA_TAG, self.status()?);
-        self.post(endpoint, &[status, WorkRequest::signalled(DELTA_TAG, table)], next)
+        let mut requests = SmallVec::<[WorkRequest; 4]>::new();
+        requests.push(WorkRequest::unsignalled(DELTA_TAG, self.status()?));
+        for begin in (0..table_bytes).step_by(MAX_WORDS_BYTES) {
+            let bytes = MAX_WORDS_BYTES.min(table_bytes - begin);
+            let local = self.looked.slice(LINE + begin, bytes)?;
+            let remote = self.source.deltas.slice(begin as u64, bytes as u64)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+            // Requests complete in order: the last of them speaks for all.
+            let request = match begin + bytes == table_bytes {
+                true => WorkRequest::signalled(DELTA_TAG, operation),
+                false => WorkRequest::unsignalled(DELTA_TAG, operation),
+            };
+            requests.push(request);
+        }
+        self.post(endpoint, &requests, next)
     }
 
     fn poll(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {

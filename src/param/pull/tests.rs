@@ -299,7 +299,7 @@ fn a_pin_takes_nothing_older_than_what_was_followed_to_its_end() {
 /// An owner of version 1, and a pull of it that has been lapped so often that it is about to pin its frame.
 fn about_to_pin(exactly: Option<Version>) -> (Frames, LocalEndpoint, Pull) {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
-    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap());
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
     let version = Version::new(1);
     publish(&mut frames, version);
     let options = PullOptions { exactly, ..PullOptions::default() };
