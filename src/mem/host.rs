@@ -416,6 +416,38 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_that_keeps_shared_memory_away_is_named_and_kills_nothing() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        use crate::diagnostic::Diagnostic as _;
+
+        if !crate::mem::alone(
+            "mem::host::tests::a_limit_that_keeps_shared_memory_away_is_named_and_kills_nothing",
+        ) {
+            return;
+        }
+        let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let memory = HostMemory::shared(4096).unwrap();
+        let before = open_files();
+        let file = memory.shared_file().unwrap().try_clone_to_owned().unwrap();
+        let mapped = HostMemory::from_peer(file, 4096, true).unwrap();
+        memory.as_volatile().store_u64(0, 5);
+        assert_eq!((open_files(), mapped.as_volatile().load_u64(0)), (before, 5));
+
+        let under = |resource, most, bytes| {
+            let Rlimit { current, maximum } = getrlimit(resource);
+            setrlimit(resource, Rlimit { current: Some(most), maximum }).unwrap();
+            let error = HostMemory::shared(bytes).unwrap_err();
+            setrlimit(resource, Rlimit { current, maximum }).unwrap();
+            error
+        };
+        let error = under(Resource::Nofile, 0, 4096);
+        assert!(error.to_string().contains("ulimit -n") && error.is_retryable(), "{error}");
+        let error = under(Resource::Fsize, 1 << 20, (1 << 20) + 1);
+        assert!(error.to_string().contains("ulimit -f") && !error.is_retryable(), "{error}");
+    }
+
+    #[test]
     fn impossible_lengths_are_errors() {
         assert!(HostMemory::anonymous(0).is_err());
         assert!(HostMemory::anonymous(usize::MAX).is_err());

@@ -288,6 +288,12 @@ impl<T: Transport> Publisher<T> {
         Ok(self.draft.map(|(frame, _)| frame))
     }
 
+    /// The frames as they lie in memory, for tests that make them say something else.
+    #[cfg(test)]
+    pub(super) fn frames(&self) -> &crate::param::Frames {
+        &self.shard.frames
+    }
+
     /// Says of the version at which it begins that it is this publisher's, or no publisher's (0).
     pub(super) fn begin_as_relay(&mut self, origin: u64) {
         let frames = &self.shard.frames;

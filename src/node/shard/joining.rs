@@ -156,3 +156,21 @@ fn allocate<T: Transport>(
     let payloads = slots.map(|slots| payloads::allocate(transport, slots.bytes() as usize, access));
     Ok((page, payloads.transpose()?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::MemoryError;
+    use crate::transport::RegisterError;
+
+    #[test]
+    fn a_peer_may_ask_again_where_descriptors_or_memory_were_short() {
+        let codes = [(libc::EMFILE, true), (libc::ENFILE, true), (libc::ENOMEM, true), (libc::EFBIG, false)];
+        for (errno, passes) in codes {
+            let source = std::io::Error::from_raw_os_error(errno);
+            let error = MemoryError::Map { bytes: 64, kind: "shared", source, remedy: "raise the limit" };
+            let refusal = no_memory(&RegisterError::from(error).into());
+            assert_eq!(refusal.retry_after.is_some(), passes, "{}", refusal.reason);
+        }
+    }
+}

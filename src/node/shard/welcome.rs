@@ -36,3 +36,27 @@ impl<T: Transport> Shard<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::node::{Error, Publisher, PublisherOptions};
+    use crate::table::{ElementType, Table, TableError};
+    use crate::transport::Address;
+    use crate::transport::shm::Shm;
+
+    #[test]
+    fn a_table_that_no_message_can_describe_is_refused_at_once() {
+        let publisher = |tensors: u8| {
+            let mut table = Table::builder();
+            for tensor in 0..tensors {
+                let name = char::from(b'a' + tensor).to_string().repeat(1 << 20);
+                table = table.tensor(name, &[1], ElementType::U8);
+            }
+            let table = table.build().unwrap();
+            Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default()).map(drop)
+        };
+        publisher(15).unwrap();
+        let error = publisher(16).unwrap_err();
+        assert!(matches!(error, Error::Table(TableError::Description { .. })), "{error}");
+    }
+}

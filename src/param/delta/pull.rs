@@ -404,3 +404,61 @@ impl DeltaPull {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
+    use crate::transport::{Disconnected, HeartbeatWord};
+
+    /// Takes all requests, and carries out none.
+    #[derive(Default)]
+    struct Noted(Vec<WorkRequest>);
+
+    impl Endpoint for Noted {
+        fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+            self.0.extend_from_slice(batch);
+            Ok(())
+        }
+
+        fn poll(&mut self) -> Option<WorkCompletion> {
+            None
+        }
+
+        fn check(&mut self) -> Result<(), Disconnected> {
+            Ok(())
+        }
+
+        fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {
+            None
+        }
+
+        fn transport(&self) -> &'static str {
+            "none"
+        }
+
+        fn heartbeat_word(&self, _word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
+            Err(Disconnected { reason: "it is none" }.into())
+        }
+    }
+
+    #[test]
+    fn the_table_of_slots_is_read_in_requests_in_which_no_word_tears() {
+        let geometry = DeltaGeometry { slots: 65, slot_bytes: 64, unit: 1 };
+        let whole = |key, len| RemoteSlice { key: RemoteKey(key), offset: 0, len };
+        let (deltas, status) = (whole(1, geometry.bytes()), whole(2, LINE as u64));
+        let source = DeltaSource { deltas, geometry, status, epoch: 7, payload_bytes: 64 };
+        let memory = HostMemory::anonymous(source.memory_bytes()).unwrap();
+        let memory = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
+        let (mut pull, mut endpoint) = (DeltaPull::new(source, &memory).unwrap(), Noted::default());
+        pull.start(Version::new(1), FrameLabel::default(), Version::new(2), None);
+        assert!(pull.advance(&mut endpoint).unwrap() && pull.is_in_flight());
+        let read = |request: &WorkRequest| match &request.operation {
+            Operation::Read { remote, .. } => (remote.key, remote.offset, remote.len),
+            other => panic!("{other:?}"),
+        };
+        let reads: Vec<_> = endpoint.0.iter().map(read).collect();
+        let parts = [(0, 4096), (4096, 4096), (8192, 128)].map(|(at, bytes)| (deltas.key, at, bytes));
+        assert_eq!((reads[0], &reads[1..]), ((status.key, 0, 64), &parts[..]));
+    }
+}

@@ -340,3 +340,21 @@ fn a_pinned_frame_of_a_number_that_no_version_has_is_not_taken() {
     frames.control().as_volatile().store_u64(version_at, 1);
     assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
 }
+
+#[test]
+fn a_copy_that_its_caller_cannot_rescue_pins_where_memory_is_mapped() {
+    for checksum in [false, true] {
+        let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+        pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), true);
+        publish(&mut frames, Version::new(1));
+        let options = PullOptions { checksum, ..PullOptions::default() };
+        pull.start(Bound::NONE, region(512).whole(), options).unwrap();
+        pull.retries = RETRIES_BEFORE_PIN;
+        assert_eq!(pull.wanted().is_some(), !checksum);
+        for _ in 0..2 {
+            turn(&mut pull, &mut endpoint);
+        }
+        assert_eq!(pull.is_pinned(), checksum);
+        assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
+    }
+}

@@ -117,7 +117,7 @@ impl SocketEnd {
         }
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(match files.len() - before {
-                MAX_FILES => {
+                MAX_FILES.. => {
                     io::Error::other("descriptors were lost: more were passed than a handshake holds")
                 }
                 // The system passes on as many as this process may have.
