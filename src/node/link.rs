@@ -527,8 +527,8 @@ impl<E: Endpoint> Link<E> {
                     publish.complete(completion);
                 }
             }
-            // A copy that was lapped is begun again with the next turn, once the caller has looked at its deadline: where
-            // memory is mapped, one step makes a whole copy.
+            // A copy that was lapped is begun again with the next turn, once the caller has looked at its deadline:
+            // where memory is mapped, one step makes a whole copy.
             if !progress || self.retries() > retries {
                 break;
             }
