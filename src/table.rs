@@ -121,6 +121,14 @@ pub enum TableError {
     /// A selection of too many pieces.
     #[error("a selection cannot have more than {MAX_PIECES} pieces: {}", remedy_of(self))]
     TooManyPieces,
+    /// Names and shapes that are too long for the message that tells a peer of them.
+    #[error("a table whose description takes {bytes} bytes cannot be served: {}", remedy_of(self))]
+    Description {
+        /// Bytes of the message.
+        bytes: usize,
+        /// The most that it may have.
+        most: usize,
+    },
     /// More shards than cache lines, or none.
     #[error("cannot cut {bytes} bytes into {shards} shards: {}", remedy_of(self))]
     Shards {
@@ -153,6 +161,9 @@ impl Diagnostic for TableError {
             }
             TableError::TooManyPieces => "slice outer dimensions, or read the tensor whole".into(),
             TableError::Align { .. } => format!("use a power of two, at most {MAX_ALIGN}").into(),
+            TableError::Description { most, .. } => {
+                format!("use shorter names, or fewer tensors: {most} bytes are the most").into()
+            }
             TableError::Shards { most, .. } => format!("use 1 to {most}").into(),
         })
     }

@@ -2,6 +2,7 @@
 
 mod node {
     mod decided;
+    mod fork;
     mod host;
     mod memory;
     mod own_scheme;

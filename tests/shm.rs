@@ -345,3 +345,37 @@ fn a_connector_waits_while_the_queue_of_the_listener_is_full() {
     assert_eq!(rustix::net::recv(&second, &mut bytes, rustix::net::RecvFlags::empty()).unwrap().1, 32);
     assert_eq!(&bytes[..8], b"slkl-shm");
 }
+
+#[test]
+fn honest_connectors_that_come_all_at_once_are_all_let_in() {
+    let mut listener = listener();
+    let mut connecting: Vec<_> =
+        (0..200).map(|_| Shm::new().connect(&listener.address(), Offer::default()).unwrap()).collect();
+    let mut came = Vec::new();
+    for _ in 0..200 {
+        for one in &mut connecting {
+            assert!(one.poll(NOW).is_pending(), "it was dropped");
+        }
+        came.extend(std::iter::from_fn(|| listener.poll(NOW)));
+        if came.len() == 200 {
+            return;
+        }
+    }
+    panic!("{} of 200 came", came.len());
+}
+
+#[test]
+fn a_whole_hello_outlives_halves_before_and_behind_it() {
+    let (mut listener, hello) = (listener(), good_hello());
+    let half = |listener: &ShmListener| {
+        let mut peer = unauthenticated_peer(listener);
+        peer.write_all(&hello[..hello.len() / 2]).unwrap();
+        peer
+    };
+    let mut halves: Vec<_> = (0..MAX_PENDING_HANDSHAKES).map(|_| half(&listener)).collect();
+    assert!(listener.poll(NOW).is_none());
+    let mut whole = unauthenticated_peer(&listener);
+    whole.write_all(&hello).unwrap();
+    halves.extend((1..MAX_PENDING_HANDSHAKES).map(|_| half(&listener)));
+    assert!(listener.poll(NOW).is_some(), "the whole one was dropped");
+}

@@ -78,6 +78,7 @@ const UNSAFE_FILES: &[&str] = &[
     "python/src/source.rs",
     "python/src/view.rs",
     "python/src/working.rs",
+    "tests/node/fork.rs",
     "tests/node/memory.rs",
     "tests/rdma/fork.rs",
 ];

@@ -335,7 +335,7 @@ fn publish_status(error: &PublishError) -> Status {
 fn pin_status(error: &PinError) -> Status {
     match error {
         PinError::NotMapped => Status::Unsupported,
-        PinError::Epoch { .. } => Status::ServerLost,
+        PinError::Epoch { .. } | PinError::Inherited => Status::ServerLost,
         PinError::Damaged { .. } => Status::Damaged,
         _ => Status::Internal,
     }

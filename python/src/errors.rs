@@ -195,7 +195,7 @@ pub(crate) fn class_of(error: &Error) -> Class {
         Error::Pinned { .. } => Class::FramesPinned,
         Error::ServerLost { .. } | Error::Evicted { .. } | Error::Post { .. } => Class::PeerGone,
         Error::Pull { source: PullError::Epoch { .. }, .. }
-        | Error::Pin { source: PinError::Epoch { .. }, .. }
+        | Error::Pin { source: PinError::Epoch { .. } | PinError::Inherited, .. }
         | Error::AnotherIncarnation { .. }
         | Error::AnotherPublisher => Class::EpochChanged,
         Error::Pull { source: PullError::Disconnected(_) | PullError::Completion(_), .. }

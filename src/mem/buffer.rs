@@ -15,7 +15,7 @@ impl Buffer {
     pub fn new(region: MemoryRegion) -> Option<Buffer> {
         let exclusive = region.access() == Access::LOCAL
             && region.is_unshared()
-            && region.memory().shared_file().is_none()
+            && !region.memory().is_shared()
             && region.memory().is_writable();
         exclusive.then_some(Buffer { region })
     }

@@ -62,6 +62,12 @@ impl Diagnostic for MemoryError {
             MemoryError::Length { .. } => None,
         }
     }
+
+    /// True if there were too many open files, or too little memory, at this moment.
+    fn is_retryable(&self) -> bool {
+        let MemoryError::Map { source, .. } = self else { return false };
+        matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+    }
 }
 
 pub(super) fn check_length(bytes: usize) -> Result<(), MemoryError> {

@@ -25,6 +25,8 @@ const HUGE_ADVICE_FROM: usize = 2 * HUGE_PAGE;
 enum Backing {
     Private(MmapRaw),
     SharedFile(MmapRaw, OwnedFd),
+    /// Memory of a peer, whose descriptor is closed once it is mapped.
+    OfPeer(MmapRaw),
     /// The mapping, and the dma-buf that its memory is.
     DmaBuf {
         _map: MmapRaw,
@@ -70,7 +72,7 @@ impl fmt::Debug for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.backing {
             Backing::Private(_) => "private",
-            Backing::SharedFile(..) => "shared",
+            Backing::SharedFile(..) | Backing::OfPeer(_) => "shared",
             Backing::DmaBuf { .. } => "dma-buf",
             Backing::Caller { .. } => "caller",
         };
@@ -115,16 +117,24 @@ impl HostMemory {
     /// that no process can change its size (a shrunken file would kill a reader with SIGBUS).
     pub fn shared(bytes: usize) -> Result<Self, MemoryError> {
         check_length(bytes)?;
-        let refuse = |errno: rustix::io::Errno| MemoryError::Map {
-            bytes,
-            kind: "shared",
-            source: errno.into(),
-            remedy: "ask for less, or raise the memory limit of the cgroup",
+        let refuse = |source: io::Error| {
+            let remedy = match source.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)",
+                Some(libc::EFBIG) => "raise the limit on the size of files (ulimit -f), or ask for less",
+                _ => "ask for less, or raise the memory limit of the cgroup",
+            };
+            MemoryError::Map { bytes, kind: "shared", source, remedy }
         };
         // The pages of a memfd are found when they are touched. If one cannot be found, the process is killed.
         if bytes as u64 > memory_of_the_machine() {
-            return Err(refuse(rustix::io::Errno::NOMEM));
+            return Err(refuse(io::ErrorKind::OutOfMemory.into()));
         }
+        // A process that makes a file longer than this is killed by SIGXFSZ.
+        let longest = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if longest.is_some_and(|longest| bytes as u64 > longest) {
+            return Err(refuse(rustix::io::Errno::FBIG.into()));
+        }
+        let refuse = |errno: rustix::io::Errno| refuse(errno.into());
         let file = rustix::fs::memfd_create("slackline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(refuse)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(refuse)?;
@@ -188,7 +198,7 @@ impl HostMemory {
             remedy: "ask for less, or raise the limit on address space (ulimit -v)",
         })?;
         let pointer = map.as_mut_ptr();
-        Ok(Self { pointer, bytes, writable, backing: Backing::SharedFile(map, file.into()) }.advised())
+        Ok(Self { pointer, bytes, writable, backing: Backing::OfPeer(map) }.advised())
     }
 
     /// From here on no process can make a new writable mapping of this memory; existing ones stay as they are.
@@ -229,10 +239,17 @@ impl HostMemory {
         Ok(())
     }
 
+    /// True for memory that other processes may have mapped.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.backing, Backing::SharedFile(..) | Backing::OfPeer(_))
+    }
+
     /// The descriptor to pass to a peer, if this memory can be shared at all.
     pub fn shared_file(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
-            Backing::Private(_) | Backing::DmaBuf { .. } | Backing::Caller { .. } => None,
+            Backing::Private(_) | Backing::OfPeer(_) | Backing::DmaBuf { .. } | Backing::Caller { .. } => {
+                None
+            }
             Backing::SharedFile(_, file) => Some(file.as_fd()),
         }
     }
@@ -284,7 +301,7 @@ impl HostMemory {
     }
 
     fn advised(self) -> Self {
-        if let Backing::Private(map) | Backing::SharedFile(map, _) = &self.backing
+        if let Backing::Private(map) | Backing::SharedFile(map, _) | Backing::OfPeer(map) = &self.backing
             && map.len() >= HUGE_ADVICE_FROM
         {
             // Only advice: with it refused, the memory is slower and nothing else.
@@ -396,6 +413,38 @@ mod tests {
             }
             Err(error) => assert!(error.to_string().contains("vm.nr_hugepages"), "{error}"),
         }
+    }
+
+    #[test]
+    fn a_limit_that_keeps_shared_memory_away_is_named_and_kills_nothing() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+        use crate::diagnostic::Diagnostic as _;
+
+        if !crate::mem::alone(
+            "mem::host::tests::a_limit_that_keeps_shared_memory_away_is_named_and_kills_nothing",
+        ) {
+            return;
+        }
+        let open_files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let memory = HostMemory::shared(4096).unwrap();
+        let before = open_files();
+        let file = memory.shared_file().unwrap().try_clone_to_owned().unwrap();
+        let mapped = HostMemory::from_peer(file, 4096, true).unwrap();
+        memory.as_volatile().store_u64(0, 5);
+        assert_eq!((open_files(), mapped.as_volatile().load_u64(0)), (before, 5));
+
+        let under = |resource, most, bytes| {
+            let Rlimit { current, maximum } = getrlimit(resource);
+            setrlimit(resource, Rlimit { current: Some(most), maximum }).unwrap();
+            let error = HostMemory::shared(bytes).unwrap_err();
+            setrlimit(resource, Rlimit { current, maximum }).unwrap();
+            error
+        };
+        let error = under(Resource::Nofile, 0, 4096);
+        assert!(error.to_string().contains("ulimit -n") && error.is_retryable(), "{error}");
+        let error = under(Resource::Fsize, 1 << 20, (1 << 20) + 1);
+        assert!(error.to_string().contains("ulimit -f") && !error.is_retryable(), "{error}");
     }
 
     #[test]

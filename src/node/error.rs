@@ -310,6 +310,7 @@ impl Diagnostic for Error {
                 true
             }
             Error::Connect(error) => error.is_retryable(),
+            Error::Register(error) => error.is_retryable(),
             #[cfg(feature = "cuda")]
             Error::Gpu(error) => error.is_retryable(),
             Error::Post { source, .. } => source.is_retryable(),
@@ -366,7 +367,7 @@ impl Error {
             Error::ServerLost { .. }
                 | Error::Evicted { .. }
                 | Error::Pull { source: PullError::Epoch { .. }, .. }
-                | Error::Pin { source: PinError::Epoch { .. }, .. }
+                | Error::Pin { source: PinError::Epoch { .. } | PinError::Inherited, .. }
         )
     }
 

@@ -275,9 +275,7 @@ impl<E: Endpoint> Link<E> {
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
-        if pins.is_none() {
-            pull.pin_by(own_page::pin(&words.page)?);
-        }
+        pull.pin_by(own_page::pin(&words.page)?, pins.is_some());
         let held = HeldMessage { page: words.page, version: None, outstanding: false };
         let probe = Probe {
             mapped: endpoint.map(&words.line),
@@ -482,8 +480,14 @@ impl<E: Endpoint> Link<E> {
         self.pull.gains() + deltas + pushed + publish
     }
 
+    /// The number of times that the pulls under way were begun again.
+    fn retries(&self) -> u64 {
+        self.pull.retries() + self.pushed.as_ref().map_or(0, |(_, pull)| pull.retries())
+    }
+
     fn step(&mut self) -> Result<(), Error> {
         let shard = self.welcome.shard;
+        let retries = self.retries();
         for _ in 0..STEPS_PER_TURN {
             let mut progress = false;
             if let Some((endpoint, pull)) = &mut self.pushed {
@@ -537,7 +541,9 @@ impl<E: Endpoint> Link<E> {
                     publish.complete(completion);
                 }
             }
-            if !progress {
+            // A copy that was lapped is begun again with the next turn, once the caller has looked at its deadline:
+            // where memory is mapped, one step makes a whole copy.
+            if !progress || self.retries() > retries {
                 break;
             }
         }
@@ -719,6 +725,13 @@ impl<E: Endpoint> Link<E> {
 
     /// Pins the newest version if it satisfies `bound`.
     fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
+        if self.pull.is_pinned() {
+            // The pull that has ended lets go of its pin, which is in the same word.
+            self.advance()?;
+            if self.pull.is_pinned() {
+                return Ok(None);
+            }
+        }
         let shard = self.welcome.shard;
         let failed = |source| Error::Pin { shard, source };
         let held = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)?;

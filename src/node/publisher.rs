@@ -275,6 +275,7 @@ impl<T: Transport> Publisher<T> {
 
     /// The frame of the next version, if there is one that no reader pins.
     fn begin_draft(&mut self) -> Result<Option<u8>, Error> {
+        self.shard.expect_owner("begin a version")?;
         if self.draft.is_none() {
             let version = self.shard.next_version()?;
             let peers = &self.shard.peers;
@@ -285,6 +286,12 @@ impl<T: Transport> Publisher<T> {
             };
         }
         Ok(self.draft.map(|(frame, _)| frame))
+    }
+
+    /// The frames as they lie in memory, for tests that make them say something else.
+    #[cfg(test)]
+    pub(super) fn frames(&self) -> &crate::param::Frames {
+        &self.shard.frames
     }
 
     /// Says of the version at which it begins that it is this publisher's, or no publisher's (0).
@@ -322,7 +329,7 @@ impl<T: Transport> Publisher<T> {
     /// So many chunks of `version` are there. If it is another version than so far, or the copy `begins_again`, what
     /// followers have copied of it is void.
     pub(super) fn relay_landed(&mut self, version: Version, chunks: usize, begins_again: bool) {
-        let Some((frame, before)) = self.draft else { return };
+        let Some((frame, before)) = self.draft.filter(|_| !self.shard.is_inherited()) else { return };
         if version != before || (begins_again && !mutant!("relay_void")) {
             self.shard.frames.restart(frame, version);
             self.draft = Some((frame, version));
@@ -338,6 +345,7 @@ impl<T: Transport> Publisher<T> {
         label: FrameLabel,
         begins_again: bool,
     ) -> Result<(), Error> {
+        self.shard.expect_owner("pass a version on")?;
         self.relay_landed(version, 0, begins_again);
         // A relay that begins with the version that a server begins with has nothing to make a difference from.
         if version > self.version() {
@@ -353,7 +361,7 @@ impl<T: Transport> Publisher<T> {
 
     /// Begins the difference of the frame that is being written and that is filled, if differences are kept.
     fn begin_delta(&mut self) -> Option<PendingDelta> {
-        let (frame, version) = self.draft?;
+        let (frame, version) = self.draft.filter(|_| !self.shard.is_inherited())?;
         self.shard.frames.begin_delta(frame, version)
     }
 
@@ -410,6 +418,7 @@ impl<T: Transport> Publisher<T> {
     }
 
     fn commit_draft(&mut self, tag: VersionTag) -> Result<(Version, FrameLabel), Error> {
+        self.shard.expect_owner("publish")?;
         let (frame, version) = self
             .draft
             .take()
@@ -429,7 +438,10 @@ impl<T: Transport> Publisher<T> {
     /// had. For a trainer whose copy into the frame has failed. Without a frame that is lent it does nothing.
     #[doc(hidden)]
     pub fn publish_abort(&mut self) {
-        if let Some((frame, _)) = self.draft.take() {
+        // The draft that a forked child inherits is still being written by the owner.
+        if let Some((frame, _)) = self.draft.take()
+            && !self.shard.is_inherited()
+        {
             self.shard.frames.abandon(frame);
         }
     }

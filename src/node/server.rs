@@ -467,6 +467,7 @@ impl<T: Transport> Server<T> {
     /// Does all work that needs no waiting: takes peers in, notices which peers are gone, folds gradients that have
     /// come, publishes at most one version. Returns true if it made progress.
     pub fn poll(&mut self, now: Instant) -> Result<bool, Error> {
+        self.shard.expect_owner("serve")?;
         self.dropped.clear();
         // Decisions first: the gradients that they name were announced here before.
         let mut progress = self.hear(now)?;

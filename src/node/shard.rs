@@ -1,11 +1,13 @@
 //! One shard in the hands of its owner: frames, the peers that read them, and which peers are alive.
 
 mod decider;
+mod inherited;
 mod joining;
 mod queue;
 mod reason;
 mod sleeping;
 mod waking;
+mod welcome;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,10 +25,10 @@ use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
 use super::tree::Tree;
 use crate::clock::{Clock, Version};
-use crate::mem::Access;
+use crate::mem::{Access, ForkGuard};
 use crate::param::{
     ControlLayout, DECISIONS_BYTES, Decisions, DeltaGeometry, Deltas, Eviction, FrameGeometry, Frames,
-    Latest, PeerHello, PeerInbox, PeerRole, Push, SlotGeometry, Welcome, WorkerProgress,
+    Latest, PeerHello, PeerInbox, PeerRole, Push, SlotGeometry, WorkerProgress,
 };
 use crate::scheme;
 use crate::table::{Encoding, Table};
@@ -193,6 +195,8 @@ pub(super) struct Shard<T: Transport> {
     pub(super) decider: Option<Decider>,
     /// The tree of relays, if this owner is the publisher that arranges it.
     pub(super) tree: Option<Tree>,
+    /// The memory is shared with a forked child, which owns nothing of it.
+    guard: ForkGuard,
 }
 
 /// Checks that nothing is asked for that a processor computes from payloads, where those are on a GPU.
@@ -266,7 +270,7 @@ impl<T: Transport> Shard<T> {
             address = %listener.address(), transport = transport.capabilities().name, shard = config.shard,
             shards = config.shards, bytes = geometry.payload_bytes, "listening"
         );
-        Ok(Shard {
+        let shard = Shard {
             runtime: Runtime::of(&transport),
             transport: Arc::new(transport),
             listener,
@@ -293,7 +297,10 @@ impl<T: Transport> Shard<T> {
             lost_updates: None,
             decider: None,
             tree: None,
-        })
+            guard: ForkGuard::new(),
+        };
+        shard.check_welcome()?;
+        Ok(shard)
     }
 
     /// Decides for all shards from here on.
@@ -326,6 +333,9 @@ impl<T: Transport> Shard<T> {
     /// Takes peers in and notices which peers are gone. `clock` is where a new worker begins, or later if it has
     /// been further. It takes one worker at a time, since the next may begin elsewhere once this one is in.
     pub(super) fn poll(&mut self, now: Instant, clock: Clock, events: &mut Vec<ShardEvent>) -> bool {
+        if self.is_inherited() {
+            return false;
+        }
         let before = events.len();
         if now - self.greeted >= GREET_EVERY {
             if let Some(tree) = &mut self.tree {
@@ -720,25 +730,6 @@ impl<T: Transport> Shard<T> {
         let geometry = self.frames.geometry();
         let (elements, chunk_elements) = (geometry.payload_bytes / 4, geometry.chunk_bytes / 4);
         SlotGeometry { slots, encoding, elements, chunk_elements }
-    }
-
-    fn welcome(&self, peer: u16, clock: Clock, slots: Option<SlotGeometry>) -> Welcome {
-        Welcome {
-            epoch: self.frames.epoch(),
-            peer,
-            generation: self.generations,
-            clock,
-            table: self.config.table.clone(),
-            shard: self.config.shard,
-            shards: self.config.shards,
-            layout: *self.frames.layout(),
-            geometry: *self.frames.geometry(),
-            slots,
-            lease_ns: u64::try_from(self.config.options.lease.as_nanos()).unwrap_or(u64::MAX),
-            scheme: self.config.scheme.as_ref().map(|kept| kept.text.clone()),
-            decided: None,
-            deltas: self.frames.deltas().map(|deltas| *deltas.geometry()),
-        }
     }
 
     /// The time that a peer may be silent.

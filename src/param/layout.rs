@@ -88,7 +88,7 @@ impl ControlLayout {
         (2 + usize::from(peer)) * LINE
     }
 
-    pub(super) fn frame_header(&self, frame: u8) -> usize {
+    pub(crate) fn frame_header(&self, frame: u8) -> usize {
         (2 + usize::from(self.peers) + usize::from(frame)) * LINE
     }
 

@@ -12,7 +12,7 @@ use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest, inbox}
 use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
 use crate::diagnostic::{Diagnostic, remedy_of};
-use crate::mem::{LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
+use crate::mem::{ForkGuard, LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
 use crate::transport::Endpoint;
 
@@ -34,6 +34,12 @@ pub enum PinError {
         /// The incarnation that wrote the frame.
         found: u64,
     },
+    /// This process was forked from the one that made the connection, to which the pins belong.
+    #[error(
+        "cannot read in place: the connection belongs to the process that this one was forked from; {}",
+        remedy_of(self)
+    )]
+    Inherited,
     /// The owner's memory cannot be true.
     #[error("the control page names frame {frame} of {frames}: the owner's memory is damaged")]
     Damaged {
@@ -53,6 +59,7 @@ impl Diagnostic for PinError {
         match self {
             PinError::NotMapped => Some("pull a copy instead".into()),
             PinError::Epoch { .. } => Some("connect again".into()),
+            PinError::Inherited => Some("connect again in this process".into()),
             PinError::Damaged { .. } => None,
         }
     }
@@ -70,6 +77,8 @@ pub struct Pins {
     control: LocalSlice,
     frames: LocalSlice,
     word: LocalSlice,
+    /// The word is shared with a forked child, whose pins these are not.
+    guard: ForkGuard,
 }
 
 impl Pins {
@@ -87,6 +96,7 @@ impl Pins {
             control: map(&source.control)?,
             frames: map(&source.frames)?,
             word,
+            guard: ForkGuard::new(),
         })
     }
 
@@ -98,6 +108,9 @@ impl Pins {
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next `hold`.
     pub fn hold(&mut self, bound: Bound) -> Result<Option<Pulled>, PinError> {
+        if self.guard.is_inherited() {
+            return Err(PinError::Inherited);
+        }
         for retries in 0..ATTEMPTS {
             self.release();
             let control = self.control.as_volatile();
@@ -202,9 +215,12 @@ impl Pins {
         self.held.map(|(_, pulled)| pulled)
     }
 
-    /// Lets go.
+    /// Lets go. In a forked child it leaves the frame to the process that pinned it.
     pub fn release(&mut self) {
         self.held = None;
+        if self.guard.is_inherited() {
+            return;
+        }
         // All loads of the frame come before the owner may write it.
         self.word.as_volatile().store(0, 0, ordering!("unpin_release", Release));
     }

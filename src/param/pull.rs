@@ -82,8 +82,10 @@ pub struct Pull {
     labels: Vec<WorkRequest>,
     /// A look between those at the header is still to be posted for the copy at hand.
     is_look_due: bool,
-    /// The word in which this peer says which frame is to stay as it is, where the owner's memory is not mapped.
+    /// The word in which this peer says which frame is to stay as it is, and whether the caller brings the copies that
+    /// [`wanted`](Self::wanted) names in another way.
     pin: Option<RemoteSlice>,
+    is_rescued: bool,
     /// The frame that it names, and how often that was found while it was being written.
     pinned: Option<(u8, u8)>,
     /// The frame that was the latest when last seen.
@@ -180,6 +182,7 @@ impl Pull {
             labels,
             is_look_due: false,
             pin: None,
+            is_rescued: false,
             pinned: None,
             guess: 0,
             scratch,
@@ -329,10 +332,14 @@ impl Pull {
     pub(crate) fn wanted(&self) -> Option<(&LocalSlice, Bound)> {
         // At its begin alone: a copy that is under way would be proved by a header that is not of these bytes.
         let idle = self.state == PullStep::Begin && self.outstanding == 0;
+        Some((self.plain_copy().filter(|_| idle)?, self.bound))
+    }
+
+    /// The destination, if all that is asked of the copy is that it be whole, in host memory.
+    fn plain_copy(&self) -> Option<&LocalSlice> {
         let PullOptions { consistency, checksum, exactly, .. } = self.options;
         let plain = consistency == Consistency::Whole && !checksum && exactly.is_none();
-        let into = self.into.as_ref().filter(|_| idle && plain)?;
-        Some((into.host()?, self.bound))
+        self.into.as_ref().filter(|_| plain)?.host()
     }
 
     /// Ends the pull with a version that was copied whole in another way.
@@ -453,7 +460,8 @@ impl Pull {
             return self.search(endpoint, 0);
         }
         if self.bound.is_met_by(latest.version, smallest_clock) {
-            if self.retries >= RETRIES_BEFORE_PIN && self.pin.is_some() {
+            let is_rescued = self.is_rescued && self.plain_copy().is_some();
+            if self.retries >= RETRIES_BEFORE_PIN && self.pin.is_some() && !is_rescued {
                 return self.pin(endpoint, latest.frame);
             }
             if std::mem::replace(&mut self.guess, latest.frame) == latest.frame {

@@ -49,6 +49,10 @@ impl Diagnostic for RegisterError {
             RegisterError::Device { remedy, .. } => remedy.into(),
         })
     }
+
+    fn is_retryable(&self) -> bool {
+        matches!(self, RegisterError::Memory(error) if error.is_retryable())
+    }
 }
 
 /// A connection could not be made.

@@ -274,6 +274,8 @@ impl<T: Transport> Reader<T> {
                     let into = memory.slice(0, bytes)?;
                     let options =
                         PullOptions { label: true, exactly: refresh.wanted.exact(), ..self.pull_options() };
+                    // What an earlier copy has left, or this one proves, is kept if the owner is lost in here.
+                    self.refresh = Some(refresh);
                     let (pulled, progress) = self.pull_once(&into, bound, options, &mut has_begun)?;
                     if let Some(pulled) = pulled {
                         let label = self.link.pull.label();

@@ -76,6 +76,50 @@ mod tests {
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 
+    /// A publisher, and a reader of it.
+    fn pair() -> (Publisher<Shm>, Reader<Shm>) {
+        let table = Table::flat(64, ElementType::U8).unwrap();
+        let publisher = Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default());
+        let (mut publisher, patience) = (publisher.unwrap(), Duration::from_secs(60));
+        let address = publisher.address();
+        let connect = move || Reader::connect(Shm::new(), &address, ReaderOptions::default(), patience);
+        let connecting = std::thread::spawn(connect);
+        assert!(publisher.drive(|publisher| publisher.readers() == 1, patience).unwrap());
+        (publisher, connecting.join().unwrap().unwrap())
+    }
+
+    /// Stores a word of the header of the latest frame.
+    fn store(publisher: &Publisher<Shm>, word: usize, value: u64) {
+        let frames = publisher.frames();
+        let at = frames.layout().frame_header(frames.latest().frame) + word * 8;
+        frames.control().as_volatile().store_u64(at, value);
+    }
+
+    #[test]
+    fn a_part_outlives_an_owner_that_is_lost_in_the_first_step_of_the_copy() {
+        let (publisher, mut reader) = pair();
+        let partial = Some((Destination::Copy, PartialCopy::unlabelled(Version::new(0), 32)));
+        reader.partial = partial;
+        // The epoch of another incarnation.
+        store(&publisher, 2, 1);
+        let lost = reader.refresh_to(Version::new(0), Duration::from_secs(60)).unwrap_err();
+        assert!(lost.is_loss(), "{lost}");
+        assert_eq!(reader.partial, partial);
+    }
+
+    #[test]
+    fn a_lapped_refresh_begins_again_once_between_two_looks_at_the_clock() {
+        let (publisher, mut reader) = pair();
+        // It is being written, each time that it is looked at.
+        store(&publisher, 0, 1);
+        reader.begin_refresh(0);
+        let now = crate::node::now();
+        for retries in 1..=4 {
+            assert_eq!(reader.poll(now).unwrap(), None);
+            assert_eq!(reader.link.pull.retries(), retries);
+        }
+    }
+
     #[test]
     fn a_relay_that_is_given_up_before_it_copies_keeps_the_part_it_had() {
         let table = Table::flat(64, ElementType::U8).unwrap();

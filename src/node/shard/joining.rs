@@ -4,22 +4,26 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use crate::diagnostic::Diagnostic as _;
 use crate::mem::{Access, LocalSlice, MemoryRegion};
 use crate::node::{Backoff, Error, now, payloads};
 use crate::param::{PeerHello, PeerInbox, SlotGeometry};
 use crate::time::{Duration, Instant};
-use crate::transport::{GpuGrant, Incoming, PayloadMemory, Transport};
+use crate::transport::{GpuGrant, Incoming, PayloadMemory, Refusal, Transport};
 
 /// The time for which a poll waits for peers that it has met. Most are prepared for at once, and an owner that is
 /// polled now and then lets them in with the poll that meets them.
 const GRACE: Duration = Duration::from_millis(1);
+
+/// The time after which a peer may ask again for which there was no memory.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// A peer to which nothing but the answer is missing.
 pub(super) struct PreparedPeer<I> {
     pub(super) incoming: I,
     pub(super) hello: PeerHello,
     /// Its page, and the payloads of its slots; or why there are none.
-    pub(super) inbox: Result<(MemoryRegion, Option<PayloadMemory>), String>,
+    pub(super) inbox: Result<(MemoryRegion, Option<PayloadMemory>), Refusal>,
     /// All host memory that it is granted, in order.
     pub(super) grants: Vec<LocalSlice>,
 }
@@ -63,8 +67,7 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     ) {
         let transport = Arc::clone(transport);
         let prepare = move || {
-            let mut inbox =
-                allocate(&*transport, slots).map_err(|error| format!("no memory for another peer: {error}"));
+            let mut inbox = allocate(&*transport, slots).map_err(|error| no_memory(&error));
             let mut grants = Vec::new();
             if let Ok((page, payloads)) = &inbox {
                 let (control, frames) = shared;
@@ -135,6 +138,12 @@ fn sort(memory: impl Iterator<Item = PayloadMemory>) -> (Vec<LocalSlice>, Vec<Gp
     (on_host, on_gpu)
 }
 
+/// The refusal of a peer for which there is no memory: for now, where that may pass by itself.
+fn no_memory(error: &Error) -> Refusal {
+    let reason = format!("no memory for another peer: {error}");
+    if error.is_retryable() { Refusal::temporary(RETRY_AFTER, reason) } else { reason.into() }
+}
+
 /// An inbox's page and the payloads of its slots.
 fn allocate<T: Transport>(
     transport: &T,
@@ -146,4 +155,22 @@ fn allocate<T: Transport>(
     let access = Access::REMOTE_WRITE | Access::RELAXED;
     let payloads = slots.map(|slots| payloads::allocate(transport, slots.bytes() as usize, access));
     Ok((page, payloads.transpose()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::MemoryError;
+    use crate::transport::RegisterError;
+
+    #[test]
+    fn a_peer_may_ask_again_where_descriptors_or_memory_were_short() {
+        let codes = [(libc::EMFILE, true), (libc::ENFILE, true), (libc::ENOMEM, true), (libc::EFBIG, false)];
+        for (errno, passes) in codes {
+            let source = std::io::Error::from_raw_os_error(errno);
+            let error = MemoryError::Map { bytes: 64, kind: "shared", source, remedy: "raise the limit" };
+            let refusal = no_memory(&RegisterError::from(error).into());
+            assert_eq!(refusal.retry_after.is_some(), passes, "{}", refusal.reason);
+        }
+    }
 }

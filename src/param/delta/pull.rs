@@ -4,6 +4,8 @@
 //! its header and its label are as before. Only then is it applied, to a copy of the version that it was made from, so
 //! that this copy is one whole version at every moment.
 
+use smallvec::SmallVec;
+
 use super::{DeltaGeometry, DeltaHeader};
 use crate::clock::{Clock, Version};
 use crate::kernel::apply_delta;
@@ -13,6 +15,9 @@ use crate::param::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest}
 use crate::param::pull::MAX_READ_BYTES;
 use crate::param::{FrameSource, PullError, Pulled, Welcome};
 use crate::transport::{CompletionError, Endpoint, Operation, PostError, WorkCompletion, WorkRequest};
+
+/// Bytes that are read at once of what is taken word by word: over any transport no word tears in such a request.
+const MAX_WORDS_BYTES: usize = 4096;
 
 /// The memory in which a reader finds differences.
 #[derive(Clone, Copy, Debug)]
@@ -337,11 +342,21 @@ impl DeltaPull {
 
     fn look(&mut self, endpoint: &mut impl Endpoint, next: DeltaStep) -> Result<bool, PullError> {
         let table_bytes = self.source.geometry.table_bytes();
-        let (local, remote) =
-            (self.looked.slice(LINE, table_bytes)?, self.source.deltas.slice(0, table_bytes as u64)?);
-        let table = Operation::Read { local, remote, streaming: Streaming::Never };
-        let status = WorkRequest::unsignalled(DELTA_TAG, self.status()?);
-        self.post(endpoint, &[status, WorkRequest::signalled(DELTA_TAG, table)], next)
+        let mut requests = SmallVec::<[WorkRequest; 4]>::new();
+        requests.push(WorkRequest::unsignalled(DELTA_TAG, self.status()?));
+        for begin in (0..table_bytes).step_by(MAX_WORDS_BYTES) {
+            let bytes = MAX_WORDS_BYTES.min(table_bytes - begin);
+            let local = self.looked.slice(LINE + begin, bytes)?;
+            let remote = self.source.deltas.slice(begin as u64, bytes as u64)?;
+            let operation = Operation::Read { local, remote, streaming: Streaming::Never };
+            // Requests complete in order: the last of them speaks for all.
+            let request = match begin + bytes == table_bytes {
+                true => WorkRequest::signalled(DELTA_TAG, operation),
+                false => WorkRequest::unsignalled(DELTA_TAG, operation),
+            };
+            requests.push(request);
+        }
+        self.post(endpoint, &requests, next)
     }
 
     fn poll(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
@@ -387,5 +402,63 @@ impl DeltaPull {
             Err(PostError::Disconnected(gone)) => Err(gone.into()),
             Err(error) => Err(PullError::Post(error)),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
+    use crate::transport::{Disconnected, HeartbeatWord};
+
+    /// Takes all requests, and carries out none.
+    #[derive(Default)]
+    struct Noted(Vec<WorkRequest>);
+
+    impl Endpoint for Noted {
+        fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
+            self.0.extend_from_slice(batch);
+            Ok(())
+        }
+
+        fn poll(&mut self) -> Option<WorkCompletion> {
+            None
+        }
+
+        fn check(&mut self) -> Result<(), Disconnected> {
+            Ok(())
+        }
+
+        fn map(&self, _remote: &RemoteSlice) -> Option<LocalSlice> {
+            None
+        }
+
+        fn transport(&self) -> &'static str {
+            "none"
+        }
+
+        fn heartbeat_word(&self, _word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {
+            Err(Disconnected { reason: "it is none" }.into())
+        }
+    }
+
+    #[test]
+    fn the_table_of_slots_is_read_in_requests_in_which_no_word_tears() {
+        let geometry = DeltaGeometry { slots: 65, slot_bytes: 64, unit: 1 };
+        let whole = |key, len| RemoteSlice { key: RemoteKey(key), offset: 0, len };
+        let (deltas, status) = (whole(1, geometry.bytes()), whole(2, LINE as u64));
+        let source = DeltaSource { deltas, geometry, status, epoch: 7, payload_bytes: 64 };
+        let memory = HostMemory::anonymous(source.memory_bytes()).unwrap();
+        let memory = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ());
+        let (mut pull, mut endpoint) = (DeltaPull::new(source, &memory).unwrap(), Noted::default());
+        pull.start(Version::new(1), FrameLabel::default(), Version::new(2), None);
+        assert!(pull.advance(&mut endpoint).unwrap() && pull.is_in_flight());
+        let read = |request: &WorkRequest| match &request.operation {
+            Operation::Read { remote, .. } => (remote.key, remote.offset, remote.len),
+            other => panic!("{other:?}"),
+        };
+        let reads: Vec<_> = endpoint.0.iter().map(read).collect();
+        let parts = [(0, 4096), (4096, 4096), (8192, 128)].map(|(at, bytes)| (deltas.key, at, bytes));
+        assert_eq!((reads[0], &reads[1..]), ((status.key, 0, 64), &parts[..]));
     }
 }

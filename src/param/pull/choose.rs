@@ -10,9 +10,10 @@ const MOST_LOOKS: u8 = 16;
 
 impl Pull {
     /// Has pulls that are lapped again and again say in `word`, this peer's pin, which frame they copy: the owner
-    /// then writes the others. Whether the copy is whole is proved by its header all the same.
-    pub(crate) fn pin_by(&mut self, word: RemoteSlice) {
-        self.pin = Some(word);
+    /// then writes the others. Whether the copy is whole is proved by its header all the same. If the caller
+    /// `rescues` pulls, it brings the copies that [`wanted`](Self::wanted) names itself, and these pin nothing.
+    pub(crate) fn pin_by(&mut self, word: RemoteSlice, rescues: bool) {
+        (self.pin, self.is_rescued) = (Some(word), rescues);
     }
 
     /// Pins the frame that is the latest now. An owner that has begun to write it before it finds the pin writes it to

@@ -299,7 +299,7 @@ fn a_pin_takes_nothing_older_than_what_was_followed_to_its_end() {
 /// An owner of version 1, and a pull of it that has been lapped so often that it is about to pin its frame.
 fn about_to_pin(exactly: Option<Version>) -> (Frames, LocalEndpoint, Pull) {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
-    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap());
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
     let version = Version::new(1);
     publish(&mut frames, version);
     let options = PullOptions { exactly, ..PullOptions::default() };
@@ -339,4 +339,22 @@ fn a_pinned_frame_of_a_number_that_no_version_has_is_not_taken() {
     }
     frames.control().as_volatile().store_u64(version_at, 1);
     assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
+}
+
+#[test]
+fn a_copy_that_its_caller_cannot_rescue_pins_where_memory_is_mapped() {
+    for checksum in [false, true] {
+        let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+        pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), true);
+        publish(&mut frames, Version::new(1));
+        let options = PullOptions { checksum, ..PullOptions::default() };
+        pull.start(Bound::NONE, region(512).whole(), options).unwrap();
+        pull.retries = RETRIES_BEFORE_PIN;
+        assert_eq!(pull.wanted().is_some(), !checksum);
+        for _ in 0..2 {
+            turn(&mut pull, &mut endpoint);
+        }
+        assert_eq!(pull.is_pinned(), checksum);
+        assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
+    }
 }

@@ -54,7 +54,12 @@ impl ShmHandshakeError {
             }
             ShmHandshakeError::System(error) if is_gone(&error) => ConnectError::Closed { address },
             ShmHandshakeError::System(source) => {
-                let remedy = "look at the log of the peer";
+                let remedy = match source.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => {
+                        "raise this process's limit on open files (ulimit -n)"
+                    }
+                    _ => "look at the log of the peer",
+                };
                 ConnectError::System { operation, address, source, remedy }
             }
         }

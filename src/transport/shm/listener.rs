@@ -159,8 +159,13 @@ impl Listener for ShmListener {
             self.looked = now;
             watch.look();
         }
-        self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
-        let (Pending { link, .. }, opened) = self.newcomers.next(&self.address, now)?;
+        // Those that have said their part come first: were others accepted before them, they would have to go where
+        // there are too many.
+        let ready = self.newcomers.next(&self.address, now).or_else(|| {
+            self.newcomers.admit(&self.address, now, || Pending::accept(&self.socket, self.user));
+            self.newcomers.next(&self.address, now)
+        });
+        let (Pending { link, .. }, opened) = ready?;
         let (address, queue_depth, doorbell) =
             (self.address.clone(), self.queue_depth, self.doorbell.clone());
         let (gpu, gpu_grants) = (self.gpu.clone(), Vec::new());

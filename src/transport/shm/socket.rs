@@ -98,7 +98,7 @@ impl SocketEnd {
     }
 
     /// Receives what is there, and appends the descriptors that came along to `files`. More of them at once than a
-    /// handshake may hold, or than this process can open, is an error.
+    /// handshake may hold, or than this process can open (`EMFILE`), is an error.
     pub(super) fn receive(&self, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<Heard> {
         self.refuse_inherited()?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
@@ -109,16 +109,20 @@ impl SocketEnd {
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Silence),
             Err(errno) => return Err(errno.into()),
         };
+        let before = files.len();
         for ancillary in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = ancillary {
                 files.extend(received);
             }
         }
         if message.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(io::Error::other(
-                "descriptors were lost: more were passed than a handshake holds, or the limit on open files \
-                 (ulimit -n) is reached",
-            ));
+            return Err(match files.len() - before {
+                MAX_FILES.. => {
+                    io::Error::other("descriptors were lost: more were passed than a handshake holds")
+                }
+                // The system passes on as many as this process may have.
+                _ => Errno::MFILE.into(),
+            });
         }
         Ok(if message.bytes == 0 { Heard::End } else { Heard::Bytes(message.bytes) })
     }

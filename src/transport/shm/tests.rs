@@ -314,6 +314,26 @@ fn more_descriptors_than_a_handshake_holds_are_an_error() {
 }
 
 #[test]
+fn descriptors_beyond_the_limit_of_this_process_name_that_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    if !alone("transport::shm::tests::descriptors_beyond_the_limit_of_this_process_name_that_limit") {
+        return;
+    }
+    let (address, socket) = raw_listener();
+    let link = SocketEnd::new(socket::new_socket().unwrap());
+    assert!(link.connect(&socket::socket_address(&address).unwrap()).unwrap());
+    let receiver = raw_accept(&socket);
+    assert_eq!(link.send(b"x", &[socket.as_fd()]).unwrap(), Some(1));
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(0), maximum }).unwrap();
+    let error = receiver.receive(&mut [0; 8], &mut Vec::new()).unwrap_err();
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+    let error = super::handshake::ShmHandshakeError::from(error).at("connect", &address);
+    assert!(error.to_string().contains("this process's limit on open files (ulimit -n)"), "{error}");
+}
+
+#[test]
 fn a_peer_that_sleeps_grants_as_many_regions_as_one_that_does_not() {
     let (shm, doorbell) = (Shm::new(), Doorbell::new().unwrap());
     let regions: Vec<_> =

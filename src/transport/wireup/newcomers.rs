@@ -52,6 +52,13 @@ struct Waiting<N: Newcomer> {
     said: Option<N::Said>,
 }
 
+impl<N: Newcomer> Waiting<N> {
+    /// The number of messages that it has sent so far. One that has said all of its part is ahead of all that have not.
+    fn messages(&self) -> u8 {
+        if self.said.is_some() { u8::MAX } else { self.newcomer.messages() }
+    }
+}
+
 impl<N: Newcomer> Newcomers<N> {
     /// Accepts connections, at most as many as there may be newcomers whatever comes of them: the owner has more to do.
     /// `accept` makes a newcomer of the next connection, or says why that one is refused.
@@ -96,7 +103,7 @@ impl<N: Newcomer> Newcomers<N> {
             Err(reason) => return self.refuse(listener, &reason),
         };
         if self.waiting.len() >= MAX_PENDING_HANDSHAKES
-            && let Some(index) = victim(self.waiting.iter().map(|waiting| waiting.newcomer.messages()))
+            && let Some(index) = victim(self.waiting.iter().map(Waiting::messages))
         {
             self.waiting.remove(index);
             self.refuse(listener, &"there are too many unfinished handshakes");

@@ -1,0 +1,109 @@
+//! Forked children, which inherit the mapped memory of owners and readers, and must leave it alone.
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use slackline::scheme::{Bound, SchemeConfig};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::{Address, ElementType, Error, Server, ServerOptions, Shm, Table, Version};
+
+use crate::only_worker::TIMEOUT;
+
+const BYTES: usize = 4096;
+
+/// Runs `child` in a forked child, all of whose claims must hold. The child drops nothing that it does not name, calls
+/// nothing that takes a lock, and leaves without running what belongs to its parent.
+fn in_a_child(child: impl FnOnce() -> Vec<bool>) {
+    // SAFETY: what the child calls takes no lock but that of the allocator, which a fork leaves open; it leaves by
+    // `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let failed = child().iter().position(|holds| !holds).map_or(0, |index| index + 1);
+        // SAFETY: as above.
+        unsafe { libc::_exit(failed as i32) };
+    }
+    let mut status = 0;
+    // SAFETY: the pid is that of our child; `status` is live.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status), "the child ended by {status:#x}");
+    assert_eq!(libc::WEXITSTATUS(status), 0, "the number of the claim that did not hold in the child");
+}
+
+/// A publisher and a reader of it in this process.
+fn pair() -> (Publisher<Shm>, Reader<Shm>) {
+    let table = Table::flat(BYTES as u64 / 4, ElementType::F32).unwrap();
+    let address = Address::random();
+    let mut publisher = Publisher::new(Shm::new(), &address, table, PublisherOptions::default()).unwrap();
+    let connect = move || Reader::connect(Shm::new(), &address, ReaderOptions::default(), TIMEOUT).unwrap();
+    let connecting = std::thread::spawn(connect);
+    assert!(publisher.drive(|publisher| publisher.readers() == 1, TIMEOUT).unwrap());
+    (publisher, connecting.join().unwrap())
+}
+
+#[test]
+fn a_pin_that_a_child_lets_go_of_still_holds_the_frame_for_its_parent() {
+    let (mut publisher, mut reader) = pair();
+    publisher.publish(&[1; BYTES], TIMEOUT).unwrap();
+    let pinned = reader.pin(Bound::version(Version::new(1)), TIMEOUT).unwrap();
+    let bytes = pinned.bytes();
+    in_a_child(|| {
+        // SAFETY: the parent's value is another; this one is a copy that is dropped here alone.
+        drop(unsafe { std::ptr::read(&raw const pinned) });
+        Vec::new()
+    });
+    for value in 2..7 {
+        publisher.publish(&[value; BYTES], TIMEOUT).unwrap();
+    }
+    let mut seen = vec![0; BYTES];
+    bytes.read(&mut seen);
+    assert!(seen == [1; BYTES] && pinned.is_intact());
+    drop(pinned);
+
+    in_a_child(|| vec![reader.hold(Bound::NONE, TIMEOUT).is_err()]);
+    reader.hold(Bound::NONE, TIMEOUT).unwrap();
+    in_a_child(|| {
+        reader.release();
+        Vec::new()
+    });
+    for value in 7..12 {
+        publisher.publish(&[value; BYTES], TIMEOUT).unwrap();
+    }
+    assert!(reader.is_intact());
+}
+
+#[test]
+fn an_owner_in_a_child_writes_nothing_and_evicts_no_peer_of_its_parent() {
+    let (mut publisher, mut reader) = pair();
+    publisher.publish_begin(TIMEOUT).unwrap().write(&[1; BYTES]);
+    let before = reader.newest(TIMEOUT).unwrap();
+    in_a_child(|| {
+        // Long enough for it to ask after the reader's connection.
+        let polled = publisher.drive(|publisher| publisher.readers() == 0, Duration::from_millis(50));
+        let begun = publisher.publish(&[9; BYTES], TIMEOUT);
+        let committed = publisher.publish_commit();
+        publisher.publish_abort();
+        let is_out_of_turn = |error| matches!(error, Err(Error::OutOfTurn { .. }));
+        vec![matches!(polled, Ok(false)), is_out_of_turn(begun), is_out_of_turn(committed)]
+    });
+    let version = publisher.publish_commit().unwrap();
+    assert_eq!(version, before.next());
+    let pinned = reader.pin(Bound::version(version), TIMEOUT).unwrap();
+    let mut seen = vec![0; BYTES];
+    pinned.bytes().read(&mut seen);
+    assert!(seen == [1; BYTES] && pinned.version() == version);
+    drop(pinned);
+    assert_eq!(reader.newest(TIMEOUT).unwrap(), version);
+}
+
+#[test]
+fn a_server_in_a_child_says_that_it_belongs_to_its_parent() {
+    let table = Table::flat(BYTES as u64 / 4, ElementType::F32).unwrap();
+    let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.1);
+    let mut server =
+        Server::new(Shm::new(), &Address::random(), table, &vec![0.0; BYTES / 4], options).unwrap();
+    in_a_child(|| {
+        let polled = server.serve(1, TIMEOUT);
+        vec![polled.is_err_and(|error| error.to_string().contains("forked"))]
+    });
+}
