@@ -33,8 +33,8 @@ fn without_a_bound_the_mean_staleness_follows_from_how_many_are_waited_for() {
 }
 
 /// Exponential times have no memory: at each version each of the M workers is among the K that are folded with the
-/// probability K/M, whatever it computes on. So what is `age` versions old is there in proportion to `(1 - K/M)^age`, up
-/// to the bound of 2; those that are at the bound and not among the K begin again.
+/// probability K/M, whatever it computes on. So what is `age` versions old is there in proportion to `(1 - K/M)^age`,
+/// up to the bound of 2; those that are at the bound and not among the K begin again.
 #[test]
 fn nothing_above_the_bound_is_folded_and_the_too_stale_begin_again() {
     for k in [2, 5, 10] {

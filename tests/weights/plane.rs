@@ -307,8 +307,8 @@ pub(crate) fn the_successor_of_a_publisher_goes_on_with_its_numbers<T: Transport
 }
 
 /// A copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to write all
-/// frames again. A reader that has been lapped says which frame is to stay as it is. By RDMA the copy is made by a device
-/// of software, which takes that long for fewer bytes.
+/// frames again. A reader that has been lapped says which frame is to stay as it is. By RDMA the device is one of
+/// software, which takes that long for fewer bytes.
 pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Transport + Clone>(
     transport: T,
     at: &Address,

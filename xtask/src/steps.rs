@@ -203,8 +203,8 @@ const SLOW: &[Slow] = &[
 pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
 /// The steps that come first, in this order: those of [`BESIDE`] begin once none of [`ALONE`] is left, and then have
-/// the time in which the tests wait.
-const FIRST: &[&str] = &["fmt", "clippy", "twins"];
+/// the time in which `clippy` leaves a processor idle and the tests wait.
+const FIRST: &[&str] = &["fmt", "twins", "clippy"];
 
 /// The steps that come last, before those of [`BESIDE`] and [`LONG`]: a run for which a machine is too slow leaves out
 /// those at the end. None of them is long, so that one that begins just before the time is over ends soon after it. The
@@ -223,8 +223,7 @@ const LAST: &[&str] = &[
 
 /// Steps that only compute, and build where the others do not meanwhile: a run of all steps has them beside the others,
 /// one after the other in this order and at the lowest priority, since most of the others wait for much of their time.
-pub(crate) const BESIDE: &[&str] =
-    &["slow-suites", "clippy-features", "public-api", "fuzz", "loom", "mutants"];
+pub(crate) const BESIDE: &[&str] = &["slow-suites", "public-api", "fuzz", "loom", "mutants"];
 
 /// Steps beside which nothing else runs: they hold times against each other.
 pub(crate) const ALONE: &[&str] = &["twins"];
@@ -232,25 +231,17 @@ pub(crate) const ALONE: &[&str] = &["twins"];
 /// Features of the library that a user may switch on alone; `oracle` is for one test and links other libraries.
 const FEATURES: &[&str] = &["cuda", "verbs", "tcp", "checkpoint", "sim"];
 
-fn without_warnings(clippy: Cmd) -> Cmd {
-    clippy.arg("--").arg("-D").arg("warnings")
-}
-
-/// `--all-targets` leaves out the tests that plain `cargo test` leaves out: they are named, all in one call.
+/// `--all-targets` leaves out the tests that plain `cargo test` leaves out: they are named, all in one call. Then the
+/// library as others build it: the rest of the workspace switches on features that it must also compile without.
 fn clippy() -> Vec<Cmd> {
+    let deny = |cmd: Cmd| cmd.arg("--").arg("-D").arg("warnings");
     let all = Cmd::new("cargo", &["clippy", "--workspace", "--all-targets"]);
     let named = SLOW.iter().map(|slow| slow.name).chain(softroce::test_targets()).chain([gpu::TARGET]);
     let workspace = Cmd::new("cargo", &["clippy", "--workspace"]);
     let named = named.fold(workspace, |cmd, target| cmd.arg("--test").arg(target));
-    [all, named].map(without_warnings).into()
-}
-
-/// The library as others build it: the rest of the workspace switches on features that it must also compile without.
-fn clippy_features() -> Vec<Cmd> {
     let library = Cmd::new("cargo", &["clippy", "--package", "slackline", "--no-default-features"]);
-    let library = library.target("clippy-features");
     let features = FEATURES.iter().map(|feature| library.clone().arg("--features").arg(feature));
-    [library.clone()].into_iter().chain(features).map(without_warnings).collect()
+    [all, named, library.clone()].into_iter().chain(features).map(deny).collect()
 }
 
 /// Builds the slow suites that run on each machine, all in one call.
@@ -292,13 +283,6 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             needs: Vec::new(),
             feature: None,
             commands: vec![build_slow_suites()],
-        },
-        Step {
-            name: "clippy-features",
-            about: "no lint warns of the library without its default features, and with each of them alone",
-            needs: vec![Need::Component("clippy")],
-            feature: None,
-            commands: clippy_features(),
         },
         Step {
             name: "test",
