@@ -160,6 +160,7 @@ const SLOW: &[Slow] = &[
     },
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
+        at_once: Some("4"),
         ..Slow::new(
             "hosts",
             "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
