@@ -307,15 +307,14 @@ pub(crate) fn the_successor_of_a_publisher_goes_on_with_its_numbers<T: Transport
 }
 
 /// A copy of a large frame takes longer than its owner, which changes a few bytes of each version, needs to write all
-/// frames again. A reader that has been lapped says which frame is to stay as it is. By RDMA the device is one of
-/// software, which takes that long for fewer bytes.
+/// frames again. A reader that has been lapped says which frame is to stay as it is.
 pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Transport + Clone>(
     transport: T,
     at: &Address,
 ) {
-    let bytes = if transport.capabilities().name == "verbs" { 8 << 20 } else { 32 << 20 };
-    let marks: [u64; 3] = [0, bytes / 2, bytes - 8];
-    let table = Table::flat(bytes, ElementType::U8).unwrap();
+    const BYTES: u64 = 32 << 20;
+    const MARKS: [u64; 3] = [0, BYTES / 2, BYTES - 8];
+    let table = Table::flat(BYTES, ElementType::U8).unwrap();
     let publisher = Publisher::new(transport.clone(), at, table, PublisherOptions::default());
     let publisher = publisher.unwrap().into_background().unwrap();
     let address = publisher.address();
@@ -325,7 +324,7 @@ pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Trans
         while !is_over.load(Relaxed) {
             let mut draft = publisher.draft(TIMEOUT).unwrap();
             let version = publisher.version().get() + 1;
-            marks.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
+            MARKS.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
             draft.commit(VersionTag::default()).unwrap();
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -334,7 +333,7 @@ pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Trans
         scope.spawn(publish);
         let read = (0..10).map(|_| {
             let snapshot = reader.snapshot(Wanted::newest(), Duration::from_secs(10))?;
-            for at in marks.map(|at| at as usize) {
+            for at in MARKS.map(|at| at as usize) {
                 let version = snapshot.fresh().version.get();
                 assert_eq!(snapshot.bytes()[at..at + 8], version.to_le_bytes(), "a mixture was handed out");
             }
