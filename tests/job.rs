@@ -114,11 +114,11 @@ fn a_worker_that_dies_is_left_out_and_the_job_ends_when_the_others_finish() {
 fn a_job_without_its_workers_ends_with_the_missing_one_by_name() {
     // The world has a second worker that no launcher starts.
     let meeting = Meeting::at(Ipv4Addr::LOCALHOST.into());
-    let start = |rank| meeting.start("pull_to_one", rank, 3, &[("CLOCKS", "3")]);
+    let start = |rank| meeting.start("pull_to_one", rank, 3, &[("CLOCKS", "3"), ("TIMEOUT", "8")]);
     let ended = Processes((0..2).map(start).collect()).end();
     for process in &ended {
         assert!(!process.succeeded, "{ended:#?}");
-        assert!(process.stderr.contains("worker 1 did not join within 20s"), "{ended:#?}");
+        assert!(process.stderr.contains("worker 1 did not join within 8s"), "{ended:#?}");
     }
 }
 

@@ -58,7 +58,7 @@ fn workers_of_a_lost_server_are_told_how_the_job_ended() {
 fn an_evicted_worker_that_wakes_is_told_so_and_why() {
     let meet = meeting_point();
     let start = |arguments: &[&str]| Run::of(&[arguments, &["--rendezvous", &meet]].concat());
-    let job = ["train", "--coordinate", "--workers", "2", "--model", "softmax", "--epochs", "20"];
+    let job = ["train", "--coordinate", "--workers", "2", "--model", "softmax", "--epochs", "10"];
     let coordinator = start(&[&job[..], &["--jitter", "constant(0.05)"]].concat());
     let _server = start(&["serve"]);
     let workers = [0, 1].map(|role_rank: usize| start(&["work", "--role-rank", &role_rank.to_string()]));

@@ -1,25 +1,41 @@
 //! Where rank 0 of `slackline train` lets itself be met.
 
-use std::net::ToSocketAddrs;
+use std::fs;
 use std::process::Command;
+
+/// The name of a host whose own file of hosts leads to loopback, as Debian writes it.
+const MEETING_POINT: &str = "plain:21377";
+
+/// In name spaces of its own the process has such a host.
+const HOST: &str = r#"mount --bind "$0" /etc/hosts; hostname plain; exec "$@""#;
 
 #[test]
 fn rank_0_refuses_a_name_that_leads_to_its_own_host_alone() {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let meeting_point = format!("{host}:21377");
-    let is_own = |found: std::vec::IntoIter<_>| {
-        found.map(|at: std::net::SocketAddr| at.ip()).all(|ip| ip.is_loopback())
-    };
-    if !meeting_point.to_socket_addrs().is_ok_and(is_own) {
-        println!("skipped: the name of this host leads to an address of its own network, or to none");
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    fs::write(&hosts, "127.0.0.1 localhost\n127.0.1.1 plain\n").unwrap();
+    let mut within = Command::new("unshare");
+    within.args(["--user", "--map-root-user", "--mount", "--uts", "sh", "-ec", HOST]).arg(&hosts);
+    within.arg(env!("CARGO_BIN_EXE_slackline"));
+    within.args([
+        "train",
+        "--rank",
+        "0",
+        "--world-size",
+        "3",
+        "--timeout",
+        "1",
+        "--rendezvous",
+        MEETING_POINT,
+    ]);
+    let output = within.output().expect("`unshare` of util-linux");
+    let said = String::from_utf8(output.stderr).unwrap();
+    if said.contains("Operation not permitted") || said.contains("ermission denied") {
+        println!("skipped: no name spaces here: {said}");
         return;
     }
-    let command =
-        ["train", "--rank", "0", "--world-size", "3", "--timeout", "1", "--rendezvous", &meeting_point];
-    let output = Command::new(env!("CARGO_BIN_EXE_slackline")).args(command).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    for part in [&*meeting_point, "\nhelp: ", "/etc/hosts", "--rendezvous IP:PORT"] {
+    for part in [MEETING_POINT, "\nhelp: ", "/etc/hosts", "--rendezvous IP:PORT"] {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

@@ -51,7 +51,7 @@ fn every_process_of_a_job_serves_its_metrics_and_top_shows_them() {
     let nodes = ports(4);
     // Much longer than it is looked at.
     let mut job = vec!["train", "--model", "softmax", "--epochs", "5000", "--metrics", &nodes[0]];
-    job.extend(["--straggler", "0=80", "--straggler", "1=80", "--transport", "tcp"]);
+    job.extend(["--jitter", "constant(0.002)", "--transport", "tcp"]);
     let run = Run::of(&job);
     run.wait_for("epoch");
     assert!(value(&nodes[1], "slackline_version") > 0.0, "the server");

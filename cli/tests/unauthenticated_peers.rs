@@ -28,7 +28,7 @@ const GROWTH: u64 = 16 << 10;
 const HALF_OPEN: usize = 1000;
 
 /// Epochs that show how long one takes.
-const SHORT: u32 = 400;
+const SHORT: u32 = 100;
 
 /// Time for which training is to go on: much longer than the siege, which waits twice for peers to be shut out.
 const TRAINING: Duration = Duration::from_secs(40);
@@ -165,9 +165,7 @@ impl Job {
         let address = free_port();
         let mut train = program("train", address, &file);
         train.args(["--coordinate", "--workers", "2", "--servers", "1", "--transport", "tcp"]);
-        train
-            .args(["--epochs", &epochs.to_string(), "--straggler", "0=40", "--straggler", "1=40"])
-            .args(TRAIN);
+        train.args(["--epochs", &epochs.to_string(), "--jitter", "constant(0.002)"]).args(TRAIN);
         let coordinator = train.stdout(Stdio::piped()).spawn().expect("the program starts");
         let (relay, said) = record(address);
         let start = |role, at| program(role, at, &file).spawn().expect("the program starts");

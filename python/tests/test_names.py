@@ -5,6 +5,7 @@ Each program has name spaces of its own, in which the name server does not answe
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -48,14 +49,14 @@ def fails(call):
 threading.Thread(target=count, daemon=True).start()
 """
 
-Run = Callable[[str], None]
+Run = Callable[..., None]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a program whose look-ups take three seconds each, unless the name is in its /etc/hosts."""
+    """Runs a program whose look-ups take three seconds each, or as many as it says, but for names in its /etc/hosts."""
     files = {
-        "resolv.conf": "nameserver 127.0.0.1\noptions timeout:3 attempts:1\n",
+        "resolv.conf": "nameserver 127.0.0.1\noptions attempts:1\n",
         "nsswitch.conf": "hosts: files dns\n",
         "hosts": "127.0.0.1 localhost\n",
     }
@@ -68,9 +69,10 @@ def run(tmp_path: Path) -> Run:
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"no name spaces here: {error}")
 
-    def run(code: str) -> None:
-        program = PRELUDE + textwrap.dedent(code)
-        done = subprocess.run([*within, sys.executable, "-c", program], timeout=120, capture_output=True, text=True)
+    def run(code: str, look_up: int = 3) -> None:
+        command = [*within, sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
+        environment = os.environ | {"RES_OPTIONS": f"timeout:{look_up}"}
+        done = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     return run
@@ -93,8 +95,9 @@ def test_a_name_that_is_not_found_takes_the_timeout_and_not_the_interpreter(call
         reader = slackline.Reader("here.example:" + publisher.address.rpartition(":")[2])
         forget_all()
         error, seconds, turns = fails(lambda: {call})
-        assert error == "PeerGone" and 0.4 < seconds < 2 and turns > 50, (error, seconds, turns)
-        """
+        assert error == "PeerGone" and 0.4 < seconds < 20 and turns > 50, (error, seconds, turns)
+        """,
+        look_up=30,
     )
 
 
@@ -113,6 +116,11 @@ def test_a_name_to_listen_at_is_looked_up_without_the_interpreter_and_signals_en
         publisher = slackline.Publisher(table, transport="tcp")
         error, seconds, turns = fails(lambda: {call})
         assert error == "PeerGone" and seconds > 2 and turns > 200, (error, seconds, turns)
+        """
+    )
+    run(
+        f"""
+        publisher = slackline.Publisher(table, transport="tcp")
 
         def handle(_signal, _frame):
             raise ZeroDivisionError
@@ -120,8 +128,9 @@ def test_a_name_to_listen_at_is_looked_up_without_the_interpreter_and_signals_en
         signal.signal(signal.SIGALRM, handle)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         error, seconds, turns = fails(lambda: {call})
-        assert error == "ZeroDivisionError" and seconds < 2, (error, seconds)
-        """
+        assert error == "ZeroDivisionError" and seconds < 20, (error, seconds)
+        """,
+        look_up=30,
     )
 
 

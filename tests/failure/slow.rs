@@ -17,17 +17,35 @@ use slackline::{
 
 use super::second::{PATIENCE, table, train, wait_for, worker};
 
-/// Time that it takes to make anything that a peer is granted, in milliseconds.
-type Slowness = Arc<AtomicU64>;
+/// Slow memory: anything that a peer is granted takes time to be made.
+#[derive(Default)]
+struct Slowness {
+    milliseconds: AtomicU64,
+    /// Whether some of it has been begun.
+    is_felt: AtomicBool,
+}
 
-fn tarry(slowness: &Slowness) {
-    sleep(Duration::from_millis(slowness.load(SeqCst)));
+impl Slowness {
+    fn set(&self, time: Duration) {
+        self.milliseconds.store(time.as_millis() as u64, SeqCst);
+    }
+
+    fn tarry(&self) {
+        let milliseconds = self.milliseconds.load(SeqCst);
+        self.is_felt.fetch_or(milliseconds > 0, SeqCst);
+        sleep(Duration::from_millis(milliseconds));
+    }
+
+    /// Waits until memory is being made for a newcomer.
+    fn wait_until_felt(&self) {
+        wait_for("memory to be made", || self.is_felt.load(SeqCst).then_some(()));
+    }
 }
 
 /// Number of newcomers that are dropped before one is let in.
 const DROPPED: u64 = 3;
 
-struct Slow(Shm, Slowness);
+struct Slow(Shm, Arc<Slowness>);
 
 impl Transport for Slow {
     type Endpoint = ShmEndpoint;
@@ -44,7 +62,7 @@ impl Transport for Slow {
 
     fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, RegisterError> {
         if access.contains(Access::REMOTE_WRITE) {
-            tarry(&self.1);
+            self.1.tarry();
         }
         self.0.allocate(bytes, access)
     }
@@ -58,7 +76,7 @@ impl Transport for Slow {
     }
 }
 
-struct SlowListener(ShmListener, Slowness, u64);
+struct SlowListener(ShmListener, Arc<Slowness>, u64);
 
 impl Listener for SlowListener {
     type Endpoint = ShmEndpoint;
@@ -75,7 +93,7 @@ impl Listener for SlowListener {
     }
 }
 
-struct SlowIncoming(ShmIncoming, Slowness);
+struct SlowIncoming(ShmIncoming, Arc<Slowness>);
 
 impl Incoming for SlowIncoming {
     type Endpoint = ShmEndpoint;
@@ -86,7 +104,7 @@ impl Incoming for SlowIncoming {
 
     fn prepare(&mut self, grants: &[LocalSlice]) {
         assert_eq!(grants.len(), 4, "control page, frames, inbox, slots");
-        tarry(&self.1);
+        self.1.tarry();
         self.0.prepare(grants);
     }
 
@@ -109,7 +127,7 @@ fn serve<R: Send>(
     peers: u16,
     then: impl FnOnce(&Address, &Slowness) -> R + Send,
 ) -> (Server<Slow>, R) {
-    let slowness = Slowness::default();
+    let slowness = Arc::<Slowness>::default();
     let mut options = ServerOptions::new(scheme, 1, 0.001);
     (options.memory.lease, options.memory.peers) = (LEASE, peers);
     let transport = Slow(Shm::new(), Arc::clone(&slowness));
@@ -126,7 +144,7 @@ fn serve<R: Send>(
 #[test]
 fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
     let (server, _workers) = serve(SchemeConfig::Asp, 2, |address, slowness| {
-        slowness.store(3 * LEASE.as_millis() as u64, SeqCst);
+        slowness.set(3 * LEASE);
         let mut first = worker(address, SchemeConfig::Asp);
         let mut second = worker(address, SchemeConfig::Asp);
         for _ in 0..20 {
@@ -148,11 +166,10 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
         let (server, _worker) = serve(scheme, 2, |address, slowness| {
             let mut first = worker(address, scheme);
             train(&mut first, 1.0).unwrap();
-            slowness.store(1_000_000, SeqCst);
-            let (joining, address) = (AtomicBool::new(false), address.clone());
+            slowness.set(Duration::from_secs(1000));
+            let address = address.clone();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    joining.store(true, SeqCst);
                     let gone = slackline::Worker::connect(
                         Shm::new(),
                         std::slice::from_ref(&address),
@@ -161,8 +178,7 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
                     );
                     assert!(gone.is_err(), "it takes a quarter of an hour to register");
                 });
-                wait_for("the newcomer to ask", || joining.load(SeqCst).then_some(()));
-                sleep(LEASE);
+                slowness.wait_until_felt();
                 for _ in 0..100 {
                     train(&mut first, 1.0).unwrap();
                 }
@@ -178,10 +194,10 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
 #[test]
 fn a_peer_that_is_being_prepared_counts_as_one() {
     let (server, _worker) = serve(SchemeConfig::Asp, 1, |address, slowness| {
-        slowness.store(2 * LEASE.as_millis() as u64, SeqCst);
+        slowness.set(2 * LEASE);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| worker(address, SchemeConfig::Asp));
-            sleep(LEASE);
+            slowness.wait_until_felt();
             let options = slackline::WorkerOptions::new(SchemeConfig::Asp);
             let second =
                 slackline::Worker::connect(Shm::new(), std::slice::from_ref(address), options, PATIENCE);

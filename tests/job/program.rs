@@ -33,11 +33,13 @@ pub(crate) fn run() {
 }
 
 /// Pulls all parameters to one. The variables `TRANSPORT`, `SERVERS`, `CLOCKS`, `CHECKPOINT`, `DIE_AT` (a worker and a
-/// clock), `DIE_JOINED`, `PAUSE_MS` (in each step), `HOLD` (a file), `RESUME` and `PER_HOST` change how.
+/// clock), `DIE_JOINED`, `PAUSE_MS` (in each step), `HOLD` (a file), `TIMEOUT` (seconds), `RESUME` and `PER_HOST`
+/// change how.
 fn pull_to_one() -> Result<(), Box<dyn std::error::Error>> {
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
-    let mut plan = JobPlan::servers(number("SERVERS").unwrap_or(1) as u32).timeout(Duration::from_secs(20));
+    let mut plan = JobPlan::servers(number("SERVERS").unwrap_or(1) as u32);
+    plan = plan.timeout(Duration::from_secs(number("TIMEOUT").unwrap_or(20)));
     plan = plan.clocks(number("CLOCKS").unwrap_or(50)).reconnect(variable("CHECKPOINT").is_some());
     if let Some(kind) = variable("TRANSPORT") {
         plan = plan.transport(kind.parse::<TransportKind>()?);

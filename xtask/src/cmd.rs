@@ -172,6 +172,14 @@ impl Cmd {
         }
     }
 
+    /// Runs it for so long at most: with our own standard streams, or at the lowest priority with its output in a file.
+    pub(crate) fn run_beside(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
+        match log {
+            Some(_) => self.clone().nice().run_to(site, log, time),
+            None => self.run_to(site, None, time),
+        }
+    }
+
     /// Runs it in silence; fails, and shows its output, unless every test that must fail does.
     fn run_broken(&self, site: &Site, log: Option<&File>, time: Duration) -> Result<(), Failure> {
         let mut command = self.command(site);
@@ -293,6 +301,18 @@ impl fmt::Display for Cmd {
         }
         Ok(())
     }
+}
+
+/// Says a line before a command that writes to the same stream: a file, or our standard output.
+pub(crate) fn say(log: Option<&File>, text: &str) {
+    // What cannot be written there is lost; that a step failed is not.
+    let _ = match log {
+        Some(mut log) => writeln!(log, "{text}"),
+        None => {
+            println!("{text}");
+            std::io::stdout().flush()
+        }
+    };
 }
 
 /// The output of one test that failed, of the output of all of them.

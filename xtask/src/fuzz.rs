@@ -31,6 +31,11 @@ const SECONDS: u64 = 60;
 /// at once, or `cargo xtask fuzz` finds it.
 const STEP_SECONDS: u64 = 20;
 
+/// Each target runs again until it has been given so many inputs, for so many times its time at most: on a machine that
+/// is busy the slowest has a few hundred in 20 seconds. One that was given fewer then has shown nothing.
+const INPUTS_MIN: u64 = 100;
+const ROUNDS_MAX: usize = 5;
+
 /// One input may take so long, in seconds, and so much memory in one piece, in MiB: inputs have a few KiB.
 const INPUT_SECONDS_MAX: u64 = 10;
 const PIECE_MIB_MAX: u64 = 64;
@@ -180,20 +185,10 @@ fn fuzz(site: &Site, plan: &Plan, command: &(dyn Fn(&str) -> Cmd + Sync)) -> Res
                 while !stop.load(Ordering::Relaxed) {
                     let next = waiting.lock().expect("no thread panics with the list").next();
                     let Some(target) = next else { return };
-                    let begun = Instant::now();
-                    let cmd = command(target);
-                    let failure = match cmd.outcome(site) {
-                        Ok(output) if output.status.success() => {
-                            println!("{target:<width$}  {}", told(&output, begun.elapsed().as_secs_f64()));
+                    let failure = match fuzz_target(site, target, &command(target)) {
+                        Ok(told) => {
+                            println!("{target:<width$}  {told}");
                             continue;
-                        }
-                        Ok(output) => {
-                            println!("{target:<width$}  FAILED\n{}", finding(target, &output));
-                            let status = output.status.to_string();
-                            Failure::Check {
-                                what: format!("the decoder `{target}` breaks a promise: {cmd}"),
-                                status,
-                            }
                         }
                         Err(failure) => failure,
                     };
@@ -207,19 +202,43 @@ fn fuzz(site: &Site, plan: &Plan, command: &(dyn Fn(&str) -> Cmd + Sync)) -> Res
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// One line out of what libFuzzer, or the random driver, said at its end.
-fn told(output: &Output, seconds: f64) -> String {
+/// Runs one target until it has been given enough inputs; one line on it.
+fn fuzz_target(site: &Site, target: &str, cmd: &Cmd) -> Result<String, Failure> {
+    let (begun, mut inputs) = (Instant::now(), 0);
+    for _ in 0..ROUNDS_MAX {
+        let output = cmd.outcome(site)?;
+        if !output.status.success() {
+            println!("{target}  FAILED\n{}", finding(target, &output));
+            let what = format!("the decoder `{target}` breaks a promise: {cmd}");
+            return Err(Failure::Check { what, status: output.status.to_string() });
+        }
+        inputs += executed(&output);
+        if inputs >= INPUTS_MIN {
+            return Ok(told(&output, inputs, begun.elapsed().as_secs_f64()));
+        }
+    }
+    let what = format!("the decoder `{target}` was given too few inputs to show anything: {cmd}");
+    Err(Failure::Check { what, status: format!("{inputs} of {INPUTS_MIN} inputs") })
+}
+
+/// The number of inputs that libFuzzer, or the random driver, said at its end; 0 if it said none.
+fn executed(output: &Output) -> u64 {
     let text = String::from_utf8_lossy(&output.stderr);
-    let executions: u64 = text
-        .lines()
+    let mut lines = text.lines();
+    lines
         .find_map(|line| line.strip_prefix("stat::number_of_executed_units:")?.trim().parse().ok())
-        .unwrap_or(0);
+        .unwrap_or(0)
+}
+
+/// One line out of what it said at its end, with the number of inputs of all its rounds.
+fn told(output: &Output, inputs: u64, seconds: f64) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
     let coverage = text.lines().rev().find_map(|line| {
         let mut words = line.split_whitespace().skip_while(|word| *word != "cov:");
         words.nth(1).map(String::from)
     });
     let coverage = coverage.map_or_else(String::new, |edges| format!("{edges:>6} edges reached  "));
-    format!("{executions:>11} inputs  {coverage}{seconds:>6.1} s")
+    format!("{inputs:>11} inputs  {coverage}{seconds:>6.1} s")
 }
 
 /// Reports a crash for a person: how it went, the bytes, and what to do with them.
@@ -321,8 +340,10 @@ mod tests {
     fn the_end_of_a_run_is_one_line() {
         let text = "#2\tINITED cov: 90 ft: 91\n#9\tDONE   cov: 312 ft: 700 corp: 3/9b\n\
                     stat::number_of_executed_units: 9\n";
-        assert_eq!(told(&said(text), 1.25), "          9 inputs     312 edges reached     1.2 s");
-        assert_eq!(told(&said("stat::number_of_executed_units: 7\n"), 2.0), "          7 inputs     2.0 s");
+        assert_eq!(executed(&said(text)), 9);
+        assert_eq!(executed(&said("it was ended\n")), 0);
+        assert_eq!(told(&said(text), 9, 1.25), "          9 inputs     312 edges reached     1.2 s");
+        assert_eq!(told(&said("none\n"), 7, 2.0), "          7 inputs     2.0 s");
     }
 
     #[test]
@@ -335,11 +356,26 @@ mod tests {
     #[test]
     fn a_target_that_fails_fails_the_run_and_is_named() {
         let plan = Plan { seconds: 1, targets: vec!["good".into(), "bad".into()] };
-        let command = |target: &str| Cmd::new(if target == "good" { "true" } else { "false" }, &[]);
+        let fed = format!("echo stat::number_of_executed_units: {INPUTS_MIN} >&2");
+        let command = |target: &str| Cmd::new("sh", &["-c", if target == "good" { &fed } else { "false" }]);
         let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
         let failure = fuzz(&site, &plan, &command).unwrap_err();
         assert!(failure.to_string().contains("`bad`"), "{failure}");
         let good = Plan { seconds: 1, targets: vec!["good".into()] };
         assert!(fuzz(&site, &good, &command).is_ok());
+    }
+
+    #[test]
+    fn a_target_that_was_given_hardly_any_input_fails_after_some_rounds() {
+        let site = Site { root: "/".into(), target: "/".into(), host: String::new(), nightly: false };
+        let given = |inputs: u64| {
+            let said = format!("echo stat::number_of_executed_units: {inputs} >&2");
+            fuzz_target(&site, "a", &Cmd::new("sh", &["-c", &said]))
+        };
+        let enough = INPUTS_MIN.div_ceil(ROUNDS_MAX as u64);
+        assert!(given(enough).unwrap().contains(&format!(" {} inputs", enough * ROUNDS_MAX as u64)));
+        let failure = given(enough - 1).unwrap_err().to_string();
+        assert!(failure.contains("too few inputs") && failure.contains("95 of 100 inputs"), "{failure}");
+        assert!(fuzz_target(&site, "a", &Cmd::new("true", &[])).is_err());
     }
 }

@@ -198,9 +198,11 @@ pub(crate) const RDMA_MUTANTS: &[(&str, &str, &str)] = &[
 /// target folder is that of all tests.
 pub(crate) fn steps() -> [Step; 2] {
     let command = |(mutant, broken): &(&str, &str)| {
+        let seeds = "ten_thousand_seeds_keep_every_promise";
         let cmd = Cmd::new("cargo", &["test", "--release", "-p", "slackline", "--test", "seeds"]);
+        let cmd = cmd.arg("--").arg("--exact").arg(seeds);
         let cmd = cmd.flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
-        cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[("ten_thousand_seeds_keep_every_promise", broken)])
+        cmd.env("SLACKLINE_MUTANT", mutant).must_fail(&[(seeds, broken)])
     };
     let unit_command = |(mutant, test, broken): &(&str, &str, &str)| {
         let cmd = Cmd::new("cargo", &[&["test"], &TESTED[..], &["--lib", "--", "--exact", test]].concat());

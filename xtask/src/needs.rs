@@ -1,10 +1,13 @@
 //! Programs and libraries that the steps need: looked for first, installed where we may, named where not.
 
 use crate::aarch64;
-use crate::cmd::Cmd;
+use crate::cmd::{self, Cmd};
 use crate::failure::Failure;
+use crate::limit::COMMAND_MAX;
 use crate::site::Site;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// Something that a step cannot run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,17 +255,25 @@ impl Need {
 /// Makes sure that everything is there, installing what is not if rustup is here, or if we are root and
 /// apt-get is here. Otherwise names all that is missing, with the commands that install it.
 pub(crate) fn ensure(site: &Site, needs: &[Need]) -> Result<(), Failure> {
-    let mut missing = missing(site, needs);
-    if missing.is_empty() {
+    ensure_to(site, needs, None)
+}
+
+/// The same; if a file is given, the output of installers goes to it, and they run at the lowest priority.
+pub(crate) fn ensure_to(site: &Site, needs: &[Need], log: Option<&File>) -> Result<(), Failure> {
+    if missing(site, needs).is_empty() {
         return Ok(());
     }
+    // One at a time: apt-get refuses to run beside itself, and another thread may install the same.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _turn = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut missing = missing(site, needs);
     let rights = Rights::find(site);
     let tools = site.target.join(TOOLS);
     for command in installers(&missing, rights, &tools) {
-        println!("== installing: {command}");
+        cmd::say(log, &format!("== installing: {command}"));
         // Whether it worked is seen by looking again.
-        if let Err(failure) = command.run(site) {
-            println!("{failure}");
+        if let Err(failure) = command.run_beside(site, log, COMMAND_MAX) {
+            cmd::say(log, &failure.to_string());
         }
     }
     missing.retain(|need| !need.is_there(site));

@@ -1,6 +1,6 @@
 //! One run of the steps of `cargo xtask test`. Those that only compute run beside those that mostly wait.
 
-use crate::cmd::Cmd;
+use crate::cmd::{Cmd, say};
 use crate::failure::Failure;
 use crate::needs;
 use crate::passed::Passed;
@@ -111,7 +111,7 @@ impl<'a> StepRun<'a> {
         self.done[index] = Some((verdict, took));
     }
 
-    /// Starts the steps that run beside the others, one after the other; what they need is installed before.
+    /// Starts the steps that run beside the others, one after the other, each once what it needs is installed.
     fn start_beside<'scope>(
         &mut self,
         scope: &'scope std::thread::Scope<'scope, '_>,
@@ -127,13 +127,8 @@ impl<'a> StepRun<'a> {
             if self.skips(index, step) {
                 continue;
             }
-            match needs::ensure(self.site, &step.needs) {
-                Ok(()) => {
-                    println!("== {}: begun beside the others; its output follows at its end\n", step.name);
-                    ready.push((index, step));
-                }
-                Err(failure) => self.end(index, step, Err(failure), Duration::ZERO),
-            }
+            println!("== {}: it runs beside the others; its output follows at its end\n", step.name);
+            ready.push((index, step));
         }
         let (site, budget) = (self.site, self.budget);
         let (sender, others) = std::sync::mpsc::channel();
@@ -164,7 +159,8 @@ fn run_beside(site: &Site, step: &Step, budget: TestBudget) -> (Result<&'static 
         remedy: "make the target directory writable".into(),
     });
     let outcome = file.and_then(|log| match budget.is_open() {
-        true => run_one(site, step, budget, Some(&log)),
+        true => needs::ensure_to(site, &step.needs, Some(&log))
+            .and_then(|()| run_one(site, step, budget, Some(&log))),
         false => {
             let _ = writeln!(&log, "   {}", TestBudget::over());
             Ok(NOT_RUN)
@@ -194,22 +190,7 @@ fn run_one(
 
 fn run_command(site: &Site, command: &Cmd, budget: TestBudget, log: Option<&File>) -> Result<(), Failure> {
     say(log, &format!("   {command}"));
-    match log {
-        Some(_) => command.clone().nice().run_to(site, log, budget.command()),
-        None => command.run_to(site, None, budget.command()),
-    }
-}
-
-/// Before a command writes to the same stream.
-fn say(log: Option<&File>, text: &str) {
-    // What cannot be written there is lost; that a step failed is not.
-    let _ = match log {
-        Some(mut log) => writeln!(log, "{text}"),
-        None => {
-            println!("{text}");
-            std::io::stdout().flush()
-        }
-    };
+    command.run_beside(site, log, budget.command())
 }
 
 #[cfg(test)]

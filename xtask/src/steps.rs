@@ -160,6 +160,7 @@ const SLOW: &[Slow] = &[
     },
     Slow {
         needs: &[Need::Iproute2, Need::Nftables],
+        at_once: Some("4"),
         ..Slow::new(
             "hosts",
             "the contract, the litmus and the main job over TCP between hosts that are network name spaces",
@@ -203,11 +204,12 @@ const SLOW: &[Slow] = &[
 pub(crate) const LONG: &[&str] = &["softroce-apart", "aarch64", "asan"];
 
 /// The steps that come first, in this order: those of [`BESIDE`] begin once none of [`ALONE`] is left, and then have
-/// the time in which the tests wait.
-const FIRST: &[&str] = &["fmt", "clippy", "twins"];
+/// the time in which `clippy` leaves a processor idle and the tests wait.
+const FIRST: &[&str] = &["fmt", "twins", "clippy"];
 
-/// The steps that come last, in this order: a run for which a machine is too slow leaves out those at the end. None of
-/// them is long, so that one that begins just before the time is over ends soon after it.
+/// The steps that come last, before those of [`BESIDE`] and [`LONG`]: a run for which a machine is too slow leaves out
+/// those at the end. None of them is long, so that one that begins just before the time is over ends soon after it. The
+/// commit decides with which of them a run begins, so that a slow machine leaves out other ones at other commits.
 const LAST: &[&str] = &[
     "faults",
     "schemes",
@@ -218,17 +220,11 @@ const LAST: &[&str] = &[
     "softroce-wire",
     "reproduce",
     "bindings",
-    "fuzz",
-    "loom",
-    "mutants",
-    "softroce-apart",
-    "aarch64",
-    "asan",
 ];
 
-/// Steps that only compute, and build in target folders of their own: a run of all steps has them beside the others,
-/// one after the other and at the lowest priority, since most of the others wait for much of their time.
-pub(crate) const BESIDE: &[&str] = &["loom", "mutants", "fuzz"];
+/// Steps that only compute, and build where the others do not meanwhile: a run of all steps has them beside the others,
+/// one after the other in this order and at the lowest priority, since most of the others wait for much of their time.
+pub(crate) const BESIDE: &[&str] = &["slow-suites", "public-api", "fuzz", "loom", "mutants"];
 
 /// Steps beside which nothing else runs: they hold times against each other.
 pub(crate) const ALONE: &[&str] = &["twins"];
@@ -249,6 +245,22 @@ fn clippy() -> Vec<Cmd> {
     [all, named, library.clone()].into_iter().chain(features).map(deny).collect()
 }
 
+/// Builds the slow suites that run on each machine, all in one call.
+fn build_slow_suites() -> Cmd {
+    let build = Cmd::new("cargo", &[&["test", "--release", "--no-run"], &TESTED[..]].concat());
+    let everywhere = SLOW.iter().filter(|slow| slow.feature.is_none());
+    everywhere.fold(build, |cmd, slow| cmd.arg("--test").arg(slow.name))
+}
+
+/// The steps of [`LAST`] in the order in which they run: it begins with another one at another commit.
+fn last(site: &Site) -> Vec<&'static str> {
+    let commit = Cmd::new("git", &["rev-parse", "HEAD"]).output(site).unwrap_or_default();
+    let number = commit.get(..8).and_then(|digits| usize::from_str_radix(digits, 16).ok()).unwrap_or(0);
+    let mut steps = LAST.to_vec();
+    steps.rotate_left(number % LAST.len());
+    steps
+}
+
 /// Every step, for this machine.
 pub(crate) fn all(site: &Site) -> Vec<Step> {
     let mut steps = vec![
@@ -265,6 +277,13 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
             needs: vec![Need::Component("clippy")],
             feature: None,
             commands: clippy(),
+        },
+        Step {
+            name: "slow-suites",
+            about: "the slow suites build",
+            needs: Vec::new(),
+            feature: None,
+            commands: vec![build_slow_suites()],
         },
         Step {
             name: "test",
@@ -309,8 +328,9 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
     steps.push(aarch64::step(site));
     steps.push(asan::step(site));
     let index = |names: &[&str], step: &Step| names.iter().position(|name| *name == step.name);
+    let last = [&last(site)[..], BESIDE, LONG].concat();
     // The sort is stable: the others keep the order in which they stand here.
-    steps.sort_by_key(|step| match (index(FIRST, step), index(LAST, step)) {
+    steps.sort_by_key(|step| match (index(FIRST, step), index(&last, step)) {
         (Some(index), _) => (0, index),
         (None, None) => (1, 0),
         (None, Some(index)) => (2, index),
@@ -320,17 +340,42 @@ pub(crate) fn all(site: &Site) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
-    use super::FEATURES;
+    use super::{Cmd, FEATURES};
     use crate::site::Site;
 
     #[test]
     fn every_long_step_is_a_step() {
         let site = Site { root: "/".into(), target: "/target".into(), host: String::new(), nightly: false };
         let names: Vec<&str> = super::all(&site).iter().map(|step| step.name).collect();
-        let listed = [super::LONG, super::BESIDE, super::ALONE, super::FIRST].concat();
+        let listed = [super::ALONE, super::FIRST, super::LAST, super::BESIDE, super::LONG].concat();
         assert!(listed.iter().all(|name| names.contains(name)), "{names:?}");
-        assert!(names.starts_with(super::FIRST) && names.ends_with(super::LAST), "{names:?}");
-        assert!(super::LAST.ends_with(super::LONG));
+        assert!(names.starts_with(super::FIRST) && names.ends_with(&[super::BESIDE, super::LONG].concat()));
+    }
+
+    #[test]
+    fn the_last_steps_begin_with_another_one_at_another_commit() {
+        let root = std::env::temp_dir().join(format!("xtask-last-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let site = Site { root: root.clone(), target: root.clone(), host: String::new(), nightly: false };
+        let git = |arguments: &[&str]| {
+            let identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"];
+            assert!(Cmd::new("git", &[&identity, arguments].concat()).output(&site).is_some());
+        };
+        assert_eq!(super::last(&site), super::LAST, "without a commit");
+        git(&["init", "--quiet"]);
+        let mut begun = std::collections::BTreeSet::new();
+        for commit in 0..20 {
+            git(&["commit", "--quiet", "--allow-empty", "--message", &commit.to_string()]);
+            let mut steps = super::last(&site);
+            assert_eq!(steps, super::last(&site));
+            begun.insert(steps[0]);
+            steps.sort();
+            let mut all = super::LAST.to_vec();
+            all.sort();
+            assert_eq!(steps, all);
+        }
+        assert!(begun.len() > 1, "{begun:?}");
+        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(crate) fn step() -> Step {
         about: "the wheel is small, its tests pass where it alone is installed, and its types hold",
         needs: vec![Need::Cc],
         feature: Some(Feature::Installed(Need::Maturin)),
-        commands: vec![Cmd::new("cargo", &["xtask", "wheel", "--check"])],
+        commands: vec![Cmd::new("cargo", &["xtask", "wheel", "--check"]).retry()],
     }
 }
 
@@ -136,7 +136,7 @@ fn check(site: &Site, wheel: &Path, named: Option<&str>) -> Result<(), Failure> 
         // It stays without a GIL even if another package asks for one.
         pytest = pytest.env("PYTHON_GIL", "0");
     }
-    pytest.retry().run(site)
+    pytest.run(site)
 }
 
 /// Fails unless the wheel, the C library and the tests take everything below the library with the same features. For

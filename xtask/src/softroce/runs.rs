@@ -186,7 +186,7 @@ pub(super) const RUNS: &[Run] = &[
         parts_links: false,
         job: Job::Tests {
             target: "doctor_rdma",
-            release: false,
+            release: true,
             filters: &["a_device", "a_port", "a_limit", "a_user"],
         },
         timeout: Duration::from_secs(300),
@@ -199,7 +199,7 @@ pub(super) const RUNS: &[Run] = &[
         parts_links: false,
         job: Job::Tests {
             target: "bench_rdma",
-            release: false,
+            release: true,
             filters: &["at_a_process", "queues_packets", "a_device"],
         },
         timeout: Duration::from_secs(300),
@@ -210,7 +210,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::One,
         devices: 2,
         parts_links: false,
-        job: Job::Tests { target: "bench_rdma", release: false, filters: &["over_two_devices"] },
+        job: Job::Tests { target: "bench_rdma", release: true, filters: &["over_two_devices"] },
         timeout: Duration::from_secs(120),
     },
     Run {
@@ -258,7 +258,7 @@ pub(super) const RUNS: &[Run] = &[
         guests: Guests::Two,
         devices: 1,
         parts_links: false,
-        job: Job::Tests { target: "bench_rdma", release: false, filters: &["apart::"] },
+        job: Job::Tests { target: "bench_rdma", release: true, filters: &["apart::"] },
         timeout: Duration::from_secs(900),
     },
     Run {
