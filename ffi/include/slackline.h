@@ -170,7 +170,7 @@ enum slackline_status
      */
     SLACKLINE_STATUS_PANIC = 14,
     /**
-     * The job has failed, or its rank 0 is gone. The message has the cause.
+     * The job has failed, its rank 0 is gone, or it was over before this process was in. The message has the cause.
      */
     SLACKLINE_STATUS_JOB_FAILED = 15,
     /**

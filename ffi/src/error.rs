@@ -287,7 +287,9 @@ fn connect_status(error: &ConnectError) -> Status {
         ConnectError::Closed { .. } => Status::ServerLost,
         ConnectError::Channel { source, .. } => channel_status(source),
         ConnectError::Offer { .. } => Status::Protocol,
-        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => Status::Unsupported,
+        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => {
+            Status::Unsupported
+        }
         _ => Status::Internal,
     }
 }
@@ -430,7 +432,8 @@ mod tests {
     #[test]
     fn a_device_that_registers_no_more_is_no_bug() {
         let source = std::io::Error::from_raw_os_error(12);
-        let error = RegisterError::Device { bytes: 8, device: "mlx5_0".into(), remedy: "raise it".into(), source };
+        let error =
+            RegisterError::Device { bytes: 8, device: "mlx5_0".into(), remedy: "raise it".into(), source };
         assert_eq!(Failure::from(Error::Register(error)).status, Status::Memory);
     }
 

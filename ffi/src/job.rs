@@ -279,7 +279,9 @@ impl From<JobError> for Failure {
             JobError::Rendezvous(
                 rendezvous::RendezvousError::NeedsSecret { .. } | rendezvous::RendezvousError::Refused { .. },
             ) => Status::Refused,
-            JobError::Rendezvous(rendezvous::RendezvousError::Channel { source, .. }) => channel_status(source),
+            JobError::Rendezvous(rendezvous::RendezvousError::Channel { source, .. }) => {
+                channel_status(source)
+            }
             JobError::Rendezvous(
                 rendezvous::RendezvousError::OnlyHere { .. } | rendezvous::RendezvousError::TooLong { .. },
             ) => Status::BadArgument,

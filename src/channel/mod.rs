@@ -81,7 +81,7 @@ pub use socket::{SILENCE_MIN, allow_silence, listen, wait_for_slow_reader};
 pub use stream::Channel;
 
 /// Version of everything that a channel says.
-pub const CHANNEL_VERSION: u32 = 3;
+pub const CHANNEL_VERSION: u32 = 4;
 
 /// The use of a connection. A client that reached the wrong kind of port is told so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

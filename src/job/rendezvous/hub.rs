@@ -1,6 +1,6 @@
 //! Rank 0's side of the meeting.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -65,6 +65,10 @@ pub struct Hub {
     newcomers: Newcomers<PendingProcess>,
     inside: Vec<Inside>,
     events: VecDeque<HubEvent>,
+    /// All members were listened to since `poll` last returned nothing.
+    has_looked: bool,
+    /// No member had anything to say then.
+    is_dry: bool,
     /// Number of times that each rank within a role was taken, and whether one of its members has announced addresses.
     generations: HashMap<(MemberRole, u32), (u64, bool)>,
     ids: u64,
@@ -128,6 +132,8 @@ impl Hub {
             newcomers: Newcomers::default(),
             inside: Vec::new(),
             events: VecDeque::new(),
+            has_looked: false,
+            is_dry: true,
             generations: HashMap::new(),
             ids: 0,
             changed: false,
@@ -156,19 +162,27 @@ impl Hub {
         self.newcomers.refused()
     }
 
-    /// Moves everything on without waiting, and takes the next event.
+    /// Moves everything on without waiting, and takes the next event. `None` comes once each member was listened to
+    /// once, whatever else they have to say: members that go on talking hold no caller.
     pub fn poll(&mut self) -> Option<HubEvent> {
-        if self.events.is_empty() {
+        if self.events.is_empty() && !self.has_looked {
+            self.has_looked = true;
             self.greet();
             self.hear();
             self.tell();
+            self.is_dry = self.events.is_empty();
         }
-        self.events.pop_front()
+        let event = self.events.pop_front();
+        if event.is_none() {
+            self.has_looked = false;
+        }
+        event
     }
 
     /// Waits until there is something to do, at most `timeout`.
     pub fn wait(&self, timeout: Duration) {
-        if !self.events.is_empty() {
+        // A member that has said something may have said more: its socket is empty then.
+        if !self.events.is_empty() || !self.is_dry {
             return;
         }
         let mut sockets = Vec::with_capacity(1 + self.newcomers.iter().len() + self.inside.len());
@@ -239,7 +253,11 @@ impl Hub {
         if self.inside.len() >= MAX_MEMBERS {
             return Err((format!("the job is full: {MAX_MEMBERS} members"), true));
         }
-        let lowest_free = || (0..).find(|role_rank| holder(*role_rank).is_none()).unwrap_or(u32::MAX);
+        let lowest_free = || {
+            let taken: HashSet<u32> =
+                self.members().filter(|member| member.role == role).map(|member| member.role_rank).collect();
+            (0..).find(|role_rank| !taken.contains(role_rank)).unwrap_or(u32::MAX)
+        };
         let role_rank = introduction.role_rank.unwrap_or_else(lowest_free);
         if limit.is_some_and(|limit| role_rank >= limit) {
             // One that is gone may not have been noticed yet.

@@ -13,8 +13,9 @@ use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Sec
 use crate::mem::ForkGuard;
 use crate::transport::Address;
 
-/// Between two tries to reach rank 0, which may start later than the others.
-const TRY_EVERY: Duration = Duration::from_millis(50);
+/// Between two tries to reach rank 0, which may start later than the others: at first, and at most once it has answered.
+/// Each try costs it a handshake, and many may try.
+const TRY_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The longest time to wait for a connection to one of several addresses: the network may drop what is sent to it.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -56,6 +57,7 @@ impl Membership {
         let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
         let introduction = encode(&ToHub::Introduce(introduction));
         let (mut last, mut answered) = ("it has no address".to_owned(), false);
+        let mut pause = TRY_EVERY.0;
         loop {
             let sockets = resolve(address, deadline)?;
             let is_only = sockets.len() == 1;
@@ -72,7 +74,7 @@ impl Membership {
                     Err(JoinFailure::Unanswered) => last = "it does not answer".into(),
                 }
             }
-            if Instant::now() + TRY_EVERY >= deadline {
+            if Instant::now() + TRY_EVERY.0 >= deadline {
                 return Err(RendezvousError::Timeout {
                     address: address.into(),
                     waited: timeout,
@@ -80,7 +82,9 @@ impl Membership {
                     answered,
                 });
             }
-            std::thread::sleep(TRY_EVERY);
+            // There is one more try before the deadline.
+            std::thread::sleep(pause.min(deadline - TRY_EVERY.0 - Instant::now()).max(TRY_EVERY.0));
+            pause = if answered { (2 * pause).min(TRY_EVERY.1) } else { TRY_EVERY.0 };
         }
     }
 

@@ -62,6 +62,33 @@ fn finish<R>(hub: &mut Hub, thread: JoinHandle<R>) -> R {
 }
 
 #[test]
+fn a_member_that_goes_on_talking_holds_no_caller() {
+    let mut hub = hub(HubOptions::default());
+    let thread = join(&hub, worker());
+    wait_for(&mut hub, joined);
+    let mut member = finish(&mut hub, thread).unwrap();
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let is_stopped = stop.clone();
+    let talk = std::thread::spawn(move || {
+        while !is_stopped.load(std::sync::atomic::Ordering::Relaxed) && member.say(b"again").is_ok() {
+            // What the hub tells is read, or the connection would fill.
+            while member.poll().is_ok_and(|event| event.is_some()) {}
+        }
+    });
+    let said = |_: &mut Hub, event: HubEvent| matches!(event, HubEvent::Said(..)).then_some(());
+    for _ in 0..100 {
+        wait_for(&mut hub, said);
+        let most = std::iter::from_fn(|| hub.poll()).take(1000).count();
+        assert!(most < 1000, "one look at one member is no more than a few events");
+    }
+    let begun = Instant::now();
+    hub.close(b"the end", Duration::from_millis(100));
+    assert!(begun.elapsed() < TIMEOUT / 2);
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    talk.join().unwrap();
+}
+
+#[test]
 fn everybody_learns_of_everybody_and_ranks_are_given_in_order() {
     let mut hub = hub(HubOptions::default());
     let threads: Vec<_> = (0..5).map(|_| join(&hub, worker())).collect();
