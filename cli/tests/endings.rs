@@ -69,7 +69,8 @@ fn an_evicted_worker_that_wakes_is_told_so_and_why() {
     let [_stays, worker] = workers;
     let (code, _, said) = worker.end();
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("evicted") && said.contains("it was silent for longer than "), "{said}");
+    // By its server, or by rank 0, which it hears first.
+    assert!(said.contains("evicted") && said.contains("it was silent for "), "{said}");
     assert!(!said.contains("broke the protocol") && !said.contains("cannot talk to rank 0"), "{said}");
     assert_eq!(said.matches("error: ").count(), 1, "{said}");
     assert_eq!(coordinator.end().0, Some(0));

@@ -200,8 +200,8 @@ pub(super) enum WaitTurn<R> {
     Idle,
     /// There was nothing to do, and the node has slept already.
     Slept,
-    /// There was nothing to do, and an owner was asked for something: a look after a long pause would see an answer that
-    /// is as old as the pause.
+    /// There was nothing to do, and an owner was asked for something: a look after a long pause would see an answer
+    /// that is as old as the pause.
     Asked,
     /// An owner has lapped a pull, and writes on while this thread sleeps.
     Lapped,

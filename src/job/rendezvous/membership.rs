@@ -13,8 +13,8 @@ use crate::channel::{Channel, ChannelError, ChannelTerms, Identity, Purpose, Sec
 use crate::mem::ForkGuard;
 use crate::transport::Address;
 
-/// Between two tries to reach rank 0, which may start later than the others: at first, and at most once it has answered.
-/// Each try costs it a handshake, and many may try.
+/// Between two tries to reach rank 0, which may start later than the others: at first, and at most once it has
+/// answered. Each try costs it a handshake, and many may try.
 const TRY_EVERY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The longest time to wait for a connection to one of several addresses: the network may drop what is sent to it.
