@@ -58,12 +58,16 @@ impl Backoff {
         self.wait_or(is_crowded, |waited| std::thread::sleep(Self::pause(waited, is_crowded)));
     }
 
-    /// The same while the answer to a question is on its way: it comes soon, however long the wait has lasted.
+    /// The same while the answer to a question is on its way: it comes soon, however long the wait has lasted. On a
+    /// crowded machine it does not, and each look takes a turn from the process that is to answer.
     pub(super) fn wait_for_answer(&mut self) {
-        let (is_crowded, mut due_since) = (CROWD.is_seen(), self.due_since);
-        self.wait_or(is_crowded, |waited| {
+        if CROWD.is_seen() {
+            return self.wait();
+        }
+        let mut due_since = self.due_since;
+        self.wait_or(false, |waited| {
             let asked = *due_since.get_or_insert(waited);
-            std::thread::sleep(Self::pause_for_answer(waited, asked, is_crowded));
+            std::thread::sleep(Self::pause_for_answer(waited, asked));
         });
         self.due_since = due_since;
     }
@@ -96,8 +100,8 @@ impl Backoff {
     }
 
     /// The time to sleep after a wait of `waited` for an answer that was due from `asked` on.
-    fn pause_for_answer(waited: Duration, asked: Duration, is_crowded: bool) -> Duration {
-        (waited.saturating_sub(asked) / Self::PARTS.1).clamp(Self::SHORTEST, Self::pause(waited, is_crowded))
+    fn pause_for_answer(waited: Duration, asked: Duration) -> Duration {
+        (waited.saturating_sub(asked) / Self::PARTS.1).clamp(Self::SHORTEST, Self::pause(waited, false))
     }
 
     /// Stands back once; `rest` is told for how long this wait has lasted.
@@ -297,8 +301,7 @@ mod tests {
     #[test]
     fn a_sleep_for_an_answer_is_a_part_of_the_time_since_the_question() {
         let pause = |waited, asked| {
-            Backoff::pause_for_answer(Duration::from_micros(waited), Duration::from_micros(asked), false)
-                .as_micros()
+            Backoff::pause_for_answer(Duration::from_micros(waited), Duration::from_micros(asked)).as_micros()
         };
         assert_eq!([64_000, 64_400, 66_000].map(|waited| pause(waited, 64_000)), [100, 100, 500]);
         assert_eq!(pause(1_000_000, 64_000), 5_000, "and no longer than without a question");
