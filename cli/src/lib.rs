@@ -1,6 +1,7 @@
 //! The `slackline` command line, and the part of it that others may use: the metrics of a process.
 #![forbid(unsafe_code)]
 
+mod checkpoint_args;
 mod cli;
 mod commands;
 mod device_name;
@@ -9,6 +10,7 @@ mod failure;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod memory;
 pub mod metrics;
 mod model_args;
 mod optimizer_name;

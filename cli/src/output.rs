@@ -34,6 +34,22 @@ pub(crate) fn check(option: &str, path: &Path) -> Result<(), Failure> {
     })
 }
 
+/// The same for a file that may be given, and that is to be none of the `others`: it would be written over one of them.
+pub(crate) fn check_apart(
+    (option, path): (&str, Option<&Path>),
+    others: &[(&str, Option<&Path>)],
+) -> Result<(), Failure> {
+    let Some(path) = path else { return Ok(()) };
+    check(option, path)?;
+    match others.iter().find(|(_, other)| other.is_some_and(|other| same_file(path, other))) {
+        None => Ok(()),
+        Some((other, _)) => {
+            Err(Failure::usage(format!("{option} {}: {other} names the same file", path.display()))
+                .help("choose another name"))
+        }
+    }
+}
+
 /// Prints results. A caller need not read all of them.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
@@ -60,7 +76,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Whether both name one file, as far as can be told before they exist.
-pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
+fn same_file(one: &Path, other: &Path) -> bool {
     let parent_and_name =
         |path: &Path| Some((fs::canonicalize(folder(path)).ok()?, path.file_name()?.to_owned()));
     let resolved = |path: &Path| fs::canonicalize(path).ok();

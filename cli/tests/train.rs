@@ -453,7 +453,7 @@ fn outputs_that_cannot_be_written_are_found_out_before_training() {
         misused(&[&train[..], &["/proc/x"]].concat(), "cannot be written to", "another folder");
     }
     let data = write(&folder, "d.csv", "1,0\n2,1\n");
-    misused(&["--data", &data, "--save", &data], "is the file to train on", "another name");
+    misused(&["--data", &data, "--save", &data], "--data names the same file", "another name");
     let both = format!("{path}/both");
     misused(&["--save", &both, "--json", &both], "--save names the same file", "another name");
     assert_eq!(names(folder.path()), [PathBuf::from(&data)]);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{files, module_path, page, paths, shipped, words};
 
-/// The rights of one module directly under `src/`.
+/// The rights of one module directly under `src/`, or of one of `transport` that has rights of its own.
 pub(super) struct Row {
     pub(super) module: &'static str,
     /// The other modules that it may name.
@@ -28,7 +28,12 @@ pub(super) const MODULES: &[Row] = &[
     row("kernel", &["mem", "table"], false),
     row("cuda", &["kernel", "mem", "table"], false),
     row("channel", &["time"], false),
-    row("transport", &["channel", "cuda", "mem", "time"], false),
+    row("transport", &["cuda", "mem", "time"], false),
+    row("transport::error", &["channel", "mem", "time"], false),
+    row("transport::wireup", &["channel", "mem", "time"], false),
+    row("transport::shm", &["cuda", "mem", "time"], false),
+    row("transport::tcp", &["channel", "cuda", "mem", "time"], false),
+    row("transport::verbs", &["channel", "cuda", "mem", "time"], false),
     row("scheme", &["clock", "time"], true),
     row("trace", &["clock"], true),
     row("param", &["transport", "scheme", "cuda", "mem", "kernel", "table", "clock", "time"], true),
@@ -50,6 +55,14 @@ pub(super) const MODULES: &[Row] = &[
     row("fuzzing", &["job", "node", "param", "channel", "trace", "transport"], true),
 ];
 
+/// The row of a module: the one of the longest path.
+pub(super) fn row_of(module: &[String]) -> Option<&'static Row> {
+    (1..=module.len()).rev().find_map(|parts| {
+        let path = module[..parts].join("::");
+        MODULES.iter().find(|row| row.module == path)
+    })
+}
+
 /// The module that all others may name.
 pub(super) const FOR_ALL: &str = "diagnostic";
 
@@ -65,10 +78,10 @@ fn allowed() -> Arrows {
     MODULES.iter().flat_map(of).collect()
 }
 
-/// The arrows of the table on the page. The rows of backends, `transport::shm` and the like, have other rules.
+/// The arrows of the table on the page.
 fn told(page: &str) -> Arrows {
     let mut arrows = Arrows::new();
-    for row in page.lines().filter(|line| line.starts_with("| `") && !line.starts_with("| `transport::")) {
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
         let [modules, used] = cells[..] else { continue };
         let names = |cell: &str| -> Vec<String> {
@@ -89,7 +102,8 @@ fn used() -> Arrows {
         let Some(module) = module_path(&file).filter(|module| !module.is_empty()) else { continue };
         for (_, path) in paths(&shipped(&words(&text)), &module) {
             let Some(first) = path.first().filter(|first| **first != module[0]) else { continue };
-            arrows.insert((module[0].clone(), first.clone()));
+            let row = row_of(&module).map_or(&*module[0], |row| row.module);
+            arrows.insert((row.to_owned(), first.clone()));
         }
     }
     arrows

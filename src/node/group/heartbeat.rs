@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::node::Error;
 use crate::node::heartbeat::Heartbeat;
 use crate::node::runtime::Runtime;
-use crate::node::{Error, now};
 use crate::time::{Duration, Instant};
 use crate::transport::{Disconnected, HeartbeatWord};
 
@@ -17,6 +17,8 @@ pub(super) struct GroupHeartbeat {
 }
 
 struct HeartbeatShared {
+    /// The clock of the member: that of the process, or of its simulator.
+    runtime: Runtime,
     heartbeat_words: Mutex<Vec<Box<dyn HeartbeatWord>>>,
     /// The time of the last beat, in nanoseconds.
     beaten: AtomicU64,
@@ -33,8 +35,9 @@ impl HeartbeatShared {
 impl GroupHeartbeat {
     pub(super) fn new(runtime: &Runtime, lease: Duration) -> Result<GroupHeartbeat, Error> {
         let shared = Arc::new(HeartbeatShared {
+            runtime: runtime.clone(),
             heartbeat_words: Mutex::default(),
-            beaten: AtomicU64::new(now().as_nanos()),
+            beaten: AtomicU64::new(runtime.now().as_nanos()),
             woken: AtomicU64::new(0),
         });
         let all = All { shared: Arc::clone(&shared), lease };
@@ -55,7 +58,7 @@ impl GroupHeartbeat {
     pub(super) fn overslept(&self, forgiven: Instant) -> bool {
         // It may be that the heart has not had its turn again yet.
         let beaten = Instant::from_nanos(self.shared.beaten.load(Ordering::Acquire));
-        now() - beaten > self.lease || self.woken() > forgiven
+        self.shared.runtime.now() - beaten > self.lease || self.woken() > forgiven
     }
 }
 
@@ -67,7 +70,7 @@ struct All {
 
 impl HeartbeatWord for All {
     fn set(&mut self, value: u64) -> Result<(), Disconnected> {
-        let now = now();
+        let now = self.shared.runtime.now();
         let before = Instant::from_nanos(self.shared.beaten.load(Ordering::Relaxed));
         // Stored before the heart looks awake again.
         if now - before > self.lease {

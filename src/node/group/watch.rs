@@ -2,7 +2,7 @@
 
 use super::peer::{Absence, GroupPeer};
 use super::{GroupError, GroupMember};
-use crate::node::{Error, now};
+use crate::node::Error;
 use crate::time::{Duration, Instant};
 use crate::transport::{Endpoint, Incoming, Listener, Transport};
 
@@ -65,7 +65,7 @@ impl<T: Transport> GroupMember<T> {
             }
         }
         // A member that had left it out for that would have told it, or closed the connection, by now.
-        if now() - woken > self.lease {
+        if self.now - woken > self.lease {
             self.forgiven = woken;
         }
         Ok(())
@@ -153,6 +153,7 @@ impl<T: Transport> GroupMember<T> {
 mod tests {
     use super::*;
     use crate::node::group::GroupOptions;
+    use crate::node::now;
     use crate::transport::Address;
     use crate::transport::shm::Shm;
 

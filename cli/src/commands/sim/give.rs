@@ -12,16 +12,8 @@ use crate::output::{self, print};
 /// Nothing is computed whose result could not be kept.
 pub(super) fn check_outputs(args: &SimArgs) -> Result<(), Failure> {
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
-    for (option, path) in [("--json", json), ("--plot", args.plot.as_deref())] {
-        path.map_or(Ok(()), |path| output::check(option, path))?;
-    }
-    match (json, &args.plot) {
-        (Some(json), Some(plot)) if output::same_file(json, plot) => {
-            Err(Failure::usage(format!("--plot {}: --json names the same file", plot.display()))
-                .help("choose another name"))
-        }
-        _ => Ok(()),
-    }
+    output::check_apart(("--json", json), &[])?;
+    output::check_apart(("--plot", args.plot.as_deref()), &[("--json", json)])
 }
 
 /// Brings results where they are wanted.

@@ -10,6 +10,7 @@ use super::job_args::JobArgs;
 use super::values::{
     EncodingName, Idle, NonFiniteName, RequiredTransport, device, scheme, straggler, transport,
 };
+use crate::checkpoint_args::CheckpointArgs;
 use crate::failure::Failure;
 use crate::model_args::ModelArgs;
 use crate::optimizer_name::OptimizerName;
@@ -79,29 +80,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
 
-    /// Write checkpoints into this folder, from which a lost server goes on
-    ///
-    /// It keeps the last two of each server. SIGUSR1 writes one at once, SIGINT (Ctrl-C) and SIGTERM before the end.
-    #[arg(long, help_heading = "Restarts", value_name = "FOLDER")]
-    pub(super) checkpoint: Option<PathBuf>,
-
-    /// Versions between two checkpoints
-    #[arg(
-        long,
-        help_heading = "Restarts",
-        requires = "checkpoint",
-        value_name = "VERSIONS",
-        default_value_t = 500
-    )]
-    pub(super) checkpoint_every: u64,
-
-    /// Go on from the checkpoints in the folder; it is an error if there are none
-    #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
-    pub(super) resume: bool,
-
-    /// End the run when a checkpoint cannot be written, instead of with a warning
-    #[arg(long, help_heading = "Restarts", requires = "checkpoint")]
-    pub(super) strict_checkpoints: bool,
+    #[command(flatten)]
+    pub(super) checkpoint: CheckpointArgs,
 
     /// Most times that a lost process is started again (a server only with --checkpoint)
     #[arg(long, help_heading = "Restarts", value_name = "N", default_value_t = 0)]

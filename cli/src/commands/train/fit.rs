@@ -61,7 +61,7 @@ pub(super) fn check(
         Err(Failure::usage(format!("{option}: {name} has no server, {why}"))
             .help(format!("leave {option} out")))
     };
-    if args.checkpoint.is_some() {
+    if args.checkpoint.checkpoint.is_some() {
         return alone("--checkpoint", "and a worker that is lost does not come back to its group");
     }
     if args.restarts > 0 {

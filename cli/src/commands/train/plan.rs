@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slackline::checkpoint::{Checkpoint, CheckpointOptions, Resume};
 use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{
     CheckpointOrder, ComputeDevice, Coordination, GroupOrder, ServerOrder, WorkerOrder,
@@ -20,6 +19,7 @@ use super::fit;
 use super::job::Job;
 use super::values::{self, EncodingName, Idle, NonFiniteName};
 use crate::failure::Failure;
+use crate::memory;
 use crate::model_args;
 use crate::output;
 use crate::scheme_args;
@@ -133,8 +133,11 @@ impl Plan {
         // What one gradient of its own does: each counts whole, or for one of all.
         let share = if args.settings.additive { 1.0 } else { 1.0 / workers as f32 };
         let own_step = args.read_my_writes.then_some(learning_rate * share);
-        check_outputs(&args)?;
-        let checkpoint = checkpoint(&args, servers, job.is_local())?;
+        let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
+        let (data, load) = (("--data", args.model.data.as_deref()), ("--load", args.model.load.as_deref()));
+        output::check_apart(("--save", args.save.as_deref()), &[data])?;
+        output::check_apart(("--json", json), &[data, load, ("--save", args.save.as_deref())])?;
+        let checkpoint = args.checkpoint.order(servers, job.is_local())?;
         args.model.check(kind, args.target_accuracy.is_some())?;
         let task = Task::load(kind.task(), args.model.data.as_deref());
         let task = task.map_err(|error| Failure::refused(&error).after("--data"))?;
@@ -158,7 +161,8 @@ impl Plan {
         let (spec, loaded) = args.model.spec(kind, loaded, task.train.examples().shape())?;
         let table = table(&spec)?;
         table.shards(servers.max(1)).map_err(|error| Failure::refused(&error).at("--servers"))?;
-        probe_memory(&spec)?;
+        // The gradient, the parameters, and those that are evaluated.
+        memory::probe(3 * spec.parameters(), &spec)?;
         // The first process of its host.
         let gpu = args.device.open(0).map_err(|error| Failure::of(&error).at("--device"))?;
         let initial = loaded.unwrap_or_else(|| spec.initialise(args.model.seed)).into();
@@ -172,7 +176,7 @@ impl Plan {
             gpu,
             sleeps: args.idle == Idle::Sleep,
             checkpoint,
-            strict_checkpoints: args.strict_checkpoints,
+            strict_checkpoints: args.checkpoint.strict_checkpoints,
             restarts: args.restarts,
             metrics: args.metrics,
             require,
@@ -210,23 +214,18 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Asks the system whether there is room for all processes together. It may change its mind later, but most runs
-    /// that are far too large end here and not with a process killed in the middle.
+    /// Asks whether there is room for all processes together, where this host is to hold all of them.
     fn check_memory(&self) -> Result<(), Failure> {
-        let needed = self.coordination().memory();
-        let Some(available) = available_memory().filter(|available| needed > u128::from(*available)) else {
+        if !self.job.is_local() {
             return Ok(());
-        };
+        }
         let fewer =
             if self.own_step.is_some() { "less staleness, or fewer workers" } else { "fewer workers" };
-        Err(Failure::failed(format!(
-            "{} with {} workers needs about {}, and {} of memory are available",
-            self.spec,
-            self.workers,
-            gigabytes(needed),
-            gigabytes(u128::from(available))
-        ))
-        .help(format!("use {fewer}, hidden units or columns")))
+        memory::check(
+            self.coordination().memory(),
+            format_args!("{} with {} workers", self.spec, self.workers),
+            &format!("use {fewer}, hidden units or columns"),
+        )
     }
 
     /// Returns the job that the library is to conduct.
@@ -355,74 +354,6 @@ fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {
     Err(Failure::usage(format!("{option} cannot be {value}")).help(format!("use {range}")))
 }
 
-/// Returns where checkpoints go, if any are written. Checkpoints of an earlier run are taken up or left alone, never
-/// written over.
-fn checkpoint(args: &TrainArgs, servers: usize, local: bool) -> Result<Option<CheckpointOrder>, Failure> {
-    let Some(folder) = &args.checkpoint else { return Ok(None) };
-    let wrong = |what: String| Failure::usage(format!("--checkpoint {}: {what}", folder.display()));
-    if args.checkpoint_every == 0 {
-        return Err(Failure::usage("--checkpoint-every cannot be 0").help("use 1 or more versions"));
-    }
-    if args.resume && local && !folder.is_dir() {
-        return Err(
-            Failure::failed(format!("--resume: there is no folder {}", folder.display())).help(NO_RESUME)
-        );
-    }
-    std::fs::create_dir_all(folder)
-        .map_err(|error| wrong(format!("{error}")).help("name a folder that can be made and written to"))?;
-    let folder = folder.canonicalize().map_err(|error| wrong(error.to_string()))?;
-    let resume = if args.resume { Resume::Required } else { Resume::Never };
-    let config = CheckpointOrder::new(folder, args.checkpoint_every, resume);
-    if !local {
-        // The folders are those of the servers' hosts: each server looks for itself.
-        return Ok(Some(config));
-    }
-    let files = || (0..servers).map(|shard| config.file(shard as u16, servers as u16));
-    let name = |file: PathBuf| file.file_name().unwrap_or_default().display().to_string();
-    let (there, missing): (Vec<_>, Vec<_>) = files().partition(|file| Checkpoint::exists(file));
-    if args.resume && !missing.is_empty() {
-        let missing: Vec<_> = missing.into_iter().map(name).collect();
-        let folder = config.folder();
-        let found = match found(folder) {
-            found if found.is_empty() => "no checkpoint at all".to_owned(),
-            found => found.join(", "),
-        };
-        return Err(Failure::failed(format!(
-            "--resume: {} with --servers {servers} needs {}, and holds {found}",
-            folder.display(),
-            missing.join(", ")
-        ))
-        .help(format!(
-            "use the number of servers that wrote the checkpoints (the number after `of`), or {NO_RESUME}"
-        )));
-    }
-    if let Some(file) = there.into_iter().next().filter(|_| !args.resume) {
-        let name = name(file);
-        return Err(
-            wrong(format!("an earlier run left {name} there")).help("add --resume, or name another folder")
-        );
-    }
-    for file in files().take(1) {
-        CheckpointOptions::new(file)
-            .try_folder()
-            .map_err(|error| Failure::refused(&error).after("--checkpoint"))?;
-    }
-    Ok(Some(config))
-}
-
-/// The remedy where there is nothing to go on from.
-const NO_RESUME: &str = "leave --resume out to begin from the initial values";
-
-/// The names of all checkpoints in a folder.
-fn found(folder: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let names = entries.map(|entry| entry.file_name().display().to_string());
-    let mut names: Vec<_> =
-        names.filter(|name| name.starts_with("shard-") && name.contains(".safetensors")).collect();
-    names.sort();
-    names
-}
-
 fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
     let mut factors = vec![None; workers];
     for &(worker, factor) in &args.straggler {
@@ -444,27 +375,6 @@ fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
     Ok(factors.into_iter().map(|factor| factor.unwrap_or(1.0)).collect())
 }
 
-/// Nothing is trained whose result could not be kept, and nothing that is read is written over.
-fn check_outputs(args: &TrainArgs) -> Result<(), Failure> {
-    let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
-    let taken = |option: &str, path: &Path, what: String| {
-        Err(Failure::usage(format!("{option} {}: {what}", path.display())).help("choose another name"))
-    };
-    for (option, path) in [("--save", args.save.as_deref()), ("--json", json)] {
-        let Some(path) = path else { continue };
-        output::check(option, path)?;
-        if args.model.data.as_deref().is_some_and(|data| output::same_file(path, data)) {
-            return taken(option, path, "is the file to train on, and would be replaced".to_owned());
-        }
-    }
-    let Some(json) = json else { return Ok(()) };
-    let is_json = |path: &Option<PathBuf>| path.as_deref().is_some_and(|path| output::same_file(path, json));
-    match [("--save", &args.save), ("--load", &args.model.load)].into_iter().find(|(_, path)| is_json(path)) {
-        Some((option, _)) => taken("--json", json, format!("{option} names the same file")),
-        None => Ok(()),
-    }
-}
-
 fn table(spec: &ModelSpec) -> Result<Table, Failure> {
     let mut table = Table::builder();
     for tensor in spec.tensors() {
@@ -472,28 +382,4 @@ fn table(spec: &ModelSpec) -> Result<Table, Failure> {
         table = table.tensor(tensor.name, &shape, ElementType::F32);
     }
     table.build().map_err(|error| Failure::refused(&error))
-}
-
-/// A limit on this process (ulimit -v) shows here, before an allocation that cannot fail politely.
-fn probe_memory(spec: &ModelSpec) -> Result<(), Failure> {
-    let parameters = spec.parameters();
-    let mut probe: Vec<f32> = Vec::new();
-    probe.try_reserve_exact(3 * parameters).map_err(|_| {
-        Failure::failed(format!(
-            "the system refuses {} of memory for {spec}",
-            gigabytes(3 * 4 * parameters as u128)
-        ))
-        .help("raise the limit (ulimit -v) or use a smaller model")
-    })
-}
-
-fn gigabytes(bytes: u128) -> String {
-    format!("{:.1} GB", bytes as f64 / 1e9)
-}
-
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    kilobytes.checked_mul(1024)
 }
