@@ -1,5 +1,5 @@
-//! Bounded-stale parameter memory over RDMA, shared memory and TCP: gradients in, parameters out, by one-sided
-//! operations, every read one whole version that says how stale it is.
+//! Training processes write gradients into each other's memory and read parameters out of it, by one-sided operations
+//! over RDMA, shared memory or TCP. Each read is one whole version of the parameters and says how stale it is.
 //!
 //! | processes | transport | memory is reached by |
 //! | --- | --- | --- |
@@ -93,8 +93,8 @@
 //! | `sim` | off | the module `sim`: whole jobs in virtual time |
 //! | `oracle` | off | nothing for users: a test of this repository links the system's libibverbs |
 //!
-//! Shared memory, and what a job says to its processes, is always there. Addresses of a transport without which the
-//! library was built are errors when the program runs ([`ConnectError::NotBuilt`]), and so are checkpoints
+//! Shared memory, and what a job says to its processes, is always there. An address of a transport that was
+//! left out of the build is an error at run time ([`ConnectError::NotBuilt`]), and so is a checkpoint
 //! ([`CheckpointError::NotBuilt`](checkpoint::CheckpointError::NotBuilt)).
 //!
 //! libibverbs is opened at run time: to build the library takes neither its headers nor an RDMA device.

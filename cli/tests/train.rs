@@ -495,6 +495,10 @@ fn memory_that_cannot_be_had_is_an_error_before_anything_is_taken() {
     }
     let group = ["--scheme", "ds-sync", "--hidden", "100000", "--workers", "128", "--batch", "5"];
     assert!(refused(1, &group).contains("needs about"));
+    // Where the processes may be on other hosts, this one's memory says nothing of theirs.
+    let elsewhere = ["--coordinate", "--rendezvous", "127.0.0.1:0", "--timeout", "0.2"];
+    let text = refused(1, &[&group[..], &elsewhere].concat());
+    assert!(text.contains("waited ") && !text.contains("needs about"), "{text}");
     let limited =
         format!("ulimit -v 500000; exec {} train --hidden 1000000", env!("CARGO_BIN_EXE_slackline"));
     let output = Command::new("sh").args(["-c", &limited]).output().unwrap();

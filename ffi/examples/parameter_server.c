@@ -1,7 +1,7 @@
 /*
  * Trains a linear model with one server and any number of workers. All processes run this one program:
  *
- *   cc parameter_server.c $(pkg-config --cflags --libs slackline) -o parameter_server
+ *   cc parameter_server.c $(pkg-config --cflags --libs slackline) -lm -o parameter_server
  *   slackline launch -n 3 -- ./parameter_server          (or torchrun, srun, mpirun)
  *
  * An argument, "shm", "tcp" or "verbs", requires that transport.

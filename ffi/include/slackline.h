@@ -5,8 +5,9 @@
  *
  * Every function that can fail answers a slackline_status: 0 is success, and slackline_last_error() says in words
  * what went wrong. No function waits longer than the timeout_ms that it is given, in milliseconds, nor one of a job
- * that is given none longer than the timeout_ms of the job. Two others take the time that they take: the system's
- * resolver, which is asked for a host's name, and the driver of a GPU.
+ * that is given none longer than the timeout_ms of the job. At the end of a job slackline_job_serve waits for the last
+ * checkpoint and for the others to hear of the end: at most the timeout_ms of the job and 10 s. Two others take the
+ * time that they take: the system's resolver, which is asked for a host's name, and the driver of a GPU.
  *
  * Addresses are UTF-8 text, of one of these forms; a listener also takes several with commas between them:
  *
@@ -33,7 +34,7 @@
  * Structs whose first field is `size` are versioned by it: set it to the sizeof of the struct before the call. Such
  * structs only ever grow at their end, so that a program runs with an older or a newer library than the one it was
  * built with: fields that the program does not know take their defaults, and fields that the library does not know
- * must be zero, or the call is SLACKLINE_STATUS_BAD_ARGUMENT.
+ * must be zero, or the call is SLACKLINE_STATUS_BAD_ARGUMENT. Structs without it never change within a minor version.
  *
  * Pointers are checked for NULL and alignment, texts for UTF-8; that they point at as much as they should is up to
  * the caller, as ever in C. What is given to a function is copied; what a function hands out is valid for as long as
@@ -129,12 +130,13 @@ enum slackline_status
      */
     SLACKLINE_STATUS_REFUSED = 4,
     /**
-     * The peer is gone. Destroy the object and connect again once the peer is back.
+     * The peer is gone. Connect a worker or a reader again, by its `..._reconnect`, once the peer is back; destroy any
+     * other object and make it again.
      */
     SLACKLINE_STATUS_SERVER_LOST = 5,
     /**
-     * The server took this worker or reader for dead, or found that it broke the protocol. Destroy the object and
-     * connect again.
+     * The server took this worker or reader for dead, or found that it broke the protocol. Connect it again, by its
+     * `..._reconnect`.
      */
     SLACKLINE_STATUS_EVICTED = 6,
     /**

@@ -31,10 +31,11 @@ pub enum slackline_status {
     /// The peer turned this process away, or a rule that both sides follow: the same user over shared memory, the same
     /// secret over TCP and RDMA, data that both encrypt or neither, and no peer beyond this host without a secret.
     Refused = 4,
-    /// The peer is gone. Destroy the object and connect again once the peer is back.
+    /// The peer is gone. Connect a worker or a reader again, by its `..._reconnect`, once the peer is back; destroy any
+    /// other object and make it again.
     ServerLost = 5,
-    /// The server took this worker or reader for dead, or found that it broke the protocol. Destroy the object and
-    /// connect again.
+    /// The server took this worker or reader for dead, or found that it broke the protocol. Connect it again, by its
+    /// `..._reconnect`.
     Evicted = 6,
     /// Readers pinned all other frames for the time given. Call again, or use more frames.
     Pinned = 7,
