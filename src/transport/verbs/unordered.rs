@@ -537,7 +537,14 @@ impl DeviceState {
     /// What a queue pair has sent and no memory has is late from now on.
     fn leave_late(&mut self, pair: usize) {
         let ScriptedPair { requests, peer, .. } = &mut self.pairs[pair];
-        for ScriptedRequest { remote, key, packets, .. } in requests {
+        let mut is_reading = false;
+        for request in requests {
+            if request.is_fenced && is_reading {
+                // Neither it nor what is behind it was sent.
+                break;
+            }
+            is_reading |= request.reads_into.is_some() && !request.is_read;
+            let ScriptedRequest { remote, key, packets, .. } = request;
             let (to, key, remote) = (*peer, *key, *remote);
             let late = std::mem::take(packets).into_iter().map(|(offset, packet)| {
                 let (remote, data) = (remote + offset as u64, packet.send());
@@ -677,22 +684,19 @@ impl ScriptedPair {
             }
             steps.extend((0..request.packets.len()).map(|packet| DeviceStep::Store(index, packet)));
             let is_done = request.reads_into.is_none() || request.is_read;
-            if !is_answered {
-                if !is_telling && !request.is_told {
-                    steps.push(DeviceStep::GiveUp(index));
-                    is_telling = true;
-                }
-                continue;
+            let is_oldest = !is_telling && !request.is_told;
+            if is_oldest && !is_answered {
+                steps.push(DeviceStep::GiveUp(index));
             }
-            if !is_done && !is_storing {
+            if is_answered && !is_done && !is_storing {
                 steps.push(DeviceStep::Read(index));
             }
-            if is_done && !is_telling && !request.is_told {
+            if is_answered && is_done && is_oldest {
                 steps.push(DeviceStep::Tell(index));
             }
             is_reading |= !is_done;
             is_storing |= !request.packets.is_empty();
-            if request.is_to_notify && !is_storing && !is_notifying {
+            if is_answered && request.is_to_notify && !is_storing && !is_notifying {
                 steps.push(DeviceStep::Notify(index));
             }
             is_notifying |= request.is_to_notify;

@@ -52,7 +52,8 @@ impl Scene {
     }
 
     fn over(device: Unordered, verbs: Verbs) -> Scene {
-        let access = [WORDS, WORDS | Access::RELAXED, Access::REMOTE_READ];
+        let page = WORDS | Access::REMOTE_ATOMIC;
+        let access = [page, WORDS | Access::RELAXED, Access::REMOTE_READ];
         let regions = access.map(|access| verbs.allocate(SLOT_BYTES, access).unwrap());
         let offer =
             || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
@@ -66,6 +67,12 @@ impl Scene {
 
     fn word(&self, round: u64) -> Operation {
         Operation::WriteInline { data: Inline::word(round), remote: self.granted[0].slice(0, 8).unwrap() }
+    }
+
+    /// Adds one to a counter beside the word.
+    fn count(&self) -> Operation {
+        let (local, remote) = (self.into.slice(0, 8).unwrap(), self.granted[0].slice(8, 8).unwrap());
+        Operation::FetchAdd { local, remote, add: 1 }
     }
 
     fn payload(&self) -> Operation {
@@ -224,6 +231,44 @@ fn the_first_rail_ends_the_connection_and_so_does_a_refusal_on_any() {
     assert_eq!(scene.carry_out(scene.payload(), 1), Err(CompletionError::RemoteAccess));
     assert!(scene.poster.check().is_err());
     assert_eq!(scene.verbs.rails_lost(), 0);
+}
+
+/// Of what fails with the first rail no side knows whether it has happened, so that none of it can be repeated.
+#[test]
+fn a_lost_first_rail_takes_no_word_back_and_no_atomic_counts_twice() {
+    const PAIRS: u64 = 4;
+    const NO_ROUND: u64 = u64::MAX;
+    // Those that have failed: of words and of atomics those that have not happened, and those that have.
+    let mut failed = [[0; 2]; 2];
+    for seed in 0..64 {
+        let mut scene = Scene::new(seed, 2);
+        let pair =
+            |number| [scene.word(number), scene.count()].map(|what| WorkRequest::signalled(number, what));
+        let batch: Vec<_> = (1..=PAIRS).flat_map(pair).collect();
+        scene.post(&batch, NO_ROUND);
+        let until = lock(&scene.device.world.state).random(24);
+        (0..until).for_each(|_| _ = scene.device.step());
+        scene.device.cut(1);
+        let page = scene.regions[0].clone();
+        let (mut seen, mut told, mut after) = ([0; 2], Vec::new(), 0);
+        // Packets may be late.
+        while after < 100 {
+            told.extend(scene.poster.poll().map(|completion| completion.result.is_ok()));
+            after += usize::from(told.len() == batch.len());
+            scene.step(NO_ROUND);
+            let now = [0, 8].map(|at| page.as_volatile().load_u64(at));
+            assert!(now[0] >= seen[0] && now[1] >= seen[1], "back from {seen:?} to {now:?}");
+            seen = now;
+        }
+        assert!(scene.poster.check().is_err());
+        assert!(seen[1] <= PAIRS, "{PAIRS} atomics were carried out {} times", seen[1]);
+        for (number, of_pair) in (1..).zip(told.chunks(2)) {
+            for (kind, is_told) in of_pair.iter().enumerate() {
+                failed[kind][usize::from(seen[kind] >= number)] += u64::from(!is_told);
+            }
+        }
+    }
+    assert!(failed.as_flattened().iter().all(|count| *count > 0), "{failed:?}");
 }
 
 #[test]
