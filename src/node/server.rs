@@ -11,6 +11,7 @@ mod pushing;
 mod restart;
 mod status;
 mod sums;
+mod taken_over;
 mod version;
 
 use std::collections::BTreeSet;
