@@ -7,8 +7,8 @@
 //     sum = weights[0] * gradients[0][i];  sum += weights[j] * gradients[j][i]  for j = 1 .. k - 1, in this order
 //     the rule's formulas (rule.cuh)
 //
-// Without gradients the sum is 0. `*not_finite` becomes 1 if a new parameter is NaN or infinite and is left alone
-// otherwise: zeroed before, it is what `Fold::run` says, of one launch or of several.
+// Without gradients the sum is 0. `*not_finite` becomes 1 if a new parameter or second moment is NaN or infinite and is
+// left alone otherwise: zeroed before, it is what `Fold::run` says, of one launch or of several.
 //
 // Out of place: parameters and states are read from one array and written to another, so that a fold can be thrown away
 // and done again. Gradients may be written by a peer up to the moment at which their version was acquired, hence no
@@ -32,7 +32,7 @@
 namespace {
 
 // Folds the elements of one group that are in the run: all of them, aligned, if WHOLE. Returns whether all new
-// parameters are finite.
+// parameters and second moments are finite.
 template <class Element, class Rule, bool MEASURE, bool WHOLE>
 __device__ __forceinline__ bool fold_group(const slackline_fold &fold, const Rule &rule, Run run, Index at,
                                            slackline_squares &squares) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool fold_group(const slackline_fold &fold, const Rul
         states[0][e] = state[0], states[1][e] = state[1];
         if (WHOLE || run.has(at + e)) {
             of_sum = __fadd_rn(of_sum, __fmul_rn(sums[e], sums[e]));
-            finite = finite && is_finite(parameters[e]);
+            finite = finite && is_finite(parameters[e]) && (Rule::STATES < 2 || is_finite(state[1]));
         }
     }
     if (MEASURE) {

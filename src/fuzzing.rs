@@ -5,7 +5,7 @@
 //! takes, to begin from.
 #![forbid(unsafe_code)]
 
-use crate::job::rendezvous;
+use crate::job::{self, coordinated, rendezvous};
 use crate::transport::{shm, tcp, verbs};
 use crate::{channel, node, param, trace, transport};
 
@@ -30,11 +30,14 @@ pub const TARGETS: &[FuzzTarget] = &[
     target("checkpoint", node::checkpoint_fuzz::fuzz_file, node::checkpoint_fuzz::file_samples),
     target("checkpoint_forged", node::checkpoint_fuzz::fuzz_forged, node::checkpoint_fuzz::forged_samples),
     target("greeting", channel::fuzz::fuzz_greeting, channel::fuzz::greeting_samples),
+    target("job_message", job::fuzz_message, job::message_samples),
+    target("order", coordinated::fuzz_message, coordinated::message_samples),
     target("param_delta", param::fuzz_delta, param::delta_samples),
     target("param_group_hello", param::fuzz_group_hello, param::group_hello_samples),
     target("param_hello", param::fuzz_hello, param::hello_samples),
     target("param_position", param::fuzz_position, param::position_samples),
     target("param_welcome", param::fuzz_welcome, param::welcome_samples),
+    target("param_words", param::fuzz::fuzz_words, param::fuzz::word_samples),
     target("rendezvous", rendezvous::fuzz_messages, rendezvous::message_samples),
     target("sealed", channel::fuzz::fuzz_sealed, channel::fuzz::sealed_samples),
     target("table_name", transport::fuzz_name, transport::name_samples),

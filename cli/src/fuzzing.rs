@@ -3,7 +3,7 @@
 
 use slackline::internals::fuzzing::FuzzTarget;
 
-use crate::metrics;
+use crate::{commands, metrics};
 
 /// Every decoder of the command line that bytes of unauthenticated connections reach.
 pub const TARGETS: &[FuzzTarget] = &[
@@ -13,4 +13,5 @@ pub const TARGETS: &[FuzzTarget] = &[
         check: metrics::fuzz::fuzz_request,
         samples: metrics::fuzz::request_samples,
     },
+    FuzzTarget { name: "scrape", check: commands::top::fuzz_answer, samples: commands::top::answer_samples },
 ];

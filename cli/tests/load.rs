@@ -113,9 +113,10 @@ fn people_read_what_a_peer_costs_and_what_was_killed() {
 
 #[test]
 fn wrong_calls_with_many_peers_exit_with_2_and_name_the_remedy() {
-    let cases: [(&[&str], &str, &str); 12] = [
+    let cases: [(&[&str], &str, &str); 13] = [
         (&["--op", "apply", "--peers", "2"], "--peers", "--op round, pull, write"),
         (&["--op", "round", "--peers", "0"], "--peers", "1..=32768"),
+        (&["--op", "round", "--peers", "1025"], "--peers", "at most 1024"),
         (&["--op", "round", "--processes", "2"], "--peers", "--peers"),
         (&["--op", "round", "--peers", "2", "--processes", "3"], "--processes", "at most as many"),
         (&["--op", "round", "--peers", "4", "--processes", "2", "--kill", "2"], "--kill", "more --processes"),

@@ -3,10 +3,12 @@
 
 mod gpu;
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use slackline::sim::{Distribution, DistributionError, Sampler};
+use thiserror::Error;
 
 pub use gpu::{GpuComputer, GpuComputerError};
 
@@ -91,18 +93,35 @@ pub struct Pace {
     jitter: Option<(Distribution, Sampler)>,
 }
 
+/// A pace that no worker can have.
+#[derive(Debug, Error)]
+#[allow(missing_docs)] // each message says what its fields hold
+pub enum PaceError {
+    #[error("a worker cannot be slower by a factor of {0}: use {start} to {end}", start = Pace::FACTORS.start(),
+        end = Pace::FACTORS.end())]
+    Factor(f64),
+    #[error(transparent)]
+    Jitter(#[from] DistributionError),
+}
+
 impl Pace {
+    /// The factors by which a worker may be slower. Slower than the last is not a straggler but a worker that is gone.
+    pub const FACTORS: RangeInclusive<f64> = 1.0..=1000.0;
+
     /// The pace of one worker out of `workers`, with jitter of this distribution, if any.
     ///
     /// # Errors
-    /// `jitter` is no distribution.
+    /// `factor` is none of [`FACTORS`](Self::FACTORS), or `jitter` is no distribution.
     pub fn new(
         factor: f64,
         jitter: Option<&str>,
         seed: u64,
         worker: usize,
         workers: usize,
-    ) -> Result<Pace, DistributionError> {
+    ) -> Result<Pace, PaceError> {
+        if !Pace::FACTORS.contains(&factor) {
+            return Err(PaceError::Factor(factor));
+        }
         let jitter: Option<Distribution> = jitter.map(str::parse).transpose()?;
         let sampler = |distribution: Distribution| {
             let sampler = Sampler::new(&distribution, seed, JITTER, worker, workers);

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use slackline::gpu::Gpu;
-use slackline::sim::DistributionError;
 use thiserror::Error;
 
-use crate::compute::{Computer, GpuComputer, GpuComputerError, Pace};
+use crate::compute::{Computer, GpuComputer, GpuComputerError, Pace, PaceError};
 use crate::data::{DataError, Examples, Task, TaskPart};
 use crate::model::{Batches, BatchesError, ModelKind, ModelSpec, ModelSpecError, Shards, ShardsError};
 
@@ -58,7 +57,7 @@ pub enum ProgramError {
     #[error(transparent)]
     Shards(#[from] ShardsError),
     #[error(transparent)]
-    Jitter(#[from] DistributionError),
+    Pace(#[from] PaceError),
     #[error(transparent)]
     Gpu(#[from] GpuComputerError),
 }
@@ -142,5 +141,61 @@ impl Program {
             return Err(ProgramError::OtherData);
         }
         Ok(train)
+    }
+}
+
+/// Has a worker follow whatever `bytes` are as a program, if that names no file of this machine.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_program(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let names_a_file = |program: &Program| {
+        program.data.is_some() || program.jitter.as_ref().is_some_and(|jitter| jitter.contains(':'))
+    };
+    if serde_json::from_str(text).is_ok_and(|program| !names_a_file(&program)) {
+        let _computer = Program::computer(text, 1, 2);
+    }
+}
+
+/// Programs for the built-in examples.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn program_samples() -> Vec<Vec<u8>> {
+    let program = |kind: ModelKind, hidden: &[usize], jitter: Option<&str>| {
+        let task = Task::load(kind.task(), None).expect("it is built in");
+        let examples = task.train.examples();
+        let (inputs, outputs) = examples.shape();
+        let spec = ModelSpec::new(kind, inputs, outputs, hidden).expect("it can be");
+        Program::new(None, &spec, examples, Shards::default(), 1, 8, 2.0, jitter.map(Into::into))
+    };
+    let programs =
+        [program(ModelKind::Softmax, &[], None), program(ModelKind::Mlp, &[8], Some("exp(0.001)"))];
+    programs.iter().map(|program| program.to_text().into_bytes()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_cut_short_or_repeated_is_refused() {
+        for sample in program_samples() {
+            fuzz_program(&sample);
+            fuzz_program(&sample[..sample.len() / 2]);
+            fuzz_program(&sample.repeat(2));
+        }
+    }
+
+    #[test]
+    fn a_program_with_a_factor_that_no_worker_can_have_is_an_error() {
+        for sample in program_samples() {
+            let computer = |factor: &str| {
+                let text = String::from_utf8(sample.clone()).unwrap();
+                Program::computer(&text.replace("\"factor\":2.0", &format!("\"factor\":{factor}")), 0, 1)
+            };
+            assert!(computer("1.0").is_ok());
+            for factor in ["0.5", "-1.0", "1e300"] {
+                let refused = matches!(computer(factor), Err(ProgramError::Pace(PaceError::Factor(_))));
+                assert!(refused, "{factor}");
+            }
+        }
     }
 }

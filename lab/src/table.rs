@@ -84,11 +84,13 @@ pub fn number(value: f64) -> String {
 pub fn bars(counts: &[u64], most: usize) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let per_bar = counts.len().div_ceil(most).max(1);
-    let sums: Vec<u64> = counts.chunks(per_bar).map(|counts| counts.iter().sum()).collect();
+    // Of counts of any size: neither their sum nor eight times one of them fits 64 bits.
+    let sum = |counts: &[u64]| counts.iter().map(|count| u128::from(*count)).sum();
+    let sums: Vec<u128> = counts.chunks(per_bar).map(sum).collect();
     let highest = sums.iter().max().copied().unwrap_or(1).max(1);
-    let bar = |count: &u64| match u128::from(*count) {
+    let bar = |count: &u128| match *count {
         0 => ' ',
-        count => BARS[((count * 8).div_ceil(highest.into()) - 1) as usize],
+        count => BARS[((count * 8).div_ceil(highest) - 1) as usize],
     };
     sums.iter().map(bar).collect()
 }
@@ -125,5 +127,6 @@ mod tests {
         assert_eq!(bars(&[8, 0, 1], 16), "█ ▁");
         assert_eq!(bars(&[1; 100], 16).chars().count(), 15);
         assert_eq!(bars(&[], 16), "");
+        assert_eq!(bars(&[u64::MAX; 4], 2), "██");
     }
 }

@@ -69,8 +69,8 @@ pub struct GpuFold {
     pub elements: Range<usize>,
 }
 
-/// The kernels that fold for one optimiser, on one GPU, and the word by which they say that a parameter is not finite.
-/// One fold at a time uses it.
+/// The kernels that fold for one optimiser, on one GPU, and the word by which they say that a parameter, or a second
+/// moment, is not finite. One fold at a time uses it.
 pub struct GpuKernels {
     gpu: Gpu,
     loaded: Arc<LoadedKernels>,
@@ -152,7 +152,7 @@ impl GpuKernels {
         self.loaded.host.as_volatile().store_u64(0, 0);
     }
 
-    /// True if a fold that is done has made a parameter that is NaN or infinite.
+    /// True if a fold that is done has made a parameter or a second moment that is NaN or infinite.
     pub fn has_not_finite(&self) -> bool {
         self.loaded.host.as_volatile().load_u64(0) != 0
     }

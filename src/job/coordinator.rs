@@ -272,6 +272,17 @@ impl Attendance {
     }
 }
 
+/// Has rank 0 of a job of a server and two workers hear whatever `bytes` are, from either of them.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz_message(bytes: &[u8]) {
+    let now = Instant::now();
+    for who in [Role::Server(0), Role::Worker(1)] {
+        let mut attendance = Attendance::new(JobPlan::servers(1).clocks(9), 3, now);
+        attendance.receive(who, bytes, now);
+        let _end = attendance.end(now);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::rendezvous::{Host, Member, MemberRole};

@@ -73,3 +73,30 @@ impl Conversation for EndOnly {
         encode(&FromMember::Failed(why.to_string()))
     }
 }
+
+/// Takes whatever `bytes` are for a message of either side.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_message(bytes: &[u8]) {
+    super::coordinator::fuzz_message(bytes);
+    let _end = EndOnly::default().receive(bytes.to_vec());
+    if let Ok(message) = postcard::from_bytes::<FromMember>(bytes) {
+        assert_eq!(postcard::from_bytes(&encode(&message)), Ok(message));
+    }
+    if let Ok(message) = postcard::from_bytes::<FromCoordinator>(bytes) {
+        assert_eq!(postcard::from_bytes(&encode(&message)), Ok(message));
+    }
+}
+
+/// Messages of every kind.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn message_samples() -> Vec<Vec<u8>> {
+    let plan = JobPlan::servers(1).clocks(9);
+    let of_members = [
+        FromMember::Plan(plan, 3),
+        FromMember::Finished,
+        FromMember::Failed("why".into()),
+        FromMember::Workers(vec![0, 1, u32::MAX]),
+    ];
+    let of_rank_0 = [FromCoordinator::Over, FromCoordinator::Abort("why".into())];
+    of_members.iter().map(encode).chain(of_rank_0.iter().map(encode)).collect()
+}

@@ -50,6 +50,8 @@ use coordinator::{Attendance, CoordinatorThread};
 use env::Placement;
 use member::JobMember;
 use messages::{EndOnly, FromMember, encode};
+#[cfg(any(test, fuzzing))]
+pub(crate) use messages::{fuzz_message, message_samples};
 use per_host::HostThread;
 use rendezvous::{Host, Introduction};
 pub use rendezvous::{MemberRole, listen_address};

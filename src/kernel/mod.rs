@@ -116,8 +116,9 @@ impl Fold<'_> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// True if all new parameters are finite: a NaN or an infinity in a gradient makes one in them. To find that out
-    /// costs no pass over memory.
+    /// True if all new parameters are finite, and so are all second moments of Adam and AdamW: a NaN or an infinity in
+    /// a gradient makes one in them. A gradient of more than about 10^20 makes a second moment infinite, and its
+    /// parameter would never move again. To find that out costs no pass over memory.
     pub fn run(&self) -> Result<bool, FoldError> {
         self.run_on::<false>(lanes::Level::best()).map(|found| found.finite)
     }

@@ -28,7 +28,7 @@ const AHEAD: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) moments: Moments,
-    /// All new parameters are finite.
+    /// All new parameters are finite, and all new second moments.
     pub(super) finite: bool,
 }
 
@@ -382,6 +382,10 @@ unsafe fn turns<V: Lanes, E: Element, R: Rule, const K: usize, const U: usize, c
                 }
                 let parameter = rule.step(sum, V::load_f32(from[0].add(byte)), &mut states);
                 zero = parameter.add_times_zero(zero);
+                if R::STATES == 2 {
+                    // A second moment that overflows leaves the parameter finite, and never lets it move again.
+                    zero = states[1].add_times_zero(zero);
+                }
                 let results = [parameter, states[0], states[1]];
                 for (result, to) in results.into_iter().zip(to).take(1 + R::STATES) {
                     if stream { result.stream(to.add(byte)) } else { result.store(to.add(byte)) }

@@ -421,3 +421,35 @@ fn a_fold_tells_wherever_one_gradient_or_parameter_is_not_finite() {
         }
     }
 }
+
+#[test]
+fn a_second_moment_that_overflows_is_told_as_not_finite() {
+    let memory = HostMemory::anonymous(16 * 8192).unwrap();
+    let count = 300;
+    for optimizer in OPTIMIZERS {
+        let mut arrays = Arrays(&memory, 0);
+        let passes =
+            [0, 1, 2].map(|_| Pass { from: arrays.next(4 * count, 0), to: arrays.next(4 * count, 0) });
+        let elements = arrays.next(4 * count, 0);
+        let fold = Fold {
+            gradients: &[Gradient { elements, weight: 1.0 }],
+            encoding: Encoding::F32,
+            optimizer,
+            learning_rate: 0.5,
+            step: 3,
+            parameters: passes[0],
+            states: &passes[1..1 + optimizer.states()],
+            streaming: false,
+        };
+        for at in [0, 1, 130, 298, 299] {
+            let mut values = vec![1.0; count];
+            values[at] = 1e21;
+            encode(&values, elements, Encoding::F32);
+            for level in levels() {
+                let found = fold.run_on::<false>(level).unwrap();
+                assert!(floats(passes[0].to).iter().all(|parameter| parameter.is_finite()), "{level:?}");
+                assert_eq!(found.finite, optimizer.states() < 2, "{level:?} {optimizer:?} at {at}");
+            }
+        }
+    }
+}

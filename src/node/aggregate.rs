@@ -133,7 +133,7 @@ impl FoldJob {
             || self.inputs.iter().all(|input| input.has(chunk))
     }
 
-    /// Folds a chunk; whether its new parameters are finite.
+    /// Folds a chunk; whether its new parameters and second moments are finite.
     fn run(&self, chunk: usize) -> Result<bool, FoldError> {
         let offset = chunk * self.chunk_bytes;
         let len = self.chunk_bytes.min(self.parameters.from.len() - offset);
@@ -191,7 +191,7 @@ struct FoldShared {
     abort: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
-    /// A chunk of this job has a parameter that is not finite.
+    /// A chunk of this job has a parameter or a second moment that is not finite.
     tainted: AtomicBool,
     /// The message of the panic that ended a thread's work on this job.
     panicked: Mutex<Option<String>>,

@@ -45,7 +45,7 @@ pub(super) trait Folder: Send {
     /// True if all chunks are folded.
     fn is_complete(&self) -> bool;
 
-    /// True if all parameters that a complete job has made are finite.
+    /// True if all parameters and second moments that a complete job has made are finite.
     fn is_finite(&self) -> bool;
 
     /// The gradients of a complete job that hold a NaN or an infinity: a pass over all of them, or `None` while a GPU

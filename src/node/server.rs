@@ -11,6 +11,7 @@ mod pushing;
 mod restart;
 mod status;
 mod sums;
+mod taken_over;
 mod version;
 
 use std::collections::BTreeSet;
@@ -247,6 +248,15 @@ impl<T: Transport> Server<T> {
                 reason: "this server decides for the others, which are peers of it: add one for each to the workers",
             });
         }
+        let most_workers = folding::most_workers(&transport, &options.scheme);
+        if options.workers > most_workers {
+            return Err(Error::Option {
+                option: "workers",
+                value: options.workers.to_string(),
+                reason: "the scheme folds a gradient of each at once, of which a fold takes 1024, and 256 on a GPU: \
+                         use fewer, or a scheme that folds each alone (asp, ssp, essp)",
+            });
+        }
         let is_sgd = matches!(options.optimizer, Optimizer::Sgd { .. });
         let (built_in, step) = (options.scheme.built_in(), options.optimizer.step_of_sgd(1.0));
         if !is_sgd && built_in.is_some_and(|scheme| scheme.requires_sgd()) {
@@ -312,6 +322,7 @@ impl<T: Transport> Server<T> {
         let peers = shard.peers.len();
         shard.begin_at(start.version, start.smallest_clock);
         shard.taken = Taken::new(&start.applied);
+        shard.most_workers = most_workers;
         if is_decided && options.shard.0 == 0 {
             shard.decide(start.version)?;
         }

@@ -186,6 +186,8 @@ pub(super) struct Shard<T: Transport> {
     pub(super) withheld: Vec<(u16, Option<u64>)>,
     /// The clocks up to which gradients of each worker were taken, by identity.
     pub(super) taken: Taken,
+    /// Most workers that may be in at once.
+    pub(super) most_workers: usize,
     pub(super) refused: u64,
     pub(super) misbehaved: u64,
     /// The version that this incarnation began at.
@@ -291,6 +293,7 @@ impl<T: Transport> Shard<T> {
             pushed_to: 0,
             withheld: Vec::new(),
             taken: Taken::new(&Applied::default()),
+            most_workers: usize::MAX,
             refused: 0,
             misbehaved: 0,
             begun_at: Version::new(0),
@@ -683,6 +686,14 @@ impl<T: Transport> Shard<T> {
                 }
                 if *pushes && hello.push.is_none() {
                     let reason = format!("{text} pushes versions, and the worker grants nothing to push to");
+                    return Err(reason.into());
+                }
+                if self.peers.iter().flatten().filter(|peer| peer.worker).count() >= self.most_workers {
+                    let reason = format!(
+                        "{} workers are in, and {text} folds a gradient of each at once, of which a fold takes no \
+                         more: use fewer workers, or a scheme that folds each alone (asp, ssp, essp)",
+                        self.most_workers
+                    );
                     return Err(reason.into());
                 }
                 if let Some(other) = self.encoding()

@@ -72,7 +72,7 @@ pub enum Decision {
 }
 
 impl Decision {
-    fn to_words(self) -> [u64; ENTRY_WORDS] {
+    pub(super) fn to_words(self) -> [u64; ENTRY_WORDS] {
         match self {
             Decision::Joined { session } => [1, session, 0, 0],
             Decision::Left { session } => [2, session, 0, 0],
@@ -86,7 +86,7 @@ impl Decision {
     }
 
     /// `None` if no decider has written it.
-    fn from_words([kind, name, ordinal, bits]: [u64; ENTRY_WORDS]) -> Option<Decision> {
+    pub(super) fn from_words([kind, name, ordinal, bits]: [u64; ENTRY_WORDS]) -> Option<Decision> {
         let number = f32::from_bits(bits as u32);
         Some(match kind {
             1 => Decision::Joined { session: name },

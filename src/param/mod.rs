@@ -8,6 +8,8 @@
 mod decisions;
 mod delta;
 mod frames;
+#[cfg(all(any(test, fuzzing), not(loom)))]
+pub(crate) mod fuzz;
 mod group;
 mod handshake;
 mod inbox;

@@ -22,9 +22,10 @@ pub enum Property {
     Monotone,
     /// The version is one that was asked for, and as fresh as was asked for.
     Bounded,
-    /// The version came with the tag and the time of its publication.
+    /// The version came with the origin, the tag and the time of its publication.
     Tagged,
-    /// Nothing was read before it was published, and what one process did one after the other has times in that order.
+    /// Nothing was read or seen before it was published, and what one process did one after the other has times in that
+    /// order.
     Timely,
 }
 
@@ -147,7 +148,10 @@ impl<L: Clone> TraceChecker<L> {
             let is_compared = publications
                 .get(&(read.origin, read.version))
                 .is_some_and(|(other, publication)| judge.with_publication(other, publication));
-            if let Some(history) = histories.get(&read.origin) {
+            if let Some((other, newest)) = publications.get(&(read.epoch, read.newest)) {
+                judge.with_newest(other, newest);
+            }
+            if let Some(history) = histories.get(&read.epoch) {
                 judge.within_history(history);
             }
             judge.after(&mut past);

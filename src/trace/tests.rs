@@ -265,6 +265,30 @@ fn a_tag_that_is_not_the_publications_is_found() {
 }
 
 #[test]
+fn an_origin_that_is_not_the_owner_who_publishes_is_found() {
+    let mut other = trace();
+    other.reads[4].origin ^= 1;
+    other.violates(Property::Tagged, "read 5", Some("version 1"));
+    // One that publishes nothing passes on what others made.
+    for read in &mut other.reads {
+        read.epoch = 7;
+    }
+    let verdict = other.judged(Duration::ZERO);
+    assert_eq!((verdict.violations.len(), verdict.verified, verdict.unverified), (0, 7, 1), "{verdict:?}");
+}
+
+#[test]
+fn a_newest_version_that_was_not_published_yet_is_found() {
+    let mut early = trace();
+    // The reader's last: it does not see the newest go back.
+    early.reads.truncate(5);
+    (early.reads[4].newest, early.reads[4].max_staleness) = (Version::new(6), Some(1));
+    early.violates(Property::Timely, "read 5", Some("version 6"));
+    early.reads[4].ended_ns = 600;
+    early.is_accepted();
+}
+
+#[test]
 fn a_read_of_what_was_not_published_yet_is_found() {
     let mut early = trace();
     (early.reads[4].began_ns, early.reads[4].ended_ns) = (480, 499);

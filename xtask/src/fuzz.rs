@@ -5,6 +5,8 @@
 //! AddressSanitizer where the toolchain has its runtime. Without: the same functions and the same inputs' meaning, but
 //! the inputs are only random (`fuzz/examples/random.rs`). Targets run side by side, as many as there are cores.
 
+mod sources;
+
 use crate::Command;
 use crate::cmd::Cmd;
 use crate::failure::Failure;

@@ -235,7 +235,8 @@ fn fold(
         for (result, to) in results.into_iter().zip(parameters.to).take(1 + states) {
             memory.store(to + 4 * index as u64, &result.to_le_bytes());
         }
-        if !results[0].is_finite() {
+        // The parameter and the second moment, which is 0 where there is none.
+        if !(results[0].is_finite() && results[2].is_finite()) {
             memory.store(parameters.not_finite, &1_u32.to_le_bytes());
         }
     }

@@ -92,9 +92,9 @@ impl<C: Caller> Coordinator<C> {
     /// A server could not write checkpoints. The first is told at once, and then each time that they have doubled.
     pub(super) fn hear_failure(&mut self, shard: usize, count: u64, error: &str) {
         let disk = &mut self.servers[shard].disk;
-        disk.failed += count;
+        disk.failed = disk.failed.saturating_add(count);
         disk.error = Some(format!("shard {shard}: {error}"));
-        if disk.failed >= 2 * disk.told {
+        if disk.failed / 2 >= disk.told {
             disk.told = disk.failed;
             let times = if disk.failed == 1 { String::new() } else { format!(" ({} times)", disk.failed) };
             self.caller.warn(&format!("shard {shard}{times}: {error}"));
@@ -126,7 +126,10 @@ impl<C: Caller> Coordinator<C> {
     /// Returns the number of checkpoints that could not be written, and the error of one of the last of them.
     pub(super) fn failed_checkpoints(&self) -> (u64, Option<String>) {
         let disks = || self.servers.iter().map(|server| &server.disk);
-        (disks().map(|disk| disk.failed).sum(), disks().find_map(|disk| disk.error.clone()))
+        (
+            disks().map(|disk| disk.failed).fold(0, u64::saturating_add),
+            disks().find_map(|disk| disk.error.clone()),
+        )
     }
 
     /// Has all servers write their last checkpoint, and waits for that, at most `within`. Checkpoints that are not
@@ -194,5 +197,26 @@ impl<C: Caller> Coordinator<C> {
             Some(version) => format!("the newest checkpoint of shard {shard} is of version {version}"),
             None => format!("no checkpoint of shard {shard} was written"),
         }
+    }
+}
+
+#[cfg(all(test, feature = "tcp"))]
+mod tests {
+    use super::super::fixture::{Watches, coordination};
+    use super::super::reports::ServerReport;
+    use super::*;
+
+    #[test]
+    fn counters_that_a_server_tells_twice_never_overflow() {
+        let mut job = Coordinator::open(coordination(4, 1), Watches::default()).unwrap();
+        for _ in 0..2 {
+            // An incarnation counts from nothing.
+            job.servers[0].report.lost_updates = None;
+            job.hear_server(0, ServerReport { lost_updates: Some(u64::MAX), ..ServerReport::default() });
+            job.hear_failure(0, u64::MAX, "the disk is full");
+        }
+        let outcome = job.outcome();
+        assert_eq!((outcome.lost_updates, outcome.checkpoints_failed), (u64::MAX, u64::MAX));
+        assert_eq!(job.caller.warned.len(), 1, "{:?}", job.caller.warned);
     }
 }

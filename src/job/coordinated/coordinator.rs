@@ -158,11 +158,12 @@ impl<C: Caller> Coordinator<C> {
     /// The result of the job so far.
     pub fn outcome(&self) -> JobOutcome {
         let (checkpoints_failed, checkpoint_error) = self.failed_checkpoints();
+        let lost_updates = self.servers.iter().filter_map(|entry| entry.lost_updates);
         JobOutcome {
             workers: self.workers.iter().map(WorkerEntry::outcome).collect(),
             servers: self.servers.iter().map(|entry| entry.report).collect(),
             restarts: self.servers.iter().map(|entry| entry.restarts).collect(),
-            lost_updates: self.servers.iter().filter_map(|entry| entry.lost_updates).sum(),
+            lost_updates: lost_updates.fold(0, u64::saturating_add),
             began: self.first_version(),
             checkpoints_failed,
             checkpoint_error,
@@ -378,14 +379,15 @@ impl<C: Caller> Coordinator<C> {
         Ok(())
     }
 
-    fn hear_server(&mut self, shard: usize, report: ServerReport) {
+    pub(super) fn hear_server(&mut self, shard: usize, report: ServerReport) {
         // It goes on counting, and nothing changes any more.
         if self.has_all_gradients() {
             return;
         }
         let known = std::mem::replace(&mut self.servers[shard].report, report).lost_updates;
         if let Some(lost) = report.lost_updates.filter(|lost| known.is_none_or(|known| known < *lost)) {
-            *self.servers[shard].lost_updates.get_or_insert_default() += lost - known.unwrap_or(0);
+            let all = self.servers[shard].lost_updates.get_or_insert_default();
+            *all = all.saturating_add(lost - known.unwrap_or(0));
             self.tell_lost_updates(shard, lost);
         }
     }

@@ -48,6 +48,8 @@ pub use gather::{Gather, GatherError, Gathered, Parts};
 pub use group::GroupWork;
 pub use member::{CoordinatedMember, MemberOptions};
 pub use orders::{CheckpointOrder, GroupOrder, ServerOrder, WorkerOrder};
+#[cfg(any(test, fuzzing))]
+pub(crate) use orders::{fuzz_message, message_samples};
 pub use reports::{Origin, PathTaken, ServerReport, WorkerReport};
 pub use serve::ServeEnd;
 #[cfg(feature = "cuda")]

@@ -240,6 +240,48 @@ pub(super) fn read<M: DeserializeOwned>(message: &[u8]) -> Result<Body<M>, Strin
     }
 }
 
+/// Takes whatever `bytes` are for a message of a member and for an order, and does with them what their readers do
+/// first.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_message(bytes: &[u8]) {
+    match read::<Message>(bytes) {
+        Ok(Body::Json(message)) => {
+            if let Message::Progress(report) | Message::Finished(report) = &message {
+                let both = report.clone().after(report);
+                let _all = both.clone().after(&both);
+            }
+            assert!(read::<Message>(&json(&message)).is_ok(), "{message:?}");
+        }
+        Ok(Body::Values(read)) => assert_eq!(values(&read), bytes),
+        Err(_) => {}
+    }
+    if let Ok(Body::Json(Order::Serve(order))) = read::<Order>(bytes) {
+        let (shard, shards) = order.shard_numbers();
+        let _file = order.checkpoint.map(|checkpoint| checkpoint.file(shard, shards));
+    }
+}
+
+/// Messages and orders of most kinds.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn message_samples() -> Vec<Vec<u8>> {
+    let report = WorkerReport { clocks: 3, staleness_histogram: vec![1, 2], ..WorkerReport::default() };
+    let origin = Origin { version: 7, clock: 8, instead_of: Some("damaged".into()) };
+    let messages = [
+        Message::Status(ServerReport { lost_updates: Some(4), ..ServerReport::default() }),
+        Message::Workers(vec![0, 2]),
+        Message::Began(Some(origin)),
+        Message::CheckpointFailed { count: 2, error: "no space".into() },
+        Message::Closed(Some(5)),
+        Message::Publishes(vec![Address::Abstract("x".into())]),
+        Message::Progress(report.clone()),
+        Message::Finished(report),
+        Message::Failed(ErrorReport::of_cause("why")),
+    ];
+    let orders = [Order::Checkpoint, Order::Close, Order::Abort("why".into()), Order::Leave];
+    let of_values = values(&[0.0, -1.5]);
+    messages.iter().map(json).chain(orders.iter().map(json)).chain([of_values]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

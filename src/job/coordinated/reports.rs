@@ -158,20 +158,41 @@ impl WorkerReport {
         }
     }
 
-    /// Adds the counters of the same worker's earlier incarnations.
+    /// Adds the counters of the same worker's earlier incarnations. A worker may tell any.
     pub(super) fn after(mut self, earlier: &WorkerReport) -> WorkerReport {
-        self.clocks += earlier.clocks;
+        let add = |counter: &mut u64, before: u64| *counter = counter.saturating_add(before);
+        add(&mut self.clocks, earlier.clocks);
         self.compute_s += earlier.compute_s;
         self.wait_s += earlier.wait_s;
-        self.bytes_published += earlier.bytes_published;
-        self.bytes_pulled += earlier.bytes_pulled;
-        self.pull_retries += earlier.pull_retries;
-        self.interrupts += earlier.interrupts;
+        add(&mut self.bytes_published, earlier.bytes_published);
+        add(&mut self.bytes_pulled, earlier.bytes_pulled);
+        add(&mut self.pull_retries, earlier.pull_retries);
+        add(&mut self.interrupts, earlier.interrupts);
         let both = self.staleness_histogram.len().max(earlier.staleness_histogram.len());
         self.staleness_histogram.resize(both, 0);
         for (count, before) in self.staleness_histogram.iter_mut().zip(&earlier.staleness_histogram) {
-            *count += before;
+            add(count, *before);
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_two_incarnations_never_overflow() {
+        let report = WorkerReport {
+            clocks: u64::MAX,
+            bytes_published: u64::MAX,
+            bytes_pulled: u64::MAX,
+            pull_retries: u64::MAX,
+            interrupts: u64::MAX,
+            staleness_histogram: vec![u64::MAX, 1],
+            ..WorkerReport::default()
+        };
+        let both = report.clone().after(&report);
+        assert_eq!(both, WorkerReport { staleness_histogram: vec![u64::MAX, 2], ..report });
     }
 }

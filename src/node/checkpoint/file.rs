@@ -1,7 +1,8 @@
 //! The file on the disk: written through, renamed, and read with the one before it at hand.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -123,7 +124,8 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
 /// Reads one file. Nothing that it can hold makes this panic or ask for more memory than the file is long.
 fn read_one(path: &Path) -> Result<Checkpoint, CheckpointError> {
     let file = path.to_owned();
-    let source = match File::open(path) {
+    // To open a named pipe would wait for a process that writes to it.
+    let source = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(source) => source,
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(CheckpointError::Missing { file }),
         Err(source) => return Err(CheckpointError::Unreadable { file, source }),

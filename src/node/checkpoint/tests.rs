@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -185,6 +186,18 @@ fn what_is_no_checkpoint_is_told_from_a_damaged_one() {
     let error = read(&file).unwrap_err();
     assert!(matches!(error, CheckpointError::Foreign { .. }), "{error}");
     assert!(error.to_string().contains(file.to_str().unwrap()));
+}
+
+#[test]
+fn a_named_pipe_at_the_path_of_a_checkpoint_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("shard-0");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let (said, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || said.send(read(&pipe).map(drop)));
+    let read = answer.recv_timeout(Duration::from_secs(20)).expect("it waits for a writer");
+    assert!(matches!(read, Err(CheckpointError::Foreign { .. })), "{read:?}");
 }
 
 #[test]

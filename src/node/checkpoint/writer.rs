@@ -121,6 +121,13 @@ impl Checkpointer {
         self.wanted = true;
     }
 
+    /// The server goes on at `version`, that of the server which decides for it, and versions are counted from there.
+    /// Where it had begun at another, the file on the disk bears that one, and the next is written at once.
+    pub(in crate::node) fn go_on_at(&mut self, version: Version) {
+        self.wanted |= self.every.is_some() && version != self.last;
+        self.last = version;
+    }
+
     /// True if one is to be begun now that `version` is the newest.
     pub(in crate::node) fn is_due(&self, version: Version) -> bool {
         let due = self.every.is_some_and(|every| self.last.behind(version) >= every);

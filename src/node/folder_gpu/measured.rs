@@ -15,7 +15,7 @@ mod tests {
     };
     use crate::clock::{Clock, Version, WorkerId};
     use crate::cuda::{GpuKernels, GpuMemory, NOT_PERMITTED, Scripted};
-    use crate::kernel::Optimizer;
+    use crate::kernel::{AdamParameters, Optimizer};
     use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion};
     use crate::node::{NonFinite, Server, ServerOptions, ServerStatus, Worker, WorkerOptions};
     use crate::param::{PeerInbox, SlotGeometry};
@@ -304,6 +304,14 @@ mod tests {
         let drop = || ServerOptions { non_finite: NonFinite::Drop, learning_rate: 3.0, ..options(SGD, 2) };
         for status in compare(drop, Encoding::F32, f32::MAX) {
             assert_eq!((status.non_finite, status.dropped), (0, 0), "{status:?}");
+            assert_eq!(status.diverged, Some(Version::new(2)), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_second_moment_that_overflows_is_told_on_a_cpu_and_on_a_gpu() {
+        let adam = || options(Optimizer::Adam(AdamParameters::DEFAULT), 2);
+        for status in compare(adam, Encoding::F32, 1e25) {
             assert_eq!(status.diverged, Some(Version::new(2)), "{status:?}");
         }
     }

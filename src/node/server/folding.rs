@@ -5,12 +5,14 @@ use super::NonFinite;
 use super::{Server, ServerOptions};
 use crate::clock::Clock;
 #[cfg(feature = "cuda")]
-use crate::cuda::{Gpu, MAX_GRADIENTS};
+use crate::cuda::{Gpu, MAX_GRADIENTS as MOST_ON_GPU};
+use crate::kernel::MAX_GRADIENTS;
 use crate::node::Error;
 use crate::node::aggregate::Aggregator;
 use crate::node::folder::Folder;
 #[cfg(feature = "cuda")]
 use crate::node::folder_gpu::GpuFolder;
+use crate::scheme::AnyScheme;
 use crate::transport::Transport;
 
 /// What folds: the GPU of the transport, if it has one, or else processors.
@@ -31,12 +33,25 @@ pub(super) fn folder<T: Transport>(
     }
 }
 
+/// Most workers that may be in at once: no more than there are gradients in a fold, where the scheme folds one of each.
+/// A scheme from outside of this crate asks for as few gradients as it likes.
+pub(super) fn most_workers<T: Transport>(transport: &T, scheme: &AnyScheme) -> usize {
+    let most = match transport.gpu() {
+        None => MAX_GRADIENTS,
+        #[cfg(feature = "cuda")]
+        Some(_) => MOST_ON_GPU,
+        #[cfg(not(feature = "cuda"))]
+        Some(gpu) => match *gpu {},
+    };
+    let fits = |at_once: Option<u16>| at_once.is_some_and(|gradients| usize::from(gradients) <= most);
+    match scheme.built_in().is_none_or(|scheme| fits(scheme.gradients_at_once())) {
+        true => usize::MAX,
+        false => most,
+    }
+}
+
 #[cfg(feature = "cuda")]
 fn folder_on(gpu: &Gpu, options: &ServerOptions, scheme_measures: bool) -> Result<Box<dyn Folder>, Error> {
-    if options.workers > MAX_GRADIENTS {
-        let (option, value) = ("workers", options.workers.to_string());
-        return Err(Error::Option { option, value, reason: "a GPU folds at most 256 gradients at a time" });
-    }
     let measures = scheme_measures || options.measure_moments;
     let looks = options.non_finite != NonFinite::Allow;
     Ok(Box::new(GpuFolder::new(gpu, &options.optimizer, measures, looks)?))
@@ -79,7 +94,7 @@ mod tests {
     use super::*;
     use crate::clock::WorkerId;
     use crate::cuda::Scripted;
-    use crate::node::{Worker, WorkerOptions};
+    use crate::node::{ShardOptions, Worker, WorkerOptions};
     use crate::scheme::{GradientId, SchemeConfig, ServerAction, ServerEvent, ServerScheme, Share};
     use crate::table::{ElementType, Table};
     use crate::time::Instant;
@@ -149,5 +164,52 @@ mod tests {
             driver.finish();
             assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
         });
+    }
+
+    fn crowded(scheme: SchemeConfig, workers: usize) -> Result<Server<Shm>, Error> {
+        let options = ServerOptions::new(scheme, workers, 0.5);
+        let memory = ShardOptions { peers: 2000, ..options.memory };
+        let table = Table::flat(64, ElementType::F32).unwrap();
+        Server::new(Shm::new(), &Address::random(), table, &[0.0; 64], ServerOptions { memory, ..options })
+    }
+
+    #[test]
+    fn more_workers_than_a_fold_takes_gradients_are_refused_at_the_begin() {
+        let most = MAX_GRADIENTS;
+        for scheme in ["bsp", "bap(1)", "dbw", "abs"] {
+            let scheme: SchemeConfig = scheme.parse().unwrap();
+            let error = crowded(scheme, 1200).map(drop).unwrap_err();
+            assert!(matches!(error, Error::Option { option: "workers", .. }), "{scheme}: {error}");
+        }
+        assert!(crowded(SchemeConfig::Bsp, most + 1).is_err() && crowded(SchemeConfig::Bsp, most).is_ok());
+        for scheme in ["asp", "essp(2)", "abs(k=2, rule=fixed)"] {
+            assert!(crowded(scheme.parse().unwrap(), most + 1).is_ok(), "{scheme} folds fewer at once");
+        }
+    }
+
+    #[test]
+    fn a_worker_too_many_for_a_fold_is_refused_and_the_round_goes_on() {
+        let mut server = crowded(SchemeConfig::Bsp, 1).unwrap();
+        assert_eq!(server.shard.most_workers, MAX_GRADIENTS);
+        server.shard.most_workers = 1;
+        let address = server.address();
+        let connect = || {
+            let (addresses, options) = ([address.clone()], WorkerOptions::new(SchemeConfig::Bsp));
+            Worker::connect(Shm::new(), &addresses, options, PATIENCE)
+        };
+        std::thread::scope(|scope| {
+            let working = scope.spawn(|| {
+                let mut worker = connect()?;
+                worker.step(PATIENCE)?.publish(None, PATIENCE)?;
+                let refused = connect().map(drop);
+                worker.step(PATIENCE)?.publish(None, PATIENCE)?;
+                worker.flush(PATIENCE)?;
+                refused
+            });
+            assert!(server.drive(|_| working.is_finished(), PATIENCE).unwrap());
+            let error = working.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("use fewer workers"), "{error}");
+        });
+        assert_eq!((server.status().version.get(), server.status().refused), (2, 1));
     }
 }

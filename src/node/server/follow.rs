@@ -142,6 +142,9 @@ impl<T: Transport> Server<T> {
                 following.clock = welcome.clock;
                 self.announced_clock = welcome.clock;
                 self.shard.begin_at(from.version, welcome.clock);
+                if let Some(writer) = &mut self.checkpoints {
+                    writer.go_on_at(from.version);
+                }
                 if own < from.version {
                     let lost = own.behind(from.version);
                     tracing::warn!(shard, updates = lost, "this shard lacks updates that the decider has");

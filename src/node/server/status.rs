@@ -118,7 +118,8 @@ pub struct ServerStatus {
     pub missing: u64,
     /// Gradients that held a NaN or an infinity, whatever became of them.
     pub non_finite: u64,
-    /// The first version with a parameter that is NaN or infinite. From then on no checkpoint is written.
+    /// The first version with a parameter, or a second moment of Adam or AdamW, that is NaN or infinite. From then on
+    /// no checkpoint is written.
     pub diverged: Option<Version>,
     /// Gradients in the newest version.
     pub gradients: u64,

@@ -250,6 +250,21 @@ impl SchemeConfig {
         }
     }
 
+    /// Returns the most gradients that a server folds at once, however many workers there are; `None` if it folds one
+    /// of each. Delays may bring gradients of several rounds together.
+    #[doc(hidden)]
+    pub const fn gradients_at_once(&self) -> Option<u16> {
+        match *self {
+            SchemeConfig::Asp
+            | SchemeConfig::Ssp { .. }
+            | SchemeConfig::Essp { .. }
+            | SchemeConfig::Vap { .. } => Some(1),
+            SchemeConfig::Dbw { choice: Choice::Static { k }, .. }
+            | SchemeConfig::Abs { wait_for: WaitFor::Fixed(k), .. } => Some(k),
+            _ => None,
+        }
+    }
+
     /// True if the server pushes copies, so that workers must hold frames to receive them.
     #[doc(hidden)]
     pub const fn pushes(&self) -> bool {

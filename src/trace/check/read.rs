@@ -99,12 +99,28 @@ impl<'a, L: Clone> ReadJudge<'a, '_, L> {
         !read.digests.is_empty()
     }
 
-    /// Against all that the version's publisher had published when the read began.
+    /// Against the publication of the newest version that the owner had.
+    pub(super) fn with_newest(&mut self, other: &L, newest: &Publication) {
+        let is_other = newest.version != self.read.version;
+        if is_other && is_later(newest.published_ns, self.read.ended_ns, self.clock_error_ns) {
+            let found = format!(
+                "version {} was said to be the newest, and published after the read had ended",
+                newest.version.get()
+            );
+            self.violates(Property::Timely, Some(other), found);
+        }
+    }
+
+    /// Against all that the owner had published when the read began. One that passes on the versions of another, each
+    /// of which it has at a later time, publishes none of its own.
     pub(super) fn within_history(&mut self, history: &History<'_, L>) {
         let read = self.read;
-        // An owner that passes on the versions of another one has each of them at a later time.
-        if read.epoch != read.origin {
-            return;
+        if let Some((_, _, other)) = history.first().filter(|_| read.origin != read.epoch) {
+            let found = format!(
+                "origin {:016x} is said to have made it, and {:016x} has versions of its own",
+                read.origin, read.epoch
+            );
+            return self.violates(Property::Tagged, Some(other), found);
         }
         let by_then = history
             .partition_point(|(complete_ns, ..)| is_later(read.began_ns, *complete_ns, self.clock_error_ns));

@@ -202,6 +202,12 @@ proptest! {
         prop_assert_eq!(digest, [Property::Whole]);
         prop_assert_eq!(with(&|read| read.tag.label[9] ^= 1), [Property::Tagged]);
         prop_assert_eq!(with(&|read| read.tag.step += 1), [Property::Tagged]);
+        prop_assert!(with(&|read| read.origin ^= 1).contains(&Property::Tagged));
+        let of_its_owner = |one: &&Publication| one.origin == trace.reads[at].epoch;
+        let last = trace.publications.iter().rfind(of_its_owner).unwrap();
+        if last.published_ns > trace.reads[at].ended_ns {
+            prop_assert!(with(&|read| read.newest = last.version).contains(&Property::Timely));
+        }
         let early = with(&|read| {
             read.began_ns = read.published_ns - 2;
             read.ended_ns = read.published_ns - 1;

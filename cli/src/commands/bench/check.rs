@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use slackline::internals::kernel::MAX_GRADIENTS;
 use slackline::{Secret, TransportKind};
 
 use super::arguments::{BenchArgs, LoadArgs};
@@ -65,11 +66,17 @@ impl BenchArgs {
             ("--pin", self.pin == Some(true), "leave it out, or use taskset for all of them"),
             ("--threads", self.threads.is_some() && op != Op::Round, "leave it out, or use --op round"),
         ];
-        match wrong.into_iter().find(|(_, given, _)| *given) {
-            Some((option, _, help)) => {
-                Err(BenchError::usage(format!("{option} does not go with --peers here"), help))
+        if let Some((option, _, help)) = wrong.into_iter().find(|(_, given, _)| *given) {
+            return Err(BenchError::usage(format!("{option} does not go with --peers here"), help));
+        }
+        match self.load.peers {
+            Some(peers) if op == Op::Round && usize::from(peers) > MAX_GRADIENTS => {
+                let what = format!(
+                    "--peers {peers}: a round folds a gradient of each at once, at most {MAX_GRADIENTS} of them"
+                );
+                Err(BenchError::usage(what, "give fewer"))
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 

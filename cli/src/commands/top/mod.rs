@@ -18,6 +18,9 @@ use row::Row;
 use scrape::Target;
 use screen::Screen;
 
+#[cfg(fuzzing)]
+pub(crate) use scrape::{answer_samples, fuzz_answer};
+
 /// Nodes are asked at least this rarely: a flood of questions would be a load of its own.
 const INTERVAL_MIN: f64 = 0.1;
 const INTERVAL_MAX: f64 = 3600.0;

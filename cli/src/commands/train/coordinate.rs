@@ -17,6 +17,7 @@ use slackline_lab::model::Evaluation;
 use super::evaluate::{Evaluator, Event};
 use super::measure::{Measure, serve_metrics};
 use super::plan::Plan;
+use super::report::count_and_sum;
 use super::show::{Display, RunProgress};
 use super::signals::{self, Stop, checkpoint_requests};
 use crate::failure::Failure;
@@ -271,19 +272,17 @@ impl Run<'_> {
         let reports = || members.worker_reports();
         let servers = || members.server_reports();
         let losses: Vec<f64> = reports().filter_map(|report| report.loss).collect();
-        let counts = |report: &WorkerReport| -> (u64, u64, u64) {
-            let histogram = report.staleness_histogram.iter().zip(0..);
-            let sum = histogram.clone().map(|(count, staleness)| count * staleness).sum();
-            let count = report.staleness_histogram.iter().sum();
-            (sum, count, histogram.filter(|(count, _)| **count > 0).map(|(_, s)| s).max().unwrap_or(0))
+        let add = |(all, sum, most): (u128, u128, usize), report: &WorkerReport| {
+            let histogram = &report.staleness_histogram;
+            let (count, of_these) = count_and_sum(histogram);
+            let largest = histogram.iter().rposition(|count| *count > 0).unwrap_or(0);
+            (all + count, sum + of_these, most.max(largest))
         };
-        let (sum, count, most) = reports()
-            .map(counts)
-            .fold((0, 0, 0), |(a, b, c), (sum, count, most)| (a + sum, b + count, c.max(most)));
+        let (count, sum, most) = reports().fold((0, 0, 0), add);
         RunProgress {
             done: match self.plan.gradients {
                 Some(_) => servers().map(|server| server.folded).min().unwrap_or(0),
-                None => reports().map(|report| report.clock).sum(),
+                None => reports().map(|report| report.clock).fold(0, u64::saturating_add),
             },
             loss: (!losses.is_empty()).then(|| losses.iter().sum::<f64>() / losses.len() as f64),
             evaluation: self.evaluation,
@@ -296,7 +295,7 @@ impl Run<'_> {
                 None => None,
             },
             staleness: (count > 0 && self.plan.gradients.is_none())
-                .then(|| (sum as f64 / count as f64, most)),
+                .then(|| (sum as f64 / count as f64, most as u64)),
         }
     }
 }

@@ -10,6 +10,7 @@ use slackline::internals::job::coordinated::{
 };
 use slackline::optim::{Optimizer, Schedule};
 use slackline::{ElementType, Encoding, JobPlan, Table, TransportKind, scheme, sim::Distribution};
+use slackline_lab::compute::Pace;
 use slackline_lab::data::{Task, TaskKind};
 use slackline_lab::model::{Batches, ModelSpec, Shards};
 use slackline_lab::program::Program;
@@ -32,9 +33,6 @@ const WORKERS_MAX: usize = PEERS as usize - 1;
 
 /// Most servers of one run: more than any host has use for, few enough to start.
 const SERVERS_MAX: usize = 64;
-
-/// Slower than this is not a straggler but a worker that is gone.
-const FACTOR_MAX: f64 = 1000.0;
 
 /// A run that can be started.
 #[derive(Debug)]
@@ -362,9 +360,9 @@ fn factors(args: &TrainArgs, workers: usize) -> Result<Vec<f64>, Failure> {
         let given = factors.get_mut(worker).ok_or_else(|| {
             wrong(format!("there is no worker {worker}")).help(format!("workers are numbered 0 to {last}"))
         })?;
-        if !(1.0..=FACTOR_MAX).contains(&factor) {
+        if !Pace::FACTORS.contains(&factor) {
             return Err(wrong(format!("a factor cannot be {factor}"))
-                .help(format!("use 1 (full speed) to {FACTOR_MAX}")));
+                .help(format!("use 1 (full speed) to {}", Pace::FACTORS.end())));
         }
         if given.replace(factor).is_some() {
             return Err(

@@ -9,13 +9,10 @@ use slackline::Encoding;
 use slackline::gpu::Gpu;
 use slackline::internals::job::coordinated::{PathTaken, ServerReport, WorkerOutcome, WorkerReport};
 use slackline_lab::model::Evaluation;
-use slackline_lab::table::number;
+use slackline_lab::table::{bars, number};
 
 use super::coordinate::Outcome;
 use super::plan::Plan;
-
-/// Heights of a histogram's bars.
-const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Most bars: wider histograms have several counts to a bar.
 const BARS_MAX: usize = 16;
@@ -351,22 +348,23 @@ fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Mean and range of a histogram, and its shape.
+/// Mean and range of a histogram, and its shape. The counts are what a member told, of whatever size.
 fn staleness(histogram: &[u64]) -> String {
-    let count: u64 = histogram.iter().sum();
+    let (count, sum) = count_and_sum(histogram);
     if count == 0 {
         return String::new();
     }
-    let sum: u64 = histogram.iter().zip(0..).map(|(count, value)| count * value).sum();
-    let per_bar = histogram.len().div_ceil(BARS_MAX);
-    let bars: Vec<u64> = histogram.chunks(per_bar).map(|counts| counts.iter().sum()).collect();
-    let highest = bars.iter().max().copied().unwrap_or(1).max(1);
-    let bar = |count: &u64| match *count {
-        0 => ' ',
-        count => BARS[((count * 8).div_ceil(highest) - 1) as usize],
-    };
-    let shape: String = bars.iter().map(bar).collect();
+    let shape = bars(histogram, BARS_MAX);
     format!("mean {:.2}  0|{shape}|{}", sum as f64 / count as f64, histogram.len() - 1)
+}
+
+/// The number and the sum of the values that a histogram from 0 counts, neither of which fits 64 bits where a member
+/// told huge counts.
+pub(super) fn count_and_sum(histogram: &[u64]) -> (u128, u128) {
+    let add = |(count, sum), (value, more): (u128, &u64)| {
+        (count + u128::from(*more), sum + value * u128::from(*more))
+    };
+    (0..).zip(histogram).fold((0, 0), add)
 }
 
 #[cfg(test)]
@@ -379,6 +377,12 @@ mod tests {
         assert_eq!(staleness(&[10]), "mean 0.00  0|█|0");
         assert_eq!(staleness(&[8, 0, 1]), "mean 0.22  0|█ ▁|2");
         assert!(staleness(&[1; 256]).chars().count() <= 40);
+    }
+
+    #[test]
+    fn a_histogram_of_any_counts_that_a_member_tells_is_shown() {
+        assert_eq!(staleness(&[1 << 61, 1]), "mean 0.00  0|█▁|1");
+        assert_eq!(staleness(&[u64::MAX; 32]), format!("mean 15.50  0|{}|31", "█".repeat(16)));
     }
 
     #[test]
