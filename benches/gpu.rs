@@ -41,6 +41,7 @@ fn main() -> peer::Outcome<()> {
                 "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS": properties.flush_options,
                 "GPU_DIRECT_RDMA_WRITES_ORDERING": properties.writes_ordering,
                 "CAN_USE_64_BIT_STREAM_MEM_OPS": properties.has_stream_words,
+                "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": properties.has_posix_handles,
             },
             "names": Rows::names(SIZES.versions.map(|(name, _)| name)),
         })

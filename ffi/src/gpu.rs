@@ -342,6 +342,7 @@ pub(crate) fn gpu_status(error: &GpuError) -> slackline_status {
         | GpuError::StubDriver
         | GpuError::NoSymbol { .. }
         | GpuError::NoDevice { .. }
+        | GpuError::NotDirect { .. }
         | GpuError::OnGpu { .. } => Status::Unsupported,
         GpuError::NotOnDevice { .. }
         | GpuError::OtherDevice { .. }
@@ -365,7 +366,7 @@ mod tests {
         let reason = "no such file".into();
         assert_eq!(Failure::from(GpuError::NoDriver { reason }).status, slackline_status::Unsupported);
         assert_eq!(Failure::from(GpuError::Empty).status, slackline_status::BadArgument);
-        let late = slackline::Error::from(GpuError::NotCopied { waited: Duration::ZERO });
+        let late = slackline::Error::from(GpuError::NotCopied { waited: Duration::ZERO, cause: None });
         assert_eq!(Failure::from(late).status, slackline_status::Deadline);
         let capturing = slackline::Error::from(GpuError::Capturing);
         assert_eq!(Failure::from(capturing).status, slackline_status::OutOfTurn);

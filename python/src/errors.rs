@@ -177,6 +177,7 @@ fn gpu_class(error: &GpuError) -> Class {
         | GpuError::StubDriver
         | GpuError::NoSymbol { .. }
         | GpuError::NoDevice { .. }
+        | GpuError::NotDirect { .. }
         | GpuError::OnGpu { .. } => Class::Unsupported,
         GpuError::NotOnDevice { .. }
         | GpuError::OtherDevice { .. }

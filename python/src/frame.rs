@@ -73,8 +73,8 @@ impl Publishing {
                     late = Error::Pinned { version, waited };
                     Ok(None)
                 }
-                Err(Error::Gpu(GpuError::NotCopied { .. })) => {
-                    late = GpuError::NotCopied { waited }.into();
+                Err(Error::Gpu(GpuError::NotCopied { cause, .. })) => {
+                    late = GpuError::NotCopied { waited, cause }.into();
                     Ok(None)
                 }
                 Err(error) => Err(error.into()),
@@ -101,12 +101,16 @@ fn ended() -> Failure {
 
 /// Waits until the GPU has copied a version, and it is published.
 pub(crate) fn published(py: Python<'_>, mut copying: Copying, timeout: Duration) -> PyResult<u64> {
+    let mut late = None;
     let version = in_slices(py, timeout, |slice| match copying.wait(slice) {
         Ok(version) => Ok(Some(version.get())),
-        Err(Error::Gpu(GpuError::NotCopied { .. })) => Ok(None),
+        Err(Error::Gpu(GpuError::NotCopied { cause, .. })) => {
+            late = cause;
+            Ok(None)
+        }
         Err(error) => Err(error.into()),
     })?;
-    version.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }).into())
+    version.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout, cause: late }).into())
 }
 
 /// The memory of the next version, until it is published or given up.

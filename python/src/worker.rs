@@ -357,7 +357,8 @@ impl Step {
             let mut is_on_its_way = false;
             let wait_for_copies = |worker: &mut _| -> PyResult<()> {
                 let copied = closing.in_slices(py, PUBLISHING, timeout, |slice| copied(worker, slice))?;
-                Ok(copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout }))?)
+                Ok(copied
+                    .ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout, cause: None }))?)
             };
             // A GPU may still copy what an earlier call that has ended at its deadline was given.
             if arrays.iter().flatten().any(|array| matches!(array, Given::Host(_))) {

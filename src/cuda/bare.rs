@@ -252,7 +252,7 @@ impl BareGpu {
                 // A fault is told by the stream, and writes no word.
                 is_idle()?;
                 if begun.elapsed() > PATIENCE {
-                    return Err(GpuError::NotCopied { waited: begun.elapsed() });
+                    return Err(GpuError::NotCopied { waited: begun.elapsed(), cause: None });
                 }
             }
             std::hint::spin_loop();

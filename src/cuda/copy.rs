@@ -1,5 +1,7 @@
 //! Copies ordered with a stream of the caller's, and how one learns that they are done.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use super::driver::Driver;
@@ -27,6 +29,10 @@ impl CopyTicket {
     /// Work of this process on the GPU failed; the copy is over, and was not made.
     fn is_done(&self) -> Result<bool, GpuError> {
         queue(&self.gpu, self.kind).is_done(self.number)
+    }
+
+    fn unanswered(&self) -> Option<GpuError> {
+        queue(&self.gpu, self.kind).unanswered()
     }
 }
 
@@ -76,6 +82,16 @@ impl Tickets {
             self.tickets.pop();
         }
         self.fault.take().map_or(Ok(true), Err)
+    }
+
+    /// What a driver answers instead of telling whether they are done. They may never be, and what they use is kept.
+    pub(crate) fn unanswered(&self) -> Option<GpuError> {
+        self.tickets.iter().find_map(CopyTicket::unanswered)
+    }
+
+    /// The error that they are not done after so long.
+    pub(crate) fn late(&self, waited: Duration) -> GpuError {
+        GpuError::NotCopied { waited, cause: self.unanswered().map(Box::new) }
     }
 }
 

@@ -43,12 +43,17 @@ pub enum GpuError {
         count: u32,
     },
     /// The GPU has no more memory.
-    #[error("cannot allocate {bytes} bytes on GPU {ordinal}: it is out of memory; {}", remedy_of(self))]
+    #[error(
+        "{operation} failed: GPU {ordinal} is out of memory{}; {}",
+        asked_for(*bytes), remedy_of(self)
+    )]
     OutOfMemory {
+        /// The call, in words.
+        operation: &'static str,
         /// The GPU.
         ordinal: u32,
-        /// Bytes that were asked for.
-        bytes: usize,
+        /// Bytes that were asked for, where that is known: contexts, streams and kernels take memory, too.
+        bytes: Option<usize>,
     },
     /// The pointer is not one of memory of a GPU, or of managed memory.
     #[error("{pointer:#x} does not point to memory of a GPU but to {kind}; {}", remedy_of(self))]
@@ -96,9 +101,11 @@ pub enum GpuError {
         /// The call, in words.
         operation: &'static str,
     },
-    /// The stream is one of another context than the primary one of the GPU.
-    #[error("the stream is not one of the primary context of GPU {ordinal}; {}", remedy_of(self))]
+    /// The stream or the memory is one of another context than the primary one of the GPU.
+    #[error("the {what} is not of the primary context of GPU {ordinal}; {}", remedy_of(self))]
     OtherContext {
+        /// "stream" or "memory".
+        what: &'static str,
         /// The GPU.
         ordinal: u32,
     },
@@ -119,20 +126,27 @@ pub enum GpuError {
         /// The error (`CUresult`).
         code: i32,
     },
-    /// The process was forked after it had opened the GPU.
+    /// The process was forked after it had opened the GPU, or after another library had initialised CUDA.
     #[error(
-        "this process was forked from one that had opened the GPU, and CUDA is of no use in it; {}",
+        "this process was forked from one that had opened the GPU or initialised CUDA, which is of no use in it; {}",
         remedy_of(self)
     )]
     Forked,
-    /// A copy is not done yet.
-    #[error(
-        "the GPU did not copy within {:?}: its stream has other work before the copy; {}",
-        whole_ms(*.waited), remedy_of(self)
-    )]
+    /// A copy is not done yet, or the driver does not say that it is.
+    #[error("the GPU did not copy within {:?}: {}; {}", whole_ms(*.waited), delay(cause), remedy_of(self))]
     NotCopied {
         /// The time that was waited.
         waited: Duration,
+        /// What the driver answers instead of telling whether the copy is done.
+        cause: Option<Box<GpuError>>,
+    },
+    /// No RDMA device carries the memory itself, and it may not be staged.
+    #[error("RDMA devices do not carry {bytes} bytes of a GPU themselves: {reason}")]
+    NotDirect {
+        /// Bytes that were to be carried.
+        bytes: usize,
+        /// The reason, with its remedy.
+        reason: String,
     },
     /// A conversion to halves is asked for of what are not whole f32 elements, or into a range of another length.
     #[error(
@@ -175,6 +189,19 @@ pub enum GpuError {
     },
 }
 
+fn asked_for(bytes: Option<usize>) -> String {
+    bytes.map_or_else(String::new, |bytes| format!(" for {bytes} bytes"))
+}
+
+/// What holds a copy up.
+fn delay(cause: &Option<Box<GpuError>>) -> String {
+    match cause.as_deref() {
+        None => "its stream has other work before the copy".into(),
+        Some(GpuError::Driver { operation, code }) => format!("{operation} failed with CUDA error {code}"),
+        Some(other) => other.to_string(),
+    }
+}
+
 /// A duration as people read it.
 fn whole_ms(duration: Duration) -> Duration {
     Duration::from_millis(duration.as_millis() as u64)
@@ -190,11 +217,21 @@ impl GpuError {
         }
     }
 
+    /// The error of a driver that is not initialised.
+    pub(super) fn of_initialisation(code: Code) -> GpuError {
+        match code {
+            // What a forked child is told whose parent, or another library in it, had initialised the driver.
+            Code::NOT_INITIALIZED => GpuError::Forked,
+            code => GpuError::of("initialising the driver", code),
+        }
+    }
+
     /// The error of a call that concerns a device.
     pub(super) fn of_device(operation: &'static str, ordinal: u32, code: Code) -> GpuError {
         match code {
             code if code.is_sticky() => GpuError::Faulted { ordinal, code: code.0 },
             code if code.is_of_capture() => GpuError::Capturing,
+            Code::OUT_OF_MEMORY => GpuError::OutOfMemory { operation, ordinal, bytes: None },
             code => GpuError::of(operation, code),
         }
     }
@@ -208,18 +245,20 @@ impl Diagnostic for GpuError {
             | GpuError::StubDriver
             | GpuError::NoSymbol { .. } => "opening the NVIDIA driver",
             GpuError::NoDevice { .. } | GpuError::Forked => "opening a GPU",
-            GpuError::OutOfMemory { .. } => "allocating memory of a GPU",
+            GpuError::OutOfMemory { operation, .. } => operation,
             GpuError::NotOnDevice { .. }
             | GpuError::OtherDevice { .. }
             | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
             GpuError::NotOurs { .. } => "granting memory of a GPU",
             GpuError::OnGpu { operation } => operation,
+            GpuError::OtherContext { what: "memory", .. } => "taking memory of a GPU",
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
             GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
             GpuError::Elements { .. } => "converting elements to halves",
             GpuError::Fold { .. } => "folding on a GPU",
             GpuError::Empty => "taking memory of a GPU",
             GpuError::Host { .. } => "allocating host memory",
+            GpuError::NotDirect { .. } => "registering memory of a GPU with an RDMA device",
             GpuError::Driver { operation, .. } => operation,
         }
     }
@@ -227,8 +266,11 @@ impl Diagnostic for GpuError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         Some(Cow::Borrowed(match self {
             // Its reason ends in one.
-            GpuError::Host { .. } | GpuError::Fold { .. } | GpuError::Empty => return None,
-            GpuError::NotCopied { .. } => "wait for that work first, or use a longer timeout",
+            GpuError::Host { .. } | GpuError::NotDirect { .. } | GpuError::Fold { .. } | GpuError::Empty => {
+                return None;
+            }
+            GpuError::NotCopied { cause: None, .. } => "wait for that work first, or use a longer timeout",
+            GpuError::NotCopied { cause: Some(cause), .. } => return cause.remedy(),
             GpuError::NoDriver { .. } => {
                 "install the NVIDIA driver, and in a container give it the GPU (`--gpus all`)"
             }
@@ -239,7 +281,9 @@ impl Diagnostic for GpuError {
                 "look at `nvidia-smi`, at CUDA_VISIBLE_DEVICES and at the rights on /dev/nvidia*"
             }
             GpuError::NoDevice { .. } => "count from 0, and look at CUDA_VISIBLE_DEVICES",
-            GpuError::OutOfMemory { .. } => "free memory of it, or ask for less",
+            GpuError::OutOfMemory { .. } => {
+                "end what else uses its memory (`nvidia-smi` lists it), or ask for less"
+            }
             GpuError::NotOnDevice { .. } => {
                 "give memory of cudaMalloc, of cuMemCreate, or of a tensor on the GPU"
             }
@@ -251,7 +295,7 @@ impl Diagnostic for GpuError {
             GpuError::NotOurs { .. } => "allocate it with `GpuMemory::allocate`",
             GpuError::OnGpu { .. } => "use the call for memory of a GPU, or a transport without a GPU",
             GpuError::OtherContext { .. } => {
-                "give a stream of the CUDA runtime on this GPU, as PyTorch's are"
+                "give a stream and memory of the CUDA runtime on this GPU, as PyTorch's are"
             }
             GpuError::Capturing => "copy outside the capture",
             GpuError::Faulted { .. } => {
@@ -259,6 +303,13 @@ impl Diagnostic for GpuError {
             }
             GpuError::Forked => "open the GPU after the fork, or start the process by exec",
             GpuError::Driver { code, .. } => match Code(*code) {
+                Code::OUT_OF_MEMORY => "free memory of the GPU and of the host",
+                Code::NOT_INITIALIZED => "start the process by exec: CUDA is of no use in a forked child",
+                Code::INVALID_DEVICE => {
+                    "let this process use the GPU that the memory is on: look at CUDA_VISIBLE_DEVICES and at \
+                     `nvidia-smi topo -p2p r`"
+                }
+                Code::UNKNOWN => "look at the kernel's log (`dmesg`) for Xid, and start the program again",
                 Code::NOT_PERMITTED => {
                     "look at the rights on /dev/nvidia*, and at whether MIG or MPS forbids it"
                 }

@@ -151,8 +151,7 @@ impl DriverLibrary {
         // SAFETY: just opened, and nothing here closes it.
         let functions = unsafe { Functions::find(handle)? };
         // SAFETY: 0 is the only flag that there is.
-        check(unsafe { (functions.init)(0) })
-            .map_err(|code| GpuError::of("initialising the driver", code))?;
+        check(unsafe { (functions.init)(0) }).map_err(GpuError::of_initialisation)?;
         Ok(DriverLibrary { functions })
     }
 

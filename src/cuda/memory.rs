@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::direct::GpuRegistration;
-use super::driver::{Allocation, DevicePointer};
+use super::driver::{Allocation, DevicePointer, Driver};
 use super::gpu::PrimaryContext;
 use super::sys::{Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuError};
@@ -44,7 +44,8 @@ impl GpuMemory {
     /// freed block out again at once, as PyTorch's does, would otherwise give it out while it is copied.
     ///
     /// # Errors
-    /// The range is not memory of this GPU, is managed memory, or was not allocated as a whole.
+    /// The range is not memory of this GPU, is managed memory or that of another context than the primary one, or was
+    /// not allocated as a whole.
     ///
     /// # Safety
     /// The range stays allocated until `owner` is dropped. The caller orders its own work with the copies: by the
@@ -71,9 +72,12 @@ impl GpuMemory {
         }
         let primary = gpu.inner().primary.clone();
         let allocation = primary.within(|driver| {
-            driver.allocate(primary.device(), bytes).map_err(|code| match code {
-                Code::OUT_OF_MEMORY => GpuError::OutOfMemory { ordinal: primary.ordinal(), bytes },
-                code => primary.error("allocating memory of a GPU", code),
+            let allocated = driver.allocate(primary.device(), bytes);
+            allocated.map_err(|code| match primary.error("allocating memory of a GPU", code) {
+                GpuError::OutOfMemory { operation, ordinal, .. } => {
+                    GpuError::OutOfMemory { operation, ordinal, bytes: Some(bytes) }
+                }
+                error => error,
             })
         })?;
         Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
@@ -252,40 +256,65 @@ fn expect_memory_of(primary: &PrimaryContext, pointer: DevicePointer, bytes: usi
         return Err(GpuError::Empty);
     }
     primary.within(|driver| {
-        let not_on_device = |kind| Err(GpuError::NotOnDevice { pointer, kind });
-        let of = |attribute| driver.pointer_attribute(attribute, pointer);
-        let failed = |code| primary.error("asking for the memory of a pointer", code);
-        match of(PointerAttribute::MEMORY_TYPE) {
-            // Plain host memory is not known to the driver.
-            Err(Code::INVALID_VALUE) => return not_on_device("memory that CUDA does not know"),
-            Err(code) => return Err(failed(code)),
-            Ok(kind) if kind == u64::from(MEMORY_TYPE_DEVICE) => {}
-            Ok(_) => return not_on_device("host memory"),
-        }
-        if of(PointerAttribute::IS_MANAGED).map_err(failed)? != 0 {
-            return not_on_device("managed memory");
-        }
-        let found = of(PointerAttribute::DEVICE_ORDINAL).map_err(failed)? as u32;
-        let ordinal = primary.ordinal();
-        if found != ordinal {
-            return Err(GpuError::OtherDevice { pointer, ordinal, found });
-        }
         // Of memory that is mapped piece by piece, as PyTorch's expandable segments are, the driver reports one piece
-        // at a time.
+        // at a time. Behind an allocation of `cuMemAlloc` lies another one, which is none of its pieces.
+        let is_one_piece = |at| {
+            driver.pointer_attribute(PointerAttribute::IS_LEGACY_CUDA_IPC_CAPABLE, at).is_ok_and(|is| is != 0)
+        };
         let mut available = 0;
         while available < bytes {
             let at = pointer + available as u64;
-            let range = match driver.address_range(at) {
-                Ok((begin, length)) => (begin + length as u64).checked_sub(at).filter(|left| *left > 0),
-                // The next address belongs to nothing.
-                Err(Code::INVALID_VALUE | Code::NOT_FOUND) => None,
-                Err(code) => return Err(failed(code)),
+            let left = match available > 0 && (is_one_piece(pointer) || is_one_piece(at)) {
+                false => piece_of(primary, driver, at)?,
+                true => None,
             };
-            match range {
-                Some(left) => available += left as usize,
+            match left {
+                Some(left) => available += left,
+                None if available == 0 => {
+                    // Plain host memory is not known to the driver.
+                    return Err(GpuError::NotOnDevice { pointer, kind: "memory that CUDA does not know" });
+                }
                 None => return Err(GpuError::BeyondAllocation { pointer, bytes, available }),
             }
         }
         Ok(())
     })
+}
+
+/// The length of a piece of memory from `at` to its end, if it is one of the GPU at `primary`; `None` if the driver
+/// knows none there.
+fn piece_of(
+    primary: &PrimaryContext,
+    driver: &dyn Driver,
+    at: DevicePointer,
+) -> Result<Option<usize>, GpuError> {
+    let not_on_device = |kind| Err(GpuError::NotOnDevice { pointer: at, kind });
+    let of = |attribute| driver.pointer_attribute(attribute, at);
+    let failed = |code| primary.error("asking for the memory of a pointer", code);
+    match of(PointerAttribute::MEMORY_TYPE) {
+        Err(Code::INVALID_VALUE) => return Ok(None),
+        Err(code) => return Err(failed(code)),
+        Ok(kind) if kind == u64::from(MEMORY_TYPE_DEVICE) => {}
+        Ok(_) => return not_on_device("host memory"),
+    }
+    if of(PointerAttribute::IS_MANAGED).map_err(failed)? != 0 {
+        return not_on_device("managed memory");
+    }
+    let (ordinal, found) = (primary.ordinal(), of(PointerAttribute::DEVICE_ORDINAL).map_err(failed)? as u32);
+    if found != ordinal {
+        return Err(GpuError::OtherDevice { pointer: at, ordinal, found });
+    }
+    match of(PointerAttribute::CONTEXT) {
+        Ok(0) | Err(Code::INVALID_VALUE) => {}
+        Ok(context) if context == primary.context().0 as u64 => {}
+        Ok(_) => return Err(GpuError::OtherContext { what: "memory", ordinal }),
+        Err(code) => return Err(failed(code)),
+    }
+    match driver.address_range(at) {
+        Ok((begin, length)) => {
+            Ok((begin + length as u64).checked_sub(at).filter(|left| *left > 0).map(|left| left as usize))
+        }
+        Err(Code::INVALID_VALUE | Code::NOT_FOUND) => Ok(None),
+        Err(code) => Err(failed(code)),
+    }
 }

@@ -68,6 +68,8 @@ pub use window::{GpuWindow, GpuWindowError};
 pub(crate) const ILLEGAL_ADDRESS: sys::Code = sys::Code::ILLEGAL_ADDRESS;
 #[cfg(test)]
 pub(crate) const NOT_PERMITTED: sys::Code = sys::Code::NOT_PERMITTED;
+#[cfg(test)]
+pub(crate) const UNKNOWN: sys::Code = sys::Code::UNKNOWN;
 
 /// The caller's memory, for tests of modules that forbid `unsafe`; the scripted driver never frees it.
 #[cfg(test)]

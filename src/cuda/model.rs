@@ -236,7 +236,7 @@ impl GpuModel {
         // The rows in host memory may not have been copied yet.
         while !self.is_done()? {
             if waiting.elapsed() > PATIENCE {
-                return Err(GpuError::NotCopied { waited: waiting.elapsed() });
+                return Err(GpuError::NotCopied { waited: waiting.elapsed(), cause: None });
             }
             std::thread::yield_now();
         }

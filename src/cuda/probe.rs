@@ -30,6 +30,8 @@ pub struct GpuProperties {
     pub writes_ordering: i32,
     /// True if a stream writes the words by which copies tell that they are done; else they take an event each.
     pub has_stream_words: bool,
+    /// True if other processes can be given memory that this library allocates.
+    pub has_posix_handles: bool,
 }
 
 /// A copy to the GPU and back.
@@ -66,6 +68,7 @@ impl Gpu {
                 flush_options: of(Attribute::GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS),
                 writes_ordering: of(Attribute::GPU_DIRECT_RDMA_WRITES_ORDERING),
                 has_stream_words: of(Attribute::CAN_USE_64_BIT_STREAM_MEM_OPS) != 0,
+                has_posix_handles: of(Attribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0,
             })
         })
     }

@@ -136,6 +136,7 @@ pub(super) struct CallersStream {
 pub(super) struct GpuQueue {
     state: Mutex<QueueState>,
     questions: AtomicU32,
+    unanswered: Mutex<Unanswered>,
     /// The number of the last copy that is known to be done, where the word does not say so. It passes from the thread
     /// that the driver has told to others, and with it what the copy wrote.
     done: AtomicU64,
@@ -159,6 +160,14 @@ struct QueueState {
     free_events: Vec<EventHandle>,
 }
 
+/// What the driver answers instead of telling whether a copy is done.
+#[derive(Default)]
+struct Unanswered {
+    /// Its last answer, and the number of the copy that it was asked for.
+    last: Option<(u64, GpuError)>,
+    is_told: bool,
+}
+
 enum Counter {
     Word { memory: HostMemory, pointer: DevicePointer },
     Events,
@@ -175,11 +184,12 @@ impl GpuQueue {
         // What is made is in the queue at once, whose end gives it back also after an error.
         let stream = primary.call("making a stream", |driver| driver.create_stream())?;
         let (state, questions, letting_go) = (Mutex::default(), AtomicU32::new(0), AtomicU32::new(0));
-        let (done, primary) = (AtomicU64::new(0), primary.clone());
+        let (done, unanswered, primary) = (AtomicU64::new(0), Mutex::default(), primary.clone());
         let (before, after, counter) = (EventHandle(0), EventHandle(0), Counter::Events);
         let mut queue = GpuQueue {
             state,
             questions,
+            unanswered,
             done,
             letting_go,
             stream,
@@ -316,11 +326,32 @@ impl GpuQueue {
         match self.ask(number) {
             Ok(is_done) => Ok(is_done && self.let_go()),
             Err(over @ (GpuError::Faulted { .. } | GpuError::Forked)) => Err(over),
-            Err(error) => {
-                tracing::debug!(%error, "a GPU does not say whether a copy is done");
-                Ok(false)
-            }
+            Err(_) => Ok(false),
         }
+    }
+
+    /// What the driver answers of a copy that is not known to be done, instead of telling whether it is.
+    pub(super) fn unanswered(&self) -> Option<GpuError> {
+        let last = || self.unanswered.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
+        let (number, _) = last()?;
+        // The stream may have said it itself meanwhile, and the driver may say it now.
+        let is_done = self.done().is_ok_and(|done| done >= number) || self.look(number) == Ok(true);
+        if is_done { None } else { last().map(|(_, error)| error) }
+    }
+
+    /// Takes note of an answer of the driver to the question whether this copy is done.
+    fn hear(&self, number: u64, answer: Result<bool, GpuError>) -> Result<bool, GpuError> {
+        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        unanswered.last = match &answer {
+            Ok(_) | Err(GpuError::Faulted { .. } | GpuError::Forked) => None,
+            Err(error) => {
+                if !mem::replace(&mut unanswered.is_told, true) {
+                    tracing::warn!(%error, "a GPU does not say whether a copy is done: what it uses is kept");
+                }
+                Some((number, error.clone()))
+            }
+        };
+        answer
     }
 
     fn ask(&self, number: u64) -> Result<bool, GpuError> {
@@ -330,8 +361,13 @@ impl GpuQueue {
         if !self.questions.fetch_add(1, Relaxed).is_multiple_of(QUESTIONS_BETWEEN_LOOKS) {
             return Ok(false);
         }
-        let is_idle =
-            self.primary.call("waiting for a copy of a GPU", |driver| driver.is_idle(self.stream))?;
+        self.look(number)
+    }
+
+    /// Asks the driver whether all is done, up to the copy of this number at least.
+    fn look(&self, number: u64) -> Result<bool, GpuError> {
+        let is_idle = self.primary.call("waiting for a copy of a GPU", |driver| driver.is_idle(self.stream));
+        let is_idle = self.hear(number, is_idle)?;
         if is_idle {
             // Later copies may have come after the question.
             self.done.fetch_max(number, Release);
@@ -351,7 +387,8 @@ impl GpuQueue {
                 let mut state = self.state();
                 while let Some((number, event)) = state.events.front().copied() {
                     let asking = "waiting for a copy of a GPU";
-                    if !self.primary.call(asking, |driver| driver.has_happened(event))? {
+                    let has_happened = self.primary.call(asking, |driver| driver.has_happened(event));
+                    if !self.hear(number, has_happened)? {
                         break;
                     }
                     self.done.fetch_max(number, Release);

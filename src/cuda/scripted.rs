@@ -75,6 +75,8 @@ struct ScriptedState {
     flush: Option<Arc<dyn Fn() + Send + Sync>>,
     calls: u32,
     fail: Option<(u32, Code)>,
+    /// What it answers, if it does not say whether work is done.
+    unanswered: Option<Code>,
     /// The error that all calls give once the driver is gone, and that of each device whose context has failed.
     gone: Option<Code>,
     faults: HashMap<i32, Code>,
@@ -114,6 +116,7 @@ impl Scripted {
                 flush: None,
                 calls: 0,
                 fail: None,
+                unanswered: None,
                 gone: None,
                 faults: HashMap::new(),
                 retained: 0,
@@ -285,7 +288,12 @@ impl Driver for Scripted {
                 };
             }
             let (is_managed, ordinal) = state.device.kind(pointer).ok_or(Code::INVALID_VALUE)?;
+            let (context, is_classic) = state.device.allocated_in(pointer).ok_or(Code::INVALID_VALUE)?;
             match attribute {
+                PointerAttribute::CONTEXT => {
+                    context.map(|context| context.0 as u64).ok_or(Code::INVALID_VALUE)
+                }
+                PointerAttribute::IS_LEGACY_CUDA_IPC_CAPABLE => Ok(is_classic.into()),
                 PointerAttribute::MEMORY_TYPE => Ok(MEMORY_TYPE_DEVICE.into()),
                 PointerAttribute::IS_MANAGED => Ok(is_managed.into()),
                 PointerAttribute::DEVICE_ORDINAL => Ok(ordinal.into()),
@@ -414,7 +422,10 @@ impl Driver for Scripted {
     }
 
     fn is_idle(&self, stream: StreamHandle) -> Result<bool, Code> {
-        self.within(|state| state.stream(stream).map(|stream| stream.work.is_empty()))
+        self.within(|state| match state.unanswered {
+            Some(code) => Err(code),
+            None => state.stream(stream).map(|stream| stream.work.is_empty()),
+        })
     }
 
     fn create_event(&self) -> Result<EventHandle, Code> {
@@ -441,7 +452,7 @@ impl Driver for Scripted {
     fn has_happened(&self, event: EventHandle) -> Result<bool, Code> {
         self.within(|state| {
             let record = *state.events.get(&event.0).ok_or(INVALID_HANDLE)?;
-            Ok(!state.is_ahead(record))
+            state.unanswered.map_or(Ok(!state.is_ahead(record)), Err)
         })
     }
 

@@ -27,7 +27,7 @@ impl GpuStream {
         let context =
             primary.call("asking for the context of a stream", |driver| driver.stream_context(handle))?;
         if context != primary.context() {
-            return Err(GpuError::OtherContext { ordinal: primary.ordinal() });
+            return Err(GpuError::OtherContext { what: "stream", ordinal: primary.ordinal() });
         }
         Ok(GpuStream { gpu: gpu.clone(), handle })
     }

@@ -14,12 +14,12 @@ impl Code {
     pub(crate) const SUCCESS: Code = Code(0);
     pub(crate) const INVALID_VALUE: Code = Code(1);
     pub(crate) const OUT_OF_MEMORY: Code = Code(2);
+    pub(crate) const NOT_INITIALIZED: Code = Code(3);
     pub(crate) const DEINITIALIZED: Code = Code(4);
     pub(crate) const STUB_LIBRARY: Code = Code(34);
     pub(crate) const DEVICE_UNAVAILABLE: Code = Code(46);
     pub(crate) const NO_DEVICE: Code = Code(100);
     /// Also of a device that has no peer access.
-    #[cfg(test)]
     pub(crate) const INVALID_DEVICE: Code = Code(101);
     pub(crate) const ECC_UNCORRECTABLE: Code = Code(214);
     pub(crate) const NVLINK_UNCORRECTABLE: Code = Code(220);
@@ -43,6 +43,7 @@ impl Code {
     pub(crate) const CAPTURE_UNSUPPORTED: Code = Code(900);
     pub(crate) const CAPTURE_WRONG_THREAD: Code = Code(908);
     pub(crate) const EXTERNAL_DEVICE: Code = Code(911);
+    pub(crate) const UNKNOWN: Code = Code(999);
 
     /// True for an error that ends the context: each later call of this process in it fails the same way.
     pub(crate) fn is_sticky(self) -> bool {
@@ -97,11 +98,15 @@ impl Attribute {
 pub(crate) struct PointerAttribute(pub(crate) c_int);
 
 impl PointerAttribute {
+    /// Of memory that belongs to no context, such as that of `cuMemCreate` and of pools, 0 or unknown.
+    pub(crate) const CONTEXT: PointerAttribute = PointerAttribute(1);
     pub(crate) const MEMORY_TYPE: PointerAttribute = PointerAttribute(2);
     /// A number that no other allocation of the process has had or will have.
     pub(crate) const BUFFER_ID: PointerAttribute = PointerAttribute(7);
     pub(crate) const IS_MANAGED: PointerAttribute = PointerAttribute(8);
     pub(crate) const DEVICE_ORDINAL: PointerAttribute = PointerAttribute(9);
+    /// True of an allocation of `cuMemAlloc`, which is in one piece.
+    pub(crate) const IS_LEGACY_CUDA_IPC_CAPABLE: PointerAttribute = PointerAttribute(10);
     pub(crate) const RANGE_START: PointerAttribute = PointerAttribute(11);
     pub(crate) const RANGE_BYTES: PointerAttribute = PointerAttribute(12);
 }

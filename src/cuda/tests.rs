@@ -7,15 +7,17 @@ mod model;
 mod programs;
 mod strict;
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::driver::{Driver, StreamHandle};
+use super::driver::{Context, Driver, StreamHandle};
 use super::scripted::{OTHER_CONTEXT, PRIMARY};
 use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};
-use super::{Gpu, GpuError, GpuMemory, GpuStream, HostBytes, Scripted, Tickets};
+use super::{Gpu, GpuError, GpuKernels, GpuMemory, GpuStream, HostBytes, Scripted, Tickets};
 use crate::diagnostic::Diagnostic;
+use crate::kernel::Optimizer;
 use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion};
 
 const BYTES: usize = 1000;
@@ -214,6 +216,86 @@ fn each_call_that_fails_is_a_typed_error_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_gpu_that_is_full_is_said_to_be_so_by_whatever_call_needs_memory() {
+    let owner = Arc::new(Scripted::new());
+    let (file, bytes) = GpuMemory::allocate(&owner.open_gpu().0, 8).unwrap().export().unwrap();
+    type Taking<'a> = &'a dyn Fn(&Arc<Scripted>, u32) -> Result<(), GpuError>;
+    let failing = |driver: &Arc<Scripted>, call| {
+        let (gpu, ..) = driver.open_gpu();
+        driver.fail(call, Code::OUT_OF_MEMORY);
+        gpu
+    };
+    let opening = |driver: &Arc<Scripted>, call| {
+        // The version and the number of devices, which are no device's, come first.
+        driver.fail(call + 2, Code::OUT_OF_MEMORY);
+        Gpu::with_driver(driver.clone(), 0).map(drop)
+    };
+    let loading = |driver: &Arc<Scripted>, call| {
+        GpuKernels::load(&failing(driver, call), &Optimizer::Sgd { weight_decay: 0.0 }).map(drop)
+    };
+    let importing = |driver: &Arc<Scripted>, call| {
+        GpuMemory::import(&failing(driver, call), file.as_fd(), bytes, true).map(drop)
+    };
+    let ways: [(Taking<'_>, &str); 3] = [
+        (&opening, "opening a GPU"),
+        (&loading, "loading kernels"),
+        (&importing, "mapping memory of a GPU that a peer has granted"),
+    ];
+    for (way, operation) in ways {
+        let mut told = Vec::new();
+        for call in 0.. {
+            let driver = Arc::new(Scripted::new());
+            let outcome = way(&driver, call);
+            if !driver.has_failed() {
+                break;
+            }
+            if let Err(error) = outcome {
+                assert!(matches!(error, GpuError::OutOfMemory { ordinal: 0, .. }), "call {call}: {error}");
+                assert!(error.is_retryable(), "{error}");
+                assert!(error.to_string().ends_with(&*error.remedy().expect("a remedy")), "{error}");
+                told.push(error.operation());
+            }
+        }
+        assert!(told.contains(&operation), "{operation}: {told:?}");
+    }
+}
+
+#[test]
+fn codes_that_a_user_can_act_on_have_a_remedy_of_their_own() {
+    let remedy = |code| GpuError::of("a call", code).remedy().unwrap().into_owned();
+    let codes = [Code::OUT_OF_MEMORY, Code::NOT_INITIALIZED, Code::INVALID_DEVICE, Code::UNKNOWN];
+    for (code, part) in codes.into_iter().zip(["free memory", "exec", "CUDA_VISIBLE_DEVICES", "dmesg"]) {
+        assert!(remedy(code).contains(part), "{}", remedy(code));
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_say_whether_a_copy_is_done_is_named_and_all_is_kept() {
+    for driver in [Scripted::new(), Scripted::new().without_stream_words()] {
+        let Scene { driver, stream, memory, is_freed, .. } = scene(driver).unwrap();
+        let into = region(4096).slice(0, BYTES).unwrap();
+        let mut copies = Tickets::default();
+        stream.copy_to_host(&memory.whole(), &into, &mut copies).unwrap();
+        drop(memory);
+        let second = Duration::from_secs(1);
+        assert_eq!(copies.late(second), GpuError::NotCopied { waited: second, cause: None });
+        driver.set_unanswered(Some(Code::UNKNOWN));
+        assert!((0..1000).all(|_| copies.are_done() == Ok(false)));
+        let late = copies.late(second);
+        assert!(
+            late.is_retryable() && late.to_string().contains("CUDA error 999; look at the kernel's log"),
+            "{late}"
+        );
+        assert!(!is_freed.load(Relaxed));
+        driver.set_unanswered(None);
+        assert!((0..1000).all(|_| copies.are_done() == Ok(false)));
+        assert_eq!(copies.late(second), GpuError::NotCopied { waited: second, cause: None });
+        finish(&driver, &mut copies);
+        assert!(is_freed.load(Relaxed));
+    }
+}
+
+#[test]
 fn drivers_and_devices_that_cannot_be_used_are_refused_by_name() {
     let driver = Arc::new(Scripted::new());
     driver.set_version(11080);
@@ -261,6 +343,44 @@ fn memory_that_is_not_of_the_gpu_is_refused() {
     assert!(matches!(refused(pointer, 8), GpuError::NotOnDevice { kind: "managed memory", .. }));
     driver.set_memory(pointer, false, 1);
     assert_eq!(refused(pointer, 8), GpuError::OtherDevice { pointer, ordinal: 0, found: 1 });
+    driver.set_memory(pointer, false, 0);
+    driver.set_classic(pointer, OTHER_CONTEXT);
+    let foreign = refused(pointer, 8);
+    assert_eq!(foreign, GpuError::OtherContext { what: "memory", ordinal: 0 });
+    assert!(foreign.to_string().starts_with("the memory is not of the primary context"), "{foreign}");
+    // Some drivers say that memory of a pool is of no context, others say nothing.
+    for context in [PRIMARY, Context(0)] {
+        driver.set_classic(pointer, context);
+        // SAFETY: memory that is never freed.
+        unsafe { GpuMemory::of_caller(&gpu, pointer, BYTES, ()) }.unwrap();
+    }
+}
+
+#[test]
+fn a_range_goes_on_behind_a_piece_of_a_segment_and_behind_no_allocation() {
+    const PIECE: usize = 4096;
+    let Scene { driver, gpu, .. } = scene(Scripted::new()).unwrap();
+    let two_pieces = || {
+        let first = driver.memory(PIECE);
+        (first, driver.memory_behind(first, PIECE))
+    };
+    // SAFETY: memory that is never freed.
+    let taken = |pointer| unsafe { GpuMemory::of_caller(&gpu, pointer, PIECE, ()) }.map(drop);
+    let (first, behind) = two_pieces();
+    taken(first + 10).unwrap();
+    driver.set_memory(behind, true, 0);
+    let managed = GpuError::NotOnDevice { pointer: behind, kind: "managed memory" };
+    assert_eq!(taken(first + 10), Err(managed));
+    driver.set_memory(behind, false, 1);
+    assert_eq!(taken(first + 10), Err(GpuError::OtherDevice { pointer: behind, ordinal: 0, found: 1 }));
+    for classic in 0..2 {
+        let (first, behind) = two_pieces();
+        driver.set_classic([first, behind][classic], PRIMARY);
+        let (pointer, available) = (first + 10, PIECE - 10);
+        let beyond = GpuError::BeyondAllocation { pointer, bytes: PIECE, available };
+        assert_eq!(taken(pointer), Err(beyond), "allocation {classic} is one of cuMemAlloc");
+        taken(first).unwrap();
+    }
 }
 
 #[test]
@@ -269,7 +389,7 @@ fn streams_of_other_contexts_and_streams_that_capture_are_refused() {
     let other = driver.stream(OTHER_CONTEXT);
     // SAFETY: a stream that is never ended.
     let refused = unsafe { GpuStream::of_caller(&gpu, other) }.unwrap_err();
-    assert_eq!(refused, GpuError::OtherContext { ordinal: 0 });
+    assert_eq!(refused, GpuError::OtherContext { what: "stream", ordinal: 0 });
     driver.capture(raw);
     let into = region(4096).slice(0, BYTES).unwrap();
     assert_eq!(

@@ -77,25 +77,26 @@ pub(crate) fn alone(test: &str) -> bool {
     false
 }
 
+/// Forks, runs `child` there, and tells whether it returned true. A child that may take a lock is for tests that run
+/// [`alone`].
+#[cfg(test)]
+pub(crate) fn true_in_a_forked_child(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `child` alone and leaves by `_exit`; the pid is that of our child, and `status` is live.
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+        if pid == 0 {
+            libc::_exit(i32::from(!child()));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Forks, runs `child` there, and tells whether it returned true.
-    fn true_in_a_forked_child(child: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child calls nothing but `child`, which loads and stores words and allocates nothing, and then
-        // `_exit`; it never returns into the test harness.
-        unsafe {
-            let pid = libc::fork();
-            assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
-            if pid == 0 {
-                libc::_exit(if child() { 0 } else { 1 });
-            }
-            let mut status = 0;
-            assert_eq!(libc::waitpid(pid, &mut status, 0), pid);
-            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
-        }
-    }
 
     #[test]
     fn a_guard_is_inherited_in_a_forked_child_and_a_new_one_there_is_not() {

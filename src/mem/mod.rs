@@ -38,7 +38,7 @@ pub(crate) use fence::runs_as_mutant;
 pub use fence::{fence, pause};
 pub use fork::ForkGuard;
 #[cfg(all(test, not(loom)))]
-pub(crate) use fork::alone;
+pub(crate) use fork::{alone, true_in_a_forked_child};
 pub use host::{HostMemory, PAGE_SIZE};
 pub use region::{
     Access, DeviceKeys, LocalSlice, MAX_RAILS, MemoryRegion, OutOfBounds, Registration, RemoteKey,

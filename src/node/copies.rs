@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use super::Error;
 #[cfg(feature = "cuda")]
 use crate::cuda::Tickets;
+#[cfg(feature = "cuda")]
+use crate::time::Duration;
 
 /// Copies of GPUs that are under way. Without GPU memory there are none.
 #[derive(Debug, Default)]
@@ -30,5 +32,11 @@ impl Copies {
         return Ok(self.tickets.lock().unwrap_or_else(PoisonError::into_inner).are_done()?);
         #[cfg(not(feature = "cuda"))]
         Ok(true)
+    }
+
+    /// The error that they are not done after so long.
+    #[cfg(feature = "cuda")]
+    pub(super) fn late(&self, waited: Duration) -> Error {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner).late(waited).into()
     }
 }

@@ -22,7 +22,11 @@ use super::folder::{FillJob, FoldMetadata, Folder};
 use crate::cuda::{Gpu, GpuError, GpuFold, GpuKernels, GpuSlice, MAX_GRADIENTS, Tickets};
 use crate::kernel::{Moments, Optimizer};
 use crate::scheme::GradientId;
+use crate::time::{Duration, Instant};
 use crate::transport::PayloadSlice;
+
+/// The time for which a driver may not say whether a fold is done. Then the server ends: it would wait for ever.
+const UNANSWERED_FOR: Duration = Duration::from_secs(5);
 
 pub(super) struct GpuFolder {
     kernels: GpuKernels,
@@ -39,6 +43,8 @@ pub(super) struct GpuFolder {
     cell: usize,
     /// The squares that the runs of the job have measured, added in their order.
     squares: [f64; 2],
+    /// Since when the driver has not said whether what is under way is done.
+    unanswered_since: Option<Instant>,
 }
 
 /// A run of chunks that is being folded.
@@ -65,8 +71,20 @@ impl GpuFolder {
         };
         let look = looks.then(|| NonFiniteLook::new(gpu)).transpose()?;
         let (job, runs) = (None, VecDeque::new());
-        let (is_running, launched, done, cell, squares) = (false, 0, 0, 0, [0.0; 2]);
-        Ok(GpuFolder { kernels, look, job, is_running, launched, done, runs, cell, squares })
+        let (is_running, launched, done, cell) = (false, 0, 0, 0);
+        let (squares, unanswered_since) = ([0.0; 2], None);
+        Ok(GpuFolder {
+            kernels,
+            look,
+            job,
+            is_running,
+            launched,
+            done,
+            runs,
+            cell,
+            squares,
+            unanswered_since,
+        })
     }
 
     /// Takes note of runs that are done. True if there was one.
@@ -162,6 +180,18 @@ impl Folder for GpuFolder {
         if let Some(job) = &self.job {
             job.bound.store(true, Ordering::Release);
         }
+    }
+
+    fn tend(&mut self, now: Instant) -> Result<bool, Error> {
+        let progress = self.retire()?;
+        let run = self.runs.front().and_then(|run| run.ticket.unanswered());
+        let unanswered = run.or_else(|| self.look.as_ref().and_then(NonFiniteLook::unanswered));
+        let Some(error) = unanswered else {
+            self.unanswered_since = None;
+            return Ok(progress);
+        };
+        let since = *self.unanswered_since.get_or_insert(now);
+        if now.saturating_since(since) < UNANSWERED_FOR { Ok(progress) } else { Err(error.into()) }
     }
 
     fn is_running(&self) -> bool {

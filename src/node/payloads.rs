@@ -107,7 +107,7 @@ mod on_gpu {
         let copied = wait(&runtime, runtime.now() + PATIENCE, |_| {
             Ok(if copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::Idle })
         });
-        complete(copied)?.ok_or_else(|| GpuError::NotCopied { waited: PATIENCE }.into())
+        complete(copied)?.ok_or_else(|| copies.late(PATIENCE).into())
     }
 
     fn blocks(bytes: usize) -> Result<Vec<LocalSlice>, GpuError> {

@@ -4,13 +4,16 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 
 use slackline::gpu::GpuMemory;
-use slackline::internals::cuda::BareGpu;
+use slackline::internals::cuda::{BareGpu, GpuWindow};
 
 use super::claims::Scene;
 use super::peer::Outcome;
 
 /// Exports of one range, one after the other: each takes a window of the device's address space while it lives.
 const EXPORTS: usize = 500;
+
+/// Bytes of the window that the driver, or another process, may take meanwhile: far less than the exports would.
+const SLACK: u64 = 64 << 20;
 
 /// The bytes that a dma-buf has.
 fn bytes_of(buffer: std::os::fd::OwnedFd, is_scripted: bool) -> Outcome<usize> {
@@ -23,6 +26,8 @@ fn bytes_of(buffer: std::os::fd::OwnedFd, is_scripted: bool) -> Outcome<usize> {
 pub(crate) fn dma_bufs_have_the_whole_of_what_they_are_of_and_are_given_back(scene: &Scene) -> Outcome<()> {
     let bare = BareGpu::new(&scene.gpu, 4096)?;
     let is_scripted = scene.call.is_none();
+    let address = scene.gpu.properties()?.pci_address;
+    let before = GpuWindow::of(&address);
     for bytes in [1, 40_001, 3 << 20] {
         let own = GpuMemory::allocate(&scene.gpu, bytes)?;
         let (buffer, length) = bare.dma_buf(&own)?;
@@ -38,6 +43,14 @@ pub(crate) fn dma_bufs_have_the_whole_of_what_they_are_of_and_are_given_back(sce
         for _ in 0..EXPORTS {
             drop(bare.dma_buf(&own)?);
         }
+    }
+    match (before, GpuWindow::of(&address)) {
+        (Ok(before), Ok(after)) => {
+            let [before, after] = [before, after].map(|window| window.free);
+            assert!(after + SLACK >= before, "{before} bytes of BAR1 were free before, and {after} after");
+            println!("note: of BAR1 {before} bytes were free before, and {after} after");
+        }
+        (Err(error), _) | (_, Err(error)) => println!("note: what is free of BAR1 is NOT KNOWN: {error}"),
     }
     Ok(())
 }

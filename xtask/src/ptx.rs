@@ -38,7 +38,7 @@ const ASSEMBLED_FOR: &[&str] = &["sm_70", "sm_80", "sm_90", "sm_100"];
 const EXACT: &[&str] = &["slackline_fold_", "slackline_moments", "slackline_encode_"];
 
 /// What rounds otherwise than operation by operation, and loads through a cache that sees no other writer.
-const REFUSED: &[&str] = &["fma", ".ftz", ".approx", "div.full", "ld.global.nc"];
+const REFUSED: &[&str] = &["fma", "mad.rn", ".ftz", ".approx", "div.full", "ld.global.nc"];
 
 /// The step of `cargo xtask test`.
 pub(crate) fn step() -> Step {
@@ -183,9 +183,13 @@ mod tests {
             format!(".visible .entry {kernel}(\n.param)\n{{\n{line}\n}}\n.visible .entry last(\n)\n{{}}\n")
         };
         let kernel = "slackline_fold_sgd_f32";
-        for line in
-            ["fma.rn.f32 a, b, c, d;", "mul.ftz.f32 a, b, c;", "sqrt.approx.f32 a, b;", "ld.global.nc.f32 a;"]
-        {
+        for line in [
+            "fma.rn.f32 a, b, c, d;",
+            "mad.rn.f32 a, b, c, d;",
+            "mul.ftz.f32 a, b, c;",
+            "sqrt.approx.f32 a, b;",
+            "ld.global.nc.f32 a;",
+        ] {
             let text = held_to_rounding(&with(kernel, line)).unwrap_err().to_string();
             assert!(text.contains(kernel) && text.contains(line), "{text}");
             assert!(held_to_rounding(&with("slackline_train", line)).is_ok());

@@ -70,6 +70,11 @@ impl Scripted {
         state.fail = Some((call, code));
     }
 
+    /// From now on it answers with this error whether work is done, if with any.
+    pub(crate) fn set_unanswered(&self, code: Option<Code>) {
+        self.state().unanswered = code;
+    }
+
     /// True once the call that was to fail has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.state().fail.is_none()
@@ -126,6 +131,11 @@ impl Scripted {
     /// Makes the memory at `pointer` managed, or that of another device.
     pub(crate) fn set_memory(&self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
         self.state().device.set(pointer, is_managed, ordinal);
+    }
+
+    /// Makes the memory at `pointer` an allocation of `cuMemAlloc` in a context.
+    pub(crate) fn set_classic(&self, pointer: DevicePointer, context: Context) {
+        self.state().device.set_classic(pointer, context);
     }
 
     /// A kernel of the caller's: fills memory of the device.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Release};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::MemfdFlags;
 
-use super::super::driver::DevicePointer;
+use super::super::driver::{Context, DevicePointer};
 use super::host::ScriptedHost;
 
 /// Bytes of addresses.
@@ -41,6 +41,10 @@ struct ScriptedBlock {
     /// No other block ever has it.
     number: u64,
     is_managed: bool,
+    /// The context that it was allocated in, if the driver says one.
+    context: Option<Context>,
+    /// Whether it was allocated by `cuMemAlloc`.
+    is_classic: bool,
     /// The device that it is on, and the one that it is mapped for.
     ordinal: u32,
     mapped_for: i32,
@@ -137,9 +141,18 @@ impl ScriptedMemory {
         self.made += 1;
         let number = self.made;
         let ordinal = ScriptedMemory::home(file.as_fd()).unwrap_or(0) as u32;
-        let (is_managed, mapped_for) = (false, device);
-        let block =
-            ScriptedBlock { bytes, number, is_managed, ordinal, mapped_for, is_writable, file, backing };
+        let block = ScriptedBlock {
+            bytes,
+            number,
+            is_managed: false,
+            context: None,
+            is_classic: false,
+            ordinal,
+            mapped_for: device,
+            is_writable,
+            file,
+            backing,
+        };
         self.blocks.insert(begin, block);
         Some(begin)
     }
@@ -190,6 +203,16 @@ impl ScriptedMemory {
     pub(super) fn set(&mut self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {
         let block = self.blocks.get_mut(&pointer).expect("a block");
         (block.is_managed, block.ordinal) = (is_managed, ordinal);
+    }
+
+    pub(super) fn set_classic(&mut self, pointer: DevicePointer, context: Context) {
+        let block = self.blocks.get_mut(&pointer).expect("a block");
+        (block.is_classic, block.context) = (true, Some(context));
+    }
+
+    /// The context that memory was allocated in, if the driver says one, and whether by `cuMemAlloc`.
+    pub(super) fn allocated_in(&self, pointer: DevicePointer) -> Option<(Option<Context>, bool)> {
+        self.block(pointer).map(|(_, block)| (block.context, block.is_classic))
     }
 
     fn block(&self, pointer: DevicePointer) -> Option<(DevicePointer, &ScriptedBlock)> {

@@ -53,6 +53,14 @@ fn a_forked_child_has_no_gpu_and_ends_nothing_of_its_parents() {
 }
 
 #[test]
+fn a_driver_that_was_initialised_before_a_fork_has_a_typed_error() {
+    let forked = GpuError::of_initialisation(Code::NOT_INITIALIZED);
+    assert_eq!(forked, GpuError::Forked);
+    assert!(forked.to_string().contains("initialised CUDA"), "{forked}");
+    assert_eq!(GpuError::of_initialisation(Code::STUB_LIBRARY), GpuError::StubDriver);
+}
+
+#[test]
 fn a_driver_that_is_gone_before_the_process_is_no_panic() {
     let Scene { driver, gpu, stream, memory, is_freed, .. } = scene(Scripted::new()).unwrap();
     let own = GpuMemory::allocate(&gpu, BYTES).unwrap();

@@ -1,8 +1,7 @@
 //! Folds whose parts do not go together.
 
 use super::*;
-use crate::cuda::{BareGpu, GpuFold, GpuKernels};
-use crate::kernel::Optimizer;
+use crate::cuda::{BareGpu, GpuFold};
 use crate::table::Encoding;
 
 const ELEMENTS: usize = BYTES / 4;

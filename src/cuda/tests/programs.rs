@@ -67,7 +67,7 @@ fn the_other_process() {
 }
 
 #[test]
-fn every_row_is_measured_or_says_that_its_subject_is_not_there() {
+fn every_row_is_measured_or_says_that_it_is_not_there() {
     let (gpu, _working) = gpu();
     let versions = [("3000 bytes", 3000), ("5004 bytes", 5004)];
     let sizes = Sizes { pairs: 3, elements: 1003, versions, samples: 4, busy: 2 };
@@ -79,7 +79,7 @@ fn every_row_is_measured_or_says_that_its_subject_is_not_there() {
         let is_positive =
             |pair: &serde_json::Value| pair[0].as_f64() > Some(0.0) && pair[1].as_f64() > Some(0.0);
         match row["missing"].as_str() {
-            Some(reason) => assert!(reason.contains("RDMA")),
+            Some(reason) => assert!(reason.contains("no such row yet"), "{reason}"),
             None => {
                 let pairs = row["pairs"].as_array().unwrap_or_else(|| panic!("{row}"));
                 assert!(pairs.len() == 3 && pairs.iter().all(is_positive), "{row}");

@@ -1,12 +1,10 @@
 //! Misuse that a GPU would not forgive fails a test here, too; and what a GPU forgives does not.
 
-use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::sys::HOST_REGISTER_READ_ONLY;
 use super::*;
-use crate::cuda::{GpuFold, GpuKernels};
-use crate::kernel::Optimizer;
+use crate::cuda::GpuFold;
 use crate::table::Encoding;
 
 /// The words with which the driver fails a test that does this.

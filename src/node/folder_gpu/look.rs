@@ -58,6 +58,11 @@ impl NonFiniteLook {
         Ok(self.windows.is_empty())
     }
 
+    /// What the driver answers instead of telling whether a window is done.
+    pub(super) fn unanswered(&self) -> Option<GpuError> {
+        self.windows.front().and_then(|(_, ticket, _)| ticket.unanswered())
+    }
+
     fn retire(&mut self) -> Result<(), GpuError> {
         while let Some((gradient, ticket, cell)) = self.windows.front_mut() {
             match ticket.are_done() {

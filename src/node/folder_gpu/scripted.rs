@@ -13,13 +13,13 @@ mod tests {
     use std::time::Duration;
 
     use crate::clock::Version;
-    use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted};
+    use crate::cuda::{Gpu, GpuError, GpuMemory, MAX_GRADIENTS, Scripted, UNKNOWN};
     use crate::diagnostic::Diagnostic;
     use crate::kernel::{AdamParameters, Optimizer};
     use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect, over_rdma};
     use crate::node::{
         Checkpoint, CheckpointOptions, Error, NonFinite, Server, ServerOptions, ShardOptions, Worker,
-        WorkerOptions,
+        WorkerOptions, now,
     };
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Encoding, Table};
@@ -196,6 +196,31 @@ mod tests {
         let expected: Vec<f32> = initial().iter().map(|value| value - 0.05).collect();
         let _working = driver.work_in_a_thread();
         assert_eq!(bits(&server.parameters().unwrap()), bits(&expected));
+    }
+
+    #[test]
+    fn a_server_ends_once_its_driver_has_not_answered_for_seconds() {
+        let mut options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        options.memory.lease = 10 * PATIENCE;
+        publish_while_the_gpu_rests(options, 1.0, |driver, server| {
+            assert!(server.drive(|_| driver.launches() > 0, PATIENCE).unwrap());
+            let now = now();
+            let ask = |server: &mut Server<Shm>, seconds| {
+                let now = now + Duration::from_secs(seconds);
+                // Of many looks for the end of a fold one asks the driver.
+                (0..1000).find_map(|_| server.poll(now).err())
+            };
+            driver.set_unanswered(Some(UNKNOWN));
+            assert!(ask(server, 0).is_none() && ask(server, 4).is_none());
+            // Once it has answered, the time begins again.
+            driver.set_unanswered(None);
+            assert!(ask(server, 9).is_none());
+            driver.set_unanswered(Some(UNKNOWN));
+            assert!(ask(server, 10).is_none());
+            let told = ask(server, 16).expect("it would wait for ever");
+            assert!(matches!(told, Error::Gpu(GpuError::Driver { code: 999, .. })), "{told}");
+            driver.set_unanswered(None);
+        });
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl<T: Transport> BackgroundPublisher<T> {
         }
         #[cfg(feature = "cuda")]
         if is_copying {
-            return Err(crate::cuda::GpuError::NotCopied { waited: timeout }.into());
+            return Err(super::gpu::CopyingPublisher::late(&*self.shared, timeout));
         }
         Err(Error::Pinned { version: self.version().next(), waited: timeout })
     }

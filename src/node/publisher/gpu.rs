@@ -140,14 +140,28 @@ impl<T: Transport> Draft<T> {
 }
 
 /// A publisher of any transport, as seen by those who wait for a version that a GPU copies.
-trait CopyingPublisher: std::fmt::Debug + Send + Sync {
+pub(super) trait CopyingPublisher: std::fmt::Debug + Send + Sync {
     /// Publishes the draft that was handed over if its copies are done.
     fn look_after_copies(&self);
+
+    /// The error that a draft which was handed over is not copied after so long.
+    fn late(&self, waited: Duration) -> Error;
 }
 
 impl<T: Transport> CopyingPublisher for Shared<T> {
     fn look_after_copies(&self) {
         self.is_copying();
+    }
+
+    fn late(&self, waited: Duration) -> Error {
+        // Another thread that looks has the draft for a moment.
+        for _ in 0..1000 {
+            if let Some(draft) = &*self.copying() {
+                return draft.copies.late(waited);
+            }
+            std::thread::yield_now();
+        }
+        GpuError::NotCopied { waited, cause: None }.into()
     }
 }
 
@@ -210,6 +224,9 @@ impl Publishing {
             }
             Ok(self.poll()?.map_or(WaitTurn::Idle, WaitTurn::Done))
         });
-        complete(told)?.ok_or_else(|| GpuError::NotCopied { waited: timeout }.into())
+        complete(told)?.ok_or_else(|| match self.publisher.upgrade() {
+            Some(publisher) => publisher.late(timeout),
+            None => GpuError::NotCopied { waited: timeout, cause: None }.into(),
+        })
     }
 }

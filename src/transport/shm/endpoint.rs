@@ -81,10 +81,11 @@ impl ShmEndpoint {
         self.link.close();
     }
 
-    /// Moves on what a GPU copies, and what waits behind it.
+    /// Moves on what a GPU copies, and what waits behind it. A forked child leaves that to its parent.
     #[inline]
     fn copy(&mut self) {
         if let Some(gpu) = &mut self.gpu
+            && !self.link.is_inherited()
             && gpu.advance(&mut self.local)
             && let Some(doorbell) = &self.doorbell
         {

@@ -296,7 +296,8 @@ impl StagedPosting {
             if is_reached && !fits && self.gpu.requires_gpudirect() {
                 let reason =
                     "the queue is shorter than a request that may not be staged: ask for a longer one";
-                return Err(failed(GpuError::Host { reason: reason.into() }));
+                let (bytes, reason) = (gpu.bytes(), reason.into());
+                return Err(failed(GpuError::NotDirect { bytes, reason }));
             }
             request.is_staged = !(is_reached && fits);
             if !request.is_staged {

@@ -206,8 +206,12 @@ mod with_cuda {
                     Ok(true)
                 }
                 Err(error) if gpu.requires_gpudirect() => {
-                    let reason = format!("{error}, and `Gpu::require_gpudirect` forbids to stage it");
-                    Err(GpuError::Host { reason })
+                    let (bytes, reason) = match error {
+                        GpuError::NotDirect { bytes, reason } => (bytes, reason),
+                        error => (memory.bytes(), error.to_string()),
+                    };
+                    let reason = format!("{reason}, and `Gpu::require_gpudirect` forbids to stage them");
+                    Err(GpuError::NotDirect { bytes, reason })
                 }
                 Err(error) => {
                     if !self.is_told.swap(true, Ordering::Relaxed) {
@@ -225,8 +229,9 @@ mod with_cuda {
             memory: &GpuMemory,
         ) -> Result<Arc<GpuRegistration>, GpuError> {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut told = GpuError::Host {
-                reason: "no RDMA device registers the memory; the log has the reason".into(),
+            let mut told = GpuError::NotDirect {
+                bytes: memory.bytes(),
+                reason: "no device registers them; the log has the reason".into(),
             };
             for pages in memory.pages()? {
                 let known = recent.iter().position(|(known, _)| *known == pages);
@@ -264,7 +269,10 @@ mod with_cuda {
             memory: &GpuMemory,
             pages: &GpuPages,
         ) -> Result<Arc<GpuRegistration>, GpuError> {
-            let failed = |error: io::Error| GpuError::Host { reason: not_registered(pages.bytes, &error) };
+            let failed = |error: io::Error| GpuError::NotDirect {
+                bytes: pages.bytes,
+                reason: format!("a device does not register them: {error}; {}", registration_help(&error)),
+            };
             let export = GpuExport::new(self.import, memory, pages.clone())?;
             let mut keys = DeviceKeys { domain: shared.first().domain.serial, ..DeviceKeys::NONE };
             let mut registered = Vec::with_capacity(shared.rails.len());
@@ -277,13 +285,6 @@ mod with_cuda {
             }
             Ok(GpuRegistration::new(keys, registered))
         }
-    }
-
-    fn not_registered(bytes: usize, error: &io::Error) -> String {
-        format!(
-            "an RDMA device does not register {bytes} bytes of a GPU: {error}; {}",
-            registration_help(error)
-        )
     }
 
     /// The remedy where a device does not register memory of a GPU.

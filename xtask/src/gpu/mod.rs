@@ -232,8 +232,9 @@ fn run_pack(pack: &Path, out: &Path) -> Result<(), Failure> {
         println!("{name}: {}", test.result);
         tests.push(test);
     }
-    let machine = record::machine(&site);
-    for name in WATCHED.iter().filter(|_| machine.contains_key(SANITIZER)) {
+    let said = |program: &str, arguments: &[&str]| record::said(&site, program, arguments);
+    let is_watching = said(SANITIZER, &["--version"]).is_some();
+    for name in WATCHED.iter().filter(|_| is_watching) {
         let program = pack.join(TESTS).to_string_lossy().into_owned();
         let arguments = ["--error-exitcode", "9", &program, "--exact", name, "--show-output"];
         let (output, is_late) = Cmd::new(SANITIZER, &arguments).outcome_for(&site, left(TEST))?;
@@ -242,6 +243,7 @@ fn run_pack(pack: &Path, out: &Path) -> Result<(), Failure> {
         tests.push(test);
     }
     let (rows, _) = program(ROWS, &[]).outcome_for(&site, left(TOTAL))?;
+    let machine = record::machine(&said, &rows);
     let mut left_out = Vec::new();
     for (mutant, test) in LEFT_OUT {
         let run = program(MUTANTS, &["--exact", test]).env("SLACKLINE_MUTANT", mutant);

@@ -68,11 +68,13 @@ impl LeftOut {
     }
 }
 
-/// What was found out about this machine, as far as its tools say.
-pub(super) fn machine(site: &Site) -> Map<String, Value> {
-    let said = |program: &str, arguments: &[&str]| {
-        Cmd::new(program, arguments).output(site).map(|text| text.trim().to_owned())
-    };
+/// What a tool of this machine says, if it is there.
+pub(super) fn said(site: &Site, program: &str, arguments: &[&str]) -> Option<String> {
+    Cmd::new(program, arguments).output(site).map(|text| text.trim().to_owned())
+}
+
+/// What was found out about this machine and the GPU that the rows are of, as far as its tools say.
+pub(super) fn machine(said: &dyn Fn(&str, &[&str]) -> Option<String>, rows: &Output) -> Map<String, Value> {
     let mut facts = Map::new();
     let mut add = |name: &str, fact: Option<String>| {
         facts.insert(name.into(), fact.unwrap_or_else(|| "not known".into()).into());
@@ -91,14 +93,14 @@ pub(super) fn machine(site: &Site) -> Map<String, Value> {
         "mig.mode.current",
         "compute_mode",
     ];
-    // The device that CUDA counts as 0, where nothing says otherwise.
+    // By its address: nvidia-smi counts all GPUs, and CUDA those of CUDA_VISIBLE_DEVICES.
+    let heading = lines_of(rows).next().unwrap_or_default();
+    let address = heading["device"]["PCI address"].as_str();
+    let of_gpu = |arguments: &[&str]| said("nvidia-smi", &[&["-i", address?][..], arguments].concat());
     for field in fields {
-        add(
-            field,
-            said("nvidia-smi", &["-i", "0", &format!("--query-gpu={field}"), "--format=csv,noheader"]),
-        );
+        add(field, of_gpu(&[&format!("--query-gpu={field}"), "--format=csv,noheader"]));
     }
-    let memory = said("nvidia-smi", &["-i", "0", "-q", "-d", "MEMORY"]);
+    let memory = of_gpu(&["-q", "-d", "MEMORY"]);
     add("BAR1", memory.as_deref().and_then(bar1));
     let mps = Path::new("/tmp/nvidia-mps").exists() || std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").is_some();
     if let Some(version) = said(super::SANITIZER, &["--version"]) {
@@ -106,6 +108,13 @@ pub(super) fn machine(site: &Site) -> Map<String, Value> {
     }
     add("MPS", Some(if mps { "its pipes are there" } else { "no" }.into()));
     facts
+}
+
+/// What the program of the rows has said: the device with the names of the rows, and then the rows.
+fn lines_of(rows: &Output) -> impl Iterator<Item = Value> {
+    let text = String::from_utf8_lossy(&rows.stdout);
+    let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    lines.into_iter()
 }
 
 /// Total, used and free BAR1 out of what `nvidia-smi -q -d MEMORY` says.
@@ -128,8 +137,7 @@ impl GpuRecord {
         left_out: Vec<LeftOut>,
         rows: &Output,
     ) -> GpuRecord {
-        let text = String::from_utf8_lossy(&rows.stdout);
-        let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut lines = lines_of(rows);
         let heading = lines.next().unwrap_or_default();
         let measured: Vec<Value> = lines.collect();
         let named = heading["names"].as_array().cloned().unwrap_or_default();
@@ -318,13 +326,30 @@ mod tests {
         assert_eq!((&absent["ratio"], &absent["verdict"]), (&Value::Null, &json!("not measured: no RDMA")));
     }
 
+    fn output(text: &str) -> Output {
+        Output { status: std::process::ExitStatus::default(), stdout: text.into(), stderr: Vec::new() }
+    }
+
+    #[test]
+    fn the_machines_tools_are_asked_for_the_gpu_that_the_rows_are_of() {
+        let asked = std::cell::RefCell::new(Vec::new());
+        let said = |program: &str, arguments: &[&str]| {
+            asked.borrow_mut().push((program.to_owned(), arguments.join(" ")));
+            Some("an answer".into())
+        };
+        let heading = json!({ "device": { "PCI address": "0000:9a:00.0" }, "names": [] });
+        let facts = machine(&said, &output(&heading.to_string()));
+        assert_eq!(facts["clocks.sm"], "an answer");
+        let asked = asked.take();
+        let mut queries = asked.iter().filter(|(program, _)| program == "nvidia-smi").map(|(_, query)| query);
+        assert!(queries.clone().count() > 5 && queries.all(|query| query.starts_with("-i 0000:9a:00.0 -")));
+        // Of no known GPU nothing is said.
+        let facts = machine(&said, &output("no heading"));
+        assert_eq!((&facts["clocks.sm"], &facts["BAR1"]), (&json!("not known"), &json!("not known")));
+    }
+
     #[test]
     fn a_test_that_is_not_named_in_the_output_has_not_passed() {
-        let output = |text: &str| Output {
-            status: std::process::ExitStatus::default(),
-            stdout: text.into(),
-            stderr: Vec::new(),
-        };
         let of = |text: &str, is_late| GpuTest::of("a", &output(text), is_late).result;
         assert_eq!(of("test a ... ok", false), "ok");
         assert!(of("running 0 tests", false).starts_with("FAILED"));

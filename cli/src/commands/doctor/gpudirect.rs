@@ -17,6 +17,9 @@ const WORKERS: u64 = 8;
 const FRAMES: u64 = 3;
 const SLOTS: u64 = 2;
 
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`: the library flushes by a call of the host alone.
+const FLUSH_BY_HOST: i32 = 1;
+
 /// All that is found of a GPU below `root`, which is `/` on a real host. `window` is what the driver's management
 /// library says.
 pub(super) fn look(
@@ -121,11 +124,18 @@ fn length_of_window(device: &Path) -> Option<u64> {
 
 /// Who sees an adapter's writes to the memory in the order in which they come.
 fn visibility(properties: &GpuProperties) -> Limit {
+    let is_flushed = properties.flush_options & FLUSH_BY_HOST != 0;
     let ordering = match properties.writes_ordering {
-        0 => "are flushed before kernels read them",
+        ..100 if is_flushed => "are flushed before kernels read them",
+        ..100 => "are not visible to kernels in order: payloads are staged through host memory",
         100..200 => "are seen in order by kernels of this GPU",
         _ => "are seen in order by kernels of all GPUs",
     };
+    let help = (properties.writes_ordering < 100 && !is_flushed).then(|| {
+        "use a GPU and a driver with GPU_DIRECT_RDMA_WRITES_ORDERING (compute capability 9.0 or later) or with \
+         cuFlushGPUDirectRDMAWrites, for GPUDirect"
+            .to_owned()
+    });
     let flush = match properties.flush_options {
         0 => "none",
         1 => "by a call of the host",
@@ -134,7 +144,7 @@ fn visibility(properties: &GpuProperties) -> Limit {
     };
     let values =
         json!({ "writes_ordering": properties.writes_ordering, "flush_options": properties.flush_options });
-    Limit::new("gpu-visibility", values, format!("an adapter's writes {ordering}; flushes: {flush}"), None)
+    Limit::new("gpu-visibility", values, format!("an adapter's writes {ordering}; flushes: {flush}"), help)
 }
 
 /// The way to each RDMA device, and which of them is nearest.
@@ -172,6 +182,7 @@ mod tests {
             flush_options: 1,
             writes_ordering: 100,
             has_stream_words: true,
+            has_posix_handles: true,
         }
     }
 
@@ -251,6 +262,30 @@ mod tests {
         );
         assert_eq!(found.help, None);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn writes_that_nothing_flushes_are_said_to_be_staged_with_a_remedy() {
+        let of = |writes_ordering, flush_options| {
+            let properties = GpuProperties { writes_ordering, flush_options, ..properties() };
+            row(&look(&properties, &untold(), Path::new("/nowhere")), "gpu-visibility").clone()
+        };
+        // A stream's operation is no call that the library makes.
+        for options in [0, 2] {
+            let found = of(0, options);
+            assert!(
+                found.text.contains("not visible to kernels in order: payloads are staged"),
+                "{}",
+                found.text
+            );
+            assert!(found.help.unwrap().contains("cuFlushGPUDirectRDMAWrites"));
+        }
+        for (ordering, options, text) in
+            [(0, 1, "are flushed"), (0, 3, "are flushed"), (100, 0, "in order by")]
+        {
+            let found = of(ordering, options);
+            assert!(found.text.contains(text) && found.help.is_none(), "{}", found.text);
+        }
     }
 
     #[test]

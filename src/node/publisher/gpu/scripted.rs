@@ -6,7 +6,8 @@ mod tests {
 
     use super::super::super::{BackgroundPublisher, Publisher, PublisherOptions};
     use crate::clock::{Version, VersionTag};
-    use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted};
+    use crate::cuda::{GpuError, GpuMemory, GpuStream, Scripted, UNKNOWN};
+    use crate::diagnostic::Diagnostic;
     use crate::node::{Error, Reader, ReaderOptions, Wanted};
     use crate::table::{ElementType, Table};
     use crate::time::Duration;
@@ -106,6 +107,23 @@ mod tests {
         scene.publisher.publish(&[5; BYTES], VersionTag::default(), PATIENCE).unwrap();
         let snapshot = scene.reader.snapshot(Wanted::exactly(Version::new(1)), PATIENCE).unwrap();
         assert_eq!(snapshot.bytes(), [5; BYTES]);
+    }
+
+    #[test]
+    fn a_version_that_is_late_as_the_driver_does_not_answer_says_so() {
+        let scene = shm();
+        let mut draft = scene.publisher.draft(PATIENCE).unwrap();
+        draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream).unwrap();
+        scene.driver.set_unanswered(Some(UNKNOWN));
+        let mut publishing = draft.commit_when_copied(VersionTag::default());
+        let late = Duration::from_millis(50);
+        for late in [publishing.wait(late).unwrap_err(), scene.publisher.draft(late).map(drop).unwrap_err()] {
+            assert!(matches!(late, Error::Gpu(GpuError::NotCopied { cause: Some(_), .. })), "{late}");
+            assert!(late.to_string().contains("CUDA error 999") && late.is_retryable(), "{late}");
+        }
+        scene.driver.set_unanswered(None);
+        scene.driver.finish();
+        assert_eq!(publishing.wait(PATIENCE).unwrap(), publishing.version());
     }
 
     #[test]

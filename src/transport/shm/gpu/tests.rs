@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use super::*;
 use crate::cuda::Scripted;
-use crate::mem::Streaming;
+use crate::mem::{Streaming, alone, true_in_a_forked_child};
 use crate::transport::shm::{Shm, ShmEndpoint};
 use crate::transport::{
     Address, Connecting, Incoming, Inline, Listener, Offer, Transport, WorkCompletion, WorkRequestId,
@@ -290,4 +290,25 @@ fn memory_of_another_gpu_than_the_transports_is_refused_by_name() {
     let refused = scene.client.post(&[request]).unwrap_err();
     assert!(matches!(refused, PostError::Malformed { .. }), "{refused}");
     scene.client.check().unwrap();
+}
+
+#[test]
+fn a_forked_child_carries_out_nothing_of_what_its_parent_holds() {
+    if !alone("transport::shm::gpu::tests::a_forked_child_carries_out_nothing_of_what_its_parent_holds") {
+        return;
+    }
+    let mut scene = two_gpus(true, 4096);
+    let local = scene.memory(4096).whole();
+    let (payload, word) = (scene.remote[0].slice(0, 4096).unwrap(), scene.remote[1].slice(0, 8).unwrap());
+    let payload = Operation::WriteFromGpu { local, remote: payload };
+    let word = Operation::WriteInline { data: Inline::word(5), remote: word };
+    let batch = [WorkRequest::unsignalled(1, payload), WorkRequest::signalled(2, word)];
+    scene.client.post(&batch).unwrap();
+    // From here on the copy is done, and the word would be stored by the next poll.
+    scene.peer.finish();
+    let is_still = true_in_a_forked_child(|| (0..1000).all(|_| scene.client.poll().is_none()));
+    assert_eq!(scene.words.as_volatile().load_u64(0), 0, "the child has stored its parent's word");
+    assert!(is_still, "the child was told of its parent's request");
+    assert_eq!(scene.complete(), WorkCompletion { id: WorkRequestId(2), result: Ok(()) });
+    assert_eq!(scene.words.as_volatile().load_u64(0), 5);
 }

@@ -3,7 +3,7 @@
 
 use super::super::tests::connect_granting;
 use super::*;
-use crate::cuda::{Gpu, GpuMemory, Scripted, memory_with_owner};
+use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner};
 use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
 use crate::transport::verbs::VerbsEndpoint;
 use crate::transport::{
@@ -320,6 +320,18 @@ fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
     scene.post(&[WorkRequest::signalled(1, write_from(&odd, 0, remote[0].slice(0, 100).unwrap()))]);
     assert_eq!(scene.complete().result, Err(CompletionError::Gpu));
     assert_eq!(scene.gpu.host_bytes_copied(), 100);
+
+    let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
+    let reach = |memory| registrations.reach(&scene.verbs.shared, &gpu, memory).unwrap_err();
+    let (odd, whole) = (reach(&odd), scene.memory(PAGE));
+    assert!(matches!(odd, GpuError::NotDirect { bytes: 100, .. }), "{odd}");
+    lock(&scene.device.world.state).registering = libc::ENOMEM;
+    let whole = reach(&whole).to_string();
+    assert!(whole.contains("a device does not register them") && whole.contains("BAR1"), "{whole}");
+    for told in [odd.to_string(), whole] {
+        assert!(told.starts_with("RDMA devices do not carry ") && !told.contains("host memory"), "{told}");
+        assert!(told.ends_with("and `Gpu::require_gpudirect` forbids to stage them"), "{told}");
+    }
 }
 
 #[test]
