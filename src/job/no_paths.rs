@@ -12,7 +12,7 @@ use super::rendezvous::{Member, MemberId};
 use crate::diagnostic::Diagnostic;
 use crate::transport::ConnectError;
 
-/// The time for which a path that is missing for now is asked for again, or half of the plan's timeout, if that is less.
+/// The time for which a path that is missing for now is asked for again; half of the plan's timeout, if that is less.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is known of the paths by RDMA that are missing. A member that is started again has another name, and is asked
@@ -68,7 +68,7 @@ impl<C: Conversation> JobMember<C> {
         }
         let Member { role, role_rank, host, .. } = member;
         let (passed_over, taken) = (address, &other.address);
-        tracing::warn!(%role, role_rank, %host, %passed_over, %taken, reason, "no path by RDMA: took another transport");
+        tracing::warn!(%role, role_rank, %host, %passed_over, %taken, reason, "no path by RDMA: taking another");
         Some(other)
     }
 }

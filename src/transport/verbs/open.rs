@@ -71,7 +71,7 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, Ope
             Err(error) => unopened.push(error),
         }
     }
-    let around = Surroundings::of(&infos, options, options.peer.and_then(gid::route_to), current_node());
+    let around = PortComparison::of(&infos, options, options.peer.and_then(gid::route_to), current_node());
     let (best, mut errors) = best_port(&infos, options, &around, |info| way_to(gpu.as_deref(), info));
     errors.append(&mut unopened);
     let Some((index, number, reason)) = best else {
@@ -86,7 +86,7 @@ fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, Ope
 }
 
 /// What ports are compared by, beside what they are.
-struct Surroundings {
+struct PortComparison {
     /// This host's address on the way to the peer.
     route: Option<IpAddr>,
     /// The NUMA node of this processor.
@@ -95,16 +95,16 @@ struct Surroundings {
     fastest: u32,
 }
 
-impl Surroundings {
+impl PortComparison {
     fn of(
         infos: &[DeviceInfo],
         options: &VerbsOptions,
         route: Option<IpAddr>,
         node: Option<u32>,
-    ) -> Surroundings {
+    ) -> PortComparison {
         let ports = infos.iter().flat_map(|info| info.ports.iter().map(move |port| (info, port)));
         let usable = ports.filter(|(info, port)| check_port(info, port, options, route).is_ok());
-        Surroundings { route, node, fastest: usable.map(|(_, port)| port.speed).max().unwrap_or(0) }
+        PortComparison { route, node, fastest: usable.map(|(_, port)| port.speed).max().unwrap_or(0) }
     }
 
     /// Whether an address of this port is on the way to the peer.
@@ -128,7 +128,7 @@ impl Surroundings {
 fn best_port(
     infos: &[DeviceInfo],
     options: &VerbsOptions,
-    around: &Surroundings,
+    around: &PortComparison,
     to_gpu: impl Fn(&DeviceInfo) -> Option<PciWay>,
 ) -> (Option<(usize, u8, String)>, Vec<OpenError>) {
     let (mut usable, mut errors) = (Vec::new(), Vec::new());
@@ -152,7 +152,7 @@ fn way_to(gpu: Option<&Path>, info: &DeviceInfo) -> Option<PciWay> {
     pci_way(gpu?, &device::sysfs(&info.name).join("device"))
 }
 
-fn rank(info: &DeviceInfo, port: &Port, around: &Surroundings, to_gpu: Option<PciWay>) -> RailOrder {
+fn rank(info: &DeviceInfo, port: &Port, around: &PortComparison, to_gpu: Option<PciWay>) -> RailOrder {
     let is_near = info.numa_node.is_some() && info.numa_node == around.node;
     let is_slow = around.is_slow(port);
     (around.is_way(port) && !is_slow, to_gpu.map(Reverse), is_near && !is_slow, port.speed)
@@ -196,7 +196,7 @@ fn reason(
 fn port_of<'a>(
     info: &'a DeviceInfo,
     options: &VerbsOptions,
-    around: &Surroundings,
+    around: &PortComparison,
 ) -> Result<&'a Port, OpenError> {
     let count = u8::try_from(info.ports.len()).unwrap_or(u8::MAX);
     if let Some(number) = options.port {
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     fn taken<'a>(info: &'a DeviceInfo, options: &VerbsOptions) -> Result<&'a Port, OpenError> {
-        let around = Surroundings::of(std::slice::from_ref(info), options, None, None);
+        let around = PortComparison::of(std::slice::from_ref(info), options, None, None);
         port_of(info, options, &around)
     }
 
@@ -363,7 +363,7 @@ mod tests {
         let port = |gids, speed| Port { speed, ..info("x", true, gids).ports.remove(0) };
         let here = info("a", true, Vec::new());
         let rank = |gids, speed, node, to_gpu| {
-            rank(&here, &port(gids, speed), &Surroundings { route, node: Some(node), fastest: 100 }, to_gpu)
+            rank(&here, &port(gids, speed), &PortComparison { route, node: Some(node), fastest: 100 }, to_gpu)
         };
         let there = rank(vec![gid()], 60, 5, None);
         let by_gpu = rank(Vec::new(), 60, 5, Some(PciWay::Switch));
@@ -390,7 +390,7 @@ mod tests {
         ];
         let best = |infos: &[DeviceInfo], local_rank| {
             let options = VerbsOptions { local_rank, ..VerbsOptions::default() };
-            let around = Surroundings::of(infos, &options, Some([10, 0, 0, 1].into()), Some(0));
+            let around = PortComparison::of(infos, &options, Some([10, 0, 0, 1].into()), Some(0));
             let (best, errors) = best_port(infos, &options, &around, |_| None);
             assert!(errors.is_empty());
             best.map(|(index, _, reason)| (infos[index].name.clone(), reason)).unwrap()
@@ -407,7 +407,7 @@ mod tests {
         infos[0].ports[0].speed = 25_000;
         infos.iter_mut().skip(1).for_each(|info| info.ports[0].is_active = false);
         let options = VerbsOptions::default();
-        assert_eq!(Surroundings::of(&infos, &options, None, None).fastest, 25_000);
+        assert_eq!(PortComparison::of(&infos, &options, None, None).fastest, 25_000);
     }
 
     #[test]
