@@ -288,9 +288,10 @@ fn connect_status(error: &ConnectError) -> Status {
         ConnectError::Closed { .. } => Status::ServerLost,
         ConnectError::Channel { source, .. } => channel_status(source),
         ConnectError::Offer { .. } => Status::Protocol,
-        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => {
-            Status::Unsupported
-        }
+        ConnectError::NotBuilt { .. }
+        | ConnectError::Staged { .. }
+        | ConnectError::GpuMemory { .. }
+        | ConnectError::NoPath { .. } => Status::Unsupported,
         _ => Status::Internal,
     }
 }

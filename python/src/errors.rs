@@ -245,9 +245,10 @@ fn connect_class(error: &ConnectError) -> Class {
         ConnectError::Channel { source, .. } => channel_class(source),
         ConnectError::System { .. } | ConnectError::Closed { .. } => Class::PeerGone,
         ConnectError::WrongAddress { .. } => Class::BadOption,
-        ConnectError::NotBuilt { .. } | ConnectError::Staged { .. } | ConnectError::GpuMemory { .. } => {
-            Class::Unsupported
-        }
+        ConnectError::NotBuilt { .. }
+        | ConnectError::Staged { .. }
+        | ConnectError::GpuMemory { .. }
+        | ConnectError::NoPath { .. } => Class::Unsupported,
         _ => Class::Error,
     }
 }

@@ -42,9 +42,11 @@ fn how(required: &Option<TransportKind>) -> String {
 }
 
 /// Chooses the best transport from a process on `own` to `member`: shared memory on one host, RDMA where both have it,
-/// TCP otherwise. With `required`, that one or an error. `rdma` is asked whether this process has RDMA, and if not,
-/// why; it is asked only where `member` has. `gpu` is asked
-/// whether this process maps memory of the GPU of a UUID; it is asked only where `member` serves payloads from one.
+/// TCP otherwise. With `required`, that one or an error.
+///
+/// `rdma` is asked whether this process has RDMA and, as far as is known, a path by it to `member`, and if not, why; it
+/// is asked only where `member` has RDMA. `gpu` is asked whether this process maps memory of the GPU of a UUID; it is
+/// asked only where `member` serves payloads from one.
 ///
 /// The order is the order of cost: no copy through a kernel at all, none through a CPU, one at each end.
 pub fn choose(

@@ -11,7 +11,7 @@ use crate::kernel::{Optimizer, Schedule};
 use crate::node::{Error, GroupMember, GroupOptions, now};
 use crate::scheme::{Groups, SchemeConfig, WorkerAction, WorkerEvent, WorkerScheme};
 use crate::transport::mixed::Mixed;
-use crate::transport::{Address, TransportKind};
+use crate::transport::{Address, ConnectError, TransportKind};
 
 impl Job {
     /// Meets all workers of a job without a server (`JobPlan::servers(0)`), each with `elements` parameters, within the
@@ -48,9 +48,24 @@ impl<C: Conversation> JobMember<C> {
         let (transports, rank) = (self.transports.open(), self.role_rank as usize);
         let listener = GroupMember::listen(transports, &address, rank, workers, elements, options)?;
         self.announce(flatten(listener.address()), None); // averages are in host memory
-        let choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
+        let mut choices = self.reach(MemberRole::Worker, workers, plan.transport, plan.timeout)?;
         let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
-        Ok((listener.connect(&addresses, plan.timeout)?, choices))
+        let instead = |error: &ConnectError| {
+            let (other, (missing, _)) = (self.pass_over(plan, error)?, error.no_path()?);
+            let choice = choices.iter_mut().find(|choice| choice.address == *missing)?;
+            *choice = other;
+            Some(choice.address.clone())
+        };
+        let member = listener.connect_or(&addresses, plan.timeout, instead)?;
+        self.no_paths().forget_passing();
+        // Of each pair one dials, and only that one finds out where no path leads by RDMA.
+        for (choice, taken) in choices.iter_mut().zip(member.transports()) {
+            let taken = taken.and_then(|name| name.parse().ok());
+            if let Some(kind) = taken.filter(|kind| *kind != choice.kind) {
+                (choice.kind, choice.reason) = (kind, "the other worker has connected over it".into());
+            }
+        }
+        Ok((member, choices))
     }
 }
 

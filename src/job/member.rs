@@ -10,6 +10,7 @@ use rustix::event::EventfdFlags;
 
 use super::choose::{PathError, TransportChoice, choose};
 use super::error_report::ErrorReport;
+use super::no_paths::NoPaths;
 use super::rendezvous::{self, Host, Introduction, Member, MemberEvent, MemberRole, Membership};
 use super::transports::Transports;
 use crate::channel::Secret;
@@ -114,6 +115,8 @@ pub struct JobMember<C: Conversation> {
     pub generation: u64,
     /// One of them has announced addresses.
     pub(super) was_up: bool,
+    /// The members to which no path leads by RDMA.
+    pub(super) no_paths: Mutex<NoPaths>,
 }
 
 struct MemberShared<C> {
@@ -184,7 +187,8 @@ impl<C: Conversation> JobMember<C> {
             .name("slackline-job".into())
             .spawn(move || keep(membership, &kept))
             .map_err(rendezvous::RendezvousError::Thread)?;
-        Ok(JobMember { shared, host, transports, role_rank, generation, was_up })
+        let no_paths = Mutex::default();
+        Ok(JobMember { shared, host, transports, role_rank, generation, was_up, no_paths })
     }
 
     /// Gives `with` the conversation, for as long as the call takes.
@@ -289,13 +293,21 @@ impl<C: Conversation> JobMember<C> {
         Ok(members)
     }
 
+    /// The member that has announced this address.
+    pub(super) fn member_at(&self, address: &Address) -> Option<Member> {
+        self.shared.state().members.iter().find(|member| member.addresses.contains(address)).cloned()
+    }
+
     /// Chooses the transport to a member that has announced addresses.
     pub(super) fn choose(
         &self,
         member: &Member,
         require: Option<TransportKind>,
     ) -> Result<TransportChoice, PathError> {
-        let rdma = || self.transports.rdma().map_err(|error| error.to_string());
+        let rdma = || match self.no_paths().reason(member.id) {
+            Some(no_path) => Err(no_path),
+            None => self.transports.rdma().map_err(|error| error.to_string()),
+        };
         let choice = choose(&self.host, member, require, &rdma, &|gpu| self.transports.maps(gpu))?;
         let TransportChoice { kind, address, reason } = &choice;
         let Member { role, role_rank, host, .. } = member;

@@ -3,7 +3,7 @@
 //! All processes of a job run one program, under torchrun, Slurm, Open MPI, MPICH or `slackline launch`; [`mod@env`]
 //! says which variables are read. Rank 0 keeps the meeting point, the first ranks serve the shards of the table and the
 //! rest compute. Each pair of processes talks over the best transport that it has: shared memory on one host, RDMA
-//! where both have it, TCP otherwise.
+//! where both have it and a path leads from one to the other, TCP otherwise.
 //!
 //! The [first page](crate) shows such a program, and `examples/parameter_server.rs` is one that runs.
 //!
@@ -21,6 +21,7 @@ mod group;
 mod local;
 pub mod member;
 mod messages;
+mod no_paths;
 mod per_host;
 mod plan;
 pub mod rendezvous;

@@ -82,7 +82,7 @@ impl JobPlan {
     }
 
     /// The one transport that all pairs must use. By default each pair uses the best that it has: shared memory on one
-    /// host, RDMA where both processes have it, TCP otherwise.
+    /// host, RDMA where both processes have it and it leads from one to the other, TCP otherwise.
     pub fn transport(mut self, transport: TransportKind) -> JobPlan {
         self.transport = Some(transport);
         self

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::JobError;
+use super::choose::TransportChoice;
 use super::member::{Conversation, JobMember, WaitError};
 use super::messages::EndOnly;
 use super::plan::{JobPlan, Resume};
@@ -19,6 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The longest time that one attempt to reach the server that decides may take.
 const FOLLOW_TRY: Duration = Duration::from_millis(500);
+
+/// The same by RDMA: a host takes a second to find that its neighbour does not answer, and says so then.
+const FOLLOW_TRY_BY_RDMA: Duration = Duration::from_secs(2);
 
 /// The checkpoint to begin with, if any.
 pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoint>, JobError> {
@@ -93,7 +97,7 @@ impl<C: Conversation> JobMember<C> {
         time: Duration,
     ) -> Result<bool, JobError> {
         if !server.is_following() {
-            self.follow(plan, server, time.min(FOLLOW_TRY))?;
+            self.follow(plan, server, time)?;
         }
         match server.drive(until, time.min(LOOK_EVERY)) {
             // The job is over, or that server comes back, or rank 0 decides what becomes of a job that has lost it.
@@ -105,20 +109,26 @@ impl<C: Conversation> JobMember<C> {
     /// Connects a server to the one that decides for it, if that one is up within the time.
     fn follow(&self, plan: &JobPlan, server: &mut Server<Mixed>, time: Duration) -> Result<(), JobError> {
         let servers = plan.servers as usize;
-        let choices = match self.reach(MemberRole::Server, servers, plan.transport, time) {
+        let choices = match self.reach(MemberRole::Server, servers, plan.transport, time.min(FOLLOW_TRY)) {
             Ok(choices) => choices,
             Err(error @ WaitError::Path(_)) => return Err(error.into()),
             // They may come up later.
             Err(_) => return Ok(()),
         };
-        match server.follow(&choices[0].address, time) {
+        let TransportChoice { kind, address, .. } = &choices[0];
+        let within = if *kind == TransportKind::Verbs { FOLLOW_TRY_BY_RDMA } else { FOLLOW_TRY };
+        match server.follow(address, time.min(within)) {
             Err(error @ (Error::AnotherIncarnation { .. } | Error::Shards { .. })) => Err(error.into()),
+            Err(Error::Connect(error)) if self.pass_over(plan, &error).is_some() => Ok(()),
             // It may still be about to listen, or be gone.
             Err(error) => {
                 tracing::debug!(%error, "not following yet");
                 Ok(())
             }
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.no_paths().forget_passing();
+                Ok(())
+            }
         }
     }
 }

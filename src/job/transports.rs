@@ -165,7 +165,7 @@ impl Transports {
     }
 
     /// Takes this for RDMA instead of what the host has.
-    #[cfg(all(test, feature = "cuda", feature = "verbs"))]
+    #[cfg(all(test, feature = "tcp", feature = "verbs"))]
     pub(super) fn use_rdma(&self, verbs: Verbs) {
         assert!(self.rdma.set(Ok(verbs)).is_ok(), "before it is opened");
     }

@@ -10,9 +10,10 @@ use super::plan::JobPlan;
 use super::rendezvous::MemberRole;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
+use crate::diagnostic::Diagnostic;
 use crate::node::{Error, Step, Worker, WorkerOptions, now};
 use crate::transport::mixed::Mixed;
-use crate::transport::{Address, ConnectError};
+use crate::transport::{Address, ConnectError, TransportKind};
 
 /// The longest time that the first attempt to connect to the servers may take: a server may be about to announce a new
 /// address. Each attempt that has no answer in its time doubles that of the next, for a server may take long to
@@ -59,7 +60,7 @@ impl<C: Conversation> JobMember<C> {
     }
 
     /// Waits until all servers are up and connects to them by `connect`, which is given their addresses and the time
-    /// that is left. Tries again while servers may still be replaced.
+    /// that is left. Tries again while servers may still be replaced, and where no path leads by RDMA.
     fn with_servers<R>(
         &self,
         plan: &JobPlan,
@@ -71,20 +72,29 @@ impl<C: Conversation> JobMember<C> {
             let left = deadline.saturating_duration_since(Instant::now());
             let choices = self.reach(MemberRole::Server, plan.servers as usize, plan.transport, left)?;
             let addresses: Vec<Address> = choices.iter().map(|choice| choice.address.clone()).collect();
+            // There may be no path by RDMA, and then another transport takes a part of the time, too.
+            let by_rdma = choices.iter().any(|choice| choice.kind == TransportKind::Verbs);
+            let may_pass_over = plan.transport.is_none() && by_rdma;
             // The address of a server that has just died may not have been replaced yet.
-            let within = if plan.reconnect { left.min(attempt) } else { left };
+            let within = if plan.reconnect || may_pass_over { left.min(attempt) } else { left };
             let error = match connect(&addresses, within) {
                 Ok(connected) => {
+                    self.no_paths().forget_passing();
                     self.tell(|conversation| conversation.connected(MemberRole::Server, choices));
                     return Ok(connected);
                 }
+                Err(Error::Connect(error)) if self.pass_over(plan, &error).is_some() => continue,
                 Err(error) => {
                     attempt = if has_no_answer(&error) { attempt.saturating_mul(2) } else { attempt };
                     telling(before.take(), error)
                 }
             };
             let left = deadline.saturating_duration_since(Instant::now());
-            if !plan.reconnect || !is_passing(&error) || left.is_zero() {
+            let may_pass = match plan.reconnect {
+                true => is_passing(&error),
+                false => may_pass_over && (has_no_answer(&error) || error.retry_after().is_some()),
+            };
+            if !may_pass || left.is_zero() {
                 return Err(error.into());
             }
             tracing::debug!(%error, "connecting again");
@@ -249,7 +259,6 @@ impl LoopStep<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnostic::Diagnostic;
     use crate::job::messages::{EndOnly, FromCoordinator, encode};
     use crate::job::rendezvous::{Host, Hub, HubOptions, Introduction};
     use crate::node::{Server, ServerOptions};

@@ -8,6 +8,9 @@ use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::MemoryError;
 use crate::time::Duration;
 
+/// What fails where this side's device does not make its part of an RDMA connection.
+pub(crate) const MAKE_RDMA_CONNECTION: &str = "make an RDMA connection";
+
 /// Memory could not be registered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -132,6 +135,16 @@ pub enum ConnectError {
         /// The reason that the peer gave.
         reason: String,
     },
+    /// The transport cannot make this connection, between whichever programs: another transport may.
+    #[error("no path of this transport leads to the peer at {address}: {reason}")]
+    NoPath {
+        /// The address.
+        address: Address,
+        /// The time after which this process may ask again, if the reason may pass by itself.
+        retry_after: Option<Duration>,
+        /// The difference between the two sides or what one of them lacks, with the remedy.
+        reason: String,
+    },
     /// The peer is not a slackline process, or one of another wire version.
     #[error("the peer at {address} does not speak this protocol: {reason}")]
     Protocol {
@@ -196,8 +209,12 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// The refusal of the peer at this address.
-    pub(crate) fn refused(address: Address, Refusal { retry_after, reason }: Refusal) -> ConnectError {
-        ConnectError::Refused { address, retry_after, reason }
+    pub(crate) fn refused(address: Address, refusal: Refusal) -> ConnectError {
+        let Refusal { retry_after, reason, no_path } = refusal;
+        match no_path {
+            true => ConnectError::NoPath { address, retry_after, reason },
+            false => ConnectError::Refused { address, retry_after, reason },
+        }
     }
 }
 
@@ -232,6 +249,7 @@ impl Diagnostic for ConnectError {
             #[cfg(not(loom))]
             ConnectError::Channel { source, .. } => return source.remedy(),
             ConnectError::Refused { .. }
+            | ConnectError::NoPath { .. }
             | ConnectError::Protocol { .. }
             | ConnectError::GpuMemory { .. }
             | ConnectError::Offer { .. } => return None,
@@ -242,14 +260,18 @@ impl Diagnostic for ConnectError {
     fn is_retryable(&self) -> bool {
         match self {
             ConnectError::System { .. } | ConnectError::Closed { .. } => true,
-            ConnectError::Refused { retry_after, .. } => retry_after.is_some(),
+            ConnectError::Refused { retry_after, .. } | ConnectError::NoPath { retry_after, .. } => {
+                retry_after.is_some()
+            }
             _ => false,
         }
     }
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            ConnectError::Refused { retry_after, .. } => *retry_after,
+            ConnectError::Refused { retry_after, .. } | ConnectError::NoPath { retry_after, .. } => {
+                *retry_after
+            }
             _ => None,
         }
     }
@@ -287,6 +309,18 @@ impl ConnectError {
                 *operation != "connect" && source.kind() == io::ErrorKind::TimedOut
             }
             _ => false,
+        }
+    }
+
+    /// The address of a peer to which no path of this transport leads, and the reason, where that is the error: another
+    /// transport may lead there.
+    pub(crate) fn no_path(&self) -> Option<(&Address, String)> {
+        match self {
+            ConnectError::NoPath { address, reason, .. } => Some((address, reason.clone())),
+            ConnectError::System { operation: MAKE_RDMA_CONNECTION, address, source, remedy } => {
+                Some((address, format!("cannot {MAKE_RDMA_CONNECTION}: {source}; {remedy}")))
+            }
+            _ => None,
         }
     }
 

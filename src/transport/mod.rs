@@ -67,6 +67,8 @@ pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
 pub use doorbell::Doorbell;
+#[cfg(all(feature = "verbs", not(loom)))]
+pub(crate) use error::MAKE_RDMA_CONNECTION;
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 pub use host::Host;
 pub use kind::{NotBuilt, TransportKind, UnknownTransport};
@@ -302,19 +304,21 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
     /// The reason, in a sentence for the user of the peer.
     pub reason: String,
+    /// The transport cannot make this connection, whoever asks for it: another transport may.
+    pub no_path: bool,
 }
 
 impl Refusal {
     /// A refusal whose reason passes by itself, probably within so long.
     pub fn temporary(retry_after: Duration, reason: impl Into<String>) -> Refusal {
-        Refusal { retry_after: Some(retry_after), reason: reason.into() }
+        Refusal { retry_after: Some(retry_after), reason: reason.into(), no_path: false }
     }
 }
 
 /// A refusal for good.
 impl From<String> for Refusal {
     fn from(reason: String) -> Refusal {
-        Refusal { retry_after: None, reason }
+        Refusal { retry_after: None, reason, no_path: false }
     }
 }
 

@@ -7,7 +7,7 @@ use slackline::internals::transport::Offer;
 use slackline::internals::transport::verbs::{DeviceInfo, devices};
 use slackline::{Transport, Verbs, VerbsOptions};
 
-use super::ends::{Pair, connect};
+use super::ends::{Pair, connect, prove};
 use crate::RailsFixture;
 use crate::transport::fixture::{bytes_of, noise, read, run, write};
 
@@ -82,6 +82,7 @@ fn a_named_device_is_taken_whatever_the_rank_and_peer_and_carries_data() {
         let local = verbs.allocate(70_000, Access::LOCAL).unwrap().whole();
         local.as_volatile().write(&noise(1, 70_000));
         run(&mut pair.client, write(local.clone(), pair.at_client.grants[0])).unwrap();
+        prove(&verbs, &mut pair.client, pair.at_client.grants[0]);
         assert!(bytes_of(&region.whole()) == noise(1, 70_000));
         local.as_volatile().write(&vec![0; 70_000]);
         run(&mut pair.client, read(local.clone(), pair.at_client.grants[0])).unwrap();

@@ -3,9 +3,10 @@
 use std::task::Poll;
 
 use slackline::Transport;
+use slackline::internals::mem::{Access, RemoteSlice};
 use slackline::internals::transport::{Connecting, Endpoint, Incoming, Listener, Offer, Received};
 
-use crate::transport::fixture::{EndpointOf, Fixture, ListenerOf, now, wait_for};
+use crate::transport::fixture::{EndpointOf, Fixture, ListenerOf, now, read, run, wait_for};
 
 /// Both ends of one connection, in one process.
 pub(crate) struct Pair<F: Fixture> {
@@ -48,4 +49,11 @@ pub(crate) fn connect<F: Fixture>(
     });
     let ((server, at_server), (client, at_client)) = (server.unwrap(), client.unwrap());
     Pair { client, server, at_client, at_server }
+}
+
+/// Waits until the processor of the target sees all that this endpoint has written: what is complete may be on its way
+/// to memory still, and a READ behind it is answered once it is there.
+pub(crate) fn prove(transport: &impl Transport, endpoint: &mut impl Endpoint, remote: RemoteSlice) {
+    let into = transport.allocate(8, Access::LOCAL).expect("memory for a word").slice(0, 8).unwrap();
+    run(endpoint, read(into, remote.slice(0, 8).unwrap())).expect("it may be read");
 }

@@ -5,6 +5,7 @@ use slackline::Transport;
 use slackline::internals::mem::{Access, RemoteSlice};
 use slackline::internals::transport::{Endpoint, Inline, Listener, Offer, Operation, PostError, WorkRequest};
 
+use super::ends::prove;
 use super::target::{Client, Target};
 use crate::VerbsFixture;
 use crate::transport::fixture::{Fixture, bytes_of, completion, noise, now, read, run, wait_for, write};
@@ -90,6 +91,7 @@ fn a_forked_child_neither_changes_nor_ends_what_its_parent_does_by_rdma() {
     let Inherited { client: Client { endpoint, server, .. }, target, local } = &mut inherited;
     let done = completion(endpoint);
     assert_eq!((done.id.0, done.result), (1, Ok(())));
+    prove(&target.transport, endpoint, remote);
     assert!(
         bytes_of(&target.region.whole()) == noise(1, BYTES),
         "what was under way, and nothing of the child"
@@ -102,6 +104,7 @@ fn a_forked_child_neither_changes_nor_ends_what_its_parent_does_by_rdma() {
     for seed in 2..4 {
         local.as_volatile().write(&noise(seed, BYTES));
         run(endpoint, write(local.clone(), remote)).unwrap();
+        prove(&target.transport, endpoint, remote);
         assert!(bytes_of(&target.region.whole()) == noise(seed, BYTES), "the parent's bytes arrive");
         target.region.as_volatile().write(&noise(seed + 10, BYTES));
         run(endpoint, read(local.clone(), remote)).unwrap();
@@ -113,17 +116,21 @@ fn a_forked_child_neither_changes_nor_ends_what_its_parent_does_by_rdma() {
     // The device itself, the domain of local memory and the listener are whole.
     let Client { endpoint: mut other, remote, server: _server } = target.client();
     run(&mut other, word(7, remote)).unwrap();
+    prove(&target.transport, &mut other, remote);
     assert_eq!(target.region.as_volatile().load_u64(0), 7);
 }
 
 #[test]
 fn a_forked_child_opens_the_device_itself_and_talks_to_its_parent() {
-    let mut target = Target::<VerbsFixture>::new(4096, Access::REMOTE_WRITE);
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let mut target = Target::<VerbsFixture>::new(4096, access);
     let address = target.listener.address();
     let Some(pid) = fork() else {
         let own = VerbsFixture::transport();
         let (mut endpoint, received) = crate::transport::process::connect_to::<VerbsFixture>(&own, &address);
         let written = run(&mut endpoint, word(8, received.grants[0]));
+        // The parent looks once this process has ended.
+        prove(&own, &mut endpoint, received.grants[0]);
         leave(&[written.is_ok()]);
     };
     let offer = Offer { message: Vec::new(), grants: vec![target.region.whole()] };

@@ -9,7 +9,7 @@ use slackline::internals::transport::{
 };
 use slackline::{Secret, Shm, Transport, VerbsOptions};
 
-use super::ends::{Pair, connect};
+use super::ends::{Pair, connect, prove};
 use super::sides;
 use super::target::{Client, Target};
 use crate::VerbsFixture;
@@ -147,6 +147,7 @@ fn packet_numbers_wrap_around_in_both_directions() {
     {
         local.as_volatile().write(&noise(seed, 1 << 20));
         run(endpoint, write(local.clone(), remote)).unwrap();
+        prove(&transport, endpoint, remote);
         assert!(bytes_of(&region.whole()) == noise(seed, 1 << 20));
         local.as_volatile().write(&vec![0; 1 << 20]);
         run(endpoint, read(local.clone(), remote)).unwrap();
@@ -166,6 +167,7 @@ fn requests_longer_than_the_device_takes_are_carried_out_in_parts() {
     let Client { mut endpoint, remote, server: _server } = target.client();
     let new = noise(3, bytes);
     run(&mut endpoint, write(target.local(&new), remote)).unwrap();
+    prove(&target.transport, &mut endpoint, remote);
     assert!(bytes_of(&target.region.whole()) == new);
     let back = target.local(&vec![0; bytes]);
     run(&mut endpoint, read(back.clone(), remote)).unwrap();

@@ -16,7 +16,7 @@ use slackline::internals::transport::{
 use slackline::{Transport, Verbs, VerbsOptions};
 
 use crate::VerbsFixture;
-use crate::rdma::ends::{Pair, connect};
+use crate::rdma::ends::{Pair, connect, prove};
 use crate::rdma::log::Log;
 use crate::rdma::objects::objects;
 use crate::rdma::sides;
@@ -99,8 +99,10 @@ impl Ends {
             fs::read_to_string(&state).unwrap().contains("ACTIVE").then_some(())
         });
         run(&mut self.pair.client, word(self.pair.at_client.grants[0], value)).unwrap();
+        prove(&self.verbs, &mut self.pair.client, self.pair.at_client.grants[0]);
         assert_eq!(self.region.as_volatile().load_u64(0), value);
         run(&mut self.pair.server, word(self.pair.at_server.grants[0], value + 1)).unwrap();
+        prove(&self.verbs, &mut self.pair.server, self.pair.at_server.grants[0]);
         assert_eq!(self.region.as_volatile().load_u64(0), value + 1);
         assert_eq!((self.pair.client.check(), self.pair.server.check()), (Ok(()), Ok(())));
     }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use slackline::internals::mem::{Access, RemoteSlice};
 use slackline::internals::transport::{Endpoint, Flags, Inline, Listener, Operation, WorkRequest};
 
+use super::ends::prove;
 use super::objects::objects;
 use super::target::{Client, Target};
 use crate::VerbsFixture;
@@ -28,7 +29,7 @@ fn sleeper() -> Sleeper {
     target
 }
 
-/// Writes the word and waits until it is there.
+/// Writes the word and waits until that is complete.
 fn write(endpoint: &mut EndpointOf<VerbsFixture>, remote: RemoteSlice, word: u64, flags: Flags) {
     let remote = remote.slice(0, 8).unwrap();
     let operation = Operation::WriteInline { data: Inline::word(word), remote };
@@ -123,6 +124,7 @@ fn writes_past_the_room_for_notice_arrive_unnoticed_until_there_is_room() {
     for word in 1..=MANY {
         write(&mut endpoint, remote, word, Flags::NOTIFY);
     }
+    prove(&target.transport, &mut endpoint, remote);
     assert_eq!(target.region.as_volatile().load_u64(0), MANY);
     settle(&mut target);
     let mut word = MANY;

@@ -8,7 +8,7 @@ use slackline::internals::transport::{
 };
 use slackline::{Transport, VerbsOptions};
 
-use super::ends::{Pair, connect};
+use super::ends::{Pair, connect, prove};
 use super::log::Log;
 use super::sides;
 use crate::VerbsFixture;
@@ -93,6 +93,7 @@ fn where_trying_atomics_fails_there_are_none_and_all_else_works() {
     let new = noise(1, BYTES);
     local.as_volatile().write(&new);
     run(&mut pair.client, write(local.whole(), remote)).unwrap();
+    prove(&verbs, &mut pair.client, remote);
     assert!(bytes_of(&region.whole()) == new);
     region.as_volatile().write(&noise(2, BYTES));
     run(&mut pair.client, read(local.whole(), remote)).unwrap();

@@ -8,7 +8,7 @@ use slackline::internals::transport::{
 };
 use slackline::{Transport, Verbs, VerbsOptions};
 
-use super::ends::{Pair, connect};
+use super::ends::{Pair, connect, prove};
 use crate::VerbsFixture;
 use crate::transport::fixture::{bytes_of, completion, noise, post, read, run, write};
 
@@ -55,6 +55,7 @@ fn moves_data_both_ways(pair: &mut Pair<VerbsFixture>, connector: &Side, accepto
         for seed in 1..4 {
             local.as_volatile().write(&noise(seed, BYTES));
             run(endpoint, write(local.clone(), remote)).unwrap();
+            prove(&own.verbs, endpoint, remote);
             assert!(bytes_of(&other.region.whole()) == noise(seed, BYTES));
             other.region.as_volatile().write(&noise(seed + 10, BYTES));
             run(endpoint, read(local.clone(), remote)).unwrap();
@@ -99,9 +100,9 @@ fn sides_with_a_queue_depth_of_one_and_of_many_serve_each_other() {
         );
         let mut pair = pair(&connector, &acceptor);
         moves_data_both_ways(&mut pair, &connector, &acceptor);
-        for (endpoint, other, remote) in [
-            (&mut pair.client, &acceptor, pair.at_client.grants[0]),
-            (&mut pair.server, &connector, pair.at_server.grants[0]),
+        for (endpoint, own, other, remote) in [
+            (&mut pair.client, &connector, &acceptor, pair.at_client.grants[0]),
+            (&mut pair.server, &acceptor, &connector, pair.at_server.grants[0]),
         ] {
             let remote = remote.slice(0, 8).unwrap();
             let word = |value| Operation::WriteInline { data: Inline::word(value), remote };
@@ -110,6 +111,7 @@ fn sides_with_a_queue_depth_of_one_and_of_many_serve_each_other() {
             }
             post(endpoint, &[WorkRequest::signalled(500, word(500))]);
             assert_eq!(completion(endpoint).result, Ok(()));
+            prove(&own.verbs, endpoint, remote);
             assert_eq!(other.region.as_volatile().load_u64(0), 500);
         }
     }
@@ -134,8 +136,8 @@ fn sides_of_unequal_read_depths_carry_out_many_reads_and_atomics_at_once() {
         let local = |side: &Side| side.verbs.allocate(READS * (PIECE + 8), Access::LOCAL).unwrap();
         let (at_client, at_server) = (local(&connector), local(&acceptor));
         let mut ends = [
-            (&mut pair.client, &acceptor, pair.at_client.grants[0], at_client),
-            (&mut pair.server, &connector, pair.at_server.grants[0], at_server),
+            (&mut pair.client, (&connector, &acceptor), pair.at_client.grants[0], at_client),
+            (&mut pair.server, (&acceptor, &connector), pair.at_server.grants[0], at_server),
         ];
         // All of both directions is under way before anything is looked at.
         for (endpoint, _, remote, local) in &mut ends {
@@ -150,7 +152,7 @@ fn sides_of_unequal_read_depths_carry_out_many_reads_and_atomics_at_once() {
             });
             endpoint.post(&requests.collect::<Vec<_>>()).unwrap();
         }
-        for (endpoint, other, _, local) in &mut ends {
+        for (endpoint, (own, other), remote, local) in &mut ends {
             for id in 0..2 * READS as u64 {
                 let completion = completion(*endpoint);
                 assert_eq!((completion.id.0, completion.result), (id, Ok(())));
@@ -159,6 +161,7 @@ fn sides_of_unequal_read_depths_carry_out_many_reads_and_atomics_at_once() {
             for index in 0..READS {
                 assert_eq!(local.as_volatile().load_u64(READS * PIECE + 8 * index), index as u64);
             }
+            prove(&own.verbs, *endpoint, *remote);
             assert_eq!(other.region.as_volatile().load_u64(BYTES - 8), READS as u64);
         }
     }

@@ -113,7 +113,17 @@ impl<T: Transport> GroupListener<T> {
 
     /// Meets the others within `timeout`. `addresses` are those of all members, in order of rank. The members may
     /// start in any order. A peer that does not belong to the group is refused and told why.
-    pub fn connect(mut self, addresses: &[Address], timeout: Duration) -> Result<GroupMember<T>, Error> {
+    pub fn connect(self, addresses: &[Address], timeout: Duration) -> Result<GroupMember<T>, Error> {
+        self.connect_or(addresses, timeout, |_| None)
+    }
+
+    /// The same; `instead` is asked for another address where a connection could not be made.
+    pub(crate) fn connect_or(
+        mut self,
+        addresses: &[Address],
+        timeout: Duration,
+        mut instead: impl FnMut(&ConnectError) -> Option<Address>,
+    ) -> Result<GroupMember<T>, Error> {
         let (rank, members) = (usize::from(self.terms.rank), self.peers.len());
         if addresses.len() != members {
             return Err(option_error(
@@ -127,6 +137,7 @@ impl<T: Transport> GroupListener<T> {
         let dial = |rank| Dial { rank, connecting: None, again_at: begun, pause: RETRY.0 };
         let mut claims: Claims<T> = (0..members).map(|_| None).collect();
         let mut dials: Vec<Dial<T>> = (0..rank).map(dial).collect();
+        let mut addresses = addresses.to_vec();
         let mut last = None;
         let deadline = begun + timeout;
         let runtime = self.runtime.clone();
@@ -139,6 +150,13 @@ impl<T: Transport> GroupListener<T> {
             }
             for dial in &mut dials {
                 if let Err(error) = self.dial(dial, &addresses[dial.rank], now) {
+                    if let Error::Connect(error) = &error
+                        && let Some(other) = instead(error)
+                    {
+                        addresses[dial.rank] = other;
+                        (dial.connecting, dial.again_at) = (None, now);
+                        continue;
+                    }
                     // Maybe no process listens there yet, or one that is about to end; or no way leads here from there.
                     let told = error.retry_after();
                     if !matches!(

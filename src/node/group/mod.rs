@@ -27,7 +27,7 @@ use crate::mem::Buffer;
 use crate::param::{GroupHello, Ranks};
 use crate::scheme::Groups;
 use crate::time::{Duration, Instant};
-use crate::transport::{Address, Transport};
+use crate::transport::{Address, Endpoint, Transport};
 
 /// Settings of a group's members; the same for all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +203,11 @@ impl<T: Transport> GroupMember<T> {
     #[doc(hidden)]
     pub fn alive(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.members()).filter(|rank| !self.gone.contains(*rank))
+    }
+
+    /// The name of the transport to each member, in order of rank; `None` for this one, and for those that are gone.
+    pub(crate) fn transports(&self) -> impl Iterator<Item = Option<&'static str>> + '_ {
+        self.peers.iter().map(|peer| Some(peer.as_ref()?.endpoint.as_ref()?.transport()))
     }
 
     /// Returns the reason why a member is gone, if it is.

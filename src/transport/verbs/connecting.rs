@@ -17,7 +17,7 @@ use crate::mem::ForkGuard;
 use crate::time::Instant;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{WireError, check_offer};
-use crate::transport::{Address, ConnectError, Connecting, Offer, Received};
+use crate::transport::{Address, ConnectError, Connecting, MAKE_RDMA_CONNECTION, Offer, Received};
 
 /// A connection in the making. It waits as long as it is polled: how long that may be, its owner knows; dropping it
 /// gives up.
@@ -105,8 +105,7 @@ impl VerbsConnecting {
         if granted_reads.is_some() && granted_reads != takes_reads {
             return Err(protocol(&at, &WireError::Rule("it takes grants and has nothing to use them by")));
         }
-        let paths = self.shared.paths(&from, &ours, &theirs);
-        let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        let paths = self.shared.paths(&from, &ours, &theirs).map_err(|reason| no_path(&at, reason))?;
         connect(&paths, Some(&requester), responder.as_mut(), &theirs.blob)
             .map_err(|error| device_failed(&at, error))?;
         let sentinel = responder.as_ref().and_then(Responder::sentinel);
@@ -128,6 +127,11 @@ pub(super) fn protocol(address: &Address, error: &WireError) -> ConnectError {
     ConnectError::Protocol { address: address.clone(), reason: error.to_string() }
 }
 
+/// The ports of the two sides do not fit together.
+pub(super) fn no_path(address: &Address, reason: &str) -> ConnectError {
+    ConnectError::NoPath { address: address.clone(), retry_after: None, reason: reason.into() }
+}
+
 /// The device refused to make what a connection takes.
 pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectError {
     let remedy = match source.raw_os_error() {
@@ -141,7 +145,7 @@ pub(super) fn device_failed(address: &Address, source: io::Error) -> ConnectErro
         }
         _ => "see the kernel's log (dmesg), and `slackline doctor`",
     };
-    ConnectError::System { operation: "make an RDMA connection", address: address.clone(), source, remedy }
+    ConnectError::System { operation: MAKE_RDMA_CONNECTION, address: address.clone(), source, remedy }
 }
 
 impl Connecting for VerbsConnecting {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::VerbsShared;
-use super::connecting::device_failed;
+use super::connecting::{device_failed, no_path};
 use super::direct::VerbsGpu;
 use super::endpoint::VerbsEndpoint;
 use super::gid::GidChoice;
@@ -197,12 +197,17 @@ fn refusal(error: &ConnectError) -> Refusal {
     const REASON: &str = "the listener could not make its side of the connection; look at its log";
     match error {
         ConnectError::Offer { reason, .. } => (*reason).into(),
+        ConnectError::NoPath { reason, .. } => Refusal { no_path: true, ..reason.as_str().into() },
         ConnectError::System { source, .. } => match source.kind() {
             io::ErrorKind::TimedOut
             | io::ErrorKind::HostUnreachable
             | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::AddrNotAvailable => Refusal::temporary(ASK_AGAIN_AFTER, REASON),
-            _ => REASON.into(),
+            | io::ErrorKind::AddrNotAvailable => {
+                let reason =
+                    format!("the listener's RDMA device finds no way here ({source}); look at its log");
+                Refusal { no_path: true, ..Refusal::temporary(ASK_AGAIN_AFTER, reason) }
+            }
+            _ => Refusal { no_path: true, ..REASON.into() },
         },
         _ => REASON.into(),
     }
@@ -235,8 +240,7 @@ impl VerbsIncoming {
         let ports =
             Ports { address, requester: None, responder: None, further: told, receives: 0, sentinel: None };
         let mut ours = Terms { grants: Vec::new(), blob: ports };
-        let paths = self.shared.paths(&from, &ours, &self.theirs);
-        let paths = paths.map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        let paths = self.shared.paths(&from, &ours, &self.theirs).map_err(|reason| no_path(at, reason))?;
         let granted = grants_of(offer, &self.on_gpu, self.gpu.as_ref());
         let make = || {
             let requester = |theirs: Pairs| Requester::new(&self.shared, rails, theirs.reads.is_some());

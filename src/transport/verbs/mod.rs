@@ -175,7 +175,7 @@ pub struct VerbsOptions {
     /// The address on the PCI bus of a GPU that payloads are on, as in `/sys/bus/pci/devices`: of devices on the way to
     /// the peer the nearest to it are preferred.
     pub near: Option<String>,
-    /// A peer, if one is known beforehand: devices on the way to it are preferred.
+    /// A peer, if one is known beforehand: devices on the way to it are preferred, unless another has twice the speed.
     pub peer: Option<IpAddr>,
     /// This process's number among those of its job on this host. Of several devices that are equally good each local
     /// rank takes another.

@@ -58,40 +58,93 @@ fn name_and_port(text: &str) -> (&str, Option<u8>) {
     parts.map_or((text, None), |(name, port)| (name, Some(port)))
 }
 
-/// Opens the best of the devices of these names: whose address is on the way to the peer, nearest to the GPU that
-/// payloads are on, nearest to the processor that this runs on, fastest; and of those that are equal the one for this
-/// process's local rank, so that several processes take several.
+/// Opens the best of the devices of these names.
 fn best_of(names: &[String], options: &VerbsOptions) -> Result<OpenedDevice, OpenError> {
-    let route = options.peer.and_then(gid::route_to);
-    let node = current_node();
     let gpu = options.near.as_ref().map(|address| Path::new(PCI_DEVICES).join(address));
-    let (mut usable, mut errors) = (Vec::new(), Vec::new());
+    let (mut infos, mut devices, mut unopened) = (Vec::new(), Vec::new(), Vec::new());
     for name in names {
         match Device::open(name).and_then(|device| Ok((device.info()?, device))) {
-            Ok((info, device)) => match port_of(&info, options, route) {
-                Ok(port) => usable.push((
-                    rank(&info, port, route, node, way_to(gpu.as_deref(), &info)),
-                    Arc::clone(&device),
-                    info.clone(),
-                    port.number,
-                )),
-                Err(error) => errors.push(error),
-            },
-            Err(error) => errors.push(error),
+            Ok((info, device)) => {
+                infos.push(info);
+                devices.push(device);
+            }
+            Err(error) => unopened.push(error),
         }
     }
-    let Some(best) = usable.iter().map(|(rank, ..)| *rank).max() else {
+    let around = PortComparison::of(&infos, options, options.peer.and_then(gid::route_to), current_node());
+    let (best, mut errors) = best_port(&infos, options, &around, |info| way_to(gpu.as_deref(), info));
+    errors.append(&mut unopened);
+    let Some((index, number, reason)) = best else {
         return Err(errors.into_iter().next().unwrap_or(OpenError::NoDevice));
     };
     for error in &errors {
         tracing::info!(%error, "passed over an RDMA device");
     }
+    let (info, device) = (infos.swap_remove(index), devices.swap_remove(index));
+    let port = info.ports.iter().find(|port| port.number == number).cloned().ok_or(OpenError::NoDevice)?;
+    Ok(OpenedDevice { device, info, port, reason })
+}
+
+/// What ports are compared by, beside what they are.
+struct PortComparison {
+    /// This host's address on the way to the peer.
+    route: Option<IpAddr>,
+    /// The NUMA node of this processor.
+    node: Option<u32>,
+    /// The speed of the fastest port that can be used.
+    fastest: u32,
+}
+
+impl PortComparison {
+    fn of(
+        infos: &[DeviceInfo],
+        options: &VerbsOptions,
+        route: Option<IpAddr>,
+        node: Option<u32>,
+    ) -> PortComparison {
+        let ports = infos.iter().flat_map(|info| info.ports.iter().map(move |port| (info, port)));
+        let usable = ports.filter(|(info, port)| check_port(info, port, options, route).is_ok());
+        PortComparison { route, node, fastest: usable.map(|(_, port)| port.speed).max().unwrap_or(0) }
+    }
+
+    /// Whether an address of this port is on the way to the peer.
+    fn is_way(&self, port: &Port) -> bool {
+        port.gids.iter().any(|gid| gid.is_up && self.route == Some(gid.address()))
+    }
+
+    /// Whether another port has at least twice its speed, where that is known.
+    fn is_slow(&self, port: &Port) -> bool {
+        port.speed > 0 && self.fastest >= port.speed.saturating_mul(2)
+    }
+}
+
+/// The best port of these devices, by the index of its device and its number, with the reason; and the errors of
+/// devices without one that can be used.
+///
+/// The best is on the way to the peer, nearest to the GPU that payloads are on, nearest to the processor that this runs
+/// on, fastest; and of those that are equal the one for this process's local rank, so that several processes take
+/// several. The way and the processor count for no port that is slow: the port by which the processes of a job meet is
+/// often of a network for other things.
+fn best_port(
+    infos: &[DeviceInfo],
+    options: &VerbsOptions,
+    around: &PortComparison,
+    to_gpu: impl Fn(&DeviceInfo) -> Option<PciWay>,
+) -> (Option<(usize, u8, String)>, Vec<OpenError>) {
+    let (mut usable, mut errors) = (Vec::new(), Vec::new());
+    for (index, info) in infos.iter().enumerate() {
+        match port_of(info, options, around) {
+            Ok(port) => usable.push((rank(info, port, around, to_gpu(info)), index, port)),
+            Err(error) => errors.push(error),
+        }
+    }
+    let Some(best) = usable.iter().map(|(rank, ..)| *rank).max() else { return (None, errors) };
+    let is_slow_way = |(_, _, port): &&(_, _, &Port)| around.is_way(port) && around.is_slow(port);
+    let slow_way = usable.iter().find(is_slow_way).map(|(_, index, _)| infos[*index].name.clone());
     let (all, equal) = (usable.len(), usable.iter().filter(|(rank, ..)| *rank == best).count());
     usable.retain(|(rank, ..)| *rank == best);
-    let (rank, device, info, number) = usable.swap_remove(options.local_rank % equal);
-    let port = info.ports.iter().find(|port| port.number == number).cloned().ok_or(OpenError::NoDevice)?;
-    let reason = reason(options, rank, all, equal);
-    Ok(OpenedDevice { device, info, port, reason })
+    let (rank, index, port) = usable.swap_remove(options.local_rank % equal);
+    (Some((index, port.number, reason(options, rank, slow_way, all, equal))), errors)
 }
 
 /// The way from a GPU, by its folder, to a device.
@@ -99,20 +152,16 @@ fn way_to(gpu: Option<&Path>, info: &DeviceInfo) -> Option<PciWay> {
     pci_way(gpu?, &device::sysfs(&info.name).join("device"))
 }
 
-fn rank(
-    info: &DeviceInfo,
-    port: &Port,
-    route: Option<IpAddr>,
-    node: Option<u32>,
-    to_gpu: Option<PciWay>,
-) -> RailOrder {
-    let leads_to_peer = port.gids.iter().any(|gid| gid.is_up && route == Some(gid.address()));
-    (leads_to_peer, to_gpu.map(Reverse), info.numa_node.is_some() && info.numa_node == node, port.speed)
+fn rank(info: &DeviceInfo, port: &Port, around: &PortComparison, to_gpu: Option<PciWay>) -> RailOrder {
+    let is_near = info.numa_node.is_some() && info.numa_node == around.node;
+    let is_slow = around.is_slow(port);
+    (around.is_way(port) && !is_slow, to_gpu.map(Reverse), is_near && !is_slow, port.speed)
 }
 
 fn reason(
     options: &VerbsOptions,
     (leads_to_peer, to_gpu, is_near, _): RailOrder,
+    slow_way: Option<String>,
     all: usize,
     equal: usize,
 ) -> String {
@@ -125,6 +174,10 @@ fn reason(
     let mut parts = Vec::new();
     if leads_to_peer {
         parts.push("on the way to the peer".to_owned());
+    } else if let Some(device) = slow_way {
+        parts.push(format!(
+            "{device} on the way to the peer is slow: there is a port of twice its speed or more"
+        ));
     }
     if let Some(Reverse(way)) = to_gpu {
         parts.push(format!("{way} from the GPU"));
@@ -143,20 +196,19 @@ fn reason(
 fn port_of<'a>(
     info: &'a DeviceInfo,
     options: &VerbsOptions,
-    route: Option<IpAddr>,
+    around: &PortComparison,
 ) -> Result<&'a Port, OpenError> {
     let count = u8::try_from(info.ports.len()).unwrap_or(u8::MAX);
     if let Some(number) = options.port {
         let port = info.ports.iter().find(|port| port.number == number);
         let port = port.ok_or(OpenError::NoPort { device: info.name.clone(), port: number, ports: count })?;
-        return check_port(info, port, options, route).map(|()| port);
+        return check_port(info, port, options, around.route).map(|()| port);
     }
     let mut best: Result<&Port, _> =
         Err(OpenError::NoPort { device: info.name.clone(), port: 1, ports: count });
     for port in info.ports.iter().rev() {
-        match (check_port(info, port, options, route), &best) {
-            (Ok(()), Ok(other))
-                if rank(info, port, route, None, None) < rank(info, other, route, None, None) => {}
+        match (check_port(info, port, options, around.route), &best) {
+            (Ok(()), Ok(other)) if rank(info, port, around, None) < rank(info, other, around, None) => {}
             (Ok(()), _) => best = Ok(port),
             (Err(_), Ok(_)) => {}
             // The first port's is told.
@@ -228,11 +280,17 @@ fn current_node() -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::gid::{Gid, GidKind};
     use super::super::scripted::{gid, info};
     use super::*;
 
+    fn taken<'a>(info: &'a DeviceInfo, options: &VerbsOptions) -> Result<&'a Port, OpenError> {
+        let around = PortComparison::of(std::slice::from_ref(info), options, None, None);
+        port_of(info, options, &around)
+    }
+
     fn error(info: &DeviceInfo, options: &VerbsOptions) -> String {
-        port_of(info, options, None).unwrap_err().to_string()
+        taken(info, options).unwrap_err().to_string()
     }
 
     fn other_index(index: u16) -> VerbsOptions {
@@ -243,19 +301,19 @@ mod tests {
     fn the_gid_index_that_nccl_is_told_counts_on_roce_alone() {
         let options = VerbsOptions { gid_index_from: Some("NCCL_IB_GID_INDEX"), ..other_index(3) };
         let mut info = info("mlx5_0", true, vec![gid()]);
-        assert!(port_of(&info, &options, None).is_err(), "its only entry is 1");
+        assert!(taken(&info, &options).is_err(), "its only entry is 1");
         info.ports[0].is_infiniband = true;
-        assert!(port_of(&info, &options, None).is_ok());
+        assert!(taken(&info, &options).is_ok());
         for variable in [None, Some("SLACKLINE_RDMA_GID_INDEX"), Some("UCX_IB_GID_INDEX")] {
             let options = VerbsOptions { gid_index_from: variable, ..options.clone() };
-            assert!(port_of(&info, &options, None).is_err(), "{variable:?}");
+            assert!(taken(&info, &options).is_err(), "{variable:?}");
         }
     }
 
     #[test]
     fn what_is_wrong_with_a_port_is_said_with_the_remedy() {
         let plain = VerbsOptions::default();
-        assert!(port_of(&info("rxe0", true, vec![gid()]), &plain, None).is_ok());
+        assert!(taken(&info("rxe0", true, vec![gid()]), &plain).is_ok());
         let down = error(&info("rxe0", false, vec![gid()]), &plain);
         assert_eq!(
             down,
@@ -294,13 +352,9 @@ mod tests {
         let port = |number, is_active, speed| Port { number, is_active, speed, ..two.ports[0].clone() };
         let ports = [port(1, true, 100), port(2, true, 200), port(3, false, 400)];
         two.ports = ports.to_vec();
-        assert_eq!(port_of(&two, &VerbsOptions::default(), None).unwrap().number, 2);
+        assert_eq!(taken(&two, &VerbsOptions::default()).unwrap().number, 2);
         two.ports[1].speed = 100;
-        assert_eq!(
-            port_of(&two, &VerbsOptions::default(), None).unwrap().number,
-            1,
-            "the first of equal ones"
-        );
+        assert_eq!(taken(&two, &VerbsOptions::default()).unwrap().number, 1, "the first of equal ones");
     }
 
     #[test]
@@ -308,12 +362,52 @@ mod tests {
         let route = Some([10, 0, 0, 1].into());
         let port = |gids, speed| Port { speed, ..info("x", true, gids).ports.remove(0) };
         let here = info("a", true, Vec::new());
-        let there = rank(&here, &port(vec![gid()], 1), route, Some(5), None);
-        let by_gpu = rank(&here, &port(Vec::new(), 1), route, Some(5), Some(PciWay::Switch));
-        let farther = rank(&here, &port(Vec::new(), 100), route, Some(0), Some(PciWay::Node));
-        let near = rank(&here, &port(Vec::new(), 1), route, Some(0), None);
-        let fast = rank(&here, &port(Vec::new(), 100), route, Some(5), None);
+        let rank = |gids, speed, node, to_gpu| {
+            rank(&here, &port(gids, speed), &PortComparison { route, node: Some(node), fastest: 100 }, to_gpu)
+        };
+        let there = rank(vec![gid()], 60, 5, None);
+        let by_gpu = rank(Vec::new(), 60, 5, Some(PciWay::Switch));
+        let farther = rank(Vec::new(), 100, 0, Some(PciWay::Node));
+        let near = rank(Vec::new(), 60, 0, None);
+        let fast = rank(Vec::new(), 100, 5, None);
         assert!(there > by_gpu && by_gpu > farther && farther > near && near > fast);
+        assert!(rank(vec![gid()], 50, 0, None) < fast, "neither counts for one of half the speed");
+        assert!(rank(vec![gid()], 0, 5, None) > fast, "of which the speed is not known");
+    }
+
+    #[test]
+    fn a_slow_port_on_the_way_to_the_peer_is_passed_over_for_a_fast_one() {
+        let device = |name: &str, node, is_infiniband, speed, gids| {
+            let mut info = DeviceInfo { numa_node: Some(node), ..info(name, true, gids) };
+            (info.ports[0].is_infiniband, info.ports[0].speed) = (is_infiniband, speed);
+            info
+        };
+        let infiniband = Gid { bytes: [0xFE; 16], kind: GidKind::InfiniBand, interface: None, ..gid() };
+        let mut infos = vec![
+            device("ethernet", 0, false, 25_000, vec![gid()]),
+            device("mlx5_0", 1, true, 400_000, vec![infiniband.clone()]),
+            device("mlx5_1", 1, true, 400_000, vec![infiniband]),
+        ];
+        let best = |infos: &[DeviceInfo], local_rank| {
+            let options = VerbsOptions { local_rank, ..VerbsOptions::default() };
+            let around = PortComparison::of(infos, &options, Some([10, 0, 0, 1].into()), Some(0));
+            let (best, errors) = best_port(infos, &options, &around, |_| None);
+            assert!(errors.is_empty());
+            best.map(|(index, _, reason)| (infos[index].name.clone(), reason)).unwrap()
+        };
+        let why =
+            "ethernet on the way to the peer is slow: there is a port of twice its speed or more, best of 3";
+        let second = format!("{why}, number 1 of 2 equal ones");
+        assert_eq!(best(&infos, 1), ("mlx5_1".into(), second), "each process takes another");
+        // What is no slower decides by the way to the peer as before.
+        infos[0].ports[0].speed = 201_000;
+        let reason = "on the way to the peer, on this processor's NUMA node, best of 3";
+        assert_eq!(best(&infos, 1), ("ethernet".into(), reason.into()));
+        // A fast port that carries nothing makes no other one slow.
+        infos[0].ports[0].speed = 25_000;
+        infos.iter_mut().skip(1).for_each(|info| info.ports[0].is_active = false);
+        let options = VerbsOptions::default();
+        assert_eq!(PortComparison::of(&infos, &options, None, None).fastest, 25_000);
     }
 
     #[test]
@@ -336,7 +430,7 @@ mod tests {
     fn equal_devices_are_shared_out_by_local_rank() {
         let options = VerbsOptions { local_rank: 5, ..VerbsOptions::default() };
         assert_eq!(
-            reason(&options, (false, None, true, 4), 4, 2),
+            reason(&options, (false, None, true, 4), None, 4, 2),
             "on this processor's NUMA node, best of 4, number 1 of 2 equal ones"
         );
     }

@@ -13,7 +13,7 @@ use super::path::{self, PathSettings};
 use super::queue_pair::QueuePairPath;
 use super::region::ProtectionDomain;
 use super::{OpenError, PIECE_BYTES_MAX, VerbsOptions, power_of_two_below};
-use crate::transport::{Address, ConnectError};
+use crate::transport::{Address, ConnectError, MAKE_RDMA_CONNECTION};
 
 /// READs and atomics that may be under way, unless asked otherwise or a device has less: more than that brings no more.
 const READ_DEPTH: u8 = 16;
@@ -158,7 +158,7 @@ impl Rail {
     pub(super) fn gid_towards(&self, peer: Option<IpAddr>, at: &Address) -> Result<GidChoice, ConnectError> {
         let choice = self.choose_gid(peer).ok_or_else(|| {
             let (source, remedy) = self.no_gid();
-            let (operation, address) = ("make an RDMA connection", at.clone());
+            let (operation, address) = (MAKE_RDMA_CONNECTION, at.clone());
             ConnectError::System { operation, address, source, remedy }
         })?;
         tracing::info!(gid = %choice.gid, index = choice.gid.index, reason = choice.reason, "GID chosen");

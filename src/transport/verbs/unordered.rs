@@ -328,10 +328,26 @@ impl Unordered {
 
     /// The same over a rail for each of these speeds.
     fn verbs_at(&self, speeds: &[u32], queue_depth: usize, in_order: Option<bool>) -> Verbs {
+        self.verbs_on(false, speeds, queue_depth, in_order)
+    }
+
+    /// The transport over the device as one of InfiniBand, which has no way to those of Ethernet.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn verbs_on_infiniband(&self) -> Verbs {
+        self.verbs_on(true, &[1], DEPTH as usize, None)
+    }
+
+    fn verbs_on(
+        &self,
+        is_infiniband: bool,
+        speeds: &[u32],
+        queue_depth: usize,
+        in_order: Option<bool>,
+    ) -> Verbs {
         let context = (&raw const *self.world).cast_mut().cast();
         let device = Device::of_library(&LIBRARY, NonNull::new(context).expect("a reference is not null"));
         let mut info = scripted::info("unordered0", true, vec![scripted::gid()]);
-        info.is_soft_roce = false;
+        (info.is_soft_roce, info.ports[0].is_infiniband) = (false, is_infiniband);
         info.limits = Limits {
             queue_depth: 2 * DEPTH,
             completions: 2 * DEPTH,

@@ -10,7 +10,7 @@ use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Received, Refusal};
 /// Version of everything that any transport sends, in the wire-up and after it.
 ///
 /// Version 3 and those before it were of one transport each.
-pub(crate) const WIRE_VERSION: u32 = 11;
+pub(crate) const WIRE_VERSION: u32 = 12;
 
 /// More than the longest body: a refusal with its reason.
 const BODY_MAX: usize = 8192;
@@ -168,10 +168,10 @@ impl<B: Blob, N: Serialize + DeserializeOwned> Hello<B, N> {
                 return Err(WireError::Rule("its refusal is too long"));
             }
             // It is shown to a user, and comes from another process.
-            Hello::Refuse(Refusal { retry_after, reason }) => {
+            Hello::Refuse(Refusal { retry_after, reason, no_path }) => {
                 let retry_after = retry_after.map(|after| after.min(MAX_RETRY_AFTER));
                 let reason = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-                Hello::Refuse(Refusal { retry_after, reason })
+                Hello::Refuse(Refusal { retry_after, reason, no_path })
             }
             Hello::Note(note) => Hello::Note(note),
         };
@@ -243,6 +243,7 @@ mod tests {
             (Message::Offer(terms()), &b"hi"[..]),
             (Message::Accept(terms()), b""),
             (Message::refuse(Refusal::temporary(Duration::from_millis(50), "no room")), b""),
+            (Message::refuse(Refusal { no_path: true, .."no way".into() }), b""),
             (Message::Note(5), b""),
         ] {
             assert_eq!(Message::decode(&hello.encode(message)), Ok((hello, message.to_vec())));

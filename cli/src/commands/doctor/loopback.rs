@@ -274,8 +274,16 @@ impl<'a, T: Transport> Loopback<'a, T> {
         local.as_volatile().write(&sent);
         let remote = to.remote.slice(0, bytes as u64)?;
         let took = self.run(Operation::Write { local, remote, streaming: Streaming::ByLength })?;
+        self.prove(remote)?;
         same("written", to.region.as_volatile(), &sent)?;
         Ok(took)
+    }
+
+    /// Waits until this processor sees all that was written, or changed by atomics: what is complete may be on its way
+    /// to memory still, and a READ behind it is answered once it is there. The first word of the local memory stays.
+    fn prove(&mut self, remote: RemoteSlice) -> Result<(), Problem> {
+        let (local, remote) = (self.local.slice(8, 8)?, remote.slice(0, 8)?);
+        self.run(Operation::Read { local, remote, streaming: Streaming::ByLength }).map(|_| ())
     }
 
     fn read(&mut self, from: &GrantedRegion, bytes: usize, round: u64) -> Result<Duration, Problem> {
@@ -313,7 +321,8 @@ impl<'a, T: Transport> Loopback<'a, T> {
     }
 
     /// Whether an atomic brought back what was there before, and left what it should.
-    fn found(&self, before: u64, after: u64) -> Result<(), Problem> {
+    fn found(&mut self, before: u64, after: u64) -> Result<(), Problem> {
+        self.prove(self.words.remote)?;
         let found = (self.local.as_volatile().load_u64(0), self.words.region.as_volatile().load_u64(COUNTED));
         if found == (before, after) {
             return Ok(());
