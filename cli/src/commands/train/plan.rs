@@ -417,8 +417,8 @@ const NO_RESUME: &str = "leave --resume out to begin from the initial values";
 fn found(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().display().to_string());
-    let mut names: Vec<_> =
-        names.filter(|name| name.starts_with("shard-") && name.contains(".safetensors")).collect();
+    let is_one = |name: &str| name.ends_with(".safetensors") || name.ends_with(".safetensors.previous");
+    let mut names: Vec<_> = names.filter(|name| name.starts_with("shard-") && is_one(name)).collect();
     names.sort();
     names
 }
