@@ -61,7 +61,7 @@ pub(super) fn lock(file: &Path) -> Result<File, CheckpointError> {
 
 pub(super) fn lock_within(file: &Path, within: Duration) -> Result<File, CheckpointError> {
     let path = beside(file, ".owner")?;
-    let failed = |source| CheckpointError::Write { file: path.clone(), source };
+    let failed = |source| CheckpointError::Write { file: file.to_owned(), source };
     // Nothing is written through a link.
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
