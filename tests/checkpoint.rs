@@ -4,8 +4,10 @@
 mod checkpoint {
     mod finite;
     mod job;
+    mod learned;
     mod names;
     mod once;
+    mod owners;
     mod reconnect;
     mod resume;
     mod shards;

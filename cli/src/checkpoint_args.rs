@@ -102,8 +102,8 @@ impl CheckpointArgs {
 fn found(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().display().to_string());
-    let mut names: Vec<_> =
-        names.filter(|name| name.starts_with("shard-") && name.contains(".safetensors")).collect();
+    let is_one = |name: &str| name.ends_with(".safetensors") || name.ends_with(".safetensors.previous");
+    let mut names: Vec<_> = names.filter(|name| name.starts_with("shard-") && is_one(name)).collect();
     names.sort();
     names
 }

@@ -50,6 +50,13 @@ fn version(folder: &TempDir) -> Option<u64> {
 
 const SHARD: &str = "shard-0-of-1.safetensors";
 
+/// Gives the name of the record that says who owns the checkpoint to a folder.
+fn let_no_checkpoint_be_written(folder: &TempDir) {
+    let record = folder.path().join(format!("{SHARD}.owner"));
+    fs::remove_file(&record).unwrap();
+    fs::create_dir(&record).unwrap();
+}
+
 #[test]
 fn a_folder_that_takes_no_checkpoint_is_refused_before_training() {
     let (_, said) = end(Run::of(&short("/proc", &[])), 2);
@@ -66,8 +73,7 @@ fn checkpoints_that_fail_are_warned_of_and_counted_and_end_a_strict_run() {
         let more: &[&str] = if strict { &["--strict-checkpoints"] } else { &[] };
         let run = Run::of(&slow(folder.path().to_str().unwrap(), more));
         run.wait_for("epoch");
-        // A folder has the name of the new file.
-        fs::create_dir(folder.path().join(format!("{SHARD}.partial"))).unwrap();
+        let_no_checkpoint_be_written(&folder);
         kill(run.pid(), Signal::USR1);
         run.wait_for("warning: shard 0: ");
         let (json, said) = end(run, i32::from(strict));
@@ -89,7 +95,7 @@ fn a_last_checkpoint_that_fails_is_told_though_the_run_is_over() {
     let folder = TempDir::new().unwrap();
     let run = Run::of(&slow(folder.path().to_str().unwrap(), &["--epochs", "20"]));
     run.wait_for("epoch");
-    fs::create_dir(folder.path().join(format!("{SHARD}.partial"))).unwrap();
+    let_no_checkpoint_be_written(&folder);
     let (json, said) = end(run, 0);
     assert_eq!(json["checkpoints_failed"], 1, "{json}");
     assert!(said.contains("warning: 1 checkpoint could not be written: shard 0: "), "{said}");

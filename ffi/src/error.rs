@@ -264,7 +264,10 @@ fn group_status(error: &GroupError) -> Status {
 
 fn checkpoint_status(error: &CheckpointError) -> Status {
     match error {
-        CheckpointError::Write { .. } | CheckpointError::Unreadable { .. } => Status::System,
+        CheckpointError::Write { .. }
+        | CheckpointError::Locked { .. }
+        | CheckpointError::Unreadable { .. } => Status::System,
+        CheckpointError::Superseded { .. } => Status::Refused,
         CheckpointError::Memory { .. } => Status::Memory,
         CheckpointError::Damaged { .. } | CheckpointError::Foreign { .. } => Status::Damaged,
         CheckpointError::Format { .. } | CheckpointError::Header { .. } => Status::Unsupported,

@@ -8,6 +8,7 @@ use super::JobError;
 use super::member::{Conversation, End, JobMember};
 use super::plan::JobPlan;
 use super::rendezvous::MemberRole;
+use crate::clock::Clock;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
 use crate::diagnostic::Diagnostic;
@@ -22,6 +23,10 @@ pub(super) const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// The time between two attempts.
 const TRY_EVERY: Duration = Duration::from_millis(50);
+
+/// Most refusals of access at one clock after which a worker connects again: a server that ends refuses, and so does
+/// one whose memory is not what this worker takes it for, which it would ask for ever.
+const REFUSALS_MAX: u32 = 3;
 
 /// The longest time for which a worker that has finished does not look after its connections.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -140,17 +145,36 @@ struct ServerLoss {
     /// Servers that are lost may come back.
     reconnect: bool,
     error: Option<Error>,
+    /// The clock at which the worker connected last, and the refusals of access since it came there.
+    clock: Clock,
+    refusals: u32,
 }
 
 impl ServerLoss {
+    fn new(reconnect: bool, clock: Clock) -> ServerLoss {
+        ServerLoss { reconnect, error: None, clock, refusals: 0 }
+    }
+
     /// Keeps the loss of a server that may come back: the result is `None` then. Any other error is passed on.
     fn keep<R>(&mut self, result: Result<R, Error>) -> Result<Option<R>, Error> {
         match result {
             Err(error) if self.reconnect && error.is_loss() => {
+                self.refusals += u32::from(error.is_refused_access());
+                if self.refusals > REFUSALS_MAX {
+                    return Err(error);
+                }
                 self.error = Some(error);
                 Ok(None)
             }
             result => result.map(Some),
+        }
+    }
+
+    /// The worker is connected again, at this clock.
+    fn recovered(&mut self, clock: Clock) {
+        self.error = None;
+        if clock > self.clock {
+            (self.clock, self.refusals) = (clock, 0);
         }
     }
 }
@@ -158,7 +182,7 @@ impl ServerLoss {
 impl<C: Conversation> WorkerLoop<C> {
     /// The loop of a worker that is connected.
     pub(super) fn new(member: Arc<JobMember<C>>, plan: JobPlan, worker: Worker<Mixed>) -> WorkerLoop<C> {
-        let loss = ServerLoss { reconnect: plan.reconnect, error: None };
+        let loss = ServerLoss::new(plan.reconnect, worker.clock());
         WorkerLoop { member, plan, worker, loss }
     }
 
@@ -205,7 +229,7 @@ impl<C: Conversation> WorkerLoop<C> {
         if let Some(error) = &self.loss.error {
             tracing::warn!(%error, "connecting again");
             self.member.reconnect(&self.plan, &mut self.worker)?;
-            self.loss.error = None;
+            self.loss.recovered(self.worker.clock());
         }
         Ok(())
     }
@@ -265,7 +289,7 @@ mod tests {
     use crate::param::PullError;
     use crate::scheme::SchemeConfig;
     use crate::table::{ElementType, Table};
-    use crate::transport::Disconnected;
+    use crate::transport::{CompletionError, Disconnected};
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -361,7 +385,7 @@ mod tests {
             address: Address::random(),
             source: Disconnected { reason: "killed" },
         };
-        let mut waits = ServerLoss { reconnect: true, error: None };
+        let mut waits = ServerLoss::new(true, Clock::new(0));
         assert!(matches!(waits.keep(Ok(7)), Ok(Some(7))));
         assert!(matches!(waits.keep(Err::<u8, _>(lost())), Ok(None)));
         assert!(waits.error.as_ref().is_some_and(Error::is_loss));
@@ -369,7 +393,26 @@ mod tests {
         assert!(replaced.is_retryable() && matches!(waits.keep(Err::<u8, _>(replaced)), Ok(None)));
         let other = Error::InFlight { what: "gradient" };
         assert!(waits.keep(Err::<u8, _>(other)).is_err(), "it is no loss");
-        let mut ends = ServerLoss { reconnect: false, error: None };
+        let mut ends = ServerLoss::new(false, Clock::new(0));
         assert!(ends.keep(Err::<u8, _>(lost())).is_err() && ends.error.is_none());
+    }
+
+    #[test]
+    fn a_server_that_refuses_again_and_again_at_one_clock_is_an_error() {
+        let refuse = |loss: &mut ServerLoss| {
+            let source = PullError::Completion(CompletionError::RemoteAccess);
+            loss.keep(Err::<u8, _>(Error::Pull { shard: 0, source }))
+        };
+        let mut loss = ServerLoss::new(true, Clock::new(0));
+        for clock in 1..10 {
+            assert!(matches!(refuse(&mut loss), Ok(None)), "servers may end at any clock");
+            loss.recovered(Clock::new(clock));
+        }
+        for _ in 0..REFUSALS_MAX {
+            assert!(matches!(refuse(&mut loss), Ok(None)));
+            loss.recovered(Clock::new(9));
+        }
+        let error = refuse(&mut loss).unwrap_err();
+        assert!(error.to_string().contains("the target refused access"), "{error}");
     }
 }

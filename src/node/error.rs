@@ -12,7 +12,7 @@ use crate::mem::OutOfBounds;
 use crate::param::{Eviction, HandshakeError, PinError, PublishError, PullError};
 use crate::scheme::{self, Bound};
 use crate::table::{Encoding, TableError};
-use crate::transport::{Address, ConnectError, Disconnected, PostError, RegisterError};
+use crate::transport::{Address, CompletionError, ConnectError, Disconnected, PostError, RegisterError};
 
 /// An operation of a node failed. The text names the operation, the cause and the remedy; [`Diagnostic`] says them to
 /// programs. The other errors of the library become one by `from`.
@@ -361,13 +361,27 @@ impl Error {
 
     /// True if a server is lost to this peer: it is gone, was started again, or took the peer for dead. Connecting
     /// again may help.
+    ///
+    /// So is one that refused access to its memory: the connection is over, and the memory of a process that ends is
+    /// taken from its RDMA device before its connections are. A server that is there and refuses does so again.
     pub fn is_loss(&self) -> bool {
+        self.is_refused_access()
+            || matches!(
+                self,
+                Error::ServerLost { .. }
+                    | Error::Evicted { .. }
+                    | Error::Pull { source: PullError::Epoch { .. }, .. }
+                    | Error::Pin { source: PinError::Epoch { .. } | PinError::Inherited, .. }
+            )
+    }
+
+    /// True if the server refused access to its memory.
+    pub(crate) fn is_refused_access(&self) -> bool {
+        const REFUSED: CompletionError = CompletionError::RemoteAccess;
         matches!(
             self,
-            Error::ServerLost { .. }
-                | Error::Evicted { .. }
-                | Error::Pull { source: PullError::Epoch { .. }, .. }
-                | Error::Pin { source: PinError::Epoch { .. } | PinError::Inherited, .. }
+            Error::Pull { source: PullError::Completion(REFUSED), .. }
+                | Error::Publish { source: PublishError::Completion(REFUSED), .. }
         )
     }
 

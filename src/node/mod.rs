@@ -30,6 +30,8 @@ mod payloads;
 mod publisher;
 mod reader;
 mod record;
+#[cfg(test)]
+mod refused;
 mod relay;
 #[cfg_attr(not(feature = "sim"), allow(dead_code, reason = "only a simulator replaces them"))]
 pub(crate) mod runtime;

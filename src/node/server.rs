@@ -189,6 +189,8 @@ struct IncarnationStart<'a> {
     folded: u64,
     /// For each worker, how far its gradients are in the parameters.
     applied: Applied,
+    /// The text of what the scheme has learned.
+    learned: Option<&'a str>,
     /// The folder of a server that stands for its host; otherwise one that folds here.
     folder: Option<Box<dyn Folder>>,
 }
@@ -214,6 +216,7 @@ impl<T: Transport> Server<T> {
             smallest_clock,
             folded: 0,
             applied: Applied::default(),
+            learned: None,
             folder: None,
         };
         Self::begin(transport, address, table, start, options)
@@ -272,11 +275,14 @@ impl<T: Transport> Server<T> {
         if needs.weighs_updates {
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason: KEEPS_NO_UPDATES });
         }
-        let scheme = options.scheme.server(scheme::Start {
+        let mut scheme = options.scheme.server(scheme::Start {
             workers: options.workers,
             clock: start.smallest_clock,
             newest: start.version,
         })?;
+        if let Some(learned) = start.learned {
+            scheme.recall(learned);
+        }
         if options.additive && !scheme::adds_up(&needs) {
             return Err(Error::Scheme { scheme: options.scheme.clone(), reason: scheme::NO_SUM });
         }
@@ -500,7 +506,7 @@ impl<T: Transport> Server<T> {
         progress |= self.tell(now);
         self.push();
         self.shard.wake_peers();
-        self.checkpoint();
+        self.checkpoint()?;
         Ok(progress)
     }
 

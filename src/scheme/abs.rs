@@ -6,6 +6,8 @@
 //! ([`WaitFor`], [`Shrink`]). With no bound it is K-async SGD, with a bound of 0 it is K-sync SGD (Dutta et al.,
 //! AISTATS 2018), with all workers waited for it is synchronous.
 
+mod learned;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -25,7 +27,7 @@ pub enum WaitFor {
     Fixed(u16),
     /// This number at the beginning, and more as the loss `F` falls: `ceil(K sqrt(F0 / F))`, never fewer than before
     /// and never more than there are workers. The rule of AdaSync, made monotone; the paper's own is not known. A
-    /// server that is started again begins from the start, also from a checkpoint: `F0` is the first loss after that.
+    /// server that goes on from a checkpoint has the number and `F0` of the one that wrote it.
     LossRatio(u16),
     /// The same with the mean loss of all gradients of an interval of time, taken at its end, as AdaSync has it; then
     /// it may also fall. The loss of one update is that of a few mini-batches: its noise alone makes a number grow
@@ -254,6 +256,14 @@ impl ServerScheme for AbsServer {
 
     fn smallest_clock(&self) -> Clock {
         self.folded.smallest()
+    }
+
+    fn learned(&self) -> Option<String> {
+        self.to_text()
+    }
+
+    fn recall(&mut self, learned: &str) {
+        self.take_up(learned);
     }
 
     fn waits_for(&self) -> Option<u64> {

@@ -126,6 +126,14 @@ impl ServerScheme for Damped {
         self.server.smallest_clock()
     }
 
+    fn learned(&self) -> Option<String> {
+        self.server.learned()
+    }
+
+    fn recall(&mut self, learned: &str) {
+        self.server.recall(learned);
+    }
+
     fn waits_for(&self) -> Option<u64> {
         self.server.waits_for()
     }

@@ -217,6 +217,16 @@ pub trait ServerScheme: Send {
     /// clock, of every worker that is in, has been folded in or dropped. Never moves back.
     fn smallest_clock(&self) -> Clock;
 
+    /// Returns what the scheme has learned and could not learn again, as text of its own. A checkpoint keeps it.
+    fn learned(&self) -> Option<String> {
+        None
+    }
+
+    /// Goes on from what [`learned`](Self::learned) returned in an earlier incarnation of the server, with the same
+    /// settings. Called before all else, with whatever the checkpoint holds: text that cannot be taken up is to be left
+    /// alone.
+    fn recall(&mut self, _learned: &str) {}
+
     /// Returns the number of gradients that the next version waits for, where the scheme chooses it. For monitoring
     /// only.
     fn waits_for(&self) -> Option<u64> {

@@ -45,6 +45,14 @@ impl ServerScheme for Summed {
         self.0.smallest_clock()
     }
 
+    fn learned(&self) -> Option<String> {
+        self.0.learned()
+    }
+
+    fn recall(&mut self, learned: &str) {
+        self.0.recall(learned);
+    }
+
     fn waits_for(&self) -> Option<u64> {
         self.0.waits_for()
     }

@@ -173,7 +173,7 @@ fn a_checkpoint_that_cannot_be_written_is_counted_and_stops_nothing() {
     assert!(matches!(error, Error::Checkpoint(CheckpointError::Write { .. })), "found at once: {error}");
     std::fs::create_dir(path.parent().unwrap()).unwrap();
     let server = new(16, options);
-    std::fs::remove_dir(path.parent().unwrap()).unwrap();
+    std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     let serving = Serving::start(server);
     let mut worker = worker(&serving.address, SchemeConfig::Bsp);
     for _ in 0..5 {

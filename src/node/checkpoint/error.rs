@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::diagnostic::{Diagnostic, remedy_of};
 
@@ -24,6 +25,28 @@ pub enum CheckpointError {
         file: PathBuf,
         /// The error of the operating system.
         source: io::Error,
+    },
+    /// Another incarnation has begun with this file, which alone may write it from then on.
+    #[error(
+        "{}: the checkpoint is not written: it is owned by incarnation {owner:016x}, which began after this one \
+         ({epoch:016x}); {}",
+        file.display(), remedy_of(self)
+    )]
+    Superseded {
+        /// The file.
+        file: PathBuf,
+        /// The incarnation that would have written it.
+        epoch: u64,
+        /// The incarnation that may.
+        owner: u64,
+    },
+    /// Another process holds the lock of the checkpoint's owner.
+    #[error("{}: locked by another process for {waited:?}; {}", file.display(), remedy_of(self))]
+    Locked {
+        /// The record of the owner.
+        file: PathBuf,
+        /// The time for which the lock was waited for.
+        waited: Duration,
     },
     /// The parameters are not finite: the checkpoint would be of no use, and would replace one that is.
     #[error(
@@ -138,6 +161,8 @@ impl Diagnostic for CheckpointError {
     fn operation(&self) -> &'static str {
         match self {
             CheckpointError::Write { .. }
+            | CheckpointError::Superseded { .. }
+            | CheckpointError::Locked { .. }
             | CheckpointError::NotFinite { .. }
             | CheckpointError::Gpu { .. }
             | CheckpointError::Header { .. } => "writing a checkpoint",
@@ -152,6 +177,12 @@ impl Diagnostic for CheckpointError {
             CheckpointError::NoName { .. } => "add a file name, such as shard-0.safetensors",
             CheckpointError::Write { .. } => {
                 "check the folder, its permissions and the space left (the last one stands as it was)"
+            }
+            CheckpointError::Superseded { .. } => {
+                "let that server go on in its stead, or give each server that is to run a file of its own"
+            }
+            CheckpointError::Locked { .. } => {
+                "let the process that holds it go on if it is stopped, or end it"
             }
             CheckpointError::NotFinite { .. } => "go on from the last one, with a smaller learning rate",
             CheckpointError::Header { .. } => "use fewer tensors or shorter names",

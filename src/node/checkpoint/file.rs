@@ -8,20 +8,20 @@ use std::sync::Arc;
 
 use super::format::{self, Fault};
 use super::header::Header;
-use super::{Checkpoint, CheckpointError};
+pub(super) use super::owner::claim;
+use super::{Checkpoint, CheckpointError, owner};
 
 /// The path with a suffix at its name's end.
-fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
+pub(super) fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
     let name = file.file_name().ok_or_else(|| CheckpointError::NoName { file: file.to_owned() })?;
     let mut name = name.to_owned();
     name.push(suffix);
     Ok(file.with_file_name(name))
 }
 
-/// Returns the path at which the file is made before it is renamed. It is always the same name, so that a new file
-/// replaces one that a killed process left behind.
-fn partial(file: &Path) -> Result<PathBuf, CheckpointError> {
-    beside(file, ".partial")
+/// Returns the path at which an incarnation makes the file before it is renamed: no two write one file.
+pub(super) fn partial(file: &Path, epoch: u64) -> Result<PathBuf, CheckpointError> {
+    beside(file, &format!(".{epoch:016x}.partial"))
 }
 
 /// Returns the path of the checkpoint before the newest one.
@@ -35,23 +35,31 @@ pub(super) fn previous(file: &Path) -> Result<PathBuf, CheckpointError> {
 /// The file is whole or as it was: it is made under another name in the same folder, brought to the disk and then
 /// renamed, and the renames are brought to the disk, too. A process that ends between the two renames leaves no newest
 /// file, and [`read`] takes the previous one.
+///
+/// # Errors
+/// Beside those of the system, [`CheckpointError::Superseded`] if the file has another owner than the incarnation of
+/// the header: nothing is renamed then.
 pub(super) fn write(file: &Path, header: &Header, tensors: &[Vec<u8>]) -> Result<(), CheckpointError> {
-    let (partial, previous) = (partial(file)?, previous(file)?);
+    let (partial, previous) = (partial(file, header.epoch)?, previous(file)?);
     let bytes = format::serialise(file, header, tensors)?;
     let rename = || {
         match fs::rename(file, &previous) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::rename(&partial, file)?;
-        sync_folder(file)
+        fs::rename(&partial, file)
     };
-    let written = write_through(&partial, &bytes, tensors).and_then(|()| rename());
-    written.map_err(|source| {
+    let failed = |source| CheckpointError::Write { file: file.to_owned(), source };
+    let written = write_through(&partial, &bytes, tensors);
+    // Asked before the write is looked at: a new owner removes what others have not finished, which some file systems
+    // answer with an error of the write.
+    let renamed =
+        owner::hold(file, header.epoch).and_then(|_held| written.and_then(|()| rename()).map_err(failed));
+    if renamed.is_err() {
         // Nothing more can be done if it cannot be removed; the first error is the one to report.
         let _ = fs::remove_file(&partial);
-        CheckpointError::Write { file: file.to_owned(), source }
-    })
+    }
+    renamed.and_then(|()| sync_folder(file).map_err(failed))
 }
 
 /// Gives a file that is damaged another name, for people who look for the cause. One that was damaged earlier goes.
@@ -62,14 +70,16 @@ pub(super) fn set_aside(file: &Path) -> Result<(), CheckpointError> {
 
 /// Does with a small file all that [`write`] does, and removes it.
 pub(super) fn try_folder(file: &Path) -> Result<(), CheckpointError> {
-    let (partial, trial) = (partial(file)?, beside(file, ".trial")?);
-    let tried = write_through(&partial, &[0; 4096], &[])
-        .and_then(|()| fs::rename(&partial, &trial))
-        .and_then(|()| fs::remove_file(&trial))
+    let (trial, tried) = (beside(file, ".trial")?, beside(file, ".tried")?);
+    // Two that try one folder take turns.
+    let _held = owner::lock(file)?;
+    let done = write_through(&trial, &[0; 4096], &[])
+        .and_then(|()| fs::rename(&trial, &tried))
+        .and_then(|()| fs::remove_file(&tried))
         .and_then(|()| sync_folder(file));
-    tried.map_err(|source| {
+    done.map_err(|source| {
         // The first error is the one to report.
-        let _ = fs::remove_file(&partial);
+        let _ = fs::remove_file(&trial);
         CheckpointError::Write { file: file.to_owned(), source }
     })
 }
@@ -92,10 +102,14 @@ fn write_through(partial: &Path, head: &[u8], tensors: &[Vec<u8>]) -> io::Result
 /// Brings the rename to the disk; only Unix lets a folder be opened for that.
 fn sync_folder(file: &Path) -> io::Result<()> {
     if cfg!(unix) {
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+        File::open(folder(file))?.sync_all()?;
     }
     Ok(())
+}
+
+pub(super) fn folder(file: &Path) -> &Path {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// Reads the newest checkpoint, or the previous one where the newest is missing or damaged.

@@ -71,6 +71,7 @@ fn header(table: Table, optimizer: Optimizer) -> Header {
         clocks: vec![Clock::new(70), Clock::new(72)],
         epoch: 5,
         scheme: "ssp(3)".into(),
+        learned: Some(r#"{"k":3}"#.into()),
         optimizer,
         folded: 150,
         applied: Applied {

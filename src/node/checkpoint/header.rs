@@ -25,6 +25,9 @@ pub(super) struct Header {
     pub(super) epoch: u64,
     #[serde(deserialize_with = "scheme_text")]
     pub(super) scheme: String,
+    /// The text of what the scheme has learned, if it has. Files from before it was kept lack it.
+    #[serde(default)]
+    pub(super) learned: Option<String>,
     pub(super) optimizer: Optimizer,
     /// Gradients that were folded in, in all incarnations. Files from before it was kept lack it, and count from here.
     #[serde(default)]

@@ -12,6 +12,10 @@ mod format;
 #[cfg(all(feature = "checkpoint", any(test, fuzzing)))]
 pub(crate) mod fuzz;
 mod header;
+#[cfg(feature = "checkpoint")]
+mod owner;
+#[cfg(all(feature = "checkpoint", test))]
+mod owner_tests;
 mod writer;
 
 #[cfg(all(feature = "checkpoint", test))]
@@ -34,7 +38,8 @@ use crate::table::Table;
 pub struct CheckpointOptions {
     /// The file; each server of a job needs its own. The server replaces the whole file and never changes a
     /// part of it. The previous checkpoint stands beside it with `.previous` at its name's end. While the server writes
-    /// the next checkpoint, that one stands there with `.partial`.
+    /// the next checkpoint, that one stands there with its epoch and `.partial`. The incarnation that began last alone
+    /// replaces the file; `.owner` names it, and the others end with [`CheckpointError::Superseded`].
     pub path: PathBuf,
     /// Number of versions after which the server writes the file again; with `None`, only on request. Versions that
     /// are made while a checkpoint is written count towards the next.
@@ -175,6 +180,11 @@ impl Checkpoint {
     #[doc(hidden)]
     pub fn scheme(&self) -> &str {
         &self.header.scheme
+    }
+
+    /// The text of what that scheme had learned.
+    pub(super) fn learned(&self) -> Option<&str> {
+        self.header.learned.as_deref()
     }
 
     /// The optimiser that the server ran.

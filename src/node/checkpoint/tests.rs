@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::file::{read, write};
+use super::file::{partial, read, write};
 use super::header::Header;
 use super::{Checkpoint, CheckpointError, CheckpointOptions};
 use crate::clock::{Clock, Version};
@@ -14,7 +14,7 @@ use crate::node::taken::Applied;
 use crate::param::WorkerProgress;
 use crate::table::{ElementType, Table};
 
-fn header() -> Header {
+pub(super) fn header() -> Header {
     let table = Table::builder()
         .tensor("weight", &[5, 7], ElementType::F32)
         .tensor("a \"quoted\" bias", &[5], ElementType::F32)
@@ -31,6 +31,7 @@ fn header() -> Header {
         clocks: vec![Clock::new(70), Clock::new(72)],
         epoch: u64::MAX - 5,
         scheme: "ssp(3)".into(),
+        learned: Some(r#"{"k":3}"#.into()),
         optimizer: Optimizer::AdamW(AdamParameters { weight_decay: 0.1, ..AdamParameters::default() }),
         folded: 150,
         applied: Applied {
@@ -42,7 +43,7 @@ fn header() -> Header {
 }
 
 /// Values of every kind, also those that are no numbers: what is there is kept to the bit.
-fn tensors(header: &Header) -> Vec<Vec<u8>> {
+pub(super) fn tensors(header: &Header) -> Vec<Vec<u8>> {
     let elements = (header.range[1] - header.range[0]) / 4;
     let tensor = |which: u32| {
         (0..elements as u32).flat_map(move |i| (i.wrapping_mul(0x1357_9BDF) + which).to_le_bytes())
@@ -80,7 +81,7 @@ fn a_checkpoint_is_read_as_it_was_written() {
     assert_eq!((checkpoint.clocks(), checkpoint.epoch()), (&header.clocks[..], u64::MAX - 5));
     assert_eq!((checkpoint.scheme(), checkpoint.optimizer()), (&*header.scheme, header.optimizer));
     assert_eq!(checkpoint.folded(), 150);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "only the record of its owner is beside it");
 }
 
 #[test]
@@ -99,6 +100,14 @@ fn a_header_from_before_gradients_were_counted_counts_none() {
     assert!(value.as_object_mut().unwrap().remove("folded").is_some());
     let older: Header = serde_json::from_value(value).unwrap();
     assert_eq!((older.folded, older.version), (0, Version::new(77)));
+}
+
+#[test]
+fn a_header_from_before_schemes_told_what_they_learn_says_nothing_of_it() {
+    let mut value = serde_json::to_value(header()).unwrap();
+    assert!(value.as_object_mut().unwrap().remove("learned").is_some());
+    let older: Header = serde_json::from_value(value).unwrap();
+    assert_eq!((older.learned, older.version), (None, Version::new(77)));
 }
 
 #[test]
@@ -233,13 +242,13 @@ fn a_header_that_cannot_be_true_is_damaged_though_its_checksum_is_right() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_replaced_and_nothing_is_written_through_it() {
+fn what_was_not_finished_is_replaced_and_nothing_is_written_through_it() {
     let (folder, file, _) = written();
-    let partial = folder.path().join("shard-1.safetensors.partial");
+    let header = header();
+    let partial = partial(&file, header.epoch).unwrap();
     let other = folder.path().join("other");
     fs::write(&other, "precious").unwrap();
     std::os::unix::fs::symlink(&other, &partial).unwrap();
-    let header = header();
     write(&file, &header, &tensors(&header)).unwrap();
     assert_eq!(fs::read(&other).unwrap(), b"precious");
     fs::write(&partial, "half a checkpoint").unwrap();
@@ -253,8 +262,8 @@ fn what_a_killed_process_left_is_replaced_and_nothing_is_written_through_it() {
 fn a_write_that_fails_leaves_the_last_checkpoint_as_it_was() {
     let (folder, file, bytes) = written();
     // A folder where the new file should go: nothing that a user could remove by accident stops it otherwise.
-    fs::create_dir(folder.path().join("shard-1.safetensors.partial")).unwrap();
     let header = header();
+    fs::create_dir(partial(&file, header.epoch).unwrap()).unwrap();
     let error = write(&file, &header, &tensors(&header)).unwrap_err();
     assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
     assert_eq!(fs::read(&file).unwrap(), bytes);
@@ -319,12 +328,16 @@ fn a_folder_that_cannot_be_written_to_is_found_before_the_first_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let options = CheckpointOptions::new(folder.path().join("shard"));
     options.try_folder().unwrap();
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    assert_eq!(
+        fs::read_dir(folder.path()).unwrap().count(),
+        1,
+        "nothing is left but the record of its owner"
+    );
     for path in ["/proc/shard", "/nowhere/at/all/shard"] {
         let error = CheckpointOptions::new(path).try_folder().unwrap_err();
         assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
     }
-    fs::create_dir(folder.path().join("shard.partial")).unwrap();
+    fs::create_dir(folder.path().join("shard.trial")).unwrap();
     let error = options.try_folder().unwrap_err();
     assert!(matches!(error, CheckpointError::Write { .. }), "{error}");
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use super::header::Header;
@@ -42,6 +42,8 @@ pub(in crate::node) struct CheckpointWrite {
     /// Gradients that were folded in, in all incarnations.
     pub(in crate::node) folded: u64,
     pub(in crate::node) applied: Applied,
+    /// The text of what the scheme has learned.
+    pub(in crate::node) learned: Option<String>,
     /// The newest frame's payload, then the current states.
     pub(in crate::node) tensors: Vec<PayloadSlice>,
     /// The GPU that they may be on.
@@ -61,6 +63,8 @@ struct WriterShared {
     failed: AtomicU64,
     /// The error of the last checkpoint that failed, until a caller asks for it.
     failure: Mutex<Option<CheckpointError>>,
+    /// The incarnation that may write the file instead of this one.
+    owner: OnceLock<u64>,
 }
 
 /// Gives orders to the thread, one at a time.
@@ -76,6 +80,7 @@ pub(in crate::node) struct Checkpointer {
     /// The version of the last order, or the first of this incarnation.
     last: Version,
     path: PathBuf,
+    epoch: u64,
 }
 
 impl Checkpointer {
@@ -87,11 +92,14 @@ impl Checkpointer {
         check(&options, &identity)?;
         // Now rather than at the first checkpoint.
         options.try_folder()?;
+        file::claim(&options.path, identity.epoch)?;
+        let epoch = identity.epoch;
         let shared = Arc::new(WriterShared {
             phase: AtomicU8::new(IDLE),
             written: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             failure: Mutex::new(None),
+            owner: OnceLock::new(),
         });
         let (orders, to_do) = sync_channel(1);
         let (every, seen, path) = (options.every, Arc::clone(&shared), options.path.clone());
@@ -108,6 +116,7 @@ impl Checkpointer {
             wanted: false,
             last: first,
             path,
+            epoch,
         })
     }
 
@@ -181,6 +190,12 @@ impl Checkpointer {
         self.shared.failed.load(Ordering::Acquire)
     }
 
+    /// The error of an incarnation whose file another has begun with: it writes none any more.
+    pub(in crate::node) fn superseded(&self) -> Option<CheckpointError> {
+        let owner = *self.shared.owner.get()?;
+        Some(CheckpointError::Superseded { file: self.path.clone(), epoch: self.epoch, owner })
+    }
+
     /// Acts as if the thread were copying `frame` and `states`, for as long as a test wants it to.
     #[cfg(test)]
     pub(in crate::node) fn pretend(&mut self, copying: bool, frame: u8, states: usize) {
@@ -252,7 +267,8 @@ fn serve(
     while let Ok(order) = orders.recv() {
         let begun = std::time::Instant::now();
         copies.resize_with(order.tensors.len(), Vec::new);
-        let CheckpointWrite { version, smallest_clock, clocks, folded, applied, tensors, gpu } = order;
+        let CheckpointWrite { version, smallest_clock, clocks, folded, applied, learned, tensors, gpu } =
+            order;
         let copying = copies.iter_mut().zip(&tensors).try_for_each(|(copy, tensor)| {
             copy.resize(tensor.len(), 0);
             payloads::read(tensor, gpu.as_ref(), copy)
@@ -270,6 +286,7 @@ fn serve(
             clocks,
             epoch: identity.epoch,
             scheme: identity.scheme.clone(),
+            learned,
             optimizer: identity.optimizer,
             folded,
             applied,
@@ -291,7 +308,11 @@ fn serve(
                 );
             }
             Err(error) => {
-                tracing::warn!(shard, version = version.get(), %error, "checkpoint failed; serving goes on");
+                if let CheckpointError::Superseded { owner, .. } = error {
+                    // It may be known already.
+                    let _ = shared.owner.set(owner);
+                }
+                tracing::warn!(shard, version = version.get(), %error, "checkpoint failed");
                 *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 shared.failed.fetch_add(1, Ordering::Release);
             }

@@ -89,6 +89,7 @@ impl<T: Transport> Server<T> {
             smallest_clock: view.clock,
             folded: 0,
             applied: Applied::default(),
+            learned: None,
             folder: Some(Box::new(HostFolder::new(upstream)?)),
         };
         // Sums: each gradient counts whole. The step size is the servers' own.

@@ -34,8 +34,19 @@ impl<T: Transport> Server<T> {
         let (version, smallest_clock) = (checkpoint.version(), checkpoint.smallest_clock());
         let (parameters, states) = (checkpoint.parameters(), checkpoint.states());
         let (folded, applied) = (checkpoint.folded(), checkpoint.applied().clone());
+        // What another scheme has learned, or the same one with other settings, means something else.
+        let learned = checkpoint.learned().filter(|_| checkpoint.scheme() == options.scheme.to_string());
         let folder = None;
-        let start = IncarnationStart { parameters, states, version, smallest_clock, folded, applied, folder };
+        let start = IncarnationStart {
+            parameters,
+            states,
+            version,
+            smallest_clock,
+            folded,
+            applied,
+            learned,
+            folder,
+        };
         let server = Self::begin(transport, address, table, start, options)?;
         tracing::info!(
             shard = checkpoint.shard().0,
@@ -124,19 +135,28 @@ impl<T: Transport> Server<T> {
 
     /// Begins a checkpoint if one is due: the newest frame and the states that belong to it, which only the end of a
     /// fold changes, and that happens in this thread.
-    pub(super) fn checkpoint(&mut self) {
+    ///
+    /// # Errors
+    /// [`CheckpointError::Superseded`]: another incarnation goes on from this one's checkpoint, and workers should not
+    /// be served by both.
+    pub(super) fn checkpoint(&mut self) -> Result<(), CheckpointError> {
         let latest = self.shard.frames.latest();
-        let Some(writer) = self.checkpoints.as_mut().filter(|writer| writer.is_due(latest.version)) else {
-            return;
-        };
+        let Some(writer) = &mut self.checkpoints else { return Ok(()) };
+        if let Some(superseded) = writer.superseded() {
+            return Err(superseded);
+        }
+        if !writer.is_due(latest.version) {
+            return Ok(());
+        }
         if let Some(since) = self.status.diverged {
-            return writer.refuse(latest.version, since);
+            writer.refuse(latest.version, since);
+            return Ok(());
         }
         let mut tensors = Vec::with_capacity(1 + self.states.len());
         tensors.push(self.shard.frames.payload(latest.frame));
         for state in &self.states {
             // A region may be longer than was asked for.
-            let Ok(slice) = state[self.current].slice(0, tensors[0].len()) else { return };
+            let Ok(slice) = state[self.current].slice(0, tensors[0].len()) else { return Ok(()) };
             tensors.push(slice);
         }
         let order = CheckpointWrite {
@@ -145,10 +165,12 @@ impl<T: Transport> Server<T> {
             clocks: self.workers.iter().flatten().map(|worker| worker.consumed).collect(),
             folded: self.status.folded,
             applied: self.shard.taken.applied(self.announced_clock),
+            learned: self.scheme.learned(),
             tensors,
             gpu: self.shard.transport().gpu().cloned(),
         };
         writer.begin(order, latest.frame, self.current);
+        Ok(())
     }
 }
 
@@ -219,6 +241,7 @@ mod tests {
             smallest_clock,
             folded,
             applied,
+            learned: None,
             folder: None,
         };
         let table = Table::flat(4, ElementType::F32).unwrap();

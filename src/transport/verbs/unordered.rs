@@ -453,6 +453,11 @@ impl Unordered {
         lock(&self.world.state).regions.len()
     }
 
+    /// Takes all memory from peers while the queue pairs live, as the system does with that of a process that ends.
+    pub(crate) fn deregister(&self) {
+        lock(&self.world.state).regions.values_mut().for_each(|region| region.access = 0);
+    }
+
     /// Those of them that are of dma-bufs.
     fn of_dma_bufs(&self) -> usize {
         lock(&self.world.state).regions.values().filter(|region| region.mapping.is_some()).count()
