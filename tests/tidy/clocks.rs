@@ -8,11 +8,12 @@ use super::{paths, starts};
 const TIMELESS: &[&str] = &["src/node/", "src/param/"];
 
 /// The files that read the clock of the process: where it is read for all others, threads of their own, which no
-/// simulator has, and random words where the system has no random source.
+/// simulator has, waits for a lock of the disk, and random words where the system has no random source.
 const CLOCK_FILES: &[&str] = &[
     "src/node/wait.rs",
     "src/node/runtime.rs",
     "src/node/heartbeat.rs",
+    "src/node/checkpoint/owner.rs",
     "src/node/checkpoint/writer.rs",
     "src/node/publisher/background.rs",
     "src/node/relay/announcer.rs",

@@ -31,6 +31,7 @@ mod tests {
             smallest_clock: Clock::new(version),
             folded: 0,
             applied: Applied::default(),
+            learned: None,
             folder: None,
         };
         let table = Table::flat(2 * ELEMENTS as u64, ElementType::F32).unwrap();
