@@ -153,6 +153,7 @@ class Publisher:
         deltas: int = 0,
         delta_bytes: int | None = None,
         checksums: bool = False,
+        idle: str = "poll",
         gpu: Gpu | None = None,
     ) -> Self: ...
     def publish(
@@ -203,6 +204,7 @@ class Tables:
         deltas: int = 0,
         delta_bytes: int | None = None,
         checksums: bool = False,
+        idle: str = "poll",
     ) -> Publisher: ...
     @property
     def address(self) -> str: ...
@@ -292,7 +294,14 @@ class Reader:
         stream: _Stream = None,
     ) -> Snapshot: ...
     def pin(self, *, max_staleness: int | None = None, min_version: int = 0, timeout: float = 30.0) -> Pin: ...
-    def prefetch(self, *, max_staleness: int | None = None, min_version: int = 0, timeout: float = 30.0) -> None: ...
+    def prefetch(
+        self,
+        *,
+        max_staleness: int | None = None,
+        min_version: int = 0,
+        version: int | None = None,
+        timeout: float = 30.0,
+    ) -> None: ...
     def swap(self, *, timeout: float = 30.0) -> Snapshot: ...
     @property
     def metadata(self) -> list[TensorSpec]: ...

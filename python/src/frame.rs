@@ -19,7 +19,7 @@ use crate::lease::Lease;
 use crate::snapshot::{Storage, Tensors, mapping};
 use crate::table::Layout;
 use crate::view::ArrayView;
-use crate::wait::{Closing, detached, in_slices};
+use crate::wait::{Closing, Deadline, detached, in_slices};
 
 pub(crate) const PUBLISHING: &str = "publishing a version";
 
@@ -62,12 +62,13 @@ impl Publishing {
     }
 
     /// Asks for the memory of the next version.
-    pub(crate) fn draft(&self, py: Python<'_>, timeout: Duration) -> PyResult<Drafting> {
+    pub(crate) fn draft(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Drafting> {
         let publisher = self.get(PUBLISHING)?;
         // The time that was waited in all, and not the last slice's.
-        let (mut late, waited) = (Error::Pinned { version: Version::default(), waited: timeout }, timeout);
+        let waited = deadline.timeout;
+        let mut late = Error::Pinned { version: Version::default(), waited };
         let draft =
-            self.closing.in_slices(py, PUBLISHING, timeout, |slice| match publisher.draft(slice) {
+            self.closing.in_slices(py, PUBLISHING, deadline, |slice| match publisher.draft(slice) {
                 Ok(draft) => Ok(Some(draft)),
                 Err(Error::Pinned { version, .. }) => {
                     late = Error::Pinned { version, waited };
@@ -100,9 +101,9 @@ fn ended() -> Failure {
 }
 
 /// Waits until the GPU has copied a version, and it is published.
-pub(crate) fn published(py: Python<'_>, mut copying: Copying, timeout: Duration) -> PyResult<u64> {
+pub(crate) fn published(py: Python<'_>, mut copying: Copying, deadline: Deadline) -> PyResult<u64> {
     let mut late = None;
-    let version = in_slices(py, timeout, |slice| match copying.wait(slice) {
+    let version = in_slices(py, deadline, |slice| match copying.wait(slice) {
         Ok(version) => Ok(Some(version.get())),
         Err(Error::Gpu(GpuError::NotCopied { cause, .. })) => {
             late = cause;
@@ -110,7 +111,8 @@ pub(crate) fn published(py: Python<'_>, mut copying: Copying, timeout: Duration)
         }
         Err(error) => Err(error.into()),
     })?;
-    version.ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout, cause: late }).into())
+    let waited = deadline.timeout;
+    version.ok_or_else(|| Failure::from(GpuError::NotCopied { waited, cause: late }).into())
 }
 
 /// The memory of the next version, until it is published or given up.

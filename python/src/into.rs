@@ -2,7 +2,6 @@
 #![allow(unsafe_code, reason = "the caller's arrays are written through pointers")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
@@ -18,6 +17,7 @@ use crate::record::Asked;
 use crate::snapshot::Facts;
 use crate::source::{Foreign, Given};
 use crate::table::Layout;
+use crate::wait::Deadline;
 
 /// One writable array for each tensor of a table.
 pub(crate) struct Targets {
@@ -101,20 +101,18 @@ pub(crate) fn pull(
     reading: &mut Reading,
     request: Request,
     targets: &Targets,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> PyResult<(Facts, Asked)> {
     if let Some(stream) = straight_to_gpu(reading, targets) {
-        return pull_to_gpu(py, reading, request, targets, stream, timeout);
+        return pull_to_gpu(py, reading, request, targets, stream, deadline);
     }
-    let deadline = Instant::now() + timeout;
     let is_on_gpu = targets.on_gpu().next().is_some();
     if !reading.copies_from_frames() || !reading.is_whole() || is_on_gpu || request.exactly.is_some() {
-        let mut left = timeout;
         loop {
             if is_on_gpu {
                 reading.forget_shared();
             }
-            let (facts, lease, asked) = reading::pull(py, reading, request, left)?;
+            let (facts, lease, asked) = reading::pull(py, reading, request, deadline)?;
             if is_on_gpu {
                 // The GPU reads it later: no program gets it, which could write it before.
                 reading.forget_newest();
@@ -133,16 +131,15 @@ pub(crate) fn pull(
             if !lease.written().may_be() {
                 return Ok((facts, asked.ended()));
             }
-            left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(request.late(timeout, facts.version).into());
+            if deadline.left().is_zero() {
+                return Err(request.late(deadline.timeout, facts.version).into());
             }
         }
     }
     let asked = reading.begin(request);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (facts, address, bytes, check) = reading::hold(py, reading, request, left)?;
+        let left = deadline.left();
+        let (facts, address, bytes, check) = reading::hold(py, reading, request, deadline)?;
         let newest = py.detach(|| {
             // SAFETY: what is held is a whole frame, which the publisher leaves alone while this process is alive to
             // it.
@@ -163,7 +160,7 @@ pub(crate) fn pull(
             return Ok((Facts { staleness, ..facts }, asked.ended()));
         }
         if left.is_zero() {
-            return Err(request.late(timeout, newest).into());
+            return Err(request.late(deadline.timeout, newest).into());
         }
     }
 }
@@ -191,23 +188,22 @@ fn pull_to_gpu(
     request: Request,
     targets: &Targets,
     stream: usize,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> PyResult<(Facts, Asked)> {
-    let deadline = Instant::now() + timeout;
     let asked = reading.begin(request);
     let (least, mut newest) = (reading.least(&request), 0);
     let closing = reading.closing.clone();
-    let is_there = closing.in_slices(py, PULLING, timeout, |slice| {
+    let is_there = closing.in_slices(py, PULLING, deadline, |slice| {
         let there = newest_from(&mut reading.reader, least, slice)?;
         newest = there.unwrap_or(newest);
         Ok(there)
     })?;
-    is_there.ok_or_else(|| PyErr::from(request.late(timeout, newest)))?;
+    is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, newest)))?;
     let facts = py.detach(|| -> Result<Facts, Failure> {
         let bytes = reading.reader.copy_bytes();
         let (array, _) = targets.on_gpu().next().ok_or_else(no_snapshot)?;
         let (gpu, by) = array.stream()?;
-        let left = || deadline.saturating_duration_since(Instant::now());
+        let left = || deadline.left();
         if targets.arrays.len() == 1 && array.bytes() == bytes {
             let into = array.memory(&gpu)?;
             return Ok(Facts::of(&reading.reader.pull_to_gpu(request.wanted(), &into, &by, left())?));

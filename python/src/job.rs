@@ -13,7 +13,7 @@ use crate::gpu::{self, PyGpu};
 use crate::server::{self, Status};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::Layout;
-use crate::wait::{idle as way_to_idle, in_slices, in_thread, timeout as seconds};
+use crate::wait::{Deadline, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 use crate::worker::PyWorker;
 
 /// The part of this process in the job that a launcher (torchrun, Slurm, mpirun, an indexed Job of Kubernetes,
@@ -138,9 +138,8 @@ impl PyJob {
         let job = &self.job;
         let (mut server, _resumed) =
             py.detach(|| job.server(table, &values, options)).map_err(Failure::from)?;
-        while in_slices(py, self.timeout, |slice| Ok(job.drive(&mut server, slice)?.then_some(())))?.is_none()
-        {
-        }
+        let mut drive = |slice| Ok(job.drive(&mut server, slice)?.then_some(()));
+        while in_slices(py, Deadline::of(self.timeout), &mut drive)?.is_none() {}
         let (parameters, status) = (server.parameters().map_err(Failure::from)?, server.status());
         if self.job.servers() > 1 {
             let shard = slackline::Table::builder().tensor(

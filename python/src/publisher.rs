@@ -2,7 +2,6 @@
 #![allow(unsafe_code, reason = "arrays are copied into the frame, which peers read")]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
@@ -15,7 +14,7 @@ use crate::frame::{self, Drafting, Frame, PUBLISHING, Publishing};
 use crate::gpu::{self, PyGpu, Streams};
 use crate::source::Given;
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::timeout as seconds;
+use crate::wait::{Deadline, idle as way_to_idle, timeout as seconds};
 
 /// Each tensor's consumer may ask for this alignment (DLPack).
 const ALIGN: u64 = 256;
@@ -35,6 +34,10 @@ const ALIGN: u64 = 256;
 /// same bytes. It takes a pass over two versions with each that is published, and `deltas` times `delta_bytes` of
 /// memory. A version that differs by more than `delta_bytes` (without it a sixteenth of the table, and 4,096 at least)
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
+///
+/// `idle` is "poll": then the thread looks for readers that come or are lost each millisecond. With "sleep" it looks
+/// each 20 ms once it has had nothing to do for a while, which takes about a tenth of the processor time; a newcomer
+/// waits that much longer, and over shared memory a reader makes one system call more for each version.
 ///
 /// With `gpu`, a Gpu, the frames are in its memory: over shared memory, TCP, and RDMA if the device reaches the GPU. If
 /// it does not, they are in host memory. Tensors of that GPU alone are published then, and readers over shared memory
@@ -72,8 +75,8 @@ impl PyPublisher {
     }
 
     /// The next version, with these arrays copied into it, or by GPUs that are still at it.
-    fn filled(&self, py: Python<'_>, arrays: Vec<Given>, timeout: Duration) -> PyResult<Drafting> {
-        let drafting = self.publishing.draft(py, timeout)?;
+    fn filled(&self, py: Python<'_>, arrays: Vec<Given>, deadline: Deadline) -> PyResult<Drafting> {
+        let drafting = self.publishing.draft(py, deadline)?;
         py.detach(|| -> Result<(), Failure> {
             for (array, spec) in arrays.iter().zip(&self.layout.specs) {
                 match array {
@@ -97,7 +100,7 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, gpu=None))]
+        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, idle="poll", gpu=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
@@ -113,6 +116,7 @@ impl PyPublisher {
         deltas: u8,
         delta_bytes: Option<u64>,
         checksums: bool,
+        idle: &str,
         gpu: Option<&Bound<'_, PyGpu>>,
     ) -> PyResult<PyPublisher> {
         let gpu = gpu::named(gpu);
@@ -122,6 +126,7 @@ impl PyPublisher {
             peers: readers,
             lease: seconds(lease)?,
             checksums,
+            idle: way_to_idle(idle)?,
             ..ShardOptions::default()
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
@@ -157,17 +162,16 @@ impl PyPublisher {
         timeout: f64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
-        let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
-        let deadline = Instant::now() + timeout;
+        let (tag, deadline) = (tag(step, label.as_deref().unwrap_or_default())?, Deadline::after(timeout)?);
         let streams = Streams::new(stream, self.gpu.as_ref())?;
         let arrays = self.layout.arrays(tensors, PUBLISHING, &streams)?;
         let is_copied = !arrays.iter().any(|array| matches!(array, Given::Gpu(_)));
-        let drafting = self.filled(py, arrays, timeout)?;
+        let drafting = self.filled(py, arrays, deadline)?;
         if is_copied {
             return Ok(py.detach(|| drafting.commit(tag))?);
         }
         let copying = drafting.commit_when_copied(tag)?;
-        let published = frame::published(py, copying, deadline.saturating_duration_since(Instant::now()));
+        let published = frame::published(py, copying, deadline);
         crate::device::release(py);
         published
     }
@@ -184,12 +188,12 @@ impl PyPublisher {
         label: Option<Vec<u8>>,
         timeout: f64,
     ) -> PyResult<String> {
-        let (tag, timeout) = (tag(step, label.as_deref().unwrap_or_default())?, seconds(timeout)?);
+        let (tag, deadline) = (tag(step, label.as_deref().unwrap_or_default())?, Deadline::after(timeout)?);
         let arrays = self.layout.arrays(tensors, PUBLISHING, &Streams::new(None, None)?)?;
         for array in &arrays {
             array.on_host("recording a version")?;
         }
-        let drafting = self.filled(py, arrays, timeout)?;
+        let drafting = self.filled(py, arrays, deadline)?;
         Ok(py.detach(|| drafting.commit_recorded(tag))?.to_string())
     }
 
@@ -210,12 +214,13 @@ impl PyPublisher {
         timeout: f64,
     ) -> PyResult<Frame> {
         let tag = tag(step, label.as_deref().unwrap_or_default())?;
-        let drafting = self.publishing.draft(py, seconds(timeout)?)?;
+        let drafting = self.publishing.draft(py, Deadline::after(timeout)?)?;
         Ok(Frame::new(Arc::clone(&self.layout), drafting, tag, recorded)?)
     }
 
-    /// Waits until so many readers (without a number: all that are in when the call begins) hold `version` or a newer
-    /// one, and returns what all readers hold. Raises DeadlineError after `timeout` seconds.
+    /// Waits until so many readers (without a number: as many as are in when the call begins, less those that leave or
+    /// are lost meanwhile) hold `version` or a newer one, and returns what all readers hold. Raises DeadlineError after
+    /// `timeout` seconds.
     #[pyo3(signature = (version, *, readers=None, timeout=30.0))]
     fn wait(
         &self,
@@ -225,16 +230,18 @@ impl PyPublisher {
         timeout: f64,
     ) -> PyResult<Vec<PyReaderStatus>> {
         const WAITING: &str = "waiting for readers to hold a version";
-        let (timeout, publisher) = (seconds(timeout)?, self.publishing.get(WAITING)?);
-        let readers = readers.unwrap_or_else(|| py.detach(|| publisher.readers().len()));
+        let (deadline, publisher) = (Deadline::after(timeout)?, self.publishing.get(WAITING)?);
+        let number = || publisher.readers().len();
+        let most = py.detach(number);
         let mut last = None;
         let closing = &self.publishing.closing;
-        let statuses = closing.in_slices(py, WAITING, timeout, |slice| {
+        let statuses = closing.in_slices(py, WAITING, deadline, |slice| {
+            let readers = readers.unwrap_or_else(|| number().min(most));
             match publisher.wait(Version::new(version), readers, slice) {
                 Ok(statuses) => Ok(Some(statuses)),
                 Err(Error::NotHeld { version, readers, holding, .. }) => {
                     // The time that was waited in all, and not the last slice's.
-                    last = Some(Error::NotHeld { version, readers, holding, waited: timeout });
+                    last = Some(Error::NotHeld { version, readers, holding, waited: deadline.timeout });
                     Ok(None)
                 }
                 Err(error) => Err(error.into()),

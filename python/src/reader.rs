@@ -23,7 +23,7 @@ use crate::record::{Asked, Read};
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
 use crate::turns::Turn;
-use crate::wait::{detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
+use crate::wait::{Deadline, detached, idle as way_to_idle, in_slices, in_thread, timeout as seconds};
 
 /// A prefetch.
 struct Staged {
@@ -74,10 +74,10 @@ impl PyReader {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Option<Duration>,
+        deadline: Option<Deadline>,
         with: impl FnOnce(&mut Reading) -> PyResult<R>,
     ) -> PyResult<R> {
-        let result = match &mut *self.lock(py, operation, timeout)? {
+        let result = match &mut *self.lock(py, operation, deadline)? {
             Some(reading) => with(reading),
             None => Err(Failure::out_of_turn(operation, "the reader is closed", "make a new one").into()),
         };
@@ -90,11 +90,11 @@ impl PyReader {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Option<Duration>,
+        deadline: Option<Deadline>,
     ) -> PyResult<Turn<'_, Option<Reading>>> {
         crate::fork::check(self.shared.guard, operation)?;
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
-        let locked = self.shared.reading.wait(py, operation, timeout);
+        let locked = self.shared.reading.wait(py, operation, deadline);
         self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
         let mut reading = locked?;
         // A pin may have ended while another thread was in a call.
@@ -107,10 +107,10 @@ impl PyReader {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Duration,
+        deadline: Deadline,
         with: impl FnOnce(&mut Reading) -> PyResult<R>,
     ) -> PyResult<R> {
-        self.with(py, operation, Some(timeout), |reading| {
+        self.with(py, operation, Some(deadline), |reading| {
             match self.shared.is_pinned.load(Ordering::SeqCst) {
                 false => with(reading),
                 true => {
@@ -164,7 +164,7 @@ impl PyReader {
     }
 
     /// Starts the thread of a prefetch.
-    fn begin_staging(&self, request: Request, timeout: Duration) -> Result<(), Failure> {
+    fn begin_staging(&self, request: Request, deadline: Deadline) -> Result<(), Failure> {
         let mut staged = self.staged();
         if staged.is_some() {
             return Err(occupied());
@@ -172,19 +172,19 @@ impl PyReader {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name("slackline-prefetch".into());
         let (leave, version) = mpsc::sync_channel(1);
-        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, timeout))));
+        let started = thread.spawn(move || drop(leave.send(stage(&shared, request, deadline))));
         started.map_err(|source| Error::Thread { what: "a prefetch", source })?;
-        *staged = Some(Staged { request, timeout, version });
+        *staged = Some(Staged { request, timeout: deadline.timeout, version });
         Ok(())
     }
 
     /// Takes the version that a prefetch has brought, waiting for it. One that is not there in time stays staged.
-    fn take_staged(&self, py: Python<'_>, staging: Staged, timeout: Duration) -> PyResult<Pulled> {
+    fn take_staged(&self, py: Python<'_>, staging: Staged, deadline: Deadline) -> PyResult<Pulled> {
         if let Ok(pulled) = staging.version.try_recv() {
             return Ok(pulled?);
         }
         let staging = Mutex::new(staging);
-        let waited = in_slices(py, timeout, |slice| {
+        let waited = in_slices(py, deadline, |slice| {
             match staging.lock().unwrap_or_else(PoisonError::into_inner).version.recv_timeout(slice) {
                 Ok(pulled) => Ok(Some(pulled)),
                 Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -219,11 +219,10 @@ fn occupied() -> Failure {
 }
 
 /// Pulls in a thread of its own, for `prefetch`.
-fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled, Failure> {
-    let deadline = Instant::now() + timeout;
+fn stage(shared: &Shared, request: Request, deadline: Deadline) -> Result<Pulled, Failure> {
     let mut pulling = Pulling::prefetch(request);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.left();
         let pulled = {
             let mut reading = shared.reading.block();
             let Some(reading) = reading.as_mut().filter(|_| !shared.closes.load(Ordering::SeqCst)) else {
@@ -242,7 +241,7 @@ fn stage(shared: &Shared, request: Request, timeout: Duration) -> Result<Pulled,
         }
         match pulled? {
             Some(pulled) => return Ok(pulled),
-            None if left.is_zero() => return Err(request.late(timeout, pulling.newest)),
+            None if left.is_zero() => return Err(request.late(deadline.timeout, pulling.newest)),
             None => {}
         }
     }
@@ -305,12 +304,12 @@ impl PyReader {
     #[pyo3(signature = (*, timeout=30.0))]
     fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
         const ASKING: &str = "asking for the version";
-        let timeout = seconds(timeout)?;
-        self.with(py, ASKING, Some(timeout), |reading| {
+        let deadline = Deadline::after(timeout)?;
+        self.with(py, ASKING, Some(deadline), |reading| {
             let (reader, closing) = (&mut reading.reader, &reading.closing);
-            let newest = closing.in_slices(py, ASKING, timeout, |slice| newest_from(reader, 0, slice))?;
+            let newest = closing.in_slices(py, ASKING, deadline, |slice| newest_from(reader, 0, slice))?;
             let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-            let late = Error::Deadline { operation: ASKING, waited: timeout, needed, seen };
+            let late = Error::Deadline { operation: ASKING, waited: deadline.timeout, needed, seen };
             newest.ok_or_else(|| Failure::from(late).into())
         })
     }
@@ -347,17 +346,18 @@ impl PyReader {
         timeout: f64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Snapshot> {
-        let timeout = seconds(timeout)?;
+        let deadline = Deadline::after(timeout)?;
         let request = Request { max_staleness, at_least: min_version, exactly: version };
         let streams = Streams::new(stream, self.gpu.as_ref())?;
         let targets = into.map(|into| Targets::of(&self.layout, into, PULLING_INTO, &streams)).transpose()?;
         let Some(targets) = targets else {
             let pulled =
-                self.unpinned(py, PULLING, timeout, |reading| pull(py, reading, request, timeout))?;
+                self.unpinned(py, PULLING, deadline, |reading| pull(py, reading, request, deadline))?;
             return Ok(self.snapshot(pulled));
         };
-        let (facts, asked) = self
-            .unpinned(py, PULLING, timeout, |reading| into::pull(py, reading, request, &targets, timeout))?;
+        let (facts, asked) = self.unpinned(py, PULLING, deadline, |reading| {
+            into::pull(py, reading, request, &targets, deadline)
+        })?;
         Ok(self.read(Arc::clone(&self.layout), Storage::Each(targets.into_leases()), facts, asked))
     }
 
@@ -377,11 +377,11 @@ impl PyReader {
         min_version: u64,
         timeout: f64,
     ) -> PyResult<Pin> {
-        let timeout = seconds(timeout)?;
+        let deadline = Deadline::after(timeout)?;
         let request = Request { max_staleness, at_least: min_version, exactly: None };
-        let (facts, address, bytes, check, asked) = self.unpinned(py, PINNING, timeout, |reading| {
+        let (facts, address, bytes, check, asked) = self.unpinned(py, PINNING, deadline, |reading| {
             let asked = reading.begin(request);
-            let (facts, address, bytes, check) = hold(py, reading, request, timeout)?;
+            let (facts, address, bytes, check) = hold(py, reading, request, deadline)?;
             self.shared.is_pinned.store(true, Ordering::SeqCst);
             reading.has_brought(&request, &facts);
             Ok((facts, address, bytes, check, asked.ended()))
@@ -395,20 +395,21 @@ impl PyReader {
 
     /// Begins to bring a version in a thread of the library, while this one goes on; `swap` hands it out. The arguments
     /// are those of `pull`. Raises OutOfTurn during a pin, or if a version is staged already.
-    #[pyo3(signature = (*, max_staleness=None, min_version=0, timeout=30.0))]
+    #[pyo3(signature = (*, max_staleness=None, min_version=0, version=None, timeout=30.0))]
     fn prefetch(
         &self,
         py: Python<'_>,
         max_staleness: Option<u64>,
         min_version: u64,
+        version: Option<u64>,
         timeout: f64,
     ) -> PyResult<()> {
-        let timeout = seconds(timeout)?;
+        let deadline = Deadline::after(timeout)?;
         if self.staged().is_some() {
             return Err(occupied().into());
         }
-        self.unpinned(py, PREFETCHING, timeout, |_reading| Ok(()))?;
-        Ok(self.begin_staging(Request { max_staleness, at_least: min_version, exactly: None }, timeout)?)
+        self.unpinned(py, PREFETCHING, deadline, |_reading| Ok(()))?;
+        Ok(self.begin_staging(Request { max_staleness, at_least: min_version, exactly: version }, deadline)?)
     }
 
     /// Hands out the version that `prefetch` has brought, waiting for it at most `timeout` seconds: if it is there, a
@@ -417,18 +418,17 @@ impl PyReader {
     fn swap(&self, py: Python<'_>, timeout: f64) -> PyResult<Snapshot> {
         crate::fork::check(self.shared.guard, SWAPPING)?;
         let none = || Failure::out_of_turn(SWAPPING, "no version is staged", "call prefetch first");
-        let deadline = Instant::now() + seconds(timeout)?;
+        let deadline = Deadline::after(timeout)?;
         loop {
             let staging = self.staged().take();
             let staging = staging.ok_or_else(none)?;
             let (request, its_timeout) = (staging.request, staging.timeout);
-            let left = deadline.saturating_duration_since(Instant::now());
-            let pulled = self.take_staged(py, staging, left)?;
+            let pulled = self.take_staged(py, staging, deadline)?;
             if !pulled.1.written().may_be() {
                 return Ok(self.snapshot(pulled));
             }
             // The program has had this memory from a pull, too, and may have written it.
-            self.begin_staging(request, its_timeout)?;
+            self.begin_staging(request, Deadline::of(its_timeout))?;
         }
     }
 
@@ -465,20 +465,19 @@ impl PyReader {
     #[pyo3(signature = (*, timeout=30.0))]
     fn reconnect(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         const RECONNECTING: &str = "connecting again";
-        let (timeout, mut search) = (seconds(timeout)?, Search::of(&self.address)?);
-        self.unpinned(py, RECONNECTING, timeout, |reading| {
+        let (deadline, mut search) = (Deadline::after(timeout)?, Search::of(&self.address)?);
+        self.unpinned(py, RECONNECTING, deadline, |reading| {
             let (mut last, mut addresses) = (None, None);
-            let (closing, deadline) = (reading.closing.clone(), Instant::now() + timeout);
+            let closing = reading.closing.clone();
             let [least, most] = PATIENCE;
             let mut patience = least;
-            let connected = closing.in_slices(py, RECONNECTING, timeout, |slice| {
+            let connected = closing.in_slices(py, RECONNECTING, deadline, |slice| {
                 if addresses.is_none() {
                     addresses = search.go_on(slice)?;
                 }
                 for address in addresses.iter().flatten() {
                     // A handshake is no wait that can be cut into short slices.
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    match reading.reader.reconnect(address, patience.min(left).max(least)) {
+                    match reading.reader.reconnect(address, patience.min(deadline.left()).max(least)) {
                         Ok(()) => {
                             reading.forget();
                             return Ok(Some(()));

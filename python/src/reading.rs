@@ -20,7 +20,7 @@ use crate::lease::{Lease, Written};
 use crate::record::{Asked, Reads};
 use crate::snapshot::Facts;
 use crate::turns::Turns;
-use crate::wait::Closing;
+use crate::wait::{Closing, Deadline};
 
 pub(crate) const PULLING: &str = "pulling a version";
 pub(crate) const PINNING: &str = "pinning a version";
@@ -196,11 +196,11 @@ pub(crate) fn pull(
     py: Python<'_>,
     reading: &mut Reading,
     request: Request,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> PyResult<Pulled> {
     let (mut pulling, closing) = (Pulling::new(request), reading.closing.clone());
-    let pulled = closing.in_slices(py, PULLING, timeout, |slice| pulling.go_on(reading, slice))?;
-    pulled.ok_or_else(|| request.late(timeout, pulling.newest).into())
+    let pulled = closing.in_slices(py, PULLING, deadline, |slice| pulling.go_on(reading, slice))?;
+    pulled.ok_or_else(|| request.late(deadline.timeout, pulling.newest).into())
 }
 
 /// Pins a version, and returns where it lies.
@@ -208,11 +208,11 @@ pub(crate) fn hold(
     py: Python<'_>,
     reading: &mut Reading,
     request: Request,
-    timeout: Duration,
+    deadline: Deadline,
 ) -> PyResult<(Facts, usize, usize, PinCheck)> {
     let (reader, closing) = (&mut reading.reader, &reading.closing);
     let mut seen = 0;
-    let held = closing.in_slices(py, PINNING, timeout, |slice| {
+    let held = closing.in_slices(py, PINNING, deadline, |slice| {
         let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
         seen = newest;
         match reader.hold(Bound::version(Version::new(request.oldest(newest))), slice) {
@@ -232,7 +232,7 @@ pub(crate) fn hold(
             Err(error) => Err(error.into()),
         }
     })?;
-    held.ok_or_else(|| request.late(timeout, seen).into())
+    held.ok_or_else(|| request.late(deadline.timeout, seen).into())
 }
 
 impl Reading {

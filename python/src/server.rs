@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -21,7 +21,7 @@ use crate::lease::Lease;
 use crate::memory::Memory;
 use crate::snapshot::{Facts, Snapshot, Storage, Tensors};
 use crate::table::{self, Layout, TensorSpec};
-use crate::wait::{detached, idle as way_to_idle, in_slices, timeout as seconds};
+use crate::wait::{Deadline, detached, idle as way_to_idle, in_slices};
 
 /// Reads the options that a server has, by the names that PyTorch gives them.
 pub(crate) fn options(
@@ -269,21 +269,21 @@ impl PyServer {
     #[pyo3(signature = (*, left, timeout=30.0))]
     fn wait(&self, py: Python<'_>, left: u64, timeout: f64) -> PyResult<()> {
         const WAITING: &str = "waiting for workers to leave";
-        let timeout = seconds(timeout)?;
-        let done = in_slices(py, timeout, |slice| {
-            let deadline = Instant::now() + slice;
+        let deadline = Deadline::after(timeout)?;
+        let done = in_slices(py, deadline, |slice| {
+            let slice = Deadline::of(slice);
             loop {
                 if self.serving.call(WAITING, |server| Ok(server.status().left))? >= left {
                     return Ok(Some(()));
                 }
-                if Instant::now() >= deadline {
+                if slice.left().is_zero() {
                     return Ok(None);
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
         })?;
         let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-        let late = Error::Deadline { operation: WAITING, waited: timeout, needed, seen };
+        let late = Error::Deadline { operation: WAITING, waited: deadline.timeout, needed, seen };
         done.ok_or_else(|| Failure::from(late).into())
     }
 

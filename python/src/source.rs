@@ -1,6 +1,8 @@
 //! Arrays of the caller's, of whatever library: by the buffer protocol, DLPack or numpy's array interface.
 #![allow(unsafe_code, reason = "the memory of other libraries is read and written through pointers")]
 
+use std::cmp::Reverse;
+
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -192,43 +194,71 @@ impl Foreign {
     /// # Safety
     /// `target` may be written for as many bytes as the array has, which lie apart from it.
     pub(crate) unsafe fn copy_to(&self, target: *mut u8) {
-        let bytes = self.bytes();
-        if bytes == 0 {
+        if self.bytes() == 0 {
             return;
         }
-        if self.is_dense() {
-            // SAFETY: the array is valid while its owner lives; `target` by the caller's promise. Threads of Python
-            // that write the array meanwhile do what a copy by memcpy allows: some bytes come out.
-            unsafe {
-                let from = VolatileSlice::new(self.data, bytes, false);
-                VolatileSlice::new(target, bytes, true).copy_from(from, Streaming::ByLength);
-            }
-            return;
+        let dense = c_strides(&self.shape, self.dtype.bytes());
+        let strides = self.strides.iter().copied().zip(dense);
+        let sides = self.shape.iter().zip(strides).map(|(&count, (from, to))| Side { count, from, to });
+        let mut sides: Vec<Side> = sides.filter(|side| side.count > 1).collect();
+        let mut run = self.dtype.bytes();
+        while let Some(side) = sides.pop_if(|side| side.from == side.to) {
+            run *= side.count;
         }
-        let mut target = target;
-        // SAFETY: as above, for each element; the walk visits each once.
-        unsafe { self.copy_side(0, self.data, &mut target) };
+        if let Some((_last, others)) = sides.split_last_mut() {
+            others.sort_by_key(|side| Reverse(side.from.unsigned_abs()));
+        }
+        // SAFETY: shape and strides are the array's own, which is valid while its owner lives; `target` by the caller's
+        // promise.
+        unsafe { copy_runs(&sides, run, self.data, target) };
     }
+}
 
-    /// Copies one side of an array that has gaps or another order.
-    ///
-    /// # Safety
-    /// As for [`copy_to`](Self::copy_to), for the rest of the array from `from` on.
-    unsafe fn copy_side(&self, side: usize, from: *mut u8, target: &mut *mut u8) {
-        let Some(count) = self.shape.get(side) else {
-            let bytes = self.dtype.bytes();
-            // SAFETY: `from` is an element, and there is room for it by the caller's promise.
-            unsafe {
-                let from = VolatileSlice::new(from, bytes, false);
-                VolatileSlice::new(*target, bytes, true).copy_from(from, Streaming::ByLength);
+/// One side of an array that is copied: the number of its elements, and their distances in bytes in the array and in
+/// the copy.
+#[derive(Clone, Copy)]
+struct Side {
+    count: usize,
+    from: isize,
+    to: isize,
+}
+
+/// The most elements of the last two sides that are copied before others. One of these sides is the densest in the
+/// array, and the other one in the copy: the cache lines of a tile are used up while they are at hand.
+const TILE: usize = 16;
+
+/// Copies runs of so many bytes that lie `sides` apart.
+///
+/// # Safety
+/// All of them may be read, and written in the copy, which lies apart.
+unsafe fn copy_runs(sides: &[Side], run: usize, from: *mut u8, target: *mut u8) {
+    let at = |side: &Side, index: usize, from: *mut u8, target: *mut u8| {
+        (from.wrapping_offset(side.from * index as isize), target.wrapping_offset(side.to * index as isize))
+    };
+    match sides {
+        // SAFETY: the caller's promise. Threads of Python that write the array meanwhile do what a copy by memcpy
+        // allows: some bytes come out.
+        [] => unsafe {
+            let from = VolatileSlice::new(from, run, false);
+            VolatileSlice::new(target, run, true).copy_from(from, Streaming::ByLength);
+        },
+        [rows, columns] if rows.count > TILE || columns.count > TILE => {
+            let part = |side: &Side, begin: usize| Side { count: TILE.min(side.count - begin), ..*side };
+            for row in (0..rows.count).step_by(TILE) {
+                let (from, target) = at(rows, row, from, target);
+                for column in (0..columns.count).step_by(TILE) {
+                    let (from, target) = at(columns, column, from, target);
+                    // SAFETY: it is a part.
+                    unsafe { copy_runs(&[part(rows, row), part(columns, column)], run, from, target) };
+                }
             }
-            *target = target.wrapping_add(bytes);
-            return;
-        };
-        for index in 0..*count {
-            let from = from.wrapping_offset(self.strides[side] * index as isize);
-            // SAFETY: shape and strides are the array's own.
-            unsafe { self.copy_side(side + 1, from, target) };
+        }
+        [side, others @ ..] => {
+            for index in 0..side.count {
+                let (from, target) = at(side, index, from, target);
+                // SAFETY: as above.
+                unsafe { copy_runs(others, run, from, target) };
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use slackline::{Error, Mixed, ShardOptions, Tables, Version};
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::publisher::{PyPublisher, differences};
-use crate::wait::timeout as seconds;
+use crate::wait::{idle as way_to_idle, timeout as seconds};
 
 /// One address at which several publishers serve a table each, by name: the weights of a model and its adapters, say.
 /// Each table has tensors, versions, readers and options of its own; `Reader(tables.address, table=name)` reads it.
@@ -59,11 +59,12 @@ impl PyTables {
     }
 
     /// Begins to serve a table by this name (at most 255 bytes), and returns its Publisher. `table` and the options
-    /// are as for a Publisher. A name is free again once its publisher is closed.
+    /// are as for a Publisher: with many tables, most of which rest, `idle` "sleep" saves most of what their threads
+    /// cost. A name is free again once its publisher is closed.
     ///
     /// Raises PeerGone if a table of this name is served already, LayoutMismatch if the table cannot be.
     #[pyo3(signature = (name, table, *, frames=3, readers=64, lease=3.0, begin_at=0, branches=2, deltas=0,
-        delta_bytes=None, checksums=false))]
+        delta_bytes=None, checksums=false, idle="poll"))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn publisher(
         &self,
@@ -78,12 +79,14 @@ impl PyTables {
         deltas: u8,
         delta_bytes: Option<u64>,
         checksums: bool,
+        idle: &str,
     ) -> PyResult<PyPublisher> {
         let memory = ShardOptions {
             frames,
             peers: readers,
             lease: seconds(lease)?,
             checksums,
+            idle: way_to_idle(idle)?,
             ..ShardOptions::default()
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);

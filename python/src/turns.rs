@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 
 use crate::errors::{Class, Failure};
-use crate::wait::SLICE;
+use crate::wait::{Deadline, SLICE};
 
 /// What one thread uses at a time, which may wait for its peer meanwhile.
 pub(crate) struct Turns<T> {
@@ -28,7 +28,7 @@ impl<T> Turns<T> {
         Turns { value: Mutex::new(value), holder: Mutex::new(None) }
     }
 
-    /// Waits until other threads have left it; without a timeout for as long as their calls take. Fails at once in a
+    /// Waits until other threads have left it; without a deadline for as long as their calls take. Fails at once in a
     /// thread whose turn it is already: a handler of a signal runs in the call that it interrupts.
     ///
     /// No thread whose turn it is waits for the interpreter while it holds another lock.
@@ -36,9 +36,8 @@ impl<T> Turns<T> {
         &self,
         py: Python<'_>,
         operation: &str,
-        timeout: Option<Duration>,
+        deadline: Option<Deadline>,
     ) -> PyResult<Turn<'_, T>> {
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let own = std::thread::current().id();
         let mut looked = Instant::now();
         loop {
@@ -52,16 +51,15 @@ impl<T> Turns<T> {
                 let remedy = "call it when that has ended: the handler can set a flag, or raise";
                 return Err(Failure::out_of_turn(operation, cause, remedy).into());
             }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            if deadline.is_some_and(|deadline| deadline.left().is_zero()) {
                 let remedy = "use a longer timeout, or an object for each thread";
                 let cause = "another thread is in a call of this object";
                 return Err(Failure::new(Class::Deadline, operation, cause, remedy).into());
             }
             py.detach(|| std::thread::sleep(Duration::from_micros(500)));
-            if now - looked >= SLICE {
+            if looked.elapsed() >= SLICE {
                 py.check_signals()?;
-                looked = now;
+                looked = Instant::now();
             }
         }
     }

@@ -25,6 +25,30 @@ pub(crate) fn timeout(seconds: f64) -> Result<Duration, Failure> {
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(YEAR).min(YEAR))
 }
 
+/// The end of the time that a call has, for all of its waits together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    end: Instant,
+    /// The time that it had at the begin.
+    pub(crate) timeout: Duration,
+}
+
+impl Deadline {
+    /// The time begins now.
+    pub(crate) fn of(timeout: Duration) -> Deadline {
+        Deadline { end: Instant::now() + timeout, timeout }
+    }
+
+    /// Reads a timeout in seconds, of a call that begins now.
+    pub(crate) fn after(seconds: f64) -> Result<Deadline, Failure> {
+        Ok(Deadline::of(timeout(seconds)?))
+    }
+
+    pub(crate) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+}
+
 /// Reads how an object waits: "poll" or "sleep".
 pub(crate) fn idle(name: &str) -> Result<Idle, Failure> {
     match name {
@@ -37,16 +61,15 @@ pub(crate) fn idle(name: &str) -> Result<Idle, Failure> {
     }
 }
 
-/// Calls `attempt` without the interpreter until it brings something or `timeout` has passed; `attempt` is told for how
+/// Calls `attempt` without the interpreter until it brings something or the time is over; `attempt` is told for how
 /// long it may wait. A signal whose handler raises ends the wait.
 pub(crate) fn in_slices<R: Send>(
     py: Python<'_>,
-    timeout: Duration,
+    deadline: Deadline,
     mut attempt: impl FnMut(Duration) -> Result<Option<R>, Failure> + Send,
 ) -> PyResult<Option<R>> {
-    let deadline = Instant::now() + timeout;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.left();
         let slice = left.min(SLICE);
         if let Some(done) = py.detach(|| attempt(slice))? {
             return Ok(Some(done));
@@ -77,10 +100,10 @@ impl Closing {
         &self,
         py: Python<'_>,
         operation: &str,
-        timeout: Duration,
+        deadline: Deadline,
         mut attempt: impl FnMut(Duration) -> Result<Option<R>, Failure> + Send,
     ) -> PyResult<Option<R>> {
-        in_slices(py, timeout, |slice| {
+        in_slices(py, deadline, |slice| {
             if self.0.load(Ordering::SeqCst) > 0 {
                 let cause = "it is closed by another thread meanwhile";
                 return Err(Failure::out_of_turn(operation, cause, "make a new one"));
@@ -118,7 +141,7 @@ pub(crate) fn in_thread<R: Send + 'static>(
         }
         Ok(thread.is_finished().then_some(()))
     };
-    if let Err(signal) = in_slices(py, YEAR, finished) {
+    if let Err(signal) = in_slices(py, Deadline::of(YEAR), finished) {
         is_given_up.store(true, Ordering::Relaxed);
         return Err(signal);
     }

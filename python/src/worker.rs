@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
@@ -23,7 +23,7 @@ use crate::snapshot::{Facts, Snapshot, Storage, Tensors, mapping};
 use crate::source::Given;
 use crate::table::{Layout, TensorSpec};
 use crate::view::ArrayView;
-use crate::wait::{idle as way_to_idle, in_thread, timeout as seconds};
+use crate::wait::{Deadline, idle as way_to_idle, in_thread, timeout as seconds};
 use crate::working::{Working, abandon, copied};
 
 const STEPPING: &str = "waiting for parameters";
@@ -32,9 +32,9 @@ const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
 
-fn late(operation: &'static str, waited: Duration) -> Failure {
+fn late(operation: &'static str, deadline: Deadline) -> Failure {
     let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-    Error::Deadline { operation, waited, needed, seen }.into()
+    Error::Deadline { operation, waited: deadline.timeout, needed, seen }.into()
 }
 
 /// Reads parameters and publishes gradients, one step after the other.
@@ -60,6 +60,18 @@ impl PyWorker {
     ) -> Result<PyWorker, Failure> {
         let layout = Layout::of(worker.table())?;
         Ok(PyWorker { working: Arc::new(Working::new(worker, gpu)?), layout, job })
+    }
+
+    fn flush_until(&self, py: Python<'_>, deadline: Deadline) -> PyResult<()> {
+        let closing = &self.working.closing;
+        self.working.with(py, FLUSHING, Some(deadline), |worker| {
+            let flushed = closing.in_slices(py, FLUSHING, deadline, |slice| match worker.flush(slice) {
+                Ok(()) => Ok(Some(())),
+                Err(Error::Deadline { .. }) => Ok(None),
+                Err(error) => Err(error.into()),
+            })?;
+            flushed.ok_or_else(|| late(FLUSHING, deadline).into())
+        })
     }
 }
 
@@ -114,17 +126,17 @@ impl PyWorker {
         timeout: f64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Step> {
-        let timeout = seconds(timeout)?;
+        let deadline = Deadline::after(timeout)?;
         let streams = Streams::new(stream, self.working.gpu.as_ref())?;
         let targets = into.map(|into| Targets::of(&self.layout, into, COPYING, &streams)).transpose()?;
         let closing = &self.working.closing;
-        let view = self.working.with(py, STEPPING, Some(timeout), |worker| {
+        let view = self.working.with(py, STEPPING, Some(deadline), |worker| {
             if self.working.is_in_step.load(Ordering::Acquire) {
                 return Err(Failure::out_of_turn(STEPPING, "a step is open", "leave its block first").into());
             }
             abandon(worker)?;
             let mut reason = None;
-            let view = closing.in_slices(py, STEPPING, timeout, |slice| match worker.step(slice) {
+            let view = closing.in_slices(py, STEPPING, deadline, |slice| match worker.step(slice) {
                 Ok(step) => Ok(Some(step.suspend())),
                 Err(error @ Error::Deadline { .. }) => {
                     reason = Some(error);
@@ -135,9 +147,9 @@ impl PyWorker {
             let why = |reason| match reason {
                 // The time that was waited in all, and not the last slice's.
                 Some(Error::Deadline { operation, needed, seen, .. }) => {
-                    Error::Deadline { operation, waited: timeout, needed, seen }.into()
+                    Error::Deadline { operation, waited: deadline.timeout, needed, seen }.into()
                 }
-                _ => late(STEPPING, timeout),
+                _ => late(STEPPING, deadline),
             };
             let view = view.ok_or_else(|| PyErr::from(why(reason)))?;
             if let Some(targets) = &targets {
@@ -171,16 +183,7 @@ impl PyWorker {
     /// Waits until every server has folded in, or dropped, all that this worker has published.
     #[pyo3(signature = (*, timeout=30.0))]
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
-        let timeout = seconds(timeout)?;
-        let closing = &self.working.closing;
-        self.working.with(py, FLUSHING, Some(timeout), |worker| {
-            let flushed = closing.in_slices(py, FLUSHING, timeout, |slice| match worker.flush(slice) {
-                Ok(()) => Ok(Some(())),
-                Err(Error::Deadline { .. }) => Ok(None),
-                Err(error) => Err(error.into()),
-            })?;
-            flushed.ok_or_else(|| late(FLUSHING, timeout).into())
-        })
+        self.flush_until(py, Deadline::after(timeout)?)
     }
 
     /// Says that this worker of a job has finished, and waits until the job is over. Raises OutOfTurn for a worker that
@@ -189,13 +192,13 @@ impl PyWorker {
     fn finish(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         const FINISHING: &str = "finishing a job";
         let none = || Failure::out_of_turn(FINISHING, "this worker is of no job", "close it");
-        let (timeout, job) = (seconds(timeout)?, self.job.as_ref().ok_or_else(none)?);
-        self.flush(py, timeout.as_secs_f64())?;
+        let (deadline, job) = (Deadline::after(timeout)?, self.job.as_ref().ok_or_else(none)?);
+        self.flush_until(py, deadline)?;
         let closing = &self.working.closing;
-        self.working.with(py, FINISHING, Some(timeout), |worker| {
+        self.working.with(py, FINISHING, Some(deadline), |worker| {
             let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));
-            let over = closing.in_slices(py, FINISHING, timeout, over)?;
-            over.ok_or_else(|| late(FINISHING, timeout).into())
+            let over = closing.in_slices(py, FINISHING, deadline, over)?;
+            over.ok_or_else(|| late(FINISHING, deadline).into())
         })
     }
 
@@ -342,23 +345,22 @@ impl Step {
         timeout: f64,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let timeout = seconds(timeout)?;
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(timeout)?;
         let streams = Streams::new(stream, self.working.gpu.as_ref())?;
         let arrays =
             gradient.map(|gradient| self.layout.arrays(gradient, PUBLISHING, &streams)).transpose()?;
         let ended = || Failure::out_of_turn(PUBLISHING, "this step has ended", "begin the next one");
         let closing = &self.working.closing;
-        let published = self.working.with(py, PUBLISHING, Some(timeout), |worker| {
+        let published = self.working.with(py, PUBLISHING, Some(deadline), |worker| {
             if !self.is_open.load(Ordering::Acquire) {
                 return Err(ended().into());
             }
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;
             let wait_for_copies = |worker: &mut _| -> PyResult<()> {
-                let copied = closing.in_slices(py, PUBLISHING, timeout, |slice| copied(worker, slice))?;
-                Ok(copied
-                    .ok_or_else(|| Failure::from(GpuError::NotCopied { waited: timeout, cause: None }))?)
+                let copied = closing.in_slices(py, PUBLISHING, deadline, |slice| copied(worker, slice))?;
+                let waited = deadline.timeout;
+                Ok(copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited, cause: None }))?)
             };
             // A GPU may still copy what an earlier call that has ended at its deadline was given.
             if arrays.iter().flatten().any(|array| matches!(array, Given::Host(_))) {
@@ -383,8 +385,7 @@ impl Step {
             if !is_on_its_way {
                 worker.resume().map_err(Failure::from)?.start_publish(loss).map_err(Failure::from)?;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let published = closing.in_slices(py, PUBLISHING, left, |slice| {
+            let published = closing.in_slices(py, PUBLISHING, deadline, |slice| {
                 let (deadline, mut backoff) = (Instant::now() + slice, Backoff::new());
                 while worker.is_publishing() {
                     match worker.poll(now())? {
@@ -395,7 +396,7 @@ impl Step {
                 }
                 Ok(Some(()))
             })?;
-            published.ok_or_else(|| late(PUBLISHING, timeout).into())
+            published.ok_or_else(|| late(PUBLISHING, deadline).into())
         });
         drop(arrays);
         crate::device::release(py);

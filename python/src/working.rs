@@ -22,7 +22,7 @@ use crate::memory::Memory;
 use crate::source::Given;
 use crate::table::Layout;
 use crate::turns::Turns;
-use crate::wait::Closing;
+use crate::wait::{Closing, Deadline};
 
 /// A worker that steps share, with the memory that it computes in.
 pub(crate) struct Working {
@@ -142,11 +142,11 @@ impl Working {
         &self,
         py: Python<'_>,
         operation: &'static str,
-        timeout: Option<Duration>,
+        deadline: Option<Deadline>,
         with: impl FnOnce(&mut Worker<Mixed>) -> PyResult<R>,
     ) -> PyResult<R> {
         crate::fork::check(self.guard, operation)?;
-        match &mut *self.worker.wait(py, operation, timeout)? {
+        match &mut *self.worker.wait(py, operation, deadline)? {
             Some(worker) => with(worker),
             None => Err(Failure::out_of_turn(operation, "the worker is closed", "make a new one").into()),
         }

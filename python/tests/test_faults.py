@@ -61,6 +61,20 @@ def test_a_killed_reader_disturbs_nobody(transport: str, python: Start) -> None:
                 assert reader.pull().version == value
 
 
+def test_a_wait_for_all_readers_does_not_wait_for_one_that_is_lost(transport: str, python: Start) -> None:
+    with slackline.Publisher(version(0), transport=transport, lease=0.5) as publisher:
+        child = python(
+            "reader = slackline.Reader(address)\nprint('in')\nsys.stdin.read()", address=publisher.address
+        )
+        assert child.stdout.readline() == "in\n"
+        with slackline.Reader(publisher.address) as reader:
+            assert len(publisher.readers) == 2
+            child.send_signal(signal.SIGSTOP)
+            published = publisher.publish(version(1))
+            assert reader.pull().version == published
+            publisher.wait(published, timeout=20)
+
+
 @pytest.mark.parametrize("wait", ["reader.pull(min_version=99)", "reader.swap()", "publisher.publish(arrays)"])
 def test_ctrl_c_ends_every_wait(wait: str, python: Start) -> None:
     child = python(
@@ -308,7 +322,7 @@ def test_a_reader_for_whom_there_is_no_room_is_told_when_to_ask_again(transport:
     with slackline.Publisher(version(0), transport=transport, readers=1) as publisher:
         publisher.publish(version(1))
         with slackline.Reader(publisher.address) as first:
-            with pytest.raises(slackline.Refused) as caught:
+            with pytest.raises(slackline.Refused, match="`readers`") as caught:
                 slackline.Reader(publisher.address, timeout=0.2)
             assert caught.value.is_retryable
             assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60

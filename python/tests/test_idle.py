@@ -6,6 +6,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,6 +86,34 @@ def test_a_worker_and_a_server_that_sleep_train_and_answer(transport: str) -> No
     assert 0.05 < asked["sleep"] < 4, f"{asked}"
 
 
+RESTING = """
+tables = slackline.Tables()
+def begin(number):
+    table = {"w": np.zeros(8, "float32")}
+    return tables.publisher(str(number), table, idle=idle) if named else slackline.Publisher(table, idle=idle)
+publishers = [begin(number) for number in range(30)]
+time.sleep(0.5)
+before = time.process_time()
+time.sleep(3)
+print(time.process_time() - before)
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_publishers_that_sleep_take_far_less_of_a_processor(named: bool, python: Callable[..., Any]) -> None:
+    # Side by side, so that a machine that is busy is so for both.
+    children = {idle: python(RESTING, idle=idle, named=named) for idle in ("poll", "sleep")}
+    seconds = {idle: float(child.stdout.read()) for idle, child in children.items()}
+    assert seconds["sleep"] < seconds["poll"] / 2, f"{seconds}"
+
+
 def test_a_way_to_idle_that_there_is_not_is_refused() -> None:
-    with pytest.raises(slackline.BadOption, match="poll or sleep"):
-        slackline.Reader("@none-listens-here", idle="doze")
+    table = {"w": np.zeros(8, "float32")}
+    with slackline.Tables() as tables:
+        for begin in (
+            lambda: slackline.Reader("@none-listens-here", idle="doze"),
+            lambda: slackline.Publisher(table, idle="doze"),
+            lambda: tables.publisher("w", table, idle="doze"),
+        ):
+            with pytest.raises(slackline.BadOption, match="poll or sleep"):
+                begin()

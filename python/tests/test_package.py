@@ -71,3 +71,10 @@ def test_the_wheel_is_typed_and_small() -> None:
     folder = Path(slackline.__file__).parent
     assert (folder / "py.typed").exists() and (folder / "_slackline.pyi").exists()
     assert sum(file.stat().st_size for file in folder.rglob("*")) < 16 << 20
+
+
+def test_each_plug_in_has_fewer_than_300_lines() -> None:
+    files = sorted((Path(slackline.__file__).parent / "integrations").glob("*.py"))
+    assert len(files) > 6
+    for file in files:
+        assert len(file.read_text(encoding="utf-8").splitlines()) < 300, file.name

@@ -188,3 +188,11 @@ def test_without_a_secret_there_is_none_for_readers(monkeypatch: pytest.MonkeyPa
         slackline.reading_secret()
     monkeypatch.setenv("SLACKLINE_SECRET", SECRET.decode())
     assert slackline.reading_secret() == slackline.reading_secret(SECRET)
+
+
+def test_the_metadata_of_a_table_equals_what_the_table_was_made_of() -> None:
+    specs = [slackline.TensorSpec("a", "float32", (3,)), slackline.TensorSpec("b", "int64", (2, 2))]
+    with slackline.Publisher(specs) as publisher:
+        assert publisher.metadata == specs
+    for other in (("c", "int64", (2, 2)), ("b", "uint64", (2, 2)), ("b", "int64", (4,))):
+        assert slackline.TensorSpec(*other) != specs[1]

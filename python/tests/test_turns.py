@@ -42,11 +42,11 @@ def worker() -> Iterator[slackline.Worker]:
             yield worker
 
 
-def calls_of(reader: slackline.Reader) -> dict[str, Call]:
+def calls_of(reader: slackline.Reader, timeout: float = 60) -> dict[str, Call]:
     return {
-        "pull": lambda: reader.pull(min_version=9, timeout=60),
-        "into": lambda: reader.pull(version(0), min_version=9, timeout=60),
-        "pin": lambda: reader.pin(min_version=9, timeout=60),
+        "pull": lambda: reader.pull(min_version=9, timeout=timeout),
+        "into": lambda: reader.pull(version(0), min_version=9, timeout=timeout),
+        "pin": lambda: reader.pin(min_version=9, timeout=timeout),
     }
 
 
@@ -124,6 +124,38 @@ def test_closing_a_reader_ends_the_calls_of_other_threads_that_wait(transport: s
         pytest.skip("pins are of shared memory")
     _publisher, reader = pair
     closed_beside(calls_of(reader)[call], reader.close)
+
+
+def assert_in_time(first: Call, second: Call) -> None:
+    """Has another thread wait in `first`, of 2.5 s, and checks that `second`, of 3 s, ends before one of 4.5 s."""
+    with slackline.Publisher(version(0)) as publisher, slackline.Reader(publisher.address) as other:
+
+        def in_vain(call: Call) -> threading.Thread:
+            waiting = threading.Thread(target=pytest.raises, args=(slackline.DeadlineError, call))
+            waiting.start()
+            return waiting
+
+        waits = [in_vain(call) for call in (first, calls_of(other, 4.5)["pull"])]
+        time.sleep(0.3)
+        with pytest.raises(slackline.DeadlineError):
+            second()
+        assert waits[1].is_alive()
+        for waiting in waits:
+            waiting.join()
+
+
+@pytest.mark.parametrize("call", ["pull", "into", "pin"])
+def test_the_time_of_a_call_of_a_reader_begins_before_its_turn(transport: str, call: str, pair: Pair) -> None:
+    if (transport, call) == ("tcp", "pin"):
+        pytest.skip("pins are of shared memory")
+    _publisher, reader = pair
+    assert_in_time(calls_of(reader, 2.5)["pull"], calls_of(reader, 3)[call])
+
+
+@pytest.mark.parametrize("call", ["step", "flush"])
+def test_the_time_of_a_call_of_a_worker_begins_before_its_turn(worker: slackline.Worker, call: str) -> None:
+    waits: dict[str, Call] = {"step": lambda: worker.step(timeout=3), "flush": lambda: worker.flush(timeout=3)}
+    assert_in_time(lambda: worker.step(timeout=2.5), waits[call])
 
 
 def test_a_reader_is_closed_by_another_thread_although_handlers_of_signals_try_to_close_it_too(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -183,6 +184,19 @@ def test_arrays_need_not_be_contiguous(pair: Pair) -> None:
     np.testing.assert_array_equal(snapshot["b"].numpy(), [2, 1, 0])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "float32", "float64", "complex128"])
+def test_an_array_is_published_in_its_own_order_whatever_its_strides(dtype: str) -> None:
+    whole = np.arange(3 * 40 * 50).reshape(3, 40, 50).astype(dtype)
+    arrays = {f"{order}": whole.transpose(order) for order in itertools.permutations(range(3))}
+    arrays |= {"part": whole[1:, 3:, 5:40], "every other": whole[:, ::2, ::3], "back": whole[::-1, ::-1, ::-1]}
+    arrays |= {"same": np.broadcast_to(whole[:, :1, :], (3, 7, 50)), "turned": whole[:, 2:39, :33].T}
+    with slackline.Publisher(arrays) as publisher, slackline.Reader(publisher.address) as reader:
+        publisher.publish(arrays)
+        snapshot = reader.pull()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(snapshot[name].numpy(), array, name)
+
+
 def test_a_transposed_matrix_is_published_in_its_own_order(transport: str) -> None:
     table = [slackline.TensorSpec("m", "int32", (3, 2)), slackline.TensorSpec("s", "float64", ())]
     with slackline.Publisher(table, transport=transport) as publisher:
@@ -206,6 +220,20 @@ def test_a_staged_version_is_swapped_in_once_it_is_there(pair: Pair) -> None:
     assert snapshot.version == 1 and (snapshot["b"].numpy() == 3).all()
     reader.prefetch(min_version=99, timeout=0.05)
     with pytest.raises(slackline.DeadlineError):
+        reader.swap()
+
+
+def test_a_version_is_staged_by_its_number(pair: Pair) -> None:
+    publisher, reader = pair
+    for value in range(1, 4):
+        publisher.publish(version(value))
+    reader.prefetch(version=2)
+    snapshot = reader.swap()
+    assert snapshot.version == 2 and (snapshot["b"].numpy() == 2).all()
+    for value in range(4, 9):
+        publisher.publish(version(value))
+    reader.prefetch(version=3)
+    with pytest.raises(slackline.StaleError):
         reader.swap()
 
 

@@ -28,7 +28,8 @@ class Source:
     """Serves the newest state, at an address that is there before any state. The options are those of `Publisher`."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = {**options, "frames": 2}
+        # Each rollout keeps a reader at either publisher.
+        self._options = {"readers": 1024, **options, "frames": 2}
         # The address is asked for before there is a state, and a table cannot change: this one says where a state is.
         self._notes = Publisher([TensorSpec("note", "uint8", (_NOTE,))], **self._options)
         self._states: Publisher | None = None

@@ -87,7 +87,9 @@ class SlacklineTransport(TensorTransportManager):
         publisher = None
         table = {str(index): host(tensor) for index, tensor in enumerate(rdt_object) if tensor.numel()}
         if table:
-            publisher = Publisher(table, address=os.environ.get("SLACKLINE_RAY_ADDRESS"), frames=2)
+            # There may be as many of them as there are objects, and each has one version, which comes at once.
+            address = os.environ.get("SLACKLINE_RAY_ADDRESS")
+            publisher = Publisher(table, address=address, frames=2, idle="sleep")
             publisher.publish(table)
             metadata.address = reachable(publisher.address)
         with self._lock:
@@ -150,7 +152,7 @@ class SlacklineTransport(TensorTransportManager):
 def _has(device: str) -> bool:
     """Whether this process has a device of a kind that torch names so."""
     kinds = (getattr(torch, device, None), getattr(torch.backends, device, None))
-    return device == "cpu" or any(getattr(kind, "is_available", bool)() for kind in kinds)
+    return device in ("cpu", "meta") or any(getattr(kind, "is_available", bool)() for kind in kinds)
 
 
 def register() -> None:

@@ -82,7 +82,7 @@ class SlacklineTransport:
 
     def open(self, weights: Any) -> None:
         """Begins to listen, with a table for these weights."""
-        self._publisher = Publisher(_flat(weights), **self._options)
+        self._publisher = Publisher(_flat(weights), **{"readers": 1024, **self._options})
         self.address = reachable(self._publisher.address)
 
     def send_weights(self, weights: Any) -> None:

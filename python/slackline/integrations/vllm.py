@@ -15,6 +15,7 @@ weights pass through the memory of the hosts. A worker changes its model only wh
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -153,7 +154,13 @@ class SlacklineTrainerEngine(
         self._step += 1
         self._served.publish(tensors, self._step, self._timeout)
         self.client.start_weight_update()
-        self.client.update_weights({"step": self._step})
+        try:
+            self.client.update_weights({"step": self._step})
+        except BaseException:
+            # The workers refuse to start the next update while this one is active.
+            with suppress(Exception):
+                self.client.finish_weight_update()
+            raise
         self.client.finish_weight_update(weight_version=str(self._step))
 
     def shutdown(self) -> None:

@@ -78,6 +78,20 @@ def test_a_step_that_has_given_way_is_waited_for_by_no_sink() -> None:
         source.close()
 
 
+def test_more_rollouts_than_a_publisher_takes_by_default_read_one_source() -> None:
+    source = Source({})
+    sinks: list[Sink] = []
+    try:
+        source.publish({"w": torch.ones(3)}, 1, 30.0)
+        for _ in range(65):
+            sinks.append(Sink(source.address, None, 10.0))
+            assert sinks[-1].pull(1, 10.0)["w"].torch().tolist() == [1.0] * 3
+    finally:
+        for sink in sinks:
+            sink.close()
+        source.close()
+
+
 STOPPED = """
 import sys
 from slackline.integrations._served import Sink
@@ -93,8 +107,7 @@ def test_a_sink_that_was_stopped_for_longer_than_the_lease_goes_on() -> None:
     try:
         source.publish({"w": torch.ones(3)}, 1, 30.0)
         command = [sys.executable, "-c", STOPPED, source.address]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen(command, **pipes) as child:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None and child.stdin is not None
             assert child.stdout.readline() == "[1.0, 1.0, 1.0]\n"
             child.send_signal(signal.SIGSTOP)

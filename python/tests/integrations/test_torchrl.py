@@ -18,6 +18,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.weight_update import WeightSyncScheme
 
+from slackline import Reader
 from slackline.integrations.torchrl import SlacklineWeightSyncScheme
 
 
@@ -110,6 +111,23 @@ def test_a_collector_that_never_waits_has_no_torn_action() -> None:
                 collector.update_policy_weights_(TensorDict.from_module(trained))
     finally:
         collector.shutdown()
+
+
+def test_more_workers_than_a_publisher_takes_by_default_read_the_weights() -> None:
+    scheme = SlacklineWeightSyncScheme()
+    scheme.init_on_sender(weights=TensorDict({"a": torch.zeros(3)}), model_id="policy")
+    readers: list[Reader] = []
+    try:
+        scheme.connect()
+        address = scheme.create_transport().address
+        assert address is not None
+        for _ in range(65):
+            readers.append(Reader(address, timeout=10))
+            assert readers[-1].pull(min_version=1, timeout=10).version == 1
+    finally:
+        for reader in readers:
+            reader.close()
+        scheme.shutdown()
 
 
 def test_weights_for_some_of_the_workers_are_refused() -> None:

@@ -57,13 +57,15 @@ class Client:
     """What a trainer reaches the workers by."""
 
     def __init__(self, workers: list[Any]) -> None:
-        self.workers, self.versions = workers, list[Any]()
+        self.workers, self.versions, self.is_active = workers, list[Any](), False
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         for worker in self.workers:
             worker.init_transfer_engine(worker.parse_init_info(init_info))
 
     def start_weight_update(self) -> None:
+        assert not self.is_active, "called while a weight update is already active"
+        self.is_active = True
         for worker in self.workers:
             worker.start_weight_update()
 
@@ -72,6 +74,7 @@ class Client:
             worker.update_weights(update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.is_active = False
         for worker in self.workers:
             worker.finish_weight_update()
         self.versions.append(weight_version)
@@ -136,6 +139,25 @@ def test_a_transfer_that_fails_leaves_the_model_as_it_was(vllm: Any) -> None:
         client.update_weights({"step": 2})
     client.finish_weight_update()
     assert model.numbers() == {1} and not vllm_interface.calls
+
+
+def test_an_update_is_loaded_after_one_that_failed(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_info: Any) -> None:
+        raise MemoryError
+
+    model, trained = Model(), Model()
+    client = Client([worker(model)])
+    engine = trainer(vllm, trained, client)
+    trained.fill(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(client.workers[0], "receive_weights", fail)
+        with pytest.raises(MemoryError):
+            engine.send_weights()
+    trained.fill(2)
+    engine.send_weights()
+    assert model.numbers() == {2} and client.versions == [None, "2"]
+    engine.shutdown()
+    client.workers[0].shutdown()
 
 
 def test_the_wheel_has_the_entry_point_that_vllm_looks_for() -> None:

@@ -81,7 +81,8 @@ pub(super) fn no_room(
     (joining, ahead): (usize, usize),
     lease: Duration,
 ) -> Refusal {
-    let reason = format!("there are as many peers as `peers` allows ({allowed}); raise it");
+    let reason =
+        format!("there are as many peers as `peers` allows ({allowed}); raise it (`readers` in Python)");
     match role {
         PeerRole::Reader if ahead == 0 => {
             Refusal::temporary(ask_after(ahead, lease), reason + ", or read from a relay")
