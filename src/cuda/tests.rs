@@ -270,7 +270,7 @@ fn codes_that_a_user_can_act_on_have_a_remedy_of_their_own() {
 }
 
 #[test]
-fn a_driver_that_never_says_whether_a_copy_is_done_is_named() {
+fn a_driver_that_does_not_say_whether_a_copy_is_done_is_named() {
     for driver in [Scripted::new(), Scripted::new().without_stream_words()] {
         let Scene { driver, stream, memory, is_freed, .. } = scene(driver).unwrap();
         let into = region(4096).slice(0, BYTES).unwrap();
