@@ -131,11 +131,13 @@ impl ElementType {
     }
 
     /// Its type code and the bits of one element in a `DLDataType` of one lane (DLPack 1.1).
+    #[doc(hidden)]
     pub const fn dlpack(self) -> (u8, u8) {
         (TYPES[self as usize].2, TYPES[self as usize].3)
     }
 
     /// The type of this code and so many bits in DLPack, if there is one.
+    #[doc(hidden)]
     pub fn from_dlpack(code: u8, bits: u8) -> Option<ElementType> {
         TYPES.iter().find(|(_, _, its, of)| (*its, *of) == (code, bits)).map(|(element, ..)| *element)
     }

@@ -25,11 +25,14 @@ const AT_ONCE: usize = 64;
 const HEADERS_MAX: usize = 64;
 
 /// The addresses of a host and port, as the system's resolver finds them: it may take half a minute to find none.
-type Resolve = fn(&str, u16) -> io::Result<Vec<SocketAddr>>;
+type Resolve = fn(&str, u16) -> Resolved;
 
-fn by_the_system(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+fn by_the_system(host: &str, port: u16) -> Resolved {
     (host, port).to_socket_addrs().map(Iterator::collect)
 }
+
+/// The answer of a resolver.
+type Resolved = io::Result<Vec<SocketAddr>>;
 
 /// A node, as it was given.
 #[derive(Clone, Debug)]
@@ -38,7 +41,7 @@ pub(super) struct Target {
     host: String,
     port: u16,
     /// Brings the answer of a resolver that has not answered yet. There is one at a time.
-    resolving: Arc<Mutex<Option<Receiver<io::Result<Vec<SocketAddr>>>>>>,
+    resolving: Arc<Mutex<Option<Receiver<Resolved>>>>,
 }
 
 impl Target {
@@ -66,7 +69,7 @@ impl Target {
 
     /// The addresses, if they are found within this time. They are looked for in a thread that nothing waits for: what
     /// it finds later is for the next question.
-    fn addresses(&self, resolve: Resolve, wait: Duration) -> Option<io::Result<Vec<SocketAddr>>> {
+    fn addresses(&self, resolve: Resolve, wait: Duration) -> Option<Resolved> {
         let mut resolving = self.resolving.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = match resolving.take() {
             Some(answer) => answer,
