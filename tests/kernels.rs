@@ -224,6 +224,7 @@ fn a_kernel_with_one_operation_altered_is_noticed() {
             differs,
             ("rule.cuh", first, "const float second = one_less_beta2 * (gradient * gradient)"),
         ),
+        ("unseen", differs, ("fold.cuh", " && (Rule::STATES < 2 || is_finite(state[1]))", "")),
         ("misaligned", dies, ("fold.cuh", "aligned && run.has_all(at)", "run.has_all(at)")),
         ("too-far", differs, ("number.cuh", "at >= begin && at + WIDTH <= end", "at >= begin")),
     ];
