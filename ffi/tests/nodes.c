@@ -390,7 +390,7 @@ static void a_server_goes_on_from_its_checkpoint(void)
     struct slackline_tensor tensors[2];
     static const float values[ELEMENTS];
     static float before[ELEMENTS], after[ELEMENTS];
-    char folder[] = "/tmp/slackline-nodes-XXXXXX", file[64];
+    char folder[] = "/tmp/slackline-nodes-XXXXXX", file[64], owner[80];
     const char *address;
     uint64_t version;
     pid_t child;
@@ -421,6 +421,7 @@ static void a_server_goes_on_from_its_checkpoint(void)
     OK(slackline_server_parameters(server, before, ELEMENTS));
     slackline_server_destroy(server);
     snprintf(file, sizeof file, "%s/shard-0-of-1.safetensors", folder);
+    snprintf(owner, sizeof owner, "%s.owner", file);
     read_checkpoint(file, before);
 
     options.resume = SLACKLINE_RESUME_REQUIRED;
@@ -438,7 +439,7 @@ static void a_server_goes_on_from_its_checkpoint(void)
     EXPECT(OUT_OF_TURN, slackline_server_checkpoint(server, TIMEOUT_MS, NULL));
     slackline_server_destroy(server);
 #undef CREATE
-    CHECK(unlink(file) == 0 && rmdir(folder) == 0);
+    CHECK(unlink(file) == 0 && unlink(owner) == 0 && rmdir(folder) == 0);
 }
 
 /* ------------------------------------------------------------------ the log */

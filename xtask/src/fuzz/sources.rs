@@ -34,7 +34,7 @@ mod tests {
     ];
 
     /// Files that decode and have no target, with the reason.
-    const NOT_FED: [(&str, &str); 10] = [
+    const NOT_FED: [(&str, &str); 11] = [
         (
             "cli/src/commands/bench/line.rs",
             "the other side knows the secret of the measurement, or is on this host",
@@ -49,6 +49,10 @@ mod tests {
         ("cli/src/commands/sim/records.rs", "a record of its own"),
         ("lab/src/reproduce/settings.rs", "a table of settings, in a file of the project"),
         ("src/node/checkpoint/writer.rs", "what it has just written"),
+        (
+            "src/scheme/abs/learned.rs",
+            "two numbers of a checkpoint, of which those that cannot be are ignored",
+        ),
         ("src/param/delta/pull.rs", "each word becomes a field as it is; param_delta feeds what they frame"),
         (
             "src/param/group.rs",
