@@ -329,7 +329,7 @@ static void a_worker_connects_again_to_a_server_that_came_back(void)
     struct slackline_server *server;
     struct slackline_tensor tensors[2];
     static const float values[ELEMENTS];
-    char folder[] = "/tmp/slackline-steps-XXXXXX", file[64], text[ADDRESS_SIZE];
+    char folder[] = "/tmp/slackline-steps-XXXXXX", file[64], owner[80], text[ADDRESS_SIZE];
     struct pollfd published;
     pid_t child;
     int gate[2];
@@ -360,7 +360,8 @@ static void a_worker_connects_again_to_a_server_that_came_back(void)
     CHECK(status.version == 4 && status.folded == 4 && status.lost_updates == 0);
     slackline_server_destroy(server);
     snprintf(file, sizeof file, "%s/shard-0-of-1.safetensors", folder);
-    CHECK(unlink(file) == 0 && rmdir(folder) == 0);
+    snprintf(owner, sizeof owner, "%s.owner", file);
+    CHECK(unlink(file) == 0 && unlink(owner) == 0 && rmdir(folder) == 0);
 }
 
 /* ------------------------------------------------------------------ in the background */
