@@ -228,6 +228,7 @@ mod tests {
             Target::parse(text).expect_err(text);
         }
     }
+
     #[test]
     fn a_resolver_that_is_slow_holds_up_no_question() {
         static BEGUN: AtomicU32 = AtomicU32::new(0);
