@@ -8,7 +8,7 @@ use slackline::{Clock, Version};
 
 use slackline::sim::Random;
 
-use super::{NOW, applied, arrived, joined};
+use super::{NOW, applied, arrived, gradient, joined};
 
 fn config(text: &str) -> SchemeConfig {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -133,6 +133,25 @@ fn dbw_takes_shorter_steps_with_fewer_gradients_where_its_rule_says_so() {
         assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply), "{rule}");
         assert_eq!(shares.iter().map(|share| share.weight).collect::<Vec<_>>(), [weight; 2], "{rule}");
     }
+}
+
+#[test]
+fn under_dbw_no_gradient_is_dropped_before_an_earlier_one_of_its_worker() {
+    let mut server = config("dbw(k=3)").server(4).unwrap();
+    let mut shares: Vec<Share> = Vec::new();
+    (0..4).for_each(|worker| server.handle_event(NOW, joined(worker, 0)));
+    (0..3).for_each(|worker| server.handle_event(NOW, arrived(worker, 0)));
+    assert_eq!(server.poll_action(&mut shares), Some(ServerAction::Apply));
+    server.handle_event(NOW, applied(1));
+    // The last worker lies: it takes its second gradient for one of a version before that of its first.
+    for (clock, base) in [(0, 1), (1, 0)] {
+        let (gradient, base) = (gradient(3, clock), Version::new(base));
+        server.handle_event(NOW, ServerEvent::Arrived { gradient, base, loss: None, magnitude: None });
+    }
+    while let Some(action) = server.poll_action(&mut shares) {
+        assert!(matches!(action, ServerAction::Interrupt { .. }), "{action:?}");
+    }
+    assert_eq!(server.smallest_clock(), Clock::new(0), "its first gradient is not in");
 }
 
 #[test]

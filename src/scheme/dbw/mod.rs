@@ -141,7 +141,11 @@ impl DbwServer {
     }
 
     fn arrive(&mut self, now: Instant, gradient: GradientId, base: Version) {
-        self.answered[gradient.worker.index()] = Some(base);
+        let answered = &mut self.answered[gradient.worker.index()];
+        // A worker takes no older version than it has had. One that says so would have this gradient dropped before its
+        // earlier one is folded in, and the smallest clock would pass both.
+        let base = answered.map_or(base, |before| base.max(before));
+        *answered = Some(base);
         let age = self.newest.get().saturating_sub(base.get());
         let index =
             usize::try_from(age).ok().and_then(|age| self.rounds.len().checked_sub(age.saturating_add(1)));
