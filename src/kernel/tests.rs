@@ -241,16 +241,7 @@ fn a_fold_of_nothing_is_a_step_on_a_gradient_of_zero() {
             let values: Vec<f32> = (0..100).map(|at| (at + index) as f32 / 64.0).collect();
             encode(&values, pass.from, Encoding::F32);
         }
-        let fold = |gradients| Fold {
-            gradients,
-            encoding: Encoding::F32,
-            optimizer,
-            learning_rate: 0.5,
-            step: 3,
-            parameters: passes[0],
-            states: &passes[1..1 + optimizer.states()],
-            streaming: false,
-        };
+        let fold = |gradients| small_fold(optimizer, Encoding::F32, gradients, &passes);
         let results = || [0, 1, 2].map(|index| floats(passes[index].to));
         let gradient_of_zero = [Gradient { elements: zeros, weight: 1.0 }];
         fold(&gradient_of_zero).run().unwrap();
@@ -372,6 +363,25 @@ fn a_fold_that_cannot_be_is_an_error_and_writes_nothing() {
     assert_eq!(fold.run(), Ok(true));
 }
 
+/// The third step of `optimizer` over the parameters and states in `passes`.
+fn small_fold<'a>(
+    optimizer: Optimizer,
+    encoding: Encoding,
+    gradients: &'a [Gradient<'a>],
+    passes: &'a [Pass<'a>; 3],
+) -> Fold<'a> {
+    Fold {
+        gradients,
+        encoding,
+        optimizer,
+        learning_rate: 0.5,
+        step: 3,
+        parameters: passes[0],
+        states: &passes[1..1 + optimizer.states()],
+        streaming: false,
+    }
+}
+
 #[test]
 fn a_fold_tells_wherever_one_gradient_or_parameter_is_not_finite() {
     let memory = HostMemory::anonymous(16 * 8192).unwrap();
@@ -382,16 +392,7 @@ fn a_fold_tells_wherever_one_gradient_or_parameter_is_not_finite() {
             [0, 1, 2].map(|_| Pass { from: arrays.next(4 * count, 0), to: arrays.next(4 * count, 0) });
         let elements = [0, 1].map(|_| arrays.next(encoding.bytes() * count, 0));
         let gradients = elements.map(|elements| Gradient { elements, weight: 0.5 });
-        let fold = Fold {
-            gradients: &gradients,
-            encoding,
-            optimizer,
-            learning_rate: 0.5,
-            step: 3,
-            parameters: passes[0],
-            states: &passes[1..1 + optimizer.states()],
-            streaming: false,
-        };
+        let fold = small_fold(optimizer, encoding, &gradients, &passes);
         let finite = |values: [&[f32]; 3]| {
             encode(values[0], passes[0].from, Encoding::F32);
             encode(values[1], elements[0], encoding);
@@ -431,24 +432,18 @@ fn a_second_moment_that_overflows_is_told_as_not_finite() {
         let passes =
             [0, 1, 2].map(|_| Pass { from: arrays.next(4 * count, 0), to: arrays.next(4 * count, 0) });
         let elements = arrays.next(4 * count, 0);
-        let fold = Fold {
-            gradients: &[Gradient { elements, weight: 1.0 }],
-            encoding: Encoding::F32,
-            optimizer,
-            learning_rate: 0.5,
-            step: 3,
-            parameters: passes[0],
-            states: &passes[1..1 + optimizer.states()],
-            streaming: false,
-        };
+        let gradients = [Gradient { elements, weight: 1.0 }];
+        let fold = small_fold(optimizer, Encoding::F32, &gradients, &passes);
         for at in [0, 1, 130, 298, 299] {
             let mut values = vec![1.0; count];
             values[at] = 1e21;
             encode(&values, elements, Encoding::F32);
             for level in levels() {
-                let found = fold.run_on::<false>(level).unwrap();
-                assert!(floats(passes[0].to).iter().all(|parameter| parameter.is_finite()), "{level:?}");
-                assert_eq!(found.finite, optimizer.states() < 2, "{level:?} {optimizer:?} at {at}");
+                for found in [fold.run_on::<false>(level), fold.run_on::<true>(level)] {
+                    assert!(floats(passes[0].to).iter().all(|parameter| parameter.is_finite()), "{level:?}");
+                    let is_finite = found.unwrap().finite;
+                    assert_eq!(is_finite, optimizer.states() < 2, "{level:?} {optimizer:?} at {at}");
+                }
             }
         }
     }

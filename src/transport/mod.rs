@@ -304,7 +304,7 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
     /// The reason, in a sentence for the user of the peer.
     pub reason: String,
-    /// The transport cannot make this connection, whoever asks for it: another transport may.
+    /// The transport cannot make this connection for any program on these two hosts: another transport may.
     pub no_path: bool,
 }
 
