@@ -105,7 +105,6 @@ impl ShmEndpoint {
 }
 
 impl Endpoint for ShmEndpoint {
-    #[inline]
     fn post(&mut self, batch: &[WorkRequest]) -> Result<(), PostError> {
         if self.link.is_inherited() {
             return Err(INHERITED.into());
@@ -123,7 +122,6 @@ impl Endpoint for ShmEndpoint {
         Ok(())
     }
 
-    #[inline]
     fn poll(&mut self) -> Option<WorkCompletion> {
         if self.outbox.is_some() && !self.link.is_inherited() {
             self.flush();
