@@ -57,7 +57,10 @@ fn the_servers_see_one_worker_of_each_host_and_learn_what_they_do_of_all() {
     assert_eq!([0, 1, 2, 3].map(|worker| reached(worker, "server")), [Some(0), None, Some(0), Some(0)]);
     assert_eq!(reached(1, "worker"), Some(0), "{json}");
     assert_eq!(paths(&json), ["shm", "shm", "tcp", "tcp"], "{json}");
-    assert!(said.contains("2 paths over shm") && said.contains("2 paths over tcp"), "{said}");
+    assert!(
+        said.contains("2 paths over shm (both are on one host)") && said.contains("2 paths over tcp"),
+        "{said}"
+    );
     // Sums of four gradients in another order, 220 times.
     let [by_host, by_worker] = [&json, &flat].map(|json| json["final_loss"].as_f64().unwrap());
     assert!((by_host - by_worker).abs() < 1e-4, "{by_host} and {by_worker}");

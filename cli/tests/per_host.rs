@@ -65,7 +65,7 @@ fn two_workers_learn_bit_for_bit_the_same_by_one_sum_of_their_host() {
 }
 
 #[test]
-fn ranks_of_a_launcher_learn_by_one_sum_of_their_host_what_processes_of_train_do() {
+fn ranks_of_a_launcher_learn_the_same_by_one_sum_of_their_host() {
     let folder = tempfile::tempdir().unwrap();
     let expected = train(folder.path(), TWO_WORKERS).1;
     let meet = MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap();
@@ -82,6 +82,7 @@ fn ranks_of_a_launcher_learn_by_one_sum_of_their_host_what_processes_of_train_do
     }
     assert_eq!((&json["per_host"], &json["hosts"], &json["evicted"]), (&true.into(), &1.into(), &0.into()));
     assert!(std::fs::read(&saved).unwrap() == expected, "{json}");
+    assert!(said.contains("3 paths over shm (both are on one host)"), "{said}");
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl<C: Conversation> JobMember<C> {
             member.role == MemberRole::Worker && member.role_rank == first && !member.addresses.is_empty()
         };
         let servers = self.members(left(), "the server of this host to be up", 1, is_server)?;
-        let choice = self.choose(&servers[0], Some(TransportKind::Shm)).map_err(WaitError::from)?;
+        let choice = self.choose(&servers[0], None).map_err(WaitError::from)?;
         let address = std::slice::from_ref(&choice.address);
         let worker = Worker::connect(self.transports.open(), address, options, left())?;
         // What counts of the first is how it reaches the servers of the job, and it has said that.
