@@ -44,6 +44,30 @@ fn two_workers_by_shared_memory_and_two_by_tcp_learn_the_digits() {
 }
 
 #[test]
+fn the_servers_see_one_worker_of_each_host_and_learn_what_they_do_of_all() {
+    let fleet = Fleet::new();
+    let options = "--scheme bsp --seed 7 --model softmax --epochs 20";
+    fleet.job(options).succeeds();
+    let flat = fleet.json();
+    let said = fleet.job(&format!("{options} --per-host")).succeeds();
+    let json = fleet.json();
+    assert_eq!((&json["per_host"], &json["hosts"], &json["evicted"]), (&true.into(), &3.into(), &0.into()));
+    // The second worker of the first host reaches the first one there, and no server.
+    let reached = |worker: usize, role: &str| json["workers"][worker]["paths"][0][role].as_u64();
+    assert_eq!([0, 1, 2, 3].map(|worker| reached(worker, "server")), [Some(0), None, Some(0), Some(0)]);
+    assert_eq!(reached(1, "worker"), Some(0), "{json}");
+    assert_eq!(paths(&json), ["shm", "shm", "tcp", "tcp"], "{json}");
+    assert!(
+        said.contains("2 paths over shm (both are on one host)") && said.contains("2 paths over tcp"),
+        "{said}"
+    );
+    // Sums of four gradients in another order, 220 times.
+    let [by_host, by_worker] = [&json, &flat].map(|json| json["final_loss"].as_f64().unwrap());
+    assert!((by_host - by_worker).abs() < 1e-4, "{by_host} and {by_worker}");
+    assert_eq!(json["server_status"][0]["folded"], flat["server_status"][0]["folded"], "{json}");
+}
+
+#[test]
 fn two_servers_on_two_hosts_hold_a_shard_each_and_all_workers_reach_both() {
     let fleet = Fleet::new();
     for scheme in ["bsp", "ssp"] {

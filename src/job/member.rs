@@ -54,9 +54,15 @@ pub trait Conversation: Send + 'static {
     /// Gives the message that this member gives up, and why.
     fn failed(&mut self, why: ErrorReport) -> Vec<u8>;
 
-    /// Gives the message by which transports this worker is connected to all members of a role, in order of their
-    /// ranks, if rank 0 asks for that.
-    fn connected(&mut self, role: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
+    /// Gives the message that these workers are in at the server of this process, unless rank 0 knows that.
+    fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
+        let _ = workers;
+        None
+    }
+
+    /// Gives the message by which transports this worker is connected to members of a role, each with its rank within
+    /// the role, if rank 0 asks for that.
+    fn connected(&mut self, role: MemberRole, choices: Vec<(u32, TransportChoice)>) -> Option<Vec<u8>> {
         let _ = (role, choices);
         None
     }

@@ -42,16 +42,6 @@ pub(super) struct EndOnly {
     workers: Vec<u32>,
 }
 
-impl EndOnly {
-    /// Gives the message that these workers are in at the server of this process, unless rank 0 knows that.
-    pub(super) fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
-        (self.workers != workers).then(|| {
-            self.workers.clone_from(&workers);
-            encode(&FromMember::Workers(workers))
-        })
-    }
-}
-
 impl Conversation for EndOnly {
     fn receive(&mut self, message: Vec<u8>) -> Option<End> {
         Some(match postcard::from_bytes(&message) {
@@ -71,6 +61,13 @@ impl Conversation for EndOnly {
 
     fn failed(&mut self, why: ErrorReport) -> Vec<u8> {
         encode(&FromMember::Failed(why.to_string()))
+    }
+
+    fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
+        (self.workers != workers).then(|| {
+            self.workers.clone_from(&workers);
+            encode(&FromMember::Workers(workers))
+        })
     }
 }
 

@@ -110,8 +110,8 @@ mod tests {
             Vec::new()
         }
 
-        fn connected(&mut self, _: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
-            self.0 = choices;
+        fn connected(&mut self, _: MemberRole, choices: Vec<(u32, TransportChoice)>) -> Option<Vec<u8>> {
+            self.0 = choices.into_iter().map(|(_, choice)| choice).collect();
             None
         }
     }

@@ -1,16 +1,15 @@
 //! Jobs in which one worker of each host stands for all workers there: an aggregating proxy, which is a thread of the
 //! host's first worker.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::member::{JobMember, WaitError};
-use super::messages::EndOnly;
+use super::member::{Conversation, JobMember, WaitError};
 use super::rendezvous::{Host, Member, MemberRole};
 use super::transports::flatten;
-use super::{Job, JobError, JobPlan};
+use super::{JobError, JobPlan};
 use crate::node::{Error, Server, ShardOptions, Worker, WorkerOptions};
 use crate::transport::TransportKind;
 use crate::transport::mixed::Mixed;
@@ -29,8 +28,8 @@ pub(super) struct HostThread {
 
 impl HostThread {
     /// Serves the workers of this host, which are `workers` in number, until all have left or the job is over.
-    fn start(
-        member: Arc<JobMember<EndOnly>>,
+    fn start<C: Conversation>(
+        member: Arc<JobMember<C>>,
         mut server: Server<Mixed>,
         workers: u64,
     ) -> Result<HostThread, JobError> {
@@ -61,6 +60,8 @@ impl HostThread {
                     }
                 }
             }
+            drop(server);
+            member.tell(|conversation| conversation.serves(Vec::new()));
         };
         let spawned = std::thread::Builder::new().name("slackline-host".into()).spawn(serve);
         let thread = spawned.map_err(|source| Error::Thread { what: "the server of this host", source })?;
@@ -95,74 +96,80 @@ fn workers_of<'a>(host: &Host, workers: &'a [Member]) -> impl Iterator<Item = &'
     workers.iter().filter(|member| member.host.shares_memory_with(host))
 }
 
-impl Job {
-    /// The number of workers that the servers see: with a proxy on each host that of hosts, once all workers are here.
-    pub(super) fn upstream_workers(&self) -> Result<usize, JobError> {
-        if !self.plan.per_host {
-            return Ok(self.workers());
+impl<C: Conversation> JobMember<C> {
+    /// The number of workers that the servers of a job of so many workers see: with a proxy on each host that of hosts,
+    /// once all workers are here.
+    pub(super) fn upstream_workers(&self, plan: &JobPlan, workers: usize) -> Result<usize, JobError> {
+        if !plan.per_host {
+            return Ok(workers);
         }
-        let workers = self.all_workers(self.plan.timeout)?;
+        let workers = self.all_workers(workers, plan.timeout)?;
         let is_first = |worker: &&Member| workers_of(&worker.host, &workers).next() == Some(worker);
         Ok(workers.iter().filter(is_first).count())
     }
 
     /// All workers of the job, in order of their numbers, once they are here.
-    fn all_workers(&self, timeout: Duration) -> Result<Vec<Member>, JobError> {
+    fn all_workers(&self, workers: usize, timeout: Duration) -> Result<Vec<Member>, JobError> {
         let is_worker = |member: &Member| member.role == MemberRole::Worker;
-        Ok(self.member.members(timeout, "all workers to be here", self.workers(), is_worker)?)
+        Ok(self.members(timeout, "all workers to be here", workers, is_worker)?)
     }
 
-    /// Connects this worker to the server of its host, which the first worker there starts, at most the plan's timeout.
+    /// Connects this worker, of so many in the job, to the server of its host, at most the plan's timeout. The first
+    /// worker there starts that server, with this memory, unless `host` has it.
     pub(super) fn connect_on_host(
-        &self,
-        number: u32,
+        self: &Arc<Self>,
+        plan: &JobPlan,
+        workers: usize,
+        host: &mut Option<HostThread>,
+        memory: ShardOptions,
         options: WorkerOptions,
     ) -> Result<Worker<Mixed>, JobError> {
-        let deadline = Instant::now() + self.plan.timeout;
+        let deadline = Instant::now() + plan.timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
-        let workers = self.all_workers(left())?;
-        let here: Vec<u32> = workers_of(&self.member.host, &workers).map(|worker| worker.role_rank).collect();
+        let (number, workers) = (self.role_rank, self.all_workers(workers, left())?);
+        let here: Vec<u32> = workers_of(&self.host, &workers).map(|worker| worker.role_rank).collect();
         let first = here.first().copied().unwrap_or(number);
-        if first == number {
-            // Held meanwhile: a host has one.
-            let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
-            if host.is_none() {
-                *host = Some(self.serve_host(here.len(), number, &options, left())?);
-            }
+        if first == number && host.is_none() {
+            let plan = JobPlan { timeout: left(), ..plan.clone() };
+            *host = Some(self.serve_host(&plan, here.len(), memory, &options)?);
         }
         let is_server = |member: &Member| {
             member.role == MemberRole::Worker && member.role_rank == first && !member.addresses.is_empty()
         };
-        let servers = self.member.members(left(), "the server of this host to be up", 1, is_server)?;
-        let choice = self.member.choose(&servers[0], Some(TransportKind::Shm)).map_err(WaitError::from)?;
-        Ok(Worker::connect(self.member.transports.open(), &[choice.address], options, left())?)
+        let servers = self.members(left(), "the server of this host to be up", 1, is_server)?;
+        let choice = self.choose(&servers[0], None).map_err(WaitError::from)?;
+        let address = std::slice::from_ref(&choice.address);
+        let worker = Worker::connect(self.transports.open(), address, options, left())?;
+        // What counts of the first is how it reaches the servers of the job, and it has said that.
+        if first != number {
+            self.tell(|conversation| conversation.connected(MemberRole::Worker, vec![(first, choice)]));
+        }
+        Ok(worker)
     }
 
-    /// Starts the server of this host, which has so many workers, within `timeout`.
+    /// Starts the server of this host, which has so many workers, within the plan's timeout.
     fn serve_host(
-        &self,
+        self: &Arc<Self>,
+        plan: &JobPlan,
         workers: usize,
-        number: u32,
+        memory: ShardOptions,
         options: &WorkerOptions,
-        timeout: Duration,
     ) -> Result<HostThread, JobError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now() + plan.timeout;
         let upstream = WorkerOptions {
             scheme: options.scheme.clone(),
             schemes: options.schemes.clone(),
             checksums: options.checksums,
-            identity: Some(number),
+            identity: Some(self.role_rank),
             ..WorkerOptions::default()
         };
-        let upstream = self.member.connect(&JobPlan { timeout, ..self.plan.clone() }, upstream)?;
-        let address = self.member.transports.listen_at(&[TransportKind::Shm])?;
-        let defaults = ShardOptions::default();
-        let memory = ShardOptions { peers: defaults.peers.max(workers as u16), ..defaults };
-        let transports = self.member.transports.open();
+        let upstream = self.connect(plan, upstream)?;
+        let address = self.transports.listen_at(&[TransportKind::Shm])?;
+        let memory = ShardOptions { peers: memory.peers.max(workers as u16), ..memory };
         let left = deadline.saturating_duration_since(Instant::now());
-        let server = Server::for_host(upstream, transports, &address, workers, memory, left)?;
-        self.member.announce(flatten(server.address()), self.member.transports.serves_from());
-        HostThread::start(Arc::clone(&self.member), server, workers as u64)
+        let server = Server::for_host(upstream, self.transports.open(), &address, workers, memory, left)?;
+        self.announce(flatten(server.address()), self.transports.serves_from());
+        HostThread::start(Arc::clone(self), server, workers as u64)
     }
 }
 

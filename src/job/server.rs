@@ -137,7 +137,7 @@ impl Job {
         if initial.len() as u64 != elements {
             return Err(JobError::InitialValues { elements, values: initial.len() });
         }
-        let workers = self.upstream_workers()?;
+        let workers = self.member.upstream_workers(&self.plan, self.workers())?;
         let mut options =
             ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
         // A process that replaces one that was lost goes on where that one was. Before that one was up, it had written

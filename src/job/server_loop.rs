@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::JobError;
 use super::choose::TransportChoice;
 use super::member::{Conversation, JobMember, WaitError};
-use super::messages::EndOnly;
 use super::plan::{JobPlan, Resume};
 use super::rendezvous::MemberRole;
 use crate::node::{Checkpoint, CheckpointError, Error, Server, ServerOptions};
@@ -47,14 +46,14 @@ pub(super) fn resume_from(file: &Path, resume: Resume) -> Result<Option<Checkpoi
 }
 
 /// The numbers of the workers that are in at a server, in order.
-pub(super) fn workers_in(server: &Server<Mixed>) -> Vec<u32> {
+fn workers_in(server: &Server<Mixed>) -> Vec<u32> {
     // One that is not of this job may be in as well: its identity is no number.
     let mut workers: Vec<u32> = server.worker_identities().filter_map(|word| word.try_into().ok()).collect();
     workers.sort_unstable();
     workers
 }
 
-impl JobMember<EndOnly> {
+impl<C: Conversation> JobMember<C> {
     /// Tells rank 0 which workers are in at a server of this process, if others are than it was told the last time.
     pub(super) fn tell_workers(&self, server: &Server<Mixed>) {
         let workers = workers_in(server);
@@ -62,9 +61,7 @@ impl JobMember<EndOnly> {
             self.send(message);
         }
     }
-}
 
-impl<C: Conversation> JobMember<C> {
     /// Makes the server of one shard, which is reached over `kinds` and begins with the checkpoint, or else with the
     /// values of its shard.
     pub(super) fn make_server(

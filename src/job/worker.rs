@@ -1,7 +1,7 @@
 //! The workers of a job.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::member::{Conversation, End, WaitError};
@@ -12,7 +12,7 @@ use super::{Job, JobError, Role};
 use crate::cuda::{GpuSlice, GpuStream};
 use crate::diagnostic::Diagnostic as _;
 use crate::mem::CallerMemory;
-use crate::node::{self, Step, Worker, WorkerOptions};
+use crate::node::{self, ShardOptions, Step, Worker, WorkerOptions};
 use crate::transport::mixed::Mixed;
 
 /// A worker of a job, which connects again to servers that come back if the plan says so. What it tells of itself are
@@ -62,7 +62,12 @@ impl Job {
         }
         let options = WorkerOptions { identity: Some(number), ..options };
         let connected = match self.plan.per_host {
-            true => self.connect_on_host(number, options),
+            true => {
+                // Held meanwhile: a host has one server.
+                let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+                let memory = ShardOptions::default();
+                self.member.connect_on_host(&self.plan, self.workers(), &mut host, memory, options)
+            }
             false => self.member.connect(&self.plan, options),
         };
         connected.map_err(|error| self.cause(error)).inspect_err(|error| self.fail(error))

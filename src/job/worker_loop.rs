@@ -85,6 +85,7 @@ impl<C: Conversation> JobMember<C> {
             let error = match connect(&addresses, within) {
                 Ok(connected) => {
                     self.no_paths().forget_passing();
+                    let choices = (0..).zip(choices).collect();
                     self.tell(|conversation| conversation.connected(MemberRole::Server, choices));
                     return Ok(connected);
                 }

@@ -66,4 +66,5 @@ pub(crate) use server::{check_learning_rate, check_optimizer};
 pub use shard::{DisconnectReason, ShardOptions};
 pub use stats::{LinkStatus, PeerStatus, WorkerStatistics};
 pub use wait::{Backoff, now};
+pub(crate) use worker::check_scheme_of_host;
 pub use worker::{ReadMode, Step, View, Worker, WorkerOptions};

@@ -12,6 +12,7 @@ mod publish;
 mod reconnect;
 mod step;
 
+pub(crate) use host::check_scheme_of_host;
 pub use options::{ReadMode, WorkerOptions};
 use own::OwnGradients;
 use publish::Sources;

@@ -159,8 +159,11 @@ impl<C: Caller> Coordinator<C> {
     pub fn outcome(&self) -> JobOutcome {
         let (checkpoints_failed, checkpoint_error) = self.failed_checkpoints();
         let lost_updates = self.servers.iter().filter_map(|entry| entry.lost_updates);
+        let reaches_servers = |entry: &&WorkerEntry| entry.paths.iter().any(|path| path.server.is_some());
+        let hosts = || self.workers.iter().filter(reaches_servers).count();
         JobOutcome {
             workers: self.workers.iter().map(WorkerEntry::outcome).collect(),
+            hosts: self.plan.worker.plan.per_host.then(hosts),
             servers: self.servers.iter().map(|entry| entry.report).collect(),
             restarts: self.servers.iter().map(|entry| entry.restarts).collect(),
             lost_updates: lost_updates.fold(0, u64::saturating_add),
@@ -367,6 +370,9 @@ impl<C: Caller> Coordinator<C> {
             }
             (Role::Worker(worker), Message::Publishes(addresses)) => {
                 self.learn_copy(worker as usize, id, addresses);
+            }
+            (Role::Worker(worker), Message::Workers(workers)) if self.plan.worker.plan.per_host => {
+                self.workers[worker as usize].serves = workers;
             }
             (Role::Worker(worker), message) => {
                 if matches!(message, Message::Failed(_)) {

@@ -41,6 +41,8 @@ pub(super) struct WorkerEntry {
     pub(super) report: WorkerReport,
     pub(super) lost: Option<Loss>,
     pub(super) paths: Vec<PathTaken>,
+    /// The workers that are in at the server of its host, if it has that, as it said last.
+    pub(super) serves: Vec<u32>,
     /// Messages from it, and the time without any while this process listened.
     pub(super) heard: u64,
     pub(super) silence: Silence,

@@ -57,7 +57,7 @@ impl CoordinatedMember {
         let (mut member, choices) =
             self.member.meet(&order.plan, &group.listen, order.workers, elements, options)?;
         member.parameters_mut()?.copy_from_slice(&initial);
-        let mut paths = PathTaken::of(MemberRole::Worker, choices);
+        let mut paths = PathTaken::of(MemberRole::Worker, (0..).zip(choices));
         paths.retain(|taken| taken.worker != Some(self.role_rank()));
         self.say(Message::Publishes(flatten(publisher.address())));
         self.say(Message::Joined(paths.clone()));

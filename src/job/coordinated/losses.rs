@@ -59,6 +59,7 @@ impl<C: Caller> Coordinator<C> {
     /// A worker's connection has ended.
     pub(super) fn close_worker(&mut self, worker: usize, reason: &str) {
         let entry = &mut self.workers[worker];
+        entry.serves.clear();
         let how = entry.process.as_mut().map_or_else(|| reason.to_owned(), Process::wait);
         entry.lost.get_or_insert(Loss::Ended(how));
         // A worker that has finished stays until it is told to leave, but its gradients are in already.
@@ -158,9 +159,11 @@ impl<C: Caller> Coordinator<C> {
         }
     }
 
-    /// True if a worker is in at any server, as the servers said last.
+    /// True if a worker is in at any server, of the job or of a host, as the servers said last.
     fn is_in(&self, worker: usize) -> bool {
-        self.servers.iter().any(|server| server.workers.contains(&(worker as u32)))
+        let of_the_job = self.servers.iter().map(|entry| &entry.workers);
+        let mut all = of_the_job.chain(self.workers.iter().map(|entry| &entry.serves));
+        all.any(|workers| workers.contains(&(worker as u32)))
     }
 
     /// Tells of lost workers once no server has any of them. How many are still to be told of.
@@ -292,6 +295,16 @@ mod tests {
         listen(&mut job, 10..11);
         assert_eq!(job.workers[0].lost, Some(Loss::ended("was silent for 5 s")));
         assert_eq!(job.workers[1].lost, None);
+    }
+
+    #[test]
+    fn a_worker_that_the_server_of_its_host_has_in_is_out_once_that_is_gone() {
+        let mut job = running();
+        job.servers[0].workers.clear();
+        job.workers[0].serves = vec![0, 1];
+        assert_eq!([0, 1].map(|worker| job.is_in(worker)), [true; 2]);
+        job.close_worker(0, "was killed");
+        assert_eq!([0, 1].map(|worker| job.is_in(worker)), [false; 2]);
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(super) struct Talk {
     wanted: Arc<AtomicBool>,
     /// The last checkpoint is asked for.
     closing: bool,
+    /// The workers of which the coordinator was told that they are in at the server of this process.
+    served: Option<Vec<u32>>,
 }
 
 impl Conversation for Talk {
@@ -96,7 +98,14 @@ impl Conversation for Talk {
         json(&Message::Failed(why))
     }
 
-    fn connected(&mut self, role: MemberRole, choices: Vec<TransportChoice>) -> Option<Vec<u8>> {
+    fn serves(&mut self, workers: Vec<u32>) -> Option<Vec<u8>> {
+        (self.served.as_ref() != Some(&workers)).then(|| {
+            self.served = Some(workers.clone());
+            json(&Message::Workers(workers))
+        })
+    }
+
+    fn connected(&mut self, role: MemberRole, choices: Vec<(u32, TransportChoice)>) -> Option<Vec<u8>> {
         Some(json(&Message::Joined(PathTaken::of(role, choices))))
     }
 }
@@ -116,6 +125,7 @@ impl CoordinatedMember {
             reported: Instant::now(),
             wanted: Arc::clone(&checkpoint),
             closing: false,
+            served: None,
         };
         let member = Arc::new(JobMember::join(address, introduction, secret, talk, timeout)?);
         Ok(CoordinatedMember { member, timeout, wanted: checkpoint })

@@ -56,7 +56,9 @@ pub use serve::ServeEnd;
 pub use work::GpuBuffers;
 pub use work::ServerWork;
 
+use super::JobError;
 use crate::channel::Secret;
+use crate::node::check_scheme_of_host;
 
 /// The longest time that a process which was asked to end takes for its last checkpoint: batch systems kill 30 s after
 /// they ask.
@@ -105,7 +107,24 @@ impl Coordination {
         self.programs.len()
     }
 
-    /// Estimates the memory of all processes together, in bytes, without the caller's own.
+    /// Checks that nothing is asked for that does not go with a proxy on each host, if the plan has them.
+    ///
+    /// # Errors
+    /// [`JobError::PerHost`], or that of a scheme that a host's sum does not fit.
+    pub fn check_per_host(&self) -> Result<(), JobError> {
+        let plan = &self.worker.plan;
+        plan.check_per_host()?;
+        match plan.per_host {
+            true if self.restarts > 0 => {
+                Err(JobError::PerHost { reason: "cannot have processes that are started again" })
+            }
+            true => Ok(check_scheme_of_host(&self.worker.scheme.into())?),
+            false => Ok(()),
+        }
+    }
+
+    /// Estimates the memory of all processes together, in bytes, without the caller's own; of proxies, that of one
+    /// host.
     pub fn memory(&self) -> u128 {
         let WorkerOrder { scheme, encoding, own_step, .. } = &self.worker;
         let own = 4 * self.initial.len() as u128;
@@ -133,7 +152,9 @@ impl Coordination {
         let sources = if scheme.publishes_in_background() { 2 } else { 1 };
         // Slots at the server and sources; parameters and gradient.
         let worker = (slots + sources + kept) * published + 2 * own + pushed;
-        servers + workers * worker + coordinator
+        // A proxy has frames, slots at the server, and the parameters and the gradient of one worker.
+        let proxy = if self.worker.plan.per_host { own * (3 + slots + 2) } else { 0 };
+        servers + proxy + workers * worker + coordinator
     }
 }
 
@@ -142,6 +163,8 @@ impl Coordination {
 pub struct JobOutcome {
     /// The result of each worker.
     pub workers: Vec<WorkerOutcome>,
+    /// The number of hosts, where the plan has a proxy on each: the workers that the servers saw.
+    pub hosts: Option<usize>,
     /// The last report of each server.
     pub servers: Vec<ServerReport>,
     /// The number of times that each server was started again.

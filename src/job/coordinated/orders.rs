@@ -175,8 +175,8 @@ pub struct GroupOrder {
 pub(super) enum Message {
     /// The counters of a server.
     Status(ServerReport),
-    /// The numbers of the workers that are in at a server: said once it serves, though none is, and again whenever
-    /// others are.
+    /// The numbers of the workers that are in at a server, or at that of a host: said once it serves, though none is,
+    /// and again whenever others are.
     Workers(Vec<u32>),
     /// The checkpoint that a server goes on from, or none if it begins with the initial values. Said by servers that
     /// keep checkpoints.
@@ -190,7 +190,7 @@ pub(super) enum Message {
     },
     /// A server has written its last checkpoint, or has said why it could not; the newest version on the disk.
     Closed(Option<u64>),
-    /// A worker is connected to all servers, or to all other workers, and how.
+    /// A worker is connected to all servers, to all other workers or to the one that serves its host, and how.
     Joined(Vec<PathTaken>),
     /// The addresses at which a worker's own parameters can be read.
     Publishes(Vec<Address>),

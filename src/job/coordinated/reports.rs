@@ -35,8 +35,11 @@ pub struct PathTaken {
 }
 
 impl PathTaken {
-    /// The ways to all members of a role, in order of their ranks.
-    pub(super) fn of(role: MemberRole, choices: Vec<TransportChoice>) -> Vec<PathTaken> {
+    /// The ways to members of a role, each with its rank within the role.
+    pub(super) fn of(
+        role: MemberRole,
+        choices: impl IntoIterator<Item = (u32, TransportChoice)>,
+    ) -> Vec<PathTaken> {
         let taken = |(role_rank, choice): (u32, TransportChoice)| {
             let (server, worker) = match role {
                 MemberRole::Server => (Some(role_rank), None),
@@ -44,7 +47,7 @@ impl PathTaken {
             };
             PathTaken { server, worker, path: choice.kind, reason: choice.reason }
         };
-        (0..).zip(choices).map(taken).collect()
+        choices.into_iter().map(taken).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::super::member::End;
-use super::super::server_loop::{resume_from, workers_in};
+use super::super::server_loop::resume_from;
 use super::super::transports::flatten;
 use super::super::{JobError, Resume};
 use super::member::CoordinatedMember;
@@ -47,7 +47,7 @@ impl CoordinatedMember {
             // Only a server that follows begins again in this process.
             values = Vec::new();
         }
-        let (mut failed, mut closed, mut workers) = (0, false, None);
+        let (mut failed, mut closed) = (0, false);
         let end = loop {
             let before = server.status();
             match (self.wants_checkpoint(), keeps) {
@@ -88,7 +88,10 @@ impl CoordinatedMember {
                 gradients = None;
             }
             self.tell_failures(&mut server, &mut failed);
-            self.tell_workers(&server, &mut workers);
+            // With a proxy on each host, the servers of the hosts have the workers.
+            if !order.plan.per_host {
+                self.member.tell_workers(&server);
+            }
             self.say(Message::Status(ServerReport::from(status)));
             observe(&server);
             if stop() {
@@ -125,15 +128,6 @@ impl CoordinatedMember {
         error
     }
 
-    /// Tells the coordinator which workers are in, if others are than it was told the last time.
-    fn tell_workers(&self, server: &Server<Mixed>, told: &mut Option<Vec<u32>>) {
-        let workers = workers_in(server);
-        if told.as_ref() != Some(&workers) {
-            *told = Some(workers.clone());
-            self.say(Message::Workers(workers));
-        }
-    }
-
     /// Tells the coordinator of checkpoints that could not be written since the last time.
     fn tell_failures(&self, server: &mut Server<Mixed>, told: &mut u64) {
         let failed = server.status().checkpoints_failed;
@@ -156,6 +150,7 @@ impl CoordinatedMember {
 
     /// Begins a server, and tells where it is and from which checkpoint it goes on.
     fn start_server(&self, order: &ServerOrder, values: &[f32]) -> Result<Server<Mixed>, JobError> {
+        let workers = self.member.upstream_workers(&order.plan, order.workers)?;
         let (shard, shards) = order.shard_numbers();
         let file = order.checkpoint.as_ref().map(|checkpoint| (checkpoint, checkpoint.file(shard, shards)));
         let options = ServerOptions {
@@ -178,7 +173,7 @@ impl CoordinatedMember {
                 path: file.clone(),
                 every: Some(checkpoint.every),
             }),
-            ..ServerOptions::new(order.scheme, order.workers, order.learning_rate)
+            ..ServerOptions::new(order.scheme, workers, order.learning_rate)
         };
         let checkpoint = match &file {
             Some((checkpoint, file)) => resume_from(file, checkpoint.resume)?,

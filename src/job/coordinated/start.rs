@@ -23,9 +23,12 @@ impl<C: Caller> Coordinator<C> {
             self.servers[shard].process =
                 self.start_process(Role::Server(shard as u32)).map_err(|e| self.caller.explain(e))?;
         }
-        self.wait_for("the servers to listen", |job| {
-            job.servers.iter().all(|entry| entry.address.is_some())
-        })?;
+        // Servers that see hosts know how many there are once all workers are here.
+        if !self.plan.worker.plan.per_host {
+            self.wait_for("the servers to listen", |job| {
+                job.servers.iter().all(|entry| entry.address.is_some())
+            })?;
+        }
         for worker in 0..self.workers.len() {
             if self.joining() >= JOINING_MAX {
                 self.wait_for("the workers to join", |job| job.joining() < JOINING_MAX)?;
@@ -47,10 +50,11 @@ impl<C: Caller> Coordinator<C> {
 
     /// Counts the workers that were started and are in the middle of a handshake.
     fn joining(&self) -> usize {
-        let joining = |(who, entry): &(Role, &WorkerEntry)| match self.plan.server {
-            // There all say that they have joined once the last one is there.
-            None => self.roster.member(*who).is_none(),
-            Some(_) => entry.state == ProcessState::Starting,
+        // Without servers, and with a proxy on each host, all say that they have joined once the last one is there.
+        let at_once = self.plan.server.is_none() || self.plan.worker.plan.per_host;
+        let joining = |(who, entry): &(Role, &WorkerEntry)| match at_once {
+            true => self.roster.member(*who).is_none(),
+            false => entry.state == ProcessState::Starting,
         };
         let workers = (0..).map(Role::Worker).zip(&self.workers);
         workers.filter(|(_, entry)| entry.process.is_some()).filter(joining).count()

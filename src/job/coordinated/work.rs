@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::member::End;
+use super::super::per_host::HostThread;
 use super::super::worker_loop::{LoopStep, WorkerLoop};
 use super::super::{JobError, LocalSteps};
 use super::WorkerOrder;
@@ -11,7 +12,7 @@ use super::member::{CoordinatedMember, Talk};
 use super::reports::WorkerReport;
 #[cfg(feature = "cuda")]
 use crate::cuda::{GpuSlice, GpuStream};
-use crate::node::{Error, Idle, Step, Worker, WorkerOptions};
+use crate::node::{Error, Idle, ShardOptions, Step, Worker, WorkerOptions};
 use crate::scheme::SchemeConfig;
 use crate::table::Encoding;
 use crate::transport::mixed::Mixed;
@@ -24,6 +25,8 @@ pub struct ServerWork {
     member: CoordinatedMember,
     work: WorkerLoop<Talk>,
     gradients: Gradients,
+    /// The server of this host, if it is this worker's. It ends after the worker has left.
+    _host: Option<HostThread>,
 }
 
 /// The question whether to stop, because a server wants the step abandoned. Asking also moves on a gradient that is on
@@ -60,25 +63,35 @@ type MakeStep<'a> = &'a mut dyn FnMut(LoopStep<'_>, &mut Gradients) -> Result<Op
 type Observe<'a> = &'a mut dyn FnMut(&Worker<Mixed>, Option<f64>);
 
 impl CoordinatedMember {
-    /// Connects a worker to the servers of its job, once all of them are up.
+    /// Connects a worker to the servers of its job, once all of them are up; to that of its host, where the plan has a
+    /// proxy on each.
     ///
     /// # Errors
     /// The servers do not come up within the timeout of `order`, or no transport reaches one.
     pub fn connect(&self, order: WorkerOrder) -> Result<ServerWork, JobError> {
+        let (lease, checksums) = (order.lease, order.checksums);
+        let idle = if order.sleeps { Idle::Sleep } else { Idle::Poll };
         let options = WorkerOptions {
             encoding: order.encoding,
-            checksums: order.checksums,
+            checksums,
             own_step: order.own_step,
-            idle: if order.sleeps { Idle::Sleep } else { Idle::Poll },
+            idle,
             // Started again, it is the same worker to the servers.
             identity: u32::try_from(order.worker).ok(),
             ..WorkerOptions::new(order.scheme)
         };
-        let worker = self.member.connect(&order.plan, options)?;
+        let mut host = None;
+        let worker = match order.plan.per_host {
+            true => {
+                let memory = ShardOptions { lease, checksums, idle, ..ShardOptions::default() };
+                self.member.connect_on_host(&order.plan, order.workers, &mut host, memory, options)?
+            }
+            false => self.member.connect(&order.plan, options)?,
+        };
         let elements = (worker.table().bytes() / 4) as usize;
         let gradients = Gradients::new(order.scheme, order.learning_rate, order.encoding, elements);
         let work = WorkerLoop::new(Arc::clone(&self.member), order.plan, worker);
-        Ok(ServerWork { member: self.clone(), work, gradients })
+        Ok(ServerWork { member: self.clone(), work, gradients, _host: host })
     }
 }
 

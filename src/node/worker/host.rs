@@ -8,22 +8,27 @@ use crate::table::Encoding;
 use crate::time::Duration;
 use crate::transport::Transport;
 
-/// The reason why the workers of a host cannot be one worker of this scheme, if they cannot.
-fn unfit(scheme: &AnyScheme) -> Option<&'static str> {
-    match scheme.built_in()? {
-        SchemeConfig::Bsp => None,
-        SchemeConfig::Asp
-        | SchemeConfig::Ssp { .. }
-        | SchemeConfig::Essp { .. }
-        | SchemeConfig::Vap { .. } => Some(
-            "folds each gradient by itself, as it comes: there is no round whose sum a host could hand on",
-        ),
-        SchemeConfig::Bap { .. } => Some(
+/// Checks that the workers of a host can be one worker of this scheme.
+///
+/// # Errors
+/// [`Error::Scheme`], with the reason.
+pub(crate) fn check_scheme_of_host(scheme: &AnyScheme) -> Result<(), Error> {
+    let reason = match scheme.built_in() {
+        Some(SchemeConfig::Bsp) => return Ok(()),
+        Some(
+            SchemeConfig::Asp
+            | SchemeConfig::Ssp { .. }
+            | SchemeConfig::Essp { .. }
+            | SchemeConfig::Vap { .. },
+        ) => "folds each gradient by itself, as it comes: there is no round whose sum a host could hand on",
+        Some(SchemeConfig::Bap { .. }) => {
             "has workers run ahead of the versions that hold their gradients, and a host hands on one sum for each \
-             version",
-        ),
-        _ => Some("chooses among the gradients of single workers, which a host's sum does not tell apart"),
-    }
+             version"
+        }
+        Some(_) => "chooses among the gradients of single workers, which a host's sum does not tell apart",
+        None => "is not known to have rounds, and a host hands on one sum for each; use bsp",
+    };
+    Err(Error::Scheme { scheme: scheme.clone(), reason })
 }
 
 impl<T: Transport> Worker<T> {
@@ -32,13 +37,7 @@ impl<T: Transport> Worker<T> {
     /// # Errors
     /// The scheme or the options do not fit a worker that stands for a host.
     pub(in crate::node) fn stand_for_host(&mut self, timeout: Duration) -> Result<View, Error> {
-        if let Some(reason) = unfit(&self.kind) {
-            return Err(Error::Scheme { scheme: self.kind.clone(), reason });
-        }
-        if self.kind.built_in().is_none() {
-            let reason = "is not known to have rounds, and a host hands on one sum for each; use bsp";
-            return Err(Error::Scheme { scheme: self.kind.clone(), reason });
-        }
+        check_scheme_of_host(&self.kind)?;
         let refuse = |option, value, reason| Err(Error::Option { option, value, reason });
         let WorkerOptions { encoding, read, own_step, .. } = &self.options;
         if *encoding != Encoding::F32 {

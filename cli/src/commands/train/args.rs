@@ -80,6 +80,13 @@ pub(crate) struct TrainArgs {
     #[arg(long, help_heading = "Processes", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(super) checksums: Option<bool>,
 
+    /// Have one worker of each host stand for all workers there: the servers get one sum of gradients from each host
+    ///
+    /// A thread of the host's first worker sums their gradients over shared memory. It takes bsp; --transport is that
+    /// between it and the servers.
+    #[arg(long, help_heading = "Processes")]
+    pub(super) per_host: bool,
+
     #[command(flatten)]
     pub(super) checkpoint: CheckpointArgs,
 

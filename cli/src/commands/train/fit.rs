@@ -122,6 +122,7 @@ pub(super) fn check_device(
         (args.checksums == Some(true), "--checksums", "they are not computed of memory of a GPU".into()),
         (args.read_my_writes, "--read-my-writes", "a worker's own gradients are on the GPU".into()),
         (args.threads > 1, "--threads", "the GPU folds, and no thread".into()),
+        (args.per_host, "--per-host", "the gradients of a host are summed in its own memory".into()),
     ];
     match refused.into_iter().find(|(is_asked_for, ..)| *is_asked_for) {
         None => Ok(()),

@@ -56,7 +56,7 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     let mut display = Display::new(plan);
     let s = |count| if count == 1 { "" } else { "s" };
     display.tell(&format!(
-        "{} on {} {} of {}: {}, {} worker{}, {}, {} epoch{}",
+        "{} on {} {} of {}: {}, {} worker{}{}, {}, {} epoch{}",
         plan.spec,
         plan.task.train.examples().count(),
         plan.examples_name(),
@@ -64,6 +64,7 @@ fn train(plan: &Plan) -> Result<(), Failure> {
         plan.scheme,
         plan.workers,
         s(plan.workers),
+        if plan.per_host { ", per host" } else { "" },
         match plan.servers {
             0 => "no server".to_owned(),
             servers => format!("{servers} server{}", s(servers)),

@@ -215,6 +215,8 @@ impl Taken {
             return ExitCode::FAILURE;
         }
         match end {
+            // The worker that serves this host has left before this one has heard that the job is over.
+            Some(End::Dismissed) if lost.is_some() => ExitCode::SUCCESS,
             Some(End::Told(why) | End::Refused(why)) if lost.is_some() => Failure::failed(why).report(),
             _ => own.report(),
         }

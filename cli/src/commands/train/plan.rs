@@ -41,6 +41,8 @@ pub(super) struct Plan {
     pub(super) job: Job,
     pub(super) workers: usize,
     pub(super) servers: usize,
+    /// One worker of each host stands for all workers there.
+    pub(super) per_host: bool,
     pub(super) threads: usize,
     pub(super) device: ComputeDevice,
     /// The GPU of this process, where servers have their payloads on theirs.
@@ -169,6 +171,7 @@ impl Plan {
             job,
             workers,
             servers,
+            per_host: args.per_host,
             threads: args.threads,
             device: args.device,
             gpu,
@@ -208,8 +211,20 @@ impl Plan {
             save: args.save,
             json: args.json,
         };
+        plan.check_per_host()?;
         plan.check_memory()?;
         Ok(plan)
+    }
+
+    /// Asks whether one worker of each host can stand for the others, where that is asked for.
+    fn check_per_host(&self) -> Result<(), Failure> {
+        let (beside, help) = match self {
+            Plan { checkpoint: Some(_), .. } => ("--checkpoint", "leave one of the two out"),
+            Plan { restarts: 1.., .. } => ("--restarts", "leave one of the two out"),
+            _ => ("--scheme", "use --scheme bsp"),
+        };
+        let checked = self.coordination().check_per_host();
+        checked.map_err(|error| Failure::refused(&error).at(format!("--per-host with {beside}")).help(help))
     }
 
     /// Asks whether there is room for all processes together, where this host is to hold all of them.
@@ -229,7 +244,7 @@ impl Plan {
     /// Returns the job that the library is to conduct.
     pub(super) fn coordination(&self) -> Coordination {
         let listen = self.job.listen_over(self.require);
-        let plan = JobPlan::servers(self.servers as u32).timeout(self.timeout);
+        let plan = JobPlan::servers(self.servers as u32).timeout(self.timeout).per_host(self.per_host);
         let plan = self.require.into_iter().fold(plan, JobPlan::transport);
         let clocks = self.gradients.is_none().then_some(self.steps);
         let plan = clocks.into_iter().fold(plan, JobPlan::clocks).reconnect(self.checkpoint.is_some());

@@ -43,6 +43,9 @@ struct Json<'a> {
     /// The ways that workers reached servers, with a plus between them.
     transport: String,
     servers: usize,
+    /// One worker of each host stood for all workers there, and the number of hosts then.
+    per_host: bool,
+    hosts: Option<usize>,
     threads: usize,
     /// The name of the coordinator's GPU, in a run on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,6 +125,8 @@ pub(super) fn json(plan: &Plan, outcome: &Outcome) -> String {
         additive: plan.additive,
         transport: ways(outcome),
         servers: plan.servers,
+        per_host: plan.per_host,
+        hosts: outcome.job.hosts,
         threads: plan.threads,
         device: plan.gpu.as_ref().map(Gpu::name),
         encoding: encoding(plan.encoding),
@@ -252,6 +257,9 @@ pub(super) fn text(plan: &Plan, outcome: &Outcome) -> String {
             false => String::new(),
         }
     );
+    if let Some(hosts) = outcome.job.hosts {
+        let _ = writeln!(text, "the servers saw one worker of each host, {hosts} in all");
+    }
     if let Some((local, distance)) = &outcome.local {
         let _ = writeln!(
             text,
