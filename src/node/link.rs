@@ -9,8 +9,8 @@ use std::task::Poll;
 
 use super::Error;
 use super::heartbeat::Heartbeat;
-use super::idle::{self, Sleeper};
-use super::runtime::{Runtime, complete};
+use super::idle::Sleeper;
+use super::runtime::Runtime;
 use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
