@@ -2,11 +2,10 @@
 
 mod pinned;
 
-pub use self::pinned::PinnedFrame;
-
 use std::sync::Arc;
 use std::task::Poll;
 
+pub use self::pinned::PinnedFrame;
 use super::Error;
 use super::heartbeat::Heartbeat;
 use super::idle::Sleeper;
@@ -16,9 +15,8 @@ use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
-    PeerRole, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
-    PushGrant, QueueTicket, RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page,
-    own_words,
+    PeerRole, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, QueueTicket,
+    RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};

@@ -24,8 +24,8 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinCheck, Pins,
-    PullOptions, Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
+    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinCheck, Pins, PullOptions,
+    Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};

@@ -25,7 +25,10 @@ pub enum PinError {
     #[error("cannot read in place: this transport does not share the server's memory; {}", remedy_of(self))]
     NotMapped,
     /// A processor is to read the frame, which is on a GPU.
-    #[error("cannot read in place: the frames are in memory of a GPU, which no processor reads; {}", remedy_of(self))]
+    #[error(
+        "cannot read in place: the frames are in memory of a GPU, which no processor reads; {}",
+        remedy_of(self)
+    )]
     OnGpu,
     /// A GPU is to read the frame, which is in host memory.
     #[error("cannot read in place: the frames are in host memory, and not on a GPU; {}", remedy_of(self))]
@@ -65,9 +68,10 @@ impl Diagnostic for PinError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             PinError::NotMapped => Some("pull a copy instead".into()),
-            PinError::OnGpu => {
-                Some("pull a copy instead, or in Rust have kernels read `GpuMemory::try_from` of a pinned frame".into())
-            }
+            PinError::OnGpu => Some(
+                "pull a copy instead, or in Rust have kernels read `GpuMemory::try_from` of a pinned frame"
+                    .into(),
+            ),
             PinError::OnHost => Some("read `PinnedFrame::bytes`, or pull a copy to the GPU".into()),
             PinError::Epoch { .. } => Some("connect again".into()),
             PinError::Inherited => Some("connect again in this process".into()),

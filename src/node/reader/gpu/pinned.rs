@@ -5,15 +5,17 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-    use super::super::scripted::{BYTES, PATIENCE, PUBLISHER, Scene, Side, on_two_gpus, publisher, scene, table};
+    use super::super::scripted::{
+        BYTES, PATIENCE, PUBLISHER, Scene, Side, on_two_gpus, publisher, scene, table,
+    };
     use crate::clock::{Version, VersionTag};
     use crate::cuda::{GpuError, GpuMemory};
     #[cfg(feature = "verbs")]
     use crate::node::of_gpu::GpuDirect;
     use crate::node::of_gpu::OfGpu;
     use crate::node::{
-        BackgroundPublisher, Error, PinnedFrame, Publisher, PublisherOptions, ReadMode, Reader, ReaderOptions,
-        Server, ServerOptions, ShardOptions, Wanted, Worker, WorkerOptions,
+        BackgroundPublisher, Error, PinnedFrame, Publisher, PublisherOptions, ReadMode, Reader,
+        ReaderOptions, Server, ServerOptions, ShardOptions, Wanted, Worker, WorkerOptions,
     };
     use crate::param::{PinError, RETRIES_BEFORE_PIN};
     use crate::scheme::{Bound, SchemeConfig};
@@ -162,8 +164,8 @@ mod tests {
         };
         let mut reader = reader_of(publisher.address(), &into);
         let Side { driver, stream, weights, .. } = &into;
+        let late = Duration::from_secs(2);
         std::thread::scope(|scope| {
-            let late = Duration::from_secs(2);
             let pulling = scope.spawn(|| {
                 let pulled = reader.pull_to_gpu(Wanted::newest(), &weights.whole(), stream, late);
                 assert!(matches!(pulled, Err(Error::Deadline { .. })), "{pulled:?}");
@@ -227,7 +229,7 @@ mod tests {
     #[test]
     fn a_reader_that_is_dropped_or_killed_gives_its_frame_on_a_gpu_back() {
         let owner = TwoFrames::new();
-        let mut reader = reader_of(owner.publisher.address(), &Side::new());
+        let mut reader = reader_of(owner.publisher.address(), &Side::<Shm>::new());
         std::mem::forget(reader.pin(Bound::NONE, PATIENCE).unwrap());
         owner.expect_pinned();
         drop(reader);
