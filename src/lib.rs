@@ -166,11 +166,9 @@ pub use job::{Advance, Job, JobError, JobPlan, JobStep, JobWorker, LocalSteps, P
 pub use mem::{CallerMemory, VolatileSlice};
 #[cfg(not(loom))]
 pub use node::{
-    Error, Eviction, Fresh, Idle, NonFinite, ReadMode, Server, ServerOptions, ServerStatus, ShardOptions,
-    Step, View, Worker, WorkerOptions, WorkerStatistics, now,
+    Error, Eviction, Fresh, Idle, NonFinite, PinnedFrame, ReadMode, Server, ServerOptions, ServerStatus,
+    ShardOptions, Step, View, Worker, WorkerOptions, WorkerStatistics, now,
 };
-#[cfg(not(loom))]
-pub use param::PinnedFrame;
 pub use table::{
     ElementType, Encoding, Selection, SelectionBuilder, Table, TableBuilder, TableError, Tensor,
 };

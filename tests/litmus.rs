@@ -158,7 +158,7 @@ fn a_pinned_frame_stands_still_while_it_is_read() {
         for _ in 0..pins {
             let frame = reader.pin(Bound::NONE, TIMEOUT).unwrap();
             let pulled = frame.pulled();
-            let memory = frame.bytes();
+            let memory = frame.bytes().unwrap();
             // Twice: what stood still at first may move while it is held.
             for _ in 0..2 {
                 for offset in (0..memory.len()).step_by(8) {

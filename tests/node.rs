@@ -361,7 +361,7 @@ fn a_pinned_frame_is_left_alone_and_a_publisher_with_no_free_one_says_so() {
             pinned.send(()).unwrap();
             may_let_go.recv().unwrap();
             let mut bytes = [0; 64];
-            frame.bytes().read(&mut bytes);
+            frame.bytes().unwrap().read(&mut bytes);
             assert!(frame.is_intact());
             assert_eq!((frame.pulled().version, bytes), (Version::new(1), [1; 64]));
             drop(frame);

@@ -147,7 +147,7 @@ pub(super) fn read(address: &str) {
         let version = frame.version();
         // Each page is looked at by who uses a version: here one word of it.
         let mut first = [0];
-        frame.bytes().subslice(0, 1).read(&mut first);
+        frame.bytes().expect("bytes of the host").subslice(0, 1).read(&mut first);
         std::hint::black_box(first);
         drop(frame);
         let mut out = std::io::stdout().lock();

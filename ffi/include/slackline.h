@@ -3036,10 +3036,10 @@ slackline_status slackline_reader_newest(struct slackline_reader *reader,
 
 /**
  * Pins the newest version in the owner's own memory, once it is `version` or a newer one, and lends it, `len` bytes:
- * nothing is copied, and the owner writes other frames meanwhile. Only over shared memory; elsewhere it is
- * `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must be set. Valid, and to
- * be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are out of turn. Any
- * number of threads may read the memory at once, until one of them unpins it.
+ * nothing is copied, and the owner writes other frames meanwhile. Only over shared memory, and of versions in host
+ * memory; elsewhere it is `SLACKLINE_STATUS_UNSUPPORTED`. `fresh`, unless NULL, is told what it is; `fresh->size` must
+ * be set. Valid, and to be read only, until `slackline_reader_unpin` or destroy; until then refresh, pull and pin are
+ * out of turn. Any number of threads may read the memory at once, until one of them unpins it.
  */
 slackline_status slackline_reader_pin(struct slackline_reader *reader,
                                       uint64_t version,

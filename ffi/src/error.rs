@@ -341,7 +341,7 @@ fn publish_status(error: &PublishError) -> Status {
 
 fn pin_status(error: &PinError) -> Status {
     match error {
-        PinError::NotMapped => Status::Unsupported,
+        PinError::NotMapped | PinError::OnGpu => Status::Unsupported,
         PinError::Epoch { .. } | PinError::Inherited => Status::ServerLost,
         PinError::Damaged { .. } => Status::Damaged,
         _ => Status::Internal,

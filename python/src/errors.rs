@@ -205,7 +205,7 @@ pub(crate) fn class_of(error: &Error) -> Class {
         }
         Error::Pull { source: PullError::Gone { .. }, .. } => Class::Stale,
         Error::Pull { source: PullError::Checksum { .. }, .. } => Class::DigestMismatch,
-        Error::Pin { source: PinError::NotMapped, .. } => Class::Unsupported,
+        Error::Pin { source: PinError::NotMapped | PinError::OnGpu, .. } => Class::Unsupported,
         Error::Connect(error) => connect_class(error),
         Error::Gpu(error) => gpu_class(error),
         Error::Table(_)

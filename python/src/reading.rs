@@ -335,7 +335,7 @@ impl Reading {
 fn is_mapped(reader: &mut Reader<NamedFabric>) -> bool {
     let asked = reader.hold(Bound::NONE, Duration::ZERO);
     reader.release();
-    !matches!(asked, Err(Error::Pin { source: PinError::NotMapped, .. }))
+    !matches!(asked, Err(Error::Pin { source: PinError::NotMapped | PinError::OnGpu, .. }))
 }
 
 /// What the objects of one reader share.

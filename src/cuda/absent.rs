@@ -57,6 +57,11 @@ impl NoGpu {
         match *self {}
     }
 
+    /// The range as memory of its own.
+    pub fn lent(&self) -> NoGpu {
+        match *self {}
+    }
+
     /// All of it.
     pub fn whole(&self) -> NoGpu {
         match *self {}

@@ -115,7 +115,7 @@ impl GpuStream {
     /// now. What it gets later waits for the copy.
     ///
     /// # Errors
-    /// As [`copy_to_host`](Self::copy_to_host).
+    /// As [`copy_to_host`](Self::copy_to_host), or `into` is memory that a peer lends.
     pub(crate) fn copy_from_host(
         &self,
         host: HostBytes,
@@ -123,6 +123,7 @@ impl GpuStream {
         into: &GpuSlice,
         under_way: &mut Tickets,
     ) -> Result<(), GpuError> {
+        into.expect_own()?;
         self.put(GpuWork::FromHost { host, offset, into: into.clone() }, true, under_way)
     }
 

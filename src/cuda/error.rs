@@ -95,6 +95,12 @@ pub enum GpuError {
         /// The address.
         pointer: u64,
     },
+    /// The memory is that of a version that a reader has pinned, which the publisher lends to be read.
+    #[error("the memory at {pointer:#x} is of a pinned version, and is not copied into; {}", remedy_of(self))]
+    Lent {
+        /// The address.
+        pointer: u64,
+    },
     /// A call touches bytes, and they are in memory of a GPU.
     #[error("cannot {operation}: the bytes are in memory of a GPU; {}", remedy_of(self))]
     OnGpu {
@@ -250,6 +256,7 @@ impl Diagnostic for GpuError {
             | GpuError::OtherDevice { .. }
             | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
             GpuError::NotOurs { .. } => "granting memory of a GPU",
+            GpuError::Lent { .. } => "copying to memory of a GPU",
             GpuError::OnGpu { operation } => operation,
             GpuError::OtherContext { what: "memory", .. } => "taking memory of a GPU",
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
@@ -293,6 +300,7 @@ impl Diagnostic for GpuError {
                 "give at least one f32 element at a multiple of 4 bytes, and 2 bytes for each at a multiple of 2"
             }
             GpuError::NotOurs { .. } => "allocate it with `GpuMemory::allocate`",
+            GpuError::Lent { .. } => "copy into memory of this process",
             GpuError::OnGpu { .. } => "use the call for memory of a GPU, or a transport without a GPU",
             GpuError::OtherContext { .. } => {
                 "give a stream and memory of the CUDA runtime on this GPU, as PyTorch's are"

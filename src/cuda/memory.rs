@@ -1,4 +1,4 @@
-//! Memory of a GPU: the caller's, used where it lies, or this library's own.
+//! Memory of a GPU: the caller's, used where it lies, this library's own, or a part of a peer's that it lends.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -34,6 +34,10 @@ pub(super) enum GpuBacking {
     Caller {
         /// Dropped once no slice and no copy uses the memory any more.
         _owner: Box<dyn Send + Sync>,
+    },
+    /// A part of a peer's, which its kernels and copies write and this process reads alone.
+    Lent {
+        _whole: GpuMemory,
     },
 }
 
@@ -233,6 +237,23 @@ impl GpuSlice {
     /// True if it is memory of this GPU.
     pub(crate) fn is_of(&self, gpu: &Gpu) -> bool {
         self.primary().context() == gpu.inner().primary.context()
+    }
+
+    /// The range as memory of its own, which nothing of this process may write: it is a peer's.
+    pub(crate) fn lent(&self) -> GpuMemory {
+        let backing = GpuBacking::Lent { _whole: self.memory.clone() };
+        GpuMemory::new(self.primary().clone(), self.pointer(), self.bytes, backing)
+    }
+
+    /// Checks that work of this process may write it.
+    ///
+    /// # Errors
+    /// It is lent by a peer.
+    pub(crate) fn expect_own(&self) -> Result<(), GpuError> {
+        match self.memory.block.backing {
+            GpuBacking::Lent { .. } => Err(GpuError::Lent { pointer: self.pointer() }),
+            GpuBacking::Own(_) | GpuBacking::Caller { .. } => Ok(()),
+        }
     }
 
     /// What it is a range of.

@@ -1,20 +1,22 @@
 //! A peer's side of one shard: its connection, its pull, its publish, and what it must know of its own line.
 
+mod pinned;
+
 use std::sync::Arc;
 use std::task::Poll;
 
+pub use self::pinned::PinnedFrame;
 use super::Error;
 use super::heartbeat::Heartbeat;
-use super::idle::{self, Sleeper};
-use super::runtime::{Runtime, complete};
+use super::idle::Sleeper;
+use super::runtime::Runtime;
 use super::wait::{WaitTurn, wait};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, LocalSlice, MemoryRegion, OutOfBounds, RemoteKey, RemoteSlice, Streaming};
 use crate::param::{
     ControlLayout, DELTA_TAG, DeltaPull, DeltaSource, Eviction, FrameSource, Joiner, PULL_TAG, PeerHello,
-    PeerRole, PinError, PinnedFrame, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled,
-    PushGrant, QueueTicket, RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page,
-    own_words,
+    PeerRole, Pins, Publish, PublishError, Pull, PullError, PullOptions, Pulled, PushGrant, QueueTicket,
+    RETRIES_BEFORE_PIN, SleepWord, TreePosition, Welcome, WorkerProgress, own_page, own_words,
 };
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
@@ -275,7 +277,7 @@ impl<E: Endpoint> Link<E> {
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
         let words = own_words(&welcome, grants)?;
         let pins = Pins::new(&endpoint, &source, &words.page).ok();
-        pull.pin_by(own_page::pin(&words.page)?, pins.is_some());
+        pull.pin_by(own_page::pin(&words.page)?, pins.as_ref().is_some_and(Pins::are_on_host));
         let held = HeldMessage { page: words.page, version: None, outstanding: false };
         let probe = Probe {
             mapped: endpoint.map(&words.line),
@@ -555,9 +557,8 @@ impl<E: Endpoint> Link<E> {
         if self.pull.retries() < RETRIES_BEFORE_PIN {
             return Ok(false);
         }
-        let (Some((into, bound)), Some(pins)) = (self.pull.wanted(), &mut self.pins) else {
-            return Ok(false);
-        };
+        let pins = self.pins.as_mut().filter(|pins| pins.are_on_host());
+        let (Some((into, bound)), Some(pins)) = (self.pull.wanted(), pins) else { return Ok(false) };
         let shard = self.welcome.shard;
         let held = pins.hold(bound).map_err(|source| Error::Pin { shard, source })?;
         let (Some(pulled), Some(bytes)) = (held, pins.bytes()) else { return Ok(false) };
@@ -680,65 +681,6 @@ impl<E: Endpoint> Link<E> {
             return Error::Evicted { shard, why };
         }
         Error::ServerLost { shard, shards, address: self.address.clone(), source }
-    }
-
-    /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
-    pub(super) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
-        self.hold(bound, timeout)?;
-        let not_mapped = Error::Pin { shard: self.welcome.shard, source: PinError::NotMapped };
-        self.pins.as_mut().and_then(Pins::held_frame).ok_or(not_mapped)
-    }
-
-    /// As [`pin`](Self::pin), until it is released or the next one is pinned.
-    pub(super) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
-        let begun = self.runtime.now();
-        let bound = self.pull.no_older(bound);
-        // A dead owner's memory would satisfy this reader for ever.
-        self.look_around(begun)?;
-        // Most pins end at once: they have read the clock once, and have not made a future.
-        match self.hold_once(bound)? {
-            Some(pulled) => Ok(pulled),
-            None => complete(self.wait_to_hold(bound, begun, timeout)),
-        }
-    }
-
-    async fn wait_to_hold(
-        &mut self,
-        bound: Bound,
-        begun: Instant,
-        timeout: Duration,
-    ) -> Result<Pulled, Error> {
-        let runtime = self.runtime.clone();
-        let deadline = begun + timeout;
-        let held = wait(&runtime, deadline, |now| {
-            if let Some(pulled) = self.hold_once(bound)? {
-                return Ok(WaitTurn::Done(pulled));
-            }
-            self.look_around(now)?;
-            self.advance()?;
-            Ok(idle::rest(WaitTurn::Idle, std::iter::once(&mut *self), deadline - now))
-        });
-        let held = held.await?;
-        let (operation, seen) = ("pinning a version", self.line.seen);
-        held.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
-    }
-
-    /// Pins the newest version if it satisfies `bound`.
-    fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
-        if self.pull.is_pinned() {
-            // The pull that has ended lets go of its pin, which is in the same word.
-            self.advance()?;
-            if self.pull.is_pinned() {
-                return Ok(None);
-            }
-        }
-        let shard = self.welcome.shard;
-        let failed = |source| Error::Pin { shard, source };
-        let held = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)?;
-        if let Some(Pulled { version, .. }) = held {
-            self.pull.raise_floor(version);
-        }
-        Ok(held)
     }
 
     /// Returns the memory of the slot that `publish` reserved, if it is mapped.

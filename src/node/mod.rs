@@ -54,6 +54,7 @@ pub use checkpoint::{Checkpoint, CheckpointError, CheckpointOptions};
 pub use error::Error;
 pub use group::{Absence, Averaged, GroupError, GroupListener, GroupMember, GroupOptions, GroupStatistics};
 pub use idle::Idle;
+pub use link::PinnedFrame;
 #[cfg(feature = "cuda")]
 pub use publisher::Publishing;
 pub use publisher::{BackgroundPublisher, DeltaOptions, Draft, Publisher, PublisherOptions, ReaderStatus};

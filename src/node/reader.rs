@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::Error;
 use super::idle::{self, Idle};
-use super::link::{Link, NewPeer};
+use super::link::{Link, NewPeer, PinnedFrame};
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::tree::ASK_FOR;
@@ -24,8 +24,8 @@ use super::worker::of_caller;
 use crate::clock::{Version, VersionTag};
 use crate::mem::{Buffer, CallerMemory, LocalSlice, VolatileSlice};
 use crate::param::{
-    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinCheck, PinnedFrame, Pins,
-    PullOptions, Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
+    Consistency, FrameGeometry, FrameLabel, Joiner, PartialCopy, PeerRole, PinCheck, Pins, PullOptions,
+    Pulled, QueueTicket, TreeOwner, TreePosition, Welcome,
 };
 use crate::scheme::Bound;
 use crate::table::{Selection, Table};
@@ -565,7 +565,8 @@ impl<T: Transport> Reader<T> {
     /// Reads the newest version that satisfies `bound` in place, waiting at most `timeout`; nothing is copied. Only
     /// where the transport shares the owner's memory ([`Shm`](crate::Shm)), elsewhere it is an error. The owner leaves
     /// the frame alone while the result lives, and needs another frame for each version that is pinned
-    /// ([`ShardOptions::frames`](crate::ShardOptions::frames)).
+    /// ([`ShardOptions::frames`](crate::ShardOptions::frames)). A version on a GPU is read by kernels:
+    /// [`PinnedFrame`] says how.
     ///
     /// ```
     /// use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
@@ -581,23 +582,25 @@ impl<T: Transport> Reader<T> {
     /// let mut reader = Reader::connect(Shm::new(), &publisher.address(), ReaderOptions::default(), timeout)?;
     /// let frame = reader.pin(Bound::version(version), timeout)?;
     /// let mut third = [0; 4];
-    /// frame.bytes().subslice(8, 4).read(&mut third);
+    /// frame.bytes()?.subslice(8, 4).read(&mut third);
     /// assert!(frame.is_intact());
     /// assert_eq!((frame.version(), third), (version, [7; 4]));
     /// # Ok::<(), slackline::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The memory is not shared, or no version satisfies `bound` in time.
+    /// The memory is not shared, or is on a GPU that this reader's does not reach; no version satisfies `bound` in
+    /// time.
     pub fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
         self.abandon_refresh();
         self.link.pin(bound, timeout)
     }
 
     /// As [`pin`](Self::pin), until [`release`](Self::release) or the next call that pins, pulls or refreshes.
-    /// [`held`](Self::held) lends the bytes.
+    /// [`held`](Self::held) lends the bytes, which are in host memory.
     #[doc(hidden)]
     pub fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        self.link.expect_in_place()?;
         self.abandon_refresh();
         self.link.hold(bound, timeout)
     }
@@ -655,7 +658,7 @@ impl<T: Transport> Reader<T> {
             return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
         }
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
-        if self.link.pins.is_none() || is_checked {
+        if self.link.expect_in_place().is_err() || is_checked {
             // A copy at hand that is older than what another read has got is not kept.
             let oldest = self.link.pull.no_older(Bound::NONE).version;
             self.begin(Wanted::at_least(oldest).max_staleness(max_staleness), None);

@@ -20,14 +20,14 @@ pub use step::Step;
 
 use super::copies::Copies;
 use super::idle;
-use super::link::Link;
+use super::link::{Link, PinnedFrame};
 use super::runtime::{Runtime, complete};
 use super::shard::random_word;
 use super::wait::{WaitTurn, wait};
 use super::{Error, LinkStatus, WorkerStatistics};
 use crate::clock::{Clock, Version};
 use crate::mem::{Access, Buffer, CallerMemory};
-use crate::param::{Epoch, PinnedFrame};
+use crate::param::Epoch;
 use crate::scheme::{AnyScheme, Bound, Needs, WorkerEvent, WorkerScheme};
 use crate::table::Table;
 use crate::time::{Duration, Instant};

@@ -212,7 +212,7 @@ impl Frames {
         let before = memory.load(header_at + FrameHeader::SEQUENCE, Relaxed);
         let odd = if before.is_multiple_of(2) { before + 1 } else { before + 2 };
         memory.store(header_at + FrameHeader::SEQUENCE, odd, Relaxed);
-        // Dekker's pattern with `Pins::pin`: here the sequence is stored and the pins are loaded, there the pin is
+        // Dekker's pattern with `Pins::hold`: here the sequence is stored and the pins are loaded, there the pin is
         // stored and the sequence loaded, with a full fence between store and load on both sides, so that at least
         // one of the two sees the other. The same fence keeps the payload's stores (whatever stores them: a CPU, past
         // its caches or not) behind the odd sequence.

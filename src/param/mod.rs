@@ -51,7 +51,7 @@ pub use layout::{
 };
 pub use own_page::Eviction;
 pub(crate) use own_page::own_words;
-pub use pin::{PinCheck, PinError, PinnedFrame, Pins};
+pub use pin::{PinCheck, PinError, Pins};
 pub use position::{Joiner, RelayNotice, TreeOwner, TreePosition};
 #[cfg(any(test, fuzzing))]
 pub(crate) use position::{fuzz_position, position_samples};

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use super::layout::{ControlLayout, FrameHeader, FrameLabel, LINE, Latest, inbox};
 use super::{FrameSource, Pulled};
 use crate::clock::{Clock, Version};
+use crate::cuda::GpuMemory;
 use crate::diagnostic::{Diagnostic, remedy_of};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice, VolatileSlice, fence, pause};
 use crate::scheme::Bound;
@@ -20,9 +21,18 @@ use crate::transport::Endpoint;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// The memory is not mapped into this process.
+    /// The memory is not mapped into this process, nor for its GPU.
     #[error("cannot read in place: this transport does not share the server's memory; {}", remedy_of(self))]
     NotMapped,
+    /// A processor is to read the frame, which is on a GPU.
+    #[error(
+        "cannot read in place: the frames are in memory of a GPU, which no processor reads; {}",
+        remedy_of(self)
+    )]
+    OnGpu,
+    /// A GPU is to read the frame, which is in host memory.
+    #[error("cannot read in place: the frames are in host memory, and not on a GPU; {}", remedy_of(self))]
+    OnHost,
     /// The frame belongs to another incarnation of its owner.
     #[error(
         "the frame belongs to epoch {found:#x}, this connection to {expected:#x}: the server restarted; {}",
@@ -58,6 +68,11 @@ impl Diagnostic for PinError {
     fn remedy(&self) -> Option<Cow<'_, str>> {
         match self {
             PinError::NotMapped => Some("pull a copy instead".into()),
+            PinError::OnGpu => Some(
+                "pull a copy instead, or in Rust have kernels read `GpuMemory::try_from` of a pinned frame"
+                    .into(),
+            ),
+            PinError::OnHost => Some("read `PinnedFrame::bytes`, or pull a copy to the GPU".into()),
             PinError::Epoch { .. } => Some("connect again".into()),
             PinError::Inherited => Some("connect again in this process".into()),
             PinError::Damaged { .. } => None,
@@ -69,13 +84,37 @@ impl Diagnostic for PinError {
 /// must not hold its readers past their deadlines.
 const ATTEMPTS: u64 = 64;
 
+/// The frames of a source, where this process reaches them.
+#[derive(Debug)]
+enum MappedFrames {
+    Host(LocalSlice),
+    /// The payload of each, mapped for the GPU.
+    Gpu(Vec<GpuMemory>),
+}
+
+impl MappedFrames {
+    fn of(endpoint: &impl Endpoint, source: &FrameSource) -> Result<MappedFrames, PinError> {
+        if let Some(frames) = endpoint.map(&source.frames) {
+            return Ok(MappedFrames::Host(frames));
+        }
+        let on_gpu = endpoint.map_on_gpu(&source.frames).ok_or(PinError::NotMapped)?;
+        let geometry = &source.geometry;
+        let payload = |frame: u8| {
+            let offset = geometry.stride() * u64::from(frame);
+            on_gpu.slice(offset as usize, geometry.payload_bytes as usize).map(|payload| payload.lent())
+        };
+        let payloads: Result<_, _> = (0..geometry.frames).map(payload).collect();
+        payloads.map(MappedFrames::Gpu).map_err(|_| PinError::NotMapped)
+    }
+}
+
 /// Pins frames of one source, one at a time.
 #[derive(Debug)]
 pub struct Pins {
     held: Option<(u8, Pulled)>,
     source: FrameSource,
     control: LocalSlice,
-    frames: LocalSlice,
+    frames: MappedFrames,
     word: LocalSlice,
     /// The word is shared with a forked child, whose pins these are not.
     guard: ForkGuard,
@@ -94,19 +133,19 @@ impl Pins {
             held: None,
             source: *source,
             control: map(&source.control)?,
-            frames: map(&source.frames)?,
+            frames: MappedFrames::of(endpoint, source)?,
             word,
             guard: ForkGuard::new(),
         })
     }
 
-    /// Pins the newest version if it satisfies `bound`, for as long as the result lives; `None` if it does not yet.
-    /// Never waits.
-    pub fn pin(&mut self, bound: Bound) -> Result<Option<PinnedFrame<'_>>, PinError> {
-        Ok(self.hold(bound)?.map(|pulled| PinnedFrame { pulled, pins: self }))
+    /// True if processors read the frames, and not a GPU.
+    pub fn are_on_host(&self) -> bool {
+        matches!(self.frames, MappedFrames::Host(_))
     }
 
-    /// As [`pin`](Self::pin), until [`release`](Self::release) or the next `hold`.
+    /// Pins the newest version if it satisfies `bound`, until [`release`](Self::release) or the next `hold`; `None` if
+    /// it does not yet. Never waits.
     pub fn hold(&mut self, bound: Bound) -> Result<Option<Pulled>, PinError> {
         if self.guard.is_inherited() {
             return Err(PinError::Inherited);
@@ -162,13 +201,23 @@ impl Pins {
         Ok(None)
     }
 
-    /// Returns the bytes that are held, in place. No process writes them meanwhile, but they are the owner's: copy
-    /// what is checked before it is used.
+    /// Returns the bytes that are held, in place, if they are in host memory. No process writes them meanwhile, but
+    /// they are the owner's: copy what is checked before it is used.
     pub fn bytes(&self) -> Option<VolatileSlice<'_>> {
         let (frame, _) = self.held?;
+        let MappedFrames::Host(frames) = &self.frames else { return None };
         let geometry = &self.source.geometry;
         let offset = geometry.stride() * u64::from(frame);
-        Some(self.frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize))
+        Some(frames.as_volatile().subslice(offset as usize, geometry.payload_bytes as usize))
+    }
+
+    /// Returns the memory that is held, if it is on a GPU.
+    pub fn on_gpu(&self) -> Option<&GpuMemory> {
+        let (frame, _) = self.held?;
+        match &self.frames {
+            MappedFrames::Host(_) => None,
+            MappedFrames::Gpu(frames) => frames.get(usize::from(frame)),
+        }
     }
 
     /// Returns the clock before which the frame that is held has all gradients of `peer`.
@@ -182,12 +231,6 @@ impl Pins {
         let (frame, _) = self.held?;
         let line = self.control.as_volatile().subslice(self.source.layout.label(frame), LINE);
         Some(FrameLabel::from_words(std::array::from_fn(|index| line.load(index * 8, Relaxed))))
-    }
-
-    /// Lends the frame that is held, until the result is dropped.
-    pub fn held_frame(&mut self) -> Option<PinnedFrame<'_>> {
-        let (_, pulled) = self.held?;
-        Some(PinnedFrame { pulled, pins: self })
     }
 
     /// True if the frame is still what was pinned. It always is while this process is taken for alive; a process that
@@ -247,44 +290,5 @@ impl PinCheck {
     /// True if all that was read of the frame before was of the version that was pinned.
     pub fn is_intact(&self) -> bool {
         is_version(self.header.as_volatile(), self.version)
-    }
-}
-
-/// A version in the memory of its owner, who leaves it alone while this lives (and while this process is taken for
-/// alive). [`Reader::pin`](crate::node::Reader::pin) makes it.
-#[derive(Debug)]
-pub struct PinnedFrame<'a> {
-    pulled: Pulled,
-    pins: &'a mut Pins,
-}
-
-impl PinnedFrame<'_> {
-    /// Returns the number of the version.
-    pub fn version(&self) -> Version {
-        self.pulled.version
-    }
-
-    /// Returns the version that the frame holds, as a pull does.
-    #[doc(hidden)]
-    pub fn pulled(&self) -> Pulled {
-        self.pulled
-    }
-
-    /// Returns whether the bytes read so far were this version's. They always are while this process is taken for
-    /// alive; one that was stopped for longer than its lease may have lost the pin, and asks after it has used them.
-    pub fn is_intact(&self) -> bool {
-        self.pins.is_intact()
-    }
-
-    /// Its bytes, in place. No process writes them meanwhile, but they are the owner's: copy what is checked before
-    /// it is used.
-    pub fn bytes(&self) -> VolatileSlice<'_> {
-        self.pins.bytes().expect("held for as long as this lives")
-    }
-}
-
-impl Drop for PinnedFrame<'_> {
-    fn drop(&mut self) {
-        self.pins.release();
     }
 }

@@ -88,6 +88,8 @@ pub struct Pull {
     is_rescued: bool,
     /// The frame that it names, and how often that was found while it was being written.
     pinned: Option<(u8, u8)>,
+    /// The request that lets it go may still wait behind others.
+    is_unpinning: bool,
     /// The frame that was the latest when last seen.
     guess: u8,
     into: Option<PayloadSlice>,
@@ -184,6 +186,7 @@ impl Pull {
             pin: None,
             is_rescued: false,
             pinned: None,
+            is_unpinning: false,
             guess: 0,
             scratch,
             into: None,
@@ -316,9 +319,9 @@ impl Pull {
         self.retries
     }
 
-    /// True while a frame is pinned, also if the pull has ended.
+    /// True while the word may say that a frame is pinned, also if the pull has ended.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.pinned.is_some()
+        self.pinned.is_some() || self.is_unpinning
     }
 
     /// True while a pull is under way that its owner has overtaken.
@@ -395,6 +398,7 @@ impl Pull {
     /// Takes a completion of one of its own requests.
     pub fn complete(&mut self, completion: WorkCompletion) {
         self.outstanding = self.outstanding.saturating_sub(1);
+        self.is_unpinning &= self.outstanding > 0;
         self.take_batch(completion.result.is_ok());
         if let Err(error) = completion.result {
             self.failed = Some(error.after(self.failed));

@@ -31,7 +31,7 @@ use super::{
     HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
     TransportKind, WorkCompletion, WorkRequest,
 };
-use crate::cuda::{Gpu, GpuMemory};
+use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -441,6 +441,14 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.map(remote),
             MixedEndpoint::Tcp(endpoint) => endpoint.map(remote),
             MixedEndpoint::Verbs(endpoint) => endpoint.map(remote),
+        }
+    }
+
+    fn map_on_gpu(&self, remote: &RemoteSlice) -> Option<GpuSlice> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.map_on_gpu(remote),
+            MixedEndpoint::Tcp(endpoint) => endpoint.map_on_gpu(remote),
+            MixedEndpoint::Verbs(endpoint) => endpoint.map_on_gpu(remote),
         }
     }
 

@@ -84,7 +84,7 @@ pub use simulator::Simulator;
 pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
-use crate::cuda::{Gpu, GpuMemory};
+use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
 
@@ -360,6 +360,11 @@ pub trait Endpoint: Send {
 
     /// The peer's memory itself, where this transport shares it; `None` elsewhere, or if the slice was not granted.
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice>;
+
+    /// The same of memory that is on a GPU, where this process's GPU has it mapped.
+    fn map_on_gpu(&self, _remote: &RemoteSlice) -> Option<GpuSlice> {
+        None
+    }
 
     /// Returns the name of the transport that carries it, as [`Capabilities::name`] spells it.
     fn transport(&self) -> &'static str;

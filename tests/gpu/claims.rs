@@ -47,6 +47,7 @@ macro_rules! tests_of_claims {
             what_a_busy_stream_writes_is_published_and_no_call_waits,
             memory_that_is_dropped_while_it_is_copied_is_copied_whole,
             what_is_pulled_behind_a_busy_stream_is_one_version,
+            what_a_busy_stream_reads_of_a_pinned_version_is_that_version,
             over_tcp_no_block_is_used_again_before_its_copy,
             folds_have_the_bits_that_processors_make,
             measured_folds_agree_with_sums_in_float64,
@@ -83,6 +84,7 @@ pub(crate) use super::measures::{
 pub(crate) use super::streams::{
     a_fault_is_an_error_and_other_processes_go_on, memory_that_is_dropped_while_it_is_copied_is_copied_whole,
     over_tcp_no_block_is_used_again_before_its_copy,
+    what_a_busy_stream_reads_of_a_pinned_version_is_that_version,
     what_a_busy_stream_writes_is_published_and_no_call_waits,
     what_is_pulled_behind_a_busy_stream_is_one_version,
 };

@@ -5,6 +5,7 @@ use std::time::Instant;
 use slackline::gpu::{Gpu, GpuMemory};
 use slackline::internals::cuda::{BareGpu, GpuFold, GpuKernels};
 use slackline::internals::kernel::Optimizer;
+use slackline::scheme::Bound;
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Wanted};
 use slackline::{Address, ElementType, Encoding, Shm, Table, Tcp, Version, VersionTag};
 
@@ -156,6 +157,27 @@ pub(crate) fn what_is_pulled_behind_a_busy_stream_is_one_version(scene: &Scene) 
         let (version, seen) = pull(&mut reader, &mut bare, &into)?;
         let is_whole = seen.iter().all(|byte| *byte == fill_of(Version::new(version)));
         assert!(is_whole, "a mixture, or not version {version}");
+    }
+    peer.ask("stop")?;
+    Ok(())
+}
+
+pub(crate) fn what_a_busy_stream_reads_of_a_pinned_version_is_that_version(scene: &Scene) -> Outcome<()> {
+    let (gpu, (elements, folds)) = (&scene.gpu, scene.busy);
+    let mut peer = Peer::start((scene.peer)(), "publish", BYTES)?;
+    let (mut bare, work) = (BareGpu::new(gpu, BYTES)?, Busywork::new(gpu, elements)?);
+    let mut reader = connect(Shm::new().with_gpu(gpu), peer.address()?)?;
+    peer.publish()?;
+    peer.ask("run")?;
+    for _ in 0..200 {
+        let pinned = reader.pin(Bound::NONE, PATIENCE)?;
+        let memory = GpuMemory::try_from(&pinned)?;
+        // By the time of the read the publisher would have gone through all of its frames.
+        work.launch(&mut bare, short(folds))?;
+        let (version, seen) = (pinned.version(), bare.read(&memory.whole())?);
+        assert!(pinned.is_intact(), "the pin is lost");
+        let is_whole = seen.iter().all(|byte| *byte == fill_of(version));
+        assert!(is_whole, "a mixture, or not version {}", version.get());
     }
     peer.ask("stop")?;
     Ok(())

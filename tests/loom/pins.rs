@@ -12,7 +12,7 @@ use slackline::{Clock, Version, scheme::Bound};
 
 use super::world::{PAGE, endpoint_to, explore, fill, region, remote, shard};
 
-/// Dekker's pattern between `Pins::pin` and `Frames::begin`. Without the full fence on either side (`pin_fence`,
+/// Dekker's pattern between `Pins::hold` and `Frames::begin`. Without the full fence on either side (`pin_fence`,
 /// `begin_fence`) both may miss the other, and the owner writes what the reader reads.
 #[test]
 fn a_pinned_frame_is_never_written() {
@@ -20,11 +20,13 @@ fn a_pinned_frame_is_never_written() {
         let (mut frames, source) = shard(2, 16);
         let (mut pins, inbox) = peer(&frames, source);
         let reader = thread::spawn(move || {
-            let pinned = pins.pin(Bound::NONE).unwrap().expect("there is a version from the start");
-            let version = pinned.pulled().version.get();
+            let pulled = pins.hold(Bound::NONE).unwrap().expect("there is a version from the start");
+            let version = pulled.version.get();
             for word in [0, 8, 0] {
-                assert_eq!(pinned.bytes().load(word, Acquire), version, "a pinned frame was written");
+                let seen = pins.bytes().unwrap().load(word, Acquire);
+                assert_eq!(seen, version, "a pinned frame was written");
             }
+            pins.release();
             version
         });
         for version in [1, 2].map(Version::new) {

@@ -46,7 +46,7 @@ fn a_pin_that_a_child_lets_go_of_still_holds_the_frame_for_its_parent() {
     let (mut publisher, mut reader) = pair();
     publisher.publish(&[1; BYTES], TIMEOUT).unwrap();
     let pinned = reader.pin(Bound::version(Version::new(1)), TIMEOUT).unwrap();
-    let bytes = pinned.bytes();
+    let bytes = pinned.bytes().unwrap();
     in_a_child(|| {
         // SAFETY: the parent's value is another; this one is a copy that is dropped here alone.
         drop(unsafe { std::ptr::read(&raw const pinned) });
@@ -90,7 +90,7 @@ fn an_owner_in_a_child_writes_nothing_and_evicts_no_peer_of_its_parent() {
     assert_eq!(version, before.next());
     let pinned = reader.pin(Bound::version(version), TIMEOUT).unwrap();
     let mut seen = vec![0; BYTES];
-    pinned.bytes().read(&mut seen);
+    pinned.bytes().unwrap().read(&mut seen);
     assert!(seen == [1; BYTES] && pinned.version() == version);
     drop(pinned);
     assert_eq!(reader.newest(TIMEOUT).unwrap(), version);

@@ -34,7 +34,7 @@ impl<T: Transport> Reader<T> {
     pub(super) fn keep_base(&mut self, fresh: &Fresh, buffer: &Arc<Buffer>) {
         let Fresh { version, tag, published_ns, origin, .. } = *fresh;
         let label = FrameLabel { tag, published_ns, origin };
-        let is_of_use = self.reads_deltas() && self.link.pins.is_none();
+        let is_of_use = self.reads_deltas() && self.link.expect_in_place().is_err();
         let base = is_of_use.then(|| DeltaBase { version, label, buffer: buffer.clone() });
         if let Some(before) = std::mem::replace(&mut self.base, base) {
             self.spares.give(before.buffer);

@@ -1,6 +1,8 @@
 //! Versions that a reader copies into memory of a GPU.
 
 #[cfg(test)]
+mod pinned;
+#[cfg(test)]
 mod scripted;
 
 use super::{Fresh, Reader, Wanted};
@@ -42,8 +44,8 @@ impl<T: Transport> Reader<T> {
     ///
     /// # Errors
     /// There is no such version by the timeout, or no more; `into` has another length, or is memory of another GPU than
-    /// the stream or the transport; checksums are to be checked; the stream captures a graph; the transport has no GPU,
-    /// or the GPU does not copy; the owner is lost.
+    /// the stream or the transport, or of a pinned version; checksums are to be checked; the stream captures a graph;
+    /// the transport has no GPU, or the GPU does not copy; the owner is lost.
     pub fn pull_to_gpu(
         &mut self,
         wanted: Wanted,
@@ -56,6 +58,7 @@ impl<T: Transport> Reader<T> {
         if into.bytes() != self.copy_bytes() {
             return Err(Error::Length { given: into.bytes(), expected: self.copy_bytes() });
         }
+        into.expect_own()?;
         stream.hold_copies_of(into, self.transport.gpu())?;
         let pulled = complete(self.pull_wanted(wanted, into, timeout));
         if pulled.is_err() {

@@ -10,7 +10,7 @@ use crate::node::link::{Link, NewPeer};
 use crate::node::runtime::Runtime;
 use crate::node::shard::random_word;
 use crate::node::wait::retry;
-use crate::param::{Epoch, PeerRole, PinError, WorkerProgress};
+use crate::param::{Epoch, PeerRole, WorkerProgress};
 use crate::scheme::{AnyScheme, Bound, Needs, SchemeConfigError};
 use crate::table::Table;
 use crate::time::{Duration, Instant};
@@ -222,9 +222,7 @@ pub(super) fn check_read_mode<E: Endpoint>(
         let reason = "reading in place shows what the servers hold: read copies, or leave it out";
         return Err(Error::Option { option: "own_step", value: step.to_string(), reason });
     }
-    if let Some(link) = links.iter().find(|link| link.pins.is_none()) {
-        return Err(Error::Pin { shard: link.welcome.shard, source: PinError::NotMapped });
-    }
+    links.iter().try_for_each(Link::expect_in_place)?;
     if scheme.needs().pushes {
         let reason = "pushes copies: reading in place has nothing to add";
         return Err(Error::Scheme { scheme: scheme.clone(), reason });

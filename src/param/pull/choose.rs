@@ -58,6 +58,8 @@ impl Pull {
     pub(super) fn unpin(&mut self, endpoint: &mut impl Endpoint) -> Result<(), PullError> {
         if self.pinned.is_some() && self.write_pin(endpoint, 0)? {
             self.pinned = None;
+            // A GPU may be making a copy of this pull yet, and requests take effect in order.
+            self.is_unpinning = self.outstanding > 0;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::gpu::GpuSide;
 use super::handshake::{MappedOffer, Outbox};
 use super::socket::{FORKED, Heard, SocketEnd};
 use super::watch::{Watch, Watched};
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
     Disconnected, Endpoint, Flags, GpuPath, HeartbeatWord, LocalEndpoint, PostError, Received,
@@ -159,6 +159,10 @@ impl Endpoint for ShmEndpoint {
 
     fn map(&self, remote: &RemoteSlice) -> Option<LocalSlice> {
         if self.link.is_inherited() { None } else { self.local.map(remote) }
+    }
+
+    fn map_on_gpu(&self, remote: &RemoteSlice) -> Option<GpuSlice> {
+        self.gpu.as_ref().filter(|_| !self.link.is_inherited())?.map(remote)
     }
 
     fn transport(&self) -> &'static str {

@@ -70,6 +70,12 @@ impl GpuSide {
         })
     }
 
+    /// The peer's memory, where this side's GPU has it mapped and may read it.
+    pub(super) fn map(&self, remote: &RemoteSlice) -> Option<GpuSlice> {
+        let (gpu, memory) = self.target(remote, Access::REMOTE_READ).ok()??;
+        gpu.is(&self.gpu).then_some(memory)
+    }
+
     /// Takes a batch, all or nothing, and carries out what need not wait. True if a request that notifies was among
     /// that.
     pub(super) fn post(

@@ -183,7 +183,7 @@ pub(super) fn pinned_read<C: Carrier>(
     let timing = time(settings, &format!("of {bytes} bytes"), |count| {
         calls(count, || {
             let frame = reader.pin(Bound::NONE, TIMEOUT)?;
-            frame.bytes().subslice(0, width).read(&mut word[..width]);
+            frame.bytes()?.subslice(0, width).read(&mut word[..width]);
             std::hint::black_box(&word);
             Ok(())
         })

@@ -3,6 +3,9 @@
 //! have.
 
 #[cfg(test)]
+pub(super) use tests::{BYTES, PATIENCE, PUBLISHER, Scene, Side, on_two_gpus, publisher, scene, table};
+
+#[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::sync::Arc;
@@ -20,21 +23,21 @@ mod tests {
     use crate::transport::tcp::Tcp;
     use crate::transport::{ConnectError, GpuPath, Transport};
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    pub(in crate::node::reader::gpu) const PATIENCE: Duration = Duration::from_secs(10);
     /// Odd, so that frames do not end where pages do.
-    const BYTES: usize = 40_001;
+    pub(in crate::node::reader::gpu) const BYTES: usize = 40_001;
 
     /// One side: its driver, and memory of the size of the table.
-    struct Side<T> {
-        driver: Arc<Scripted>,
-        raw: usize,
-        stream: GpuStream,
-        weights: GpuMemory,
-        transport: T,
+    pub(in crate::node::reader::gpu) struct Side<T> {
+        pub(in crate::node::reader::gpu) driver: Arc<Scripted>,
+        pub(in crate::node::reader::gpu) raw: usize,
+        pub(in crate::node::reader::gpu) stream: GpuStream,
+        pub(in crate::node::reader::gpu) weights: GpuMemory,
+        pub(in crate::node::reader::gpu) transport: T,
     }
 
     impl<T: OfGpu> Side<T> {
-        fn new() -> Side<T> {
+        pub(in crate::node::reader::gpu) fn new() -> Side<T> {
             Side::on(T::driver(), 0)
         }
 
@@ -46,28 +49,31 @@ mod tests {
             Side { driver, raw, stream, weights, transport }
         }
 
-        fn bytes(&self) -> Vec<u8> {
+        pub(in crate::node::reader::gpu) fn bytes(&self) -> Vec<u8> {
             self.driver.bytes(self.weights.pointer(), BYTES)
         }
     }
 
-    struct Scene<T: Transport> {
-        publisher: BackgroundPublisher<T>,
-        reader: Reader<T>,
-        from: Side<T>,
-        into: Side<T>,
+    pub(in crate::node::reader::gpu) struct Scene<T: Transport> {
+        pub(in crate::node::reader::gpu) publisher: BackgroundPublisher<T>,
+        pub(in crate::node::reader::gpu) reader: Reader<T>,
+        pub(in crate::node::reader::gpu) from: Side<T>,
+        pub(in crate::node::reader::gpu) into: Side<T>,
     }
 
-    fn table() -> Table {
+    pub(in crate::node::reader::gpu) fn table() -> Table {
         Table::flat(BYTES as u64, ElementType::U8).unwrap()
     }
 
-    fn publisher<T: OfGpu>(side: &Side<T>, options: PublisherOptions) -> Result<Publisher<T>, Error> {
+    pub(in crate::node::reader::gpu) fn publisher<T: OfGpu>(
+        side: &Side<T>,
+        options: PublisherOptions,
+    ) -> Result<Publisher<T>, Error> {
         let _working = side.driver.work_in_a_thread();
         Publisher::new(side.transport.clone(), &T::address(), table(), options)
     }
 
-    fn scene<T: OfGpu>() -> Scene<T> {
+    pub(in crate::node::reader::gpu) fn scene<T: OfGpu>() -> Scene<T> {
         scene_of(Side::new(), Side::new())
     }
 
@@ -81,7 +87,7 @@ mod tests {
 
     impl<T: OfGpu> Scene<T> {
         /// Has the trainer's kernel fill the weights with `value`, and publishes them once a thread does the work.
-        fn begin(&self, value: u8) -> crate::node::Publishing {
+        pub(in crate::node::reader::gpu) fn begin(&self, value: u8) -> crate::node::Publishing {
             let Side { driver, raw, stream, weights, .. } = &self.from;
             driver.launch_fill(*raw, weights.pointer(), BYTES, value);
             let mut draft = self.publisher.draft(PATIENCE).unwrap();
@@ -94,7 +100,7 @@ mod tests {
             [&self.from, &self.into].map(|side| side.driver.work_in_a_thread())
         }
 
-        fn publish(&self, value: u8) -> Version {
+        pub(in crate::node::reader::gpu) fn publish(&self, value: u8) -> Version {
             let _working = self.from.driver.work_in_a_thread();
             self.begin(value).wait(PATIENCE).unwrap()
         }
@@ -227,7 +233,7 @@ mod tests {
     }
 
     /// The publisher's process has one GPU. The reader's has two, and computes on the second.
-    fn on_two_gpus(are_peers: bool) -> Scene<Shm> {
+    pub(in crate::node::reader::gpu) fn on_two_gpus(are_peers: bool) -> Scene<Shm> {
         let into = Side::on(Arc::new(Scripted::new().with_two_devices(are_peers)), 1);
         scene_of(Side::new(), into)
     }
@@ -372,7 +378,7 @@ mod tests {
     }
 
     /// The environment variable in which the reader of another process finds its publisher.
-    const PUBLISHER: &str = "SLACKLINE_SCRIPTED_PUBLISHER";
+    pub(in crate::node::reader::gpu) const PUBLISHER: &str = "SLACKLINE_SCRIPTED_PUBLISHER";
     const VERSIONS_FOR_ANOTHER: u8 = 5;
     /// What a reader says that has begun to copy.
     const COPYING: &str = "it copies";

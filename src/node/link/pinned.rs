@@ -1,0 +1,174 @@
+//! Pins of frames: what a peer reads where its owner has it.
+
+use super::Link;
+use crate::clock::Version;
+#[cfg(feature = "cuda")]
+use crate::cuda::GpuMemory;
+use crate::mem::VolatileSlice;
+use crate::node::runtime::complete;
+use crate::node::wait::{WaitTurn, wait};
+use crate::node::{Error, idle};
+use crate::param::{PinError, Pins, Pulled};
+use crate::scheme::Bound;
+use crate::time::{Duration, Instant};
+use crate::transport::Endpoint;
+
+/// A version in the memory of its owner, who leaves it alone while this lives (and while this process is taken for
+/// alive). [`Reader::pin`](crate::node::Reader::pin) makes it.
+///
+/// Where the owner has its versions on a GPU, `GpuMemory::try_from(&pinned)` is the memory of this one as this
+/// process's GPU has it mapped, for kernels of the caller's. A kernel that is launched after the pin sees the version.
+/// Drop this value only once the kernels that read the version have ended, by an event or a stream that the caller
+/// waits for: the owner may write the frame from then on.
+#[derive(Debug)]
+pub struct PinnedFrame<'a> {
+    pulled: Pulled,
+    shard: u16,
+    pins: &'a mut Pins,
+}
+
+impl PinnedFrame<'_> {
+    /// Returns the number of the version.
+    pub fn version(&self) -> Version {
+        self.pulled.version
+    }
+
+    /// Returns the version that the frame holds, as a pull does.
+    #[doc(hidden)]
+    pub fn pulled(&self) -> Pulled {
+        self.pulled
+    }
+
+    /// Returns whether the bytes read so far were this version's. They always are while this process is taken for
+    /// alive; one that was stopped for longer than its lease may have lost the pin, and asks after it has used them, on
+    /// a GPU once the kernels that read them have ended.
+    pub fn is_intact(&self) -> bool {
+        self.pins.is_intact()
+    }
+
+    /// Its bytes, in place. No process writes them meanwhile, but they are the owner's: copy what is checked before
+    /// it is used.
+    ///
+    /// # Errors
+    /// They are on a GPU.
+    pub fn bytes(&self) -> Result<VolatileSlice<'_>, Error> {
+        self.pins.bytes().ok_or(Error::Pin { shard: self.shard, source: PinError::OnGpu })
+    }
+}
+
+/// The memory of a version on a GPU, for kernels that read it: see [`PinnedFrame`]. It stays mapped for as long as a
+/// clone of it lives, and its bytes are those of the version until the pin ends. A call that would copy into it is an
+/// error (`GpuError::Lent`).
+///
+/// ```no_run
+/// # use slackline::gpu::{Gpu, GpuMemory};
+/// # use slackline::scheme::Bound;
+/// # use slackline::weights::{Reader, ReaderOptions};
+/// # use slackline::{Address, Shm};
+/// # fn launch(weights: u64, bytes: usize) {}
+/// # fn synchronise() {}
+/// # fn read(address: &Address) -> Result<(), Box<dyn std::error::Error>> {
+/// # let timeout = std::time::Duration::from_secs(10);
+/// let transport = Shm::new().with_gpu(&Gpu::open(0)?);
+/// let mut reader = Reader::connect(transport, address, ReaderOptions::default(), timeout)?;
+/// let pinned = reader.pin(Bound::NONE, timeout)?;
+/// let weights = GpuMemory::try_from(&pinned)?;
+/// launch(weights.pointer(), weights.bytes()); // kernels of your own, which read the weights
+/// synchronise(); // with them
+/// assert!(pinned.is_intact()); // the version that they have read is `pinned.version()`
+/// drop(pinned); // from now on the publisher may write there
+/// # Ok(())
+/// # }
+/// ```
+#[cfg(feature = "cuda")]
+impl TryFrom<&PinnedFrame<'_>> for GpuMemory {
+    type Error = Error;
+
+    /// # Errors
+    /// The version is in host memory.
+    fn try_from(pinned: &PinnedFrame<'_>) -> Result<GpuMemory, Error> {
+        let on_gpu = pinned.pins.on_gpu().cloned();
+        on_gpu.ok_or(Error::Pin { shard: pinned.shard, source: PinError::OnHost })
+    }
+}
+
+impl Drop for PinnedFrame<'_> {
+    fn drop(&mut self) {
+        self.pins.release();
+    }
+}
+
+impl<E: Endpoint> Link<E> {
+    /// Checks that processors of this process read the owner's frames in place.
+    ///
+    /// # Errors
+    /// They are not mapped, or on a GPU.
+    pub(in crate::node) fn expect_in_place(&self) -> Result<(), Error> {
+        let source = match &self.pins {
+            Some(pins) if pins.are_on_host() => return Ok(()),
+            Some(_) => PinError::OnGpu,
+            None => PinError::NotMapped,
+        };
+        Err(Error::Pin { shard: self.welcome.shard, source })
+    }
+
+    /// Pins the newest version that satisfies `bound`, waiting at most `timeout`.
+    pub(in crate::node) fn pin(&mut self, bound: Bound, timeout: Duration) -> Result<PinnedFrame<'_>, Error> {
+        let pulled = self.hold(bound, timeout)?;
+        let shard = self.welcome.shard;
+        let pins = self.pins.as_mut().ok_or(Error::Pin { shard, source: PinError::NotMapped })?;
+        Ok(PinnedFrame { pulled, shard, pins })
+    }
+
+    /// As [`pin`](Self::pin), until it is released or the next one is pinned.
+    pub(in crate::node) fn hold(&mut self, bound: Bound, timeout: Duration) -> Result<Pulled, Error> {
+        let begun = self.runtime.now();
+        let bound = self.pull.no_older(bound);
+        // A dead owner's memory would satisfy this reader for ever.
+        self.look_around(begun)?;
+        // Most pins end at once: they have read the clock once, and have not made a future.
+        match self.hold_once(bound)? {
+            Some(pulled) => Ok(pulled),
+            None => complete(self.wait_to_hold(bound, begun, timeout)),
+        }
+    }
+
+    async fn wait_to_hold(
+        &mut self,
+        bound: Bound,
+        begun: Instant,
+        timeout: Duration,
+    ) -> Result<Pulled, Error> {
+        let runtime = self.runtime.clone();
+        let deadline = begun + timeout;
+        let held = wait(&runtime, deadline, |now| {
+            if let Some(pulled) = self.hold_once(bound)? {
+                return Ok(WaitTurn::Done(pulled));
+            }
+            self.look_around(now)?;
+            self.advance()?;
+            Ok(idle::rest(WaitTurn::Idle, std::iter::once(&mut *self), deadline - now))
+        });
+        let held = held.await?;
+        let (operation, seen) = ("pinning a version", self.line.seen);
+        held.ok_or(Error::Deadline { operation, waited: timeout, needed: bound, seen })
+    }
+
+    /// Pins the newest version if it satisfies `bound`.
+    fn hold_once(&mut self, bound: Bound) -> Result<Option<Pulled>, Error> {
+        if self.pull.is_pinned() {
+            // The pull that has ended lets go of its pin, which is in the same word.
+            self.advance()?;
+            if self.pull.is_pinned() {
+                return Ok(None);
+            }
+        }
+        let shard = self.welcome.shard;
+        let failed = |source| Error::Pin { shard, source };
+        let held = self.pins.as_mut().ok_or(failed(PinError::NotMapped))?.hold(bound).map_err(failed)?;
+        if let Some(Pulled { version, .. }) = held {
+            self.pull.raise_floor(version);
+        }
+        Ok(held)
+    }
+}
