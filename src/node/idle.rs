@@ -11,7 +11,7 @@ use super::runtime::Runtime;
 use super::wait::WaitTurn;
 use crate::param::{SleepWord, fence_before_sleeping};
 use crate::time::Duration;
-use crate::transport::{Address, ConnectError, Doorbell, Endpoint};
+use crate::transport::{Address, Doorbell, Endpoint};
 
 /// Behaviours of a node while it waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +38,7 @@ impl Idle {
         if self == Idle::Poll || runtime.simulator().is_some() {
             return Ok(None);
         }
-        let doorbell = Doorbell::new().map_err(|source| ConnectError::no_doorbell(address, source))?;
-        Ok(Some(doorbell))
+        Ok(Some(Doorbell::new(address)?))
     }
 }
 

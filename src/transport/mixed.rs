@@ -261,7 +261,7 @@ impl Listener for MixedListener {
         }
         let doorbell = match &self.doorbell {
             Some(doorbell) => doorbell.clone(),
-            None => Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address(), source))?,
+            None => Doorbell::new(&self.address())?,
         };
         self.shm.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));
         self.tcp.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));

@@ -44,6 +44,7 @@ mod local;
 #[cfg(not(loom))]
 pub mod mixed;
 mod named;
+mod park;
 mod payload;
 #[cfg(not(loom))]
 pub mod shm;
@@ -77,6 +78,7 @@ pub(crate) use named::NAMED;
 pub use named::{Named, NamedIncoming, NamedListener, Tables};
 #[cfg(any(test, fuzzing))]
 pub(crate) use named::{fuzz_name, name_samples};
+pub use park::ParkWord;
 pub use payload::{GpuGrant, GpuPath, PayloadMemory, PayloadSlice};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]

@@ -78,6 +78,11 @@ impl ShmListener {
         self.doorbell = Some(doorbell);
     }
 
+    #[cfg(test)]
+    pub(super) fn doorbell(&self) -> Option<&Arc<Doorbell>> {
+        self.doorbell.as_ref()
+    }
+
     /// The socket at which peers arrive, to wait for, and the longest that a wait may take.
     pub(in crate::transport) fn arrivals(&self, timeout: Duration) -> (Option<BorrowedFd<'_>>, Duration) {
         // Of a socket that cannot be accepted from there is nothing to be heard but that.
@@ -175,8 +180,7 @@ impl Listener for ShmListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         if self.doorbell.is_none() {
-            self.doorbell =
-                Some(Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+            self.doorbell = Some(Doorbell::new(&self.address)?);
         }
         Ok(true)
     }

@@ -92,8 +92,7 @@ impl Listener for TcpListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         if self.doorbell.is_none() {
-            let doorbell = Doorbell::new();
-            self.set_doorbell(doorbell.map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+            self.set_doorbell(Doorbell::new(&self.address)?);
         }
         Ok(true)
     }
