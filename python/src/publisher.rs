@@ -36,8 +36,8 @@ const ALIGN: u64 = 256;
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
 ///
 /// `idle` is "sleep": then the thread looks for readers that come or are lost each 20 ms once it has had nothing to do
-/// for 100 ms, and a newcomer waits for the next look. With "poll" it looks each millisecond, which takes about ten
-/// times the processor time. Readers that are in notice no difference.
+/// for 100 ms; a newcomer wakes it, but to one of Tables, where it waits for the next look. With "poll" it looks each
+/// millisecond, which takes about ten times the processor time. Readers that are in notice no difference.
 ///
 /// With `gpu`, a Gpu, the frames are in its memory: over shared memory, TCP, and RDMA if the device reaches the GPU. If
 /// it does not, they are in host memory. Tensors of that GPU alone are published then, and readers over shared memory

@@ -297,6 +297,31 @@ mod tests {
     }
 
     #[test]
+    fn a_newcomer_wakes_the_thread_of_a_publisher_that_sleeps() {
+        are_let_in(Shm::new());
+        are_let_in(Mixed::default());
+        #[cfg(feature = "tcp")]
+        are_let_in(Tcp::new());
+    }
+
+    fn are_let_in<T: Transport + Clone>(transport: T) {
+        let (address, table) = (unnamed(&transport), Table::flat(16, ElementType::F32).unwrap());
+        let mut options = PublisherOptions::default();
+        options.memory.idle = Idle::Sleep;
+        let publisher = Publisher::new(transport.clone(), &address, table, options).unwrap();
+        let publisher = publisher.into_background().unwrap();
+        for _ in 0..2 {
+            // Longer than the thread stays awake.
+            std::thread::sleep(Duration::from_millis(300));
+            let (transport, options) = (transport.clone(), ReaderOptions::default());
+            Reader::connect(transport, &publisher.address(), options, PATIENCE).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        // The end wakes it, too.
+        drop(publisher);
+    }
+
+    #[test]
     fn a_reader_that_sleeps_gives_up_at_its_deadline_and_is_awake() {
         let mut publisher = publisher(Shm::new());
         let address = publisher.address();

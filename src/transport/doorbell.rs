@@ -98,6 +98,37 @@ impl AsFd for Doorbell {
     }
 }
 
+/// What a thread sleeps at until peers arrive at a listener that it does not hold.
+#[derive(Debug)]
+pub struct ArrivalWatch {
+    /// Rung by those who see peers arrive in other ways than at the sockets.
+    doorbell: Arc<Doorbell>,
+    sockets: SmallVec<[OwnedFd; 1]>,
+}
+
+impl ArrivalWatch {
+    /// `None` if the process has no descriptors left for copies of the sockets.
+    pub(super) fn new<'a>(
+        doorbell: Arc<Doorbell>,
+        sockets: impl IntoIterator<Item = BorrowedFd<'a>>,
+    ) -> Option<ArrivalWatch> {
+        let copies = sockets.into_iter().map(|socket| socket.try_clone_to_owned());
+        Some(ArrivalWatch { doorbell, sockets: copies.collect::<io::Result<_>>().ok()? })
+    }
+
+    /// Sleeps until a peer arrives or another thread calls [`end`](Self::end), but no longer than `timeout`; false if
+    /// it was that. A peer that is not let in ends each wait at once.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let sockets: SmallVec<[BorrowedFd<'_>; 4]> = self.sockets.iter().map(AsFd::as_fd).collect();
+        self.doorbell.wait(&sockets, timeout)
+    }
+
+    /// Ends the wait, or the next one.
+    pub(crate) fn end(&self) {
+        self.doorbell.ring();
+    }
+}
+
 /// Whether a file that another process passed is an eventfd. To ring anything else is not safe: a write to a pipe that
 /// no process reads raises a signal, and one to a file system that hangs may block whatever the flags say.
 pub(crate) fn is_eventfd(file: BorrowedFd<'_>) -> io::Result<bool> {

@@ -67,7 +67,7 @@ use std::task::Poll;
 pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
-pub use doorbell::Doorbell;
+pub use doorbell::{ArrivalWatch, Doorbell};
 #[cfg(all(feature = "verbs", not(loom)))]
 pub(crate) use error::MAKE_RDMA_CONNECTION;
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
@@ -246,6 +246,13 @@ pub trait Listener: Send {
     /// this transport has no way to.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         Ok(false)
+    }
+
+    /// Gives what another thread sleeps at until a peer arrives, for an owner who does not wait here any more: peers
+    /// that are let in from now on notify it of nothing. `None` if [`be_notified`](Self::be_notified) has not said true,
+    /// or the process has no descriptors left.
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        None
     }
 
     /// True if everything that had arrived at this process when this was last asked is in its memory by now. A device,

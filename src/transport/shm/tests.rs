@@ -13,8 +13,8 @@ use crate::mem::alone;
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
-    Connecting, Endpoint, Flags, Incoming, Inline, Listener, MAX_GRANTS, Offer, Operation, PostError, Refusal,
-    WorkRequest,
+    Connecting, Endpoint, Flags, Incoming, Inline, Listener, MAX_GRANTS, Offer, Operation, PostError,
+    Refusal, WorkRequest,
 };
 
 const NOW: Instant = Instant::ORIGIN;
@@ -335,6 +335,29 @@ fn a_request_that_notifies_is_no_system_call_while_its_owner_is_awake() {
     let mut calls = (0, 0);
     assert!(doorbell.around(|| calls = (write(), write())));
     assert_eq!(calls, (1, 0), "the first wakes the owner");
+}
+
+#[test]
+fn a_thread_that_watches_arrivals_is_woken_by_them_and_by_no_request() {
+    let shm = Shm::new();
+    let region = shm.allocate(8, Access::REMOTE_WRITE).unwrap();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    assert!(listener.watch_arrivals().is_none(), "it is not notified");
+    assert!(listener.be_notified().unwrap());
+    let watch = listener.watch_arrivals().unwrap();
+    let arrives = || watch.wait(std::time::Duration::ZERO);
+    assert!(!arrives());
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending() && arrives());
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let _server = listener.poll(NOW).expect("the hello is there").accept(offer).unwrap();
+    let Poll::Ready(Ok((mut client, received))) = connecting.poll(NOW) else { panic!("the answer is there") };
+    let operation = Operation::WriteInline { data: Inline::word(1), remote: received.grants[0] };
+    let request = WorkRequest::unsignalled(1, operation);
+    client.post(&[WorkRequest { flags: Flags::NOTIFY, ..request }]).unwrap();
+    assert!(!arrives());
+    watch.end();
+    assert!(arrives() && !arrives());
 }
 
 #[test]
