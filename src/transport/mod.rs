@@ -248,9 +248,9 @@ pub trait Listener: Send {
         Ok(false)
     }
 
-    /// Gives what another thread sleeps at until a peer arrives, for an owner who does not wait here any more: peers
-    /// that are let in from now on notify it of nothing. `None` if [`be_notified`](Self::be_notified) has not said true,
-    /// or the process has no descriptors left.
+    /// Gives what another thread sleeps at until a peer arrives, for an owner that does not wait here any more: peers
+    /// that are let in from now on notify it of nothing. `None` if [`be_notified`](Self::be_notified) has not said
+    /// true, or the process has no descriptors left.
     fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
         None
     }

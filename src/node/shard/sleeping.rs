@@ -29,8 +29,8 @@ impl<T: Transport> Shard<T> {
         WaitTurn::Slept
     }
 
-    /// Gives what another thread sleeps at until a peer arrives, if it is to sleep and this transport has that: from now
-    /// on no peer that is let in wakes this owner.
+    /// Gives what another thread sleeps at until a peer arrives, if it is to sleep and this transport has that: from
+    /// now on no peer that is let in wakes this owner.
     pub(in crate::node) fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
         if std::mem::take(&mut self.is_notified) { self.listener.watch_arrivals() } else { None }
     }

@@ -54,7 +54,8 @@ impl TcpListener {
         Ok(TcpListener { socket, address, acceptor, engine, queue_depth, gpu, guard, doorbell })
     }
 
-    /// Has peers that are let in from now on ring this, or nothing. Those that arrive ring the first one that was given.
+    /// Has peers that are let in from now on ring this, or nothing. Those that arrive ring the first one that was
+    /// given.
     pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Option<Arc<Doorbell>>) {
         doorbell.iter().for_each(|doorbell| self.acceptor.set_doorbell(doorbell.clone()));
         self.doorbell = doorbell;
