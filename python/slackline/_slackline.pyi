@@ -153,7 +153,7 @@ class Publisher:
         deltas: int = 0,
         delta_bytes: int | None = None,
         checksums: bool = False,
-        idle: str = "poll",
+        idle: str = "sleep",
         gpu: Gpu | None = None,
     ) -> Self: ...
     def publish(
@@ -204,7 +204,7 @@ class Tables:
         deltas: int = 0,
         delta_bytes: int | None = None,
         checksums: bool = False,
-        idle: str = "poll",
+        idle: str = "sleep",
     ) -> Publisher: ...
     @property
     def address(self) -> str: ...

@@ -35,9 +35,9 @@ const ALIGN: u64 = 256;
 /// memory. A version that differs by more than `delta_bytes` (without it a sixteenth of the table, and 4,096 at least)
 /// is read whole. With `checksums` each version has a checksum, one more pass over it, for readers with `checksums`.
 ///
-/// `idle` is "poll": then the thread looks for readers that come or are lost each millisecond. With "sleep" it looks
-/// each 20 ms once it has had nothing to do for a while, which takes about a tenth of the processor time; a newcomer
-/// waits that much longer, and over shared memory a reader makes one system call more for each version.
+/// `idle` is "sleep": then the thread looks for readers that come or are lost each 20 ms once it has had nothing to do
+/// for 100 ms; a newcomer wakes it, but to one of Tables, where it waits for the next look. With "poll" it looks each
+/// millisecond, which takes about ten times the processor time. Readers that are in notice no difference.
 ///
 /// With `gpu`, a Gpu, the frames are in its memory: over shared memory, TCP, and RDMA if the device reaches the GPU. If
 /// it does not, they are in host memory. Tensors of that GPU alone are published then, and readers over shared memory
@@ -100,7 +100,7 @@ impl PyPublisher {
 impl PyPublisher {
     #[new]
     #[pyo3(signature = (table, *, address=None, transport="auto", frames=3, readers=64, lease=3.0, begin_at=0,
-        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, idle="poll", gpu=None))]
+        secret=None, branches=2, deltas=0, delta_bytes=None, checksums=false, idle="sleep", gpu=None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,

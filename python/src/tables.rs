@@ -59,12 +59,11 @@ impl PyTables {
     }
 
     /// Begins to serve a table by this name (at most 255 bytes), and returns its Publisher. `table` and the options
-    /// are as for a Publisher: with many tables, most of which rest, `idle` "sleep" saves most of what their threads
-    /// cost. A name is free again once its publisher is closed.
+    /// are as for a Publisher. A name is free again once its publisher is closed.
     ///
     /// Raises PeerGone if a table of this name is served already, LayoutMismatch if the table cannot be.
     #[pyo3(signature = (name, table, *, frames=3, readers=64, lease=3.0, begin_at=0, branches=2, deltas=0,
-        delta_bytes=None, checksums=false, idle="poll"))]
+        delta_bytes=None, checksums=false, idle="sleep"))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn publisher(
         &self,

@@ -7,7 +7,6 @@ use std::time::Instant;
 use pyo3::prelude::*;
 use pyo3::types::{PyIterator, PyList};
 
-use slackline::gpu::GpuError;
 use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
 use slackline::{Address, Error, Job, Mixed, View, Worker, WorkerOptions, now};
@@ -357,10 +356,9 @@ impl Step {
             }
             let (working, layout) = (&self.working, &self.layout);
             let mut is_on_its_way = false;
-            let wait_for_copies = |worker: &mut _| -> PyResult<()> {
+            let wait_for_copies = |worker: &mut Worker<Mixed>| -> PyResult<()> {
                 let copied = closing.in_slices(py, PUBLISHING, deadline, |slice| copied(worker, slice))?;
-                let waited = deadline.timeout;
-                Ok(copied.ok_or_else(|| Failure::from(GpuError::NotCopied { waited, cause: None }))?)
+                Ok(copied.ok_or_else(|| Failure::from(worker.not_copied(deadline.timeout)))?)
             };
             // A GPU may still copy what an earlier call that has ended at its deadline was given.
             if arrays.iter().flatten().any(|array| matches!(array, Given::Host(_))) {

@@ -88,9 +88,10 @@ def test_a_worker_and_a_server_that_sleep_train_and_answer(transport: str) -> No
 
 RESTING = """
 tables = slackline.Tables()
+options = {"idle": idle} if idle else {}
 def begin(number):
     table = {"w": np.zeros(8, "float32")}
-    return tables.publisher(str(number), table, idle=idle) if named else slackline.Publisher(table, idle=idle)
+    return tables.publisher(str(number), table, **options) if named else slackline.Publisher(table, **options)
 publishers = [begin(number) for number in range(30)]
 time.sleep(0.5)
 before = time.process_time()
@@ -100,11 +101,13 @@ print(time.process_time() - before)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_publishers_that_sleep_take_far_less_of_a_processor(named: bool, python: Callable[..., Any]) -> None:
+def test_publishers_sleep_by_default_and_take_far_less_of_a_processor(
+    named: bool, python: Callable[..., Any]
+) -> None:
     # Side by side, so that a machine that is busy is so for both.
-    children = {idle: python(RESTING, idle=idle, named=named) for idle in ("poll", "sleep")}
+    children = {idle: python(RESTING, idle=idle, named=named) for idle in ("poll", None)}
     seconds = {idle: float(child.stdout.read()) for idle, child in children.items()}
-    assert seconds["sleep"] < seconds["poll"] / 2, f"{seconds}"
+    assert seconds[None] < seconds["poll"] / 2, f"{seconds}"
 
 
 def test_a_way_to_idle_that_there_is_not_is_refused() -> None:

@@ -216,6 +216,17 @@ impl<'a> VolatileSlice<'a> {
         }
     }
 
+    /// Stores `value` in the word at `offset`, and returns what was there. Atomic among CPUs only.
+    ///
+    /// # Panics
+    /// As [`store`](Self::store).
+    #[doc(hidden)]
+    #[inline]
+    pub fn swap(&self, offset: usize, value: u64) -> u64 {
+        let word = self.writable_word(offset);
+        u64::from_le(fence::update(|| word.swap(value.to_le(), Ordering::AcqRel)))
+    }
+
     /// Copies everything from `source`, which must be as long as this slice; the ranges may overlap only by being
     /// one and the same. An aligned range of 8 bytes is copied as one word.
     ///
@@ -288,7 +299,8 @@ mod tests {
         slice.raise(0, 7);
         assert_eq!(slice.load_u64(0), 9);
         slice.raise(0, 10);
-        assert_eq!(slice.load_u64(0), 10);
+        assert_eq!(slice.swap(0, 11), 10);
+        assert_eq!(slice.load_u64(0), 11);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::runtime::Runtime;
 use super::wait::WaitTurn;
 use crate::param::{SleepWord, fence_before_sleeping};
 use crate::time::Duration;
-use crate::transport::{Address, ConnectError, Doorbell, Endpoint};
+use crate::transport::{Address, Doorbell, Endpoint};
 
 /// Behaviours of a node while it waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +38,7 @@ impl Idle {
         if self == Idle::Poll || runtime.simulator().is_some() {
             return Ok(None);
         }
-        let doorbell = Doorbell::new().map_err(|source| ConnectError::no_doorbell(address, source))?;
-        Ok(Some(doorbell))
+        Ok(Some(Doorbell::new(address)?))
     }
 }
 
@@ -295,6 +294,31 @@ mod tests {
         trains(transport, SchemeConfig::Essp { staleness: 1 }, ReadMode::Copy, 1);
         // Each publishes until it has no slot left.
         trains(transport, SchemeConfig::Asp, ReadMode::Copy, 1);
+    }
+
+    #[test]
+    fn a_newcomer_wakes_the_thread_of_a_publisher_that_sleeps() {
+        are_let_in(Shm::new());
+        are_let_in(Mixed::default());
+        #[cfg(feature = "tcp")]
+        are_let_in(Tcp::new());
+    }
+
+    fn are_let_in<T: Transport + Clone>(transport: T) {
+        let (address, table) = (unnamed(&transport), Table::flat(16, ElementType::F32).unwrap());
+        let mut options = PublisherOptions::default();
+        options.memory.idle = Idle::Sleep;
+        let publisher = Publisher::new(transport.clone(), &address, table, options).unwrap();
+        let publisher = publisher.into_background().unwrap();
+        for _ in 0..2 {
+            // Longer than the thread stays awake.
+            std::thread::sleep(Duration::from_millis(300));
+            let (transport, options) = (transport.clone(), ReaderOptions::default());
+            Reader::connect(transport, &publisher.address(), options, PATIENCE).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        // The end wakes it, too.
+        drop(publisher);
     }
 
     #[test]

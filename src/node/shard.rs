@@ -264,7 +264,7 @@ impl<T: Transport> Shard<T> {
         if config.options.idle == Idle::Sleep && !is_notified {
             tracing::info!(
                 transport = transport.capabilities().name,
-                "this transport cannot wake an owner that sleeps: polling"
+                "peers cannot wake an owner here: it looks for what they do"
             );
         }
         let (peers, generations) = ((0..options.peers).map(|_| None).collect(), frames.epoch());

@@ -69,7 +69,17 @@ impl Absent {
 
 impl AbsentListener {
     #[cfg(not(feature = "tcp"))]
-    pub(super) fn set_doorbell(&mut self, _: Arc<Doorbell>) {
+    pub(super) fn set_doorbell(&mut self, _: Option<Arc<Doorbell>>) {
+        match *self {}
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    pub(super) fn end_notices(&mut self) {
+        match *self {}
+    }
+
+    #[cfg(not(feature = "verbs"))]
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
         match *self {}
     }
 

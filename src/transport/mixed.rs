@@ -20,16 +20,15 @@ use super::absent::{
     Absent as Verbs, AbsentConnecting as VerbsConnecting, AbsentEndpoint as VerbsEndpoint,
     AbsentIncoming as VerbsIncoming, AbsentListener as VerbsListener,
 };
-use super::doorbell::Doorbell;
 use super::shm::{self, Shm, ShmConnecting, ShmEndpoint, ShmIncoming, ShmListener};
 #[cfg(feature = "tcp")]
 use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 #[cfg(feature = "verbs")]
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
-    Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant, GpuPath,
-    HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
-    TransportKind, WorkCompletion, WorkRequest,
+    Address, ArrivalWatch, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Doorbell,
+    Endpoint, GpuGrant, GpuPath, HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal,
+    RegisterError, Transport, TransportKind, WorkCompletion, WorkRequest,
 };
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
@@ -261,15 +260,24 @@ impl Listener for MixedListener {
         }
         let doorbell = match &self.doorbell {
             Some(doorbell) => doorbell.clone(),
-            None => Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address(), source))?,
+            None => Doorbell::new(&self.address())?,
         };
-        self.shm.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));
-        self.tcp.iter_mut().for_each(|listener| listener.set_doorbell(doorbell.clone()));
+        self.shm.iter_mut().for_each(|listener| listener.set_doorbell(Some(doorbell.clone())));
+        self.tcp.iter_mut().for_each(|listener| listener.set_doorbell(Some(doorbell.clone())));
         for listener in &mut self.verbs {
             listener.be_notified()?;
         }
         self.doorbell = Some(doorbell);
         Ok(true)
+    }
+
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        self.shm.iter_mut().for_each(|listener| listener.set_doorbell(None));
+        self.tcp.iter_mut().for_each(|listener| listener.set_doorbell(None));
+        self.verbs.iter_mut().for_each(VerbsListener::end_notices);
+        let sockets = self.shm.iter().map(ShmListener::socket);
+        let sockets = sockets.chain(self.verbs.iter().map(VerbsListener::socket));
+        ArrivalWatch::new(self.doorbell.take()?, sockets)
     }
 
     fn has_caught_up(&mut self) -> bool {

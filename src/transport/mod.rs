@@ -44,6 +44,7 @@ mod local;
 #[cfg(not(loom))]
 pub mod mixed;
 mod named;
+mod park;
 mod payload;
 #[cfg(not(loom))]
 pub mod shm;
@@ -66,7 +67,7 @@ use std::task::Poll;
 pub use address::{Address, AddressError};
 #[cfg(any(test, fuzzing))]
 pub(crate) use address::{address_samples, fuzz_address};
-pub use doorbell::Doorbell;
+pub use doorbell::{ArrivalWatch, Doorbell};
 #[cfg(all(feature = "verbs", not(loom)))]
 pub(crate) use error::MAKE_RDMA_CONNECTION;
 pub use error::{CompletionError, ConnectError, Disconnected, PostError, RegisterError};
@@ -77,6 +78,7 @@ pub(crate) use named::NAMED;
 pub use named::{Named, NamedIncoming, NamedListener, Tables};
 #[cfg(any(test, fuzzing))]
 pub(crate) use named::{fuzz_name, name_samples};
+pub use park::ParkWord;
 pub use payload::{GpuGrant, GpuPath, PayloadMemory, PayloadSlice};
 pub use simulator::Simulator;
 #[cfg(all(feature = "oracle", not(loom)))]
@@ -244,6 +246,13 @@ pub trait Listener: Send {
     /// this transport has no way to.
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         Ok(false)
+    }
+
+    /// Gives what another thread sleeps at until a peer arrives, for an owner that does not wait here any more: peers
+    /// that are let in from now on notify it of nothing. `None` if [`be_notified`](Self::be_notified) has not said
+    /// true, or the process has no descriptors left.
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        None
     }
 
     /// True if everything that had arrived at this process when this was last asked is in its memory by now. A device,

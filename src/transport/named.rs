@@ -9,8 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Address, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener, MAX_PENDING_HANDSHAKES,
-    Offer, Received, Refusal, RegisterError, Simulator, Transport,
+    Address, ArrivalWatch, Capabilities, ConnectError, Doorbell, GpuGrant, Incoming, Listener,
+    MAX_PENDING_HANDSHAKES, Offer, Received, Refusal, RegisterError, Simulator, Transport,
 };
 use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion};
@@ -270,6 +270,11 @@ impl<T: Transport> Listener for NamedListener<T> {
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         // What is done for one of those that share it would wake any of them.
         if self.is_shared { Ok(false) } else { lock(&self.hub).listener.be_notified() }
+    }
+
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        // Nor can they tell whom a peer arrives for.
+        if self.is_shared { None } else { lock(&self.hub).listener.watch_arrivals() }
     }
 
     fn has_caught_up(&mut self) -> bool {

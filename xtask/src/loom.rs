@@ -29,6 +29,7 @@ mod says {
     pub(super) const NOT_TAKEN: &str = "a decision was overwritten before its follower had read it";
     pub(super) const NOT_COPIED: &str = "a copy by several threads is not whole";
     pub(super) const ASLEEP: &str = "a peer sleeps past a version";
+    pub(super) const PARKED: &str = "a thread sleeps past a notification";
     pub(super) const OLD_HEADER: &str = "a frame is followed under the header of an earlier version";
 }
 
@@ -44,6 +45,7 @@ const UNPINNED: &str = "pins::a_frame_is_written_after_the_last_read_of_its_read
 const PINNED: &str = "pins::a_pinned_frame_is_never_written";
 const SHARED: &str = "copies::a_copy_by_several_threads_is_whole_once_its_gate_is_closed";
 const WOKEN: &str = "sleep::a_peer_that_sleeps_has_seen_the_version_or_is_woken";
+const PARKS: &str = "sleep::a_thread_that_parks_has_seen_what_was_stored_or_is_woken";
 const BEGUN_AGAIN: &str = "follow::a_frame_that_is_begun_again_is_copied_again";
 
 /// A model, and what it says when it finds its claim broken.
@@ -72,6 +74,7 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("landed_early", &[(LANDED, says::NOT_LANDED)]),
     ("latest_release", &[("frames::a_version_that_is_announced_is_whole", says::TOO_EARLY)]),
     ("monotone", &[("follow::a_follower_never_goes_back", says::WENT_BACK)]),
+    ("notify_fence", &[(PARKS, says::PARKED)]),
     ("pin_fence", &[(PINNED, says::PINNED)]),
     ("pins_acquire", &[(UNPINNED, says::STILL_READ)]),
     ("published_acquire", &[(ANNOUNCED, says::NOT_ANNOUNCED)]),
@@ -81,6 +84,7 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("restart", &[(BEGUN_AGAIN, says::ABANDONED)]),
     ("second_header", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
     ("sleep_fence", &[(WOKEN, says::ASLEEP)]),
+    ("take_fence", &[(PARKS, says::PARKED)]),
     ("unpin_release", &[(UNPINNED, says::STILL_READ)]),
     ("wake_fence", &[(WOKEN, says::ASLEEP)]),
     (

@@ -89,7 +89,7 @@ class SlacklineTransport(TensorTransportManager):
         if table:
             # There may be as many of them as there are objects, and each has one version, which comes at once.
             address = os.environ.get("SLACKLINE_RAY_ADDRESS")
-            publisher = Publisher(table, address=address, frames=2, idle="sleep")
+            publisher = Publisher(table, address=address, frames=2)
             publisher.publish(table)
             metadata.address = reachable(publisher.address)
         with self._lock:

@@ -59,6 +59,11 @@ impl Word {
         let result = self.atomic.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
         result.unwrap_or_else(|before| before)
     }
+
+    fn swap(&self, value: u64) -> u64 {
+        self.contended.store(true, Ordering::Relaxed);
+        self.atomic.swap(value, Ordering::AcqRel)
+    }
 }
 
 /// As outside of the model: a range of memory that others may be reading or writing right now. Over the model's words,
@@ -206,6 +211,11 @@ impl<'a> VolatileSlice<'a> {
     /// Stores `swap` if the word at `offset` equals `compare`; returns what it was before.
     pub fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
         self.writable_word(offset).compare_swap(compare, swap)
+    }
+
+    /// Stores `value` in the word at `offset`, and returns what was there.
+    pub fn swap(&self, offset: usize, value: u64) -> u64 {
+        self.writable_word(offset).swap(value)
     }
 
     /// Copies everything from `source`, word by word.

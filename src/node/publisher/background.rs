@@ -19,12 +19,16 @@ use crate::param::PendingDelta;
 use crate::table::Table;
 use crate::time::Duration;
 use crate::trace::Publication;
-use crate::transport::{Address, PayloadSlice, Transport};
+use crate::transport::{Address, ArrivalWatch, PayloadSlice, Transport};
 
 /// Period at which the thread of a publisher that polls looks for readers that come and go.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// The same of one that sleeps ([`Idle::Sleep`]), after a while with nothing to do.
-const LOOK_ASLEEP_EVERY: Duration = Duration::from_millis(20);
+/// The same of one that sleeps ([`Idle::Sleep`]), after a while with nothing to do. A newcomer wakes it, where the
+/// transport can tell.
+const LOOK_ASLEEP_EVERY: Duration = match cfg!(test) {
+    true => Duration::from_secs(3600),
+    false => Duration::from_millis(20),
+};
 /// That while: the handshake of a newcomer takes several looks.
 const AWAKE_FOR: Duration = Duration::from_millis(100);
 
@@ -70,6 +74,8 @@ pub(super) struct Shared<T: Transport> {
     pub(super) copying_is_open: AtomicBool,
     /// The thread, once it runs.
     thread: OnceLock<Thread>,
+    /// What it sleeps at, if that is something that newcomers end.
+    arrivals: Option<ArrivalWatch>,
     is_over: AtomicBool,
 }
 
@@ -78,6 +84,22 @@ impl<T: Transport> Shared<T> {
     pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher<T>> {
         // What a panic has left behind is frames that are whole, or marked as being written.
         self.publisher.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the thread look now.
+    fn wake(&self) {
+        self.arrivals.iter().for_each(ArrivalWatch::end);
+        self.thread.get().into_iter().for_each(Thread::unpark);
+    }
+
+    /// Sleeps, in the thread; for long if it has rested for a while. True if it was woken from that.
+    fn sleep(&self, is_long: bool) -> bool {
+        match &self.arrivals {
+            Some(arrivals) if is_long => return arrivals.wait(LOOK_ASLEEP_EVERY),
+            _ if is_long => std::thread::park_timeout(LOOK_ASLEEP_EVERY),
+            _ => std::thread::park_timeout(LOOK_EVERY),
+        }
+        false
     }
 
     pub(super) fn write_delta(&self) {
@@ -107,11 +129,14 @@ impl<T: Transport> std::fmt::Debug for Shared<T> {
 
 impl<T: Transport> Publisher<T> {
     /// Leaves the publisher to a thread that looks after its readers from now on: each millisecond, or, with
-    /// [`Idle::Sleep`] and nothing to do, each 20 ms, and then a newcomer waits that much longer.
+    /// [`Idle::Sleep`] and nothing to do, each 20 ms, and when a newcomer wakes it, which those of
+    /// [`Tables`](crate::Tables) do not. No request of a reader does.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn into_background(self) -> Result<BackgroundPublisher<T>, Error> {
+    pub fn into_background(mut self) -> Result<BackgroundPublisher<T>, Error> {
+        let sleeps = self.shard.idle() == Idle::Sleep;
+        let arrivals = self.shard.watch_arrivals();
         let shared = Arc::new(Shared {
             publisher: Mutex::new(self),
             #[cfg(feature = "cuda")]
@@ -119,13 +144,12 @@ impl<T: Transport> Publisher<T> {
             #[cfg(feature = "cuda")]
             copying_is_open: AtomicBool::new(false),
             thread: OnceLock::new(),
+            arrivals,
             is_over: AtomicBool::new(false),
         });
         let looked_after = shared.clone();
         let look_after = move || {
             let mut backoff = Backoff::new();
-            let _first = looked_after.thread.set(std::thread::current());
-            let sleeps = looked_after.publisher().shard.idle() == Idle::Sleep;
             let mut busy_at = now();
             while !looked_after.is_over.load(Relaxed) {
                 let is_copying = looked_after.is_copying();
@@ -133,18 +157,20 @@ impl<T: Transport> Publisher<T> {
                     busy_at = now();
                     continue;
                 }
-                // A GPU may be done any moment, and nobody else looks.
+                // A GPU may be done any moment, and no other thread looks.
                 if is_copying {
                     backoff.wait();
                 } else {
                     backoff.reset();
-                    let is_asleep = sleeps && now() - busy_at > AWAKE_FOR;
-                    std::thread::park_timeout(if is_asleep { LOOK_ASLEEP_EVERY } else { LOOK_EVERY });
+                    if looked_after.sleep(sleeps && now() - busy_at > AWAKE_FOR) {
+                        busy_at = now();
+                    }
                 }
             }
         };
         let thread = std::thread::Builder::new().name("slackline-pub".into()).spawn(look_after);
         let thread = thread.map_err(|source| Error::Thread { what: "the publisher", source })?;
+        let _first = shared.thread.set(thread.thread().clone());
         Ok(BackgroundPublisher { shared, thread: Some(thread) })
     }
 }
@@ -265,7 +291,7 @@ impl<T: Transport> Drop for BackgroundPublisher<T> {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
+            self.shared.wake();
             // It ends after its look; a panic in there is told on the standard error already.
             drop(thread.join());
         }
@@ -318,9 +344,7 @@ impl<T: Transport> Draft<T> {
         self.shared.copying_is_open.store(true, Release);
         let none = self.shared.copying().replace(copying);
         debug_assert!(none.is_none(), "one draft at a time");
-        if let Some(thread) = self.shared.thread.get() {
-            thread.unpark();
-        }
+        self.shared.wake();
     }
 
     /// Checks that no GPU copies into the draft.

@@ -4,7 +4,7 @@ use super::{CHECK_EVERY, Shard, ShardPeer};
 use crate::node::Idle;
 use crate::node::wait::WaitTurn;
 use crate::time::{Duration, Silence};
-use crate::transport::{Listener, Transport};
+use crate::transport::{ArrivalWatch, Listener, Transport};
 
 impl<T: Transport> Shard<T> {
     /// The behaviour of the owner while it has no work.
@@ -27,6 +27,12 @@ impl<T: Transport> Shard<T> {
         let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
         self.listener.wait(at_most.min(look));
         WaitTurn::Slept
+    }
+
+    /// Gives what another thread sleeps at until a peer arrives, if it is to sleep and this transport has that: from
+    /// now on no peer that is let in wakes this owner.
+    pub(in crate::node) fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        if std::mem::take(&mut self.is_notified) { self.listener.watch_arrivals() } else { None }
     }
 
     pub(super) fn look_every(&self) -> Duration {

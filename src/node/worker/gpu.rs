@@ -1,8 +1,8 @@
 //! Steps of a worker that computes on a GPU.
 
 use super::Sources;
-use super::Step;
 use super::step::IN_PLACE;
+use super::{Step, Worker};
 use crate::cuda::{GpuError, GpuSlice, GpuStream, HostBytes};
 use crate::mem::OutOfBounds;
 use crate::node::Error;
@@ -17,6 +17,14 @@ pub(super) const NEEDS_BYTES: GpuError =
 
 /// Checksums are computed by processors.
 const NEEDS_CHECKSUM: GpuError = GpuError::OnGpu { operation: "compute the checksum of a gradient" };
+
+impl<T: Transport> Worker<T> {
+    /// The error that GPUs have not copied after so long what the step has asked for.
+    #[doc(hidden)]
+    pub fn not_copied(&self, waited: Duration) -> Error {
+        self.copies.late(waited)
+    }
+}
 
 impl<T: Transport> Step<'_, T> {
     /// Has the GPU of `into` copy the parameters there, from the byte `offset` of the table on, behind the work that
@@ -140,7 +148,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     use super::*;
-    use crate::cuda::{GpuError, GpuMemory, Scripted};
+    use crate::cuda::{GpuError, GpuMemory, Scripted, UNKNOWN};
     use crate::kernel::Optimizer;
     use crate::node::worker::WorkerPhase;
     use crate::node::{Server, ServerOptions, Worker, WorkerOptions};
@@ -220,8 +228,13 @@ mod tests {
             assert!(step.is_copied().unwrap(), "nothing was asked for");
             step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
             assert!(!step.is_copied().unwrap(), "the GPU has not begun");
-            let late = step.publish(None, Duration::from_millis(20)).unwrap_err();
-            assert!(matches!(late, Error::Gpu(GpuError::NotCopied { .. })), "{late}");
+            driver.set_unanswered(Some(UNKNOWN));
+            let waited = Duration::from_millis(20);
+            let late = step.publish(None, waited).unwrap_err();
+            assert!(matches!(late, Error::Gpu(GpuError::NotCopied { cause: Some(_), .. })), "{late}");
+            assert!(late.to_string().contains("CUDA error 999"), "{late}");
+            assert_eq!(worker.not_copied(waited).to_string(), late.to_string());
+            driver.set_unanswered(None);
             driver.finish();
             // The same clock begins again.
             let step = worker.step(PATIENCE).unwrap();

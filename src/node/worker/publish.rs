@@ -86,7 +86,7 @@ impl<T: Transport> Worker<T> {
             Ok(if self.copies.are_done()? { WaitTurn::Done(()) } else { WaitTurn::of(progress) })
         });
         #[cfg(feature = "cuda")]
-        return done.await?.ok_or_else(|| self.copies.late(timeout));
+        return done.await?.ok_or_else(|| self.not_copied(timeout));
         #[cfg(not(feature = "cuda"))]
         done.await.map(|_| ())
     }

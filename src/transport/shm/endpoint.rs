@@ -1,6 +1,5 @@
 //! One connected peer: its memory, mapped, and the socket that tells whether it lives.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,8 +10,8 @@ use super::watch::{Watch, Watched};
 use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
-    Disconnected, Endpoint, Flags, GpuPath, HeartbeatWord, LocalEndpoint, PostError, Received,
-    WorkCompletion, WorkRequest, doorbell,
+    Disconnected, Doorbell, Endpoint, Flags, GpuPath, HeartbeatWord, LocalEndpoint, PostError, Received,
+    WorkCompletion, WorkRequest,
 };
 
 const GONE: Disconnected = Disconnected { reason: "the peer process ended or closed the connection" };
@@ -24,7 +23,7 @@ pub struct ShmEndpoint {
     /// What copies memory of a GPU, this side's or the peer's.
     gpu: Option<Box<GpuSide>>,
     /// What wakes the peer, if it wants to be woken.
-    doorbell: Option<OwnedFd>,
+    doorbell: Option<Doorbell>,
     link: SocketEnd,
     /// The rest of an answer that did not fit the socket's buffer.
     outbox: Option<Outbox>,
@@ -89,7 +88,7 @@ impl ShmEndpoint {
             && gpu.advance(&mut self.local)
             && let Some(doorbell) = &self.doorbell
         {
-            doorbell::ring(doorbell);
+            doorbell.ring();
         }
     }
 
@@ -117,7 +116,7 @@ impl Endpoint for ShmEndpoint {
             }
         };
         if notifies && let Some(doorbell) = &self.doorbell {
-            doorbell::ring(doorbell);
+            doorbell.ring();
         }
         Ok(())
     }
@@ -177,7 +176,7 @@ impl Endpoint for ShmEndpoint {
         if let Some(doorbell) = &self.doorbell
             && !self.link.is_inherited()
         {
-            doorbell::ring(doorbell);
+            doorbell.ring();
         }
     }
 

@@ -9,7 +9,7 @@ use super::socket::{Heard, MAX_FILES, SocketEnd};
 use super::wire::{self, FRAME_BYTES, Hello, Segments, Terms};
 use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
-use crate::transport::doorbell::{self, Doorbell};
+use crate::transport::doorbell::{Doorbell, is_eventfd};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
 use crate::transport::{Address, ConnectError, GpuGrant, MAX_GRANTS, Offer, Received, Refusal};
 
@@ -78,7 +78,7 @@ pub(super) struct Outbox {
     regions: Vec<MemoryRegion>,
     /// The descriptors of memory of a GPU, which go with them.
     exported: Vec<OwnedFd>,
-    /// The doorbell, whose descriptor goes with them.
+    /// The doorbell, whose descriptors go with them.
     doorbell: Option<Arc<Doorbell>>,
 }
 
@@ -140,8 +140,8 @@ impl Outbox {
         while self.sent < self.bytes.len() {
             let segments = self.regions.iter().filter_map(|region| region.memory().shared_file());
             let segments = segments.chain(self.exported.iter().map(AsFd::as_fd));
-            let files: Vec<BorrowedFd<'_>> =
-                segments.chain(self.doorbell.as_ref().map(|doorbell| doorbell.as_fd())).collect();
+            let doorbell = self.doorbell.iter().flat_map(|doorbell| doorbell.files());
+            let files: Vec<BorrowedFd<'_>> = segments.chain(doorbell).collect();
             let Some(sent) = link.send(&self.bytes[self.sent..], &files)? else { return Ok(false) };
             self.sent += sent;
             self.regions.clear();
@@ -251,7 +251,7 @@ pub(super) struct MappedOffer {
     pub(super) segments: Vec<Mapped>,
     pub(super) on_gpu: Vec<MappedOnGpu>,
     /// The sender's doorbell, if it wants to be woken.
-    pub(super) doorbell: Option<OwnedFd>,
+    pub(super) doorbell: Option<Doorbell>,
 }
 
 /// A segment: the key that names it, its memory, and the rights of this side.
@@ -260,23 +260,18 @@ type Mapped = (RemoteKey, MemoryRegion, Access);
 /// The same of memory of a GPU.
 pub(super) type MappedOnGpu = (RemoteKey, ReachedMemory, Access);
 
-/// All segments, and the descriptor of the doorbell.
-type MappedSegments = (Vec<Mapped>, Vec<MappedOnGpu>, Option<OwnedFd>);
+/// All segments, and the doorbell.
+type MappedSegments = (Vec<Mapped>, Vec<MappedOnGpu>, Option<Doorbell>);
 
 impl Segments {
     /// Maps the files that came along, and takes the doorbell.
     fn map(&self, mut files: Vec<OwnedFd>, gpu: Option<&Gpu>) -> Result<MappedSegments, ShmHandshakeError> {
-        if files.len() != self.segments.len() + usize::from(self.has_doorbell) {
+        let expected = self.segments.len() + if self.has_doorbell { Doorbell::FILES } else { 0 };
+        if files.len() != expected {
             return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
         }
-        let doorbell = if self.has_doorbell { files.pop() } else { None };
-        if let Some(doorbell) = &doorbell {
-            if !doorbell::is_eventfd(doorbell.as_fd()).map_err(ShmHandshakeError::Doorbell)? {
-                return Err(WireError::Rule("its doorbell is no eventfd").into());
-            }
-            // To ring one whose count is full must not block.
-            rustix::io::ioctl_fionbio(doorbell, true).map_err(io::Error::from)?;
-        }
+        let of_doorbell = files.split_off(self.segments.len()).try_into().ok();
+        let doorbell = of_doorbell.map(doorbell).transpose()?;
         let map = |(segment, file): (&Grant, OwnedFd)| {
             let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
             let memory = HostMemory::from_peer(file, bytes, lets_write(segment.access))?;
@@ -295,6 +290,16 @@ impl Segments {
         let on_gpu = on_gpu.iter().zip(&exported).map(import).collect::<Result<_, _>>()?;
         Ok((host.iter().zip(files).map(map).collect::<Result<_, _>>()?, on_gpu, doorbell))
     }
+}
+
+/// The doorbell that a peer passed.
+fn doorbell([event, word]: [OwnedFd; Doorbell::FILES]) -> Result<Doorbell, ShmHandshakeError> {
+    if !is_eventfd(event.as_fd()).map_err(ShmHandshakeError::Doorbell)? {
+        return Err(WireError::Rule("its doorbell is no eventfd").into());
+    }
+    // To ring one whose count is full must not block.
+    rustix::io::ioctl_fionbio(&event, true).map_err(io::Error::from)?;
+    Ok(Doorbell::of_peer(event, HostMemory::from_peer(word, Doorbell::BYTES, true)?))
 }
 
 /// Checks that the process on the other side runs as user `ours`. The error holds its user, if that is known.

@@ -16,7 +16,9 @@ use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::wireup::{Newcomer, Newcomers, Side, WireError};
-use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{
+    Address, ArrivalWatch, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal,
+};
 
 /// The pause between two looks at newcomers while there are some.
 const HANDSHAKE_NAP: Duration = Duration::from_millis(1);
@@ -73,9 +75,18 @@ impl ShmListener {
         })
     }
 
-    /// Has peers ring this from now on.
-    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
-        self.doorbell = Some(doorbell);
+    /// Has peers that are let in from now on ring this, or nothing.
+    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Option<Arc<Doorbell>>) {
+        self.doorbell = doorbell;
+    }
+
+    pub(in crate::transport) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    #[cfg(test)]
+    pub(super) fn doorbell(&self) -> Option<&Arc<Doorbell>> {
+        self.doorbell.as_ref()
     }
 
     /// The socket at which peers arrive, to wait for, and the longest that a wait may take.
@@ -175,10 +186,13 @@ impl Listener for ShmListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         if self.doorbell.is_none() {
-            self.doorbell =
-                Some(Doorbell::new().map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+            self.doorbell = Some(Doorbell::new(&self.address)?);
         }
         Ok(true)
+    }
+
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        ArrivalWatch::new(self.doorbell.take()?, [self.socket()])
     }
 
     fn wait(&mut self, timeout: Duration) {

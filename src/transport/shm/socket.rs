@@ -12,10 +12,10 @@ use rustix::net::{
 
 use super::credentials::peer_user;
 use crate::mem::ForkGuard;
-use crate::transport::{Address, MAX_GRANTS};
+use crate::transport::{Address, Doorbell, MAX_GRANTS};
 
 /// Most descriptors of a handshake: those of the granted memory, and of a doorbell.
-pub(super) const MAX_FILES: usize = MAX_GRANTS + 1;
+pub(super) const MAX_FILES: usize = MAX_GRANTS + Doorbell::FILES;
 
 /// The reason that every operation here gives in a forked child.
 pub(super) const FORKED: &str = "used in a forked child; connect again there";

@@ -13,8 +13,8 @@ use crate::mem::alone;
 use crate::time::Instant;
 use crate::transport::wireup::{Grant, Side, WIRE_VERSION};
 use crate::transport::{
-    Connecting, Endpoint, Incoming, Inline, Listener, MAX_GRANTS, Offer, Operation, PostError, Refusal,
-    WorkRequest,
+    Connecting, Endpoint, Flags, Incoming, Inline, Listener, MAX_GRANTS, Offer, Operation, PostError,
+    Refusal, WorkRequest,
 };
 
 const NOW: Instant = Instant::ORIGIN;
@@ -271,29 +271,93 @@ fn descriptors_that_are_not_what_was_said_are_refused() {
 #[test]
 fn a_doorbell_that_is_no_eventfd_is_refused_by_either_side() {
     let offer = || Terms { blob: Segments { has_doorbell: true, ..Segments::default() }, ..nothing() };
-    let eventfd = Doorbell::new().unwrap();
+    let doorbell = Doorbell::new(&Address::random()).unwrap();
+    let files: Vec<_> = doorbell.files().collect();
+    let [eventfd, word] = files.try_into().unwrap();
     let (_read, write) = std::io::pipe().unwrap();
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
-    let memory = HostMemory::shared(4096).unwrap();
-    let file = memory.shared_file().unwrap();
-    for (file, is_one) in
-        [(eventfd.as_fd(), true), (write.as_fd(), false), (epoll.as_fd(), false), (file, false)]
-    {
+    for (file, is_one) in [(eventfd, true), (write.as_fd(), false), (epoll.as_fd(), false), (word, false)] {
+        let files = [file, word];
         let mut listener = Shm::new().listen(&Address::random()).unwrap();
         let link = raw_connection(&listener);
-        link.send(&wire::frame(&Hello::Offer(offer()), b""), &[file]).unwrap();
+        link.send(&wire::frame(&Hello::Offer(offer()), b""), &files).unwrap();
         assert_eq!(listener.poll(NOW).is_some(), is_one);
 
         let (address, socket) = raw_listener();
         let mut connecting = Shm::new().connect(&address, Offer::default()).unwrap();
         let answering = raw_accept(&socket);
-        answering.send(&wire::frame(&Hello::Accept(offer()), b""), &[file]).unwrap();
+        answering.send(&wire::frame(&Hello::Accept(offer()), b""), &files).unwrap();
         let Poll::Ready(connected) = connecting.poll(NOW) else { panic!("it was answered") };
         match connected {
             Ok(_) => assert!(is_one),
             Err(error) => assert!(!is_one && error.to_string().contains("no eventfd"), "{error}"),
         }
     }
+}
+
+/// The memory of its word could be shrunk under the process that rings it.
+#[test]
+fn a_doorbell_whose_word_is_not_sealed_is_refused() {
+    let doorbell = Doorbell::new(&Address::random()).unwrap();
+    let unsealed = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&unsealed, 4096).unwrap();
+    let mut listener = Shm::new().listen(&Address::random()).unwrap();
+    let link = raw_connection(&listener);
+    let offer = Terms { blob: Segments { has_doorbell: true, ..Segments::default() }, ..nothing() };
+    link.send(&wire::frame(&Hello::Offer(offer), b""), &[doorbell.as_fd(), unsealed.as_fd()]).unwrap();
+    assert!(listener.poll(NOW).is_none());
+    let word = doorbell.files().nth(1).unwrap();
+    assert!(rustix::fs::fcntl_add_seals(word, rustix::fs::SealFlags::FUTURE_WRITE).is_err(), "it is sealed");
+}
+
+#[test]
+fn a_request_that_notifies_is_no_system_call_while_its_owner_is_awake() {
+    let shm = Shm::new();
+    let region = shm.allocate(8, Access::REMOTE_WRITE).unwrap();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    assert!(listener.be_notified().unwrap());
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending());
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let _server = listener.poll(NOW).expect("the hello is there").accept(offer).unwrap();
+    let Poll::Ready(Ok((mut client, received))) = connecting.poll(NOW) else { panic!("the answer is there") };
+    let doorbell = listener.doorbell().expect("it is notified");
+    let mut write = || {
+        let operation = Operation::WriteInline { data: Inline::word(1), remote: received.grants[0] };
+        let request = WorkRequest::unsignalled(1, operation);
+        client.post(&[WorkRequest { flags: Flags::NOTIFY, ..request }]).unwrap();
+        // What was written to the eventfd, if something was.
+        let mut count = [0; 8];
+        rustix::io::read(doorbell.as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    assert_eq!((write(), write()), (0, 0), "the owner looks before it sleeps");
+    assert!(doorbell.around(|| panic!("it has something to look at")));
+    let mut calls = (0, 0);
+    assert!(doorbell.around(|| calls = (write(), write())));
+    assert_eq!(calls, (1, 0), "the first wakes the owner");
+}
+
+#[test]
+fn a_thread_that_watches_arrivals_is_woken_by_them_and_by_no_request() {
+    let shm = Shm::new();
+    let region = shm.allocate(8, Access::REMOTE_WRITE).unwrap();
+    let mut listener = shm.listen(&Address::random()).unwrap();
+    assert!(listener.watch_arrivals().is_none(), "it is not notified");
+    assert!(listener.be_notified().unwrap());
+    let watch = listener.watch_arrivals().unwrap();
+    let arrives = || watch.wait(std::time::Duration::ZERO);
+    assert!(!arrives());
+    let mut connecting = shm.connect(&listener.address(), Offer::default()).unwrap();
+    assert!(connecting.poll(NOW).is_pending() && arrives());
+    let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
+    let _server = listener.poll(NOW).expect("the hello is there").accept(offer).unwrap();
+    let Poll::Ready(Ok((mut client, received))) = connecting.poll(NOW) else { panic!("the answer is there") };
+    let operation = Operation::WriteInline { data: Inline::word(1), remote: received.grants[0] };
+    let request = WorkRequest::unsignalled(1, operation);
+    client.post(&[WorkRequest { flags: Flags::NOTIFY, ..request }]).unwrap();
+    assert!(!arrives());
+    watch.end();
+    assert!(arrives() && !arrives());
 }
 
 #[test]
@@ -335,7 +399,7 @@ fn descriptors_beyond_the_limit_of_this_process_name_that_limit() {
 
 #[test]
 fn a_peer_that_sleeps_grants_as_many_regions_as_one_that_does_not() {
-    let (shm, doorbell) = (Shm::new(), Doorbell::new().unwrap());
+    let (shm, doorbell) = (Shm::new(), Doorbell::new(&Address::random()).unwrap());
     let regions: Vec<_> =
         (0..MAX_GRANTS).map(|_| shm.allocate(64, Access::REMOTE_READ).unwrap().whole()).collect();
     let offer = Offer { grants: regions, ..Offer::default() };
@@ -426,7 +490,7 @@ fn what_a_forked_child_inherits_is_dead_there_and_alive_here() {
 
 #[test]
 fn a_peer_is_woken_at_its_doorbell_and_one_that_is_gone_harms_no_owner() {
-    let (shm, doorbell) = (Shm::new(), Doorbell::new().unwrap());
+    let (shm, doorbell) = (Shm::new(), Doorbell::new(&Address::random()).unwrap());
     let mut listener = shm.listen(&Address::random()).unwrap();
     let mut connecting = shm.connect_to_be_woken(&listener.address(), Offer::default(), &doorbell).unwrap();
     assert!(connecting.poll(NOW).is_pending());
@@ -436,7 +500,7 @@ fn a_peer_is_woken_at_its_doorbell_and_one_that_is_gone_harms_no_owner() {
     assert!(doorbell.wait(&[], std::time::Duration::from_secs(60)));
     // One that never looks lets it run full: 2^64 - 2 is the most that an eventfd counts to.
     rustix::io::write(doorbell.as_fd(), &(u64::MAX - 1).to_ne_bytes()).unwrap();
-    server.wake();
+    doorbell.around(|| server.wake());
     drop((client, doorbell));
     server.wake();
     assert!(server.check().is_err());

@@ -17,9 +17,9 @@ pub(super) const FRAME_BYTES: usize = 32;
 const MAGIC: [u8; 8] = *b"slkl-shm";
 const VERSION_BYTES: usize = 4;
 
-/// The descriptors that come along with an offer: one for each segment, in this order, and then that of the sender's
-/// doorbell, if there is one. A segment is its file from the begin on, or memory of a GPU, under a key that is random
-/// and of this connection only. Grants name segments by their keys.
+/// The descriptors that come along with an offer: one for each segment, in this order, and then, if the sender has a
+/// doorbell, its eventfd and the memory of its word. A segment is its file from the begin on, or memory of a GPU, under
+/// a key that is random and of this connection only. Grants name segments by their keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Segments {
     pub(super) segments: Vec<Grant>,

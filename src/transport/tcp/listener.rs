@@ -13,7 +13,9 @@ use crate::cuda::Gpu;
 use crate::mem::ForkGuard;
 use crate::time::{Duration, Instant};
 use crate::transport::doorbell::Doorbell;
-use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{
+    Address, ArrivalWatch, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal,
+};
 
 /// The listener at which peers arrive over TCP.
 pub struct TcpListener {
@@ -52,10 +54,11 @@ impl TcpListener {
         Ok(TcpListener { socket, address, acceptor, engine, queue_depth, gpu, guard, doorbell })
     }
 
-    /// Has peers that are let in from now on, and those that arrive, ring this.
-    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Arc<Doorbell>) {
-        self.acceptor.set_doorbell(doorbell.clone());
-        self.doorbell = Some(doorbell);
+    /// Has peers that are let in from now on ring this, or nothing. Those that arrive ring the first one that was
+    /// given.
+    pub(in crate::transport) fn set_doorbell(&mut self, doorbell: Option<Arc<Doorbell>>) {
+        doorbell.iter().for_each(|doorbell| self.acceptor.set_doorbell(doorbell.clone()));
+        self.doorbell = doorbell;
     }
 }
 
@@ -92,10 +95,13 @@ impl Listener for TcpListener {
 
     fn be_notified(&mut self) -> Result<bool, ConnectError> {
         if self.doorbell.is_none() {
-            let doorbell = Doorbell::new();
-            self.set_doorbell(doorbell.map_err(|source| ConnectError::no_doorbell(&self.address, source))?);
+            self.set_doorbell(Some(Doorbell::new(&self.address)?));
         }
         Ok(true)
+    }
+
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        ArrivalWatch::new(self.doorbell.take()?, [])
     }
 
     fn wait(&mut self, timeout: Duration) {

@@ -612,7 +612,7 @@ fn answers_that_fit_no_request_end_the_connection_and_complete_nothing() {
 
 #[test]
 fn a_target_that_wakes_a_sleeper_without_end_ends_the_connection() {
-    let doorbell = Doorbell::new().unwrap();
+    let doorbell = Doorbell::new(&Address::random()).unwrap();
     let wakes = |count| vec![Response::Wake.encode().repeat(count)];
     for (count, is_honest) in [(1, true), (2, true), (1000, false)] {
         let answers = [wakes(count), vec![Response::Done { sequence: 1 }.encode().to_vec()]].concat();

@@ -22,7 +22,9 @@ use crate::channel::{Channel, Secret, listen};
 use crate::mem::{ForkGuard, LocalSlice};
 use crate::time::Instant;
 use crate::transport::wireup::{Newcomer, Newcomers, WireError, accept, check_offer};
-use crate::transport::{Address, ConnectError, GpuGrant, Incoming, Listener, Offer, Received, Refusal};
+use crate::transport::{
+    Address, ArrivalWatch, ConnectError, Doorbell, GpuGrant, Incoming, Listener, Offer, Received, Refusal,
+};
 
 /// The listener at which peers arrive. Handshakes go over TCP.
 pub struct VerbsListener {
@@ -101,6 +103,15 @@ impl Newcomer for Pending {
 }
 
 impl VerbsListener {
+    /// Wants peers that are let in from now on to wake no thread.
+    pub(in crate::transport) fn end_notices(&mut self) {
+        self.waker = None;
+    }
+
+    pub(in crate::transport) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// As [`wait`](Listener::wait), which one of `others` that can be read ends, too.
     pub(in crate::transport) fn wait_with(&self, others: &[BorrowedFd<'_>], timeout: Duration) {
         if self.guard.is_inherited() {
@@ -139,6 +150,11 @@ impl Listener for VerbsListener {
             self.waker = Some(waker);
         }
         Ok(true)
+    }
+
+    fn watch_arrivals(&mut self) -> Option<ArrivalWatch> {
+        self.waker.take()?;
+        ArrivalWatch::new(Doorbell::new(&self.address).ok()?, [self.socket()])
     }
 
     fn wait(&mut self, timeout: Duration) {

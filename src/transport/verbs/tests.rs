@@ -360,7 +360,7 @@ fn connection(verbs: &Verbs) -> [VerbsEndpoint; 2] {
 fn wake_ups_that_come_all_at_once_end_no_connection() {
     let verbs = verbs(None);
     let [mut client, mut server] = connection(&verbs);
-    let doorbell = Doorbell::new().unwrap();
+    let doorbell = Doorbell::new(&Address::random()).unwrap();
     client.set_doorbell(doorbell.clone());
     (0..3 * WAKES_AT_ONCE + 1).for_each(|_| server.wake());
     verbs.shared.hearing.hurry();
