@@ -389,13 +389,15 @@ mod tests {
                     server.poll(now()).unwrap();
                 }
             });
-            let (_stop, _go_on) = (Stop(is_over), EndOfHold(device));
+            let _stop = Stop(is_over);
             let options = WorkerOptions::new(scheme);
             let mut worker =
                 Worker::connect(verbs.clone(), std::slice::from_ref(address), options, PATIENCE).unwrap();
             let reader = Reader::connect(verbs.clone(), address, ReaderOptions::default(), PATIENCE).unwrap();
             work(&mut worker, 0).unwrap();
 
+            // Before the worker is undone as well.
+            let _go_on = EndOfHold(device);
             device.hold_undoing(true);
             // Its own side takes as long.
             scope.spawn(move || drop(reader));

@@ -245,8 +245,9 @@ mod tests {
         if !alone("node::shard::departing::tests::a_forked_child_waits_for_no_thread_of_its_parent") {
             return;
         }
-        let (mut departing, (hold, held)) = (Some(DepartingPeers::default()), channel::<()>());
-        departing.iter_mut().for_each(|departing| departing.undo(connection(Held(held)), 1));
+        let (mut departing, (hold, held)) = (DepartingPeers::default(), channel());
+        departing.undo(connection(Held(held)), 1);
+        let mut departing = Some(departing);
         assert!(true_in_a_forked_child(|| {
             let (gone, is_gone) = channel();
             let departing = departing.take();

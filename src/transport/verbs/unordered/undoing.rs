@@ -55,7 +55,8 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
     let context = unsafe { (*pd).context };
     wait(context);
     let mut state = state(context);
-    let mut used = state.pairs.iter().map(|pair| pair.domain).chain(state.regions.values().map(|one| one.domain));
+    let mut used =
+        state.pairs.iter().map(|pair| pair.domain).chain(state.regions.values().map(|one| one.domain));
     if used.any(|domain| domain == pd.addr()) {
         return libc::EBUSY;
     }
