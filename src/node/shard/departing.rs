@@ -248,7 +248,7 @@ mod tests {
         let (mut departing, (hold, held)) = (DepartingPeers::default(), channel());
         departing.undo(connection(Held(held)), 1);
         let mut departing = Some(departing);
-        assert!(true_in_a_forked_child(|| {
+        let is_gone = true_in_a_forked_child(|| {
             let (gone, is_gone) = channel();
             let departing = departing.take();
             std::thread::spawn(move || {
@@ -256,7 +256,8 @@ mod tests {
                 let _unheard = gone.send(());
             });
             is_gone.recv_timeout(Duration::from_secs(10)).is_ok()
-        }));
+        });
         drop(hold);
+        assert!(is_gone);
     }
 }
