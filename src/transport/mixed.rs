@@ -28,7 +28,7 @@ use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsLi
 use super::{
     Address, ArrivalWatch, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Doorbell,
     Endpoint, GpuGrant, GpuPath, HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal,
-    RegisterError, Transport, TransportKind, WorkCompletion, WorkRequest,
+    RegisterError, Remains, Transport, TransportKind, WorkCompletion, WorkRequest,
 };
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
@@ -532,7 +532,7 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn close(self, code: u64) {
+    fn close(self, code: u64) -> Option<Remains> {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.close(code),
             MixedEndpoint::Tcp(endpoint) => endpoint.close(code),
