@@ -29,8 +29,14 @@ impl Doorbell {
 
     /// A doorbell for a thread of this process, which peers at `address` ring.
     pub(crate) fn new(address: &Address) -> Result<Arc<Doorbell>, ConnectError> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| ConnectError::no_doorbell(address, errno.into()))?;
+        let failed = |errno: rustix::io::Errno| ConnectError::System {
+            operation: "be notified",
+            address: address.clone(),
+            source: errno.into(),
+            remedy: "raise the limit on open files (ulimit -n), or poll",
+        };
+        let event =
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
         let memory = || {
             let memory = HostMemory::shared(ParkWord::BYTES)?;
             memory.seal_against_new_seals()?;

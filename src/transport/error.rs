@@ -333,12 +333,6 @@ impl ConnectError {
         )
     }
 
-    /// Makes the error of a listener whose owner cannot be woken.
-    pub(crate) fn no_doorbell(address: &Address, source: io::Error) -> ConnectError {
-        let remedy = "raise the limit on open files (ulimit -n), or poll";
-        ConnectError::System { operation: "be notified", address: address.clone(), source, remedy }
-    }
-
     /// Makes the error for `address` where the system does not let this process listen there.
     pub(super) fn cannot_listen(address: Address, source: io::Error) -> ConnectError {
         let remedy = match source.kind() {
