@@ -28,8 +28,8 @@ use super::tcp::{Tcp, TcpConnecting, TcpEndpoint, TcpIncoming, TcpListener};
 use super::verbs::{Verbs, VerbsConnecting, VerbsEndpoint, VerbsIncoming, VerbsListener};
 use super::{
     Address, AtomicDomain, Capabilities, ConnectError, Connecting, Disconnected, Endpoint, GpuGrant, GpuPath,
-    HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Transport,
-    TransportKind, WorkCompletion, WorkRequest,
+    HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal, RegisterError, Remains,
+    Transport, TransportKind, WorkCompletion, WorkRequest,
 };
 use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
@@ -516,7 +516,7 @@ impl Endpoint for MixedEndpoint {
         }
     }
 
-    fn close(self, code: u64) {
+    fn close(self, code: u64) -> Option<Remains> {
         match self {
             MixedEndpoint::Shm(endpoint) => endpoint.close(code),
             MixedEndpoint::Tcp(endpoint) => endpoint.close(code),

@@ -344,6 +344,9 @@ pub trait Connecting: Send {
     }
 }
 
+/// What is left of a connection that was [closed](Endpoint::close). To drop it may take long, in any thread.
+pub type Remains = Box<dyn Send>;
+
 /// One connected peer. Dropping it ends the connection and frees whatever requests still owned.
 pub trait Endpoint: Send {
     /// Hands a batch over, in order, all or nothing. On a full queue nothing was posted: poll and try again.
@@ -405,10 +408,14 @@ pub trait Endpoint: Send {
     /// Ends the connection as dropping it does, and first sends the peer a code of the layer above that says why. It
     /// arrives before the end of the connection does, unless the network loses it. A transport over which the peer can
     /// still read memory that says as much has nothing to send.
-    fn close(self, _code: u64)
+    ///
+    /// From then on the peer reaches nothing. What takes long to undo is returned: the caller drops it in a thread that
+    /// serves no other peer.
+    fn close(self, _code: u64) -> Option<Remains>
     where
         Self: Sized,
     {
+        None
     }
 
     /// The code with which the peer has closed the connection, once the end was seen here. Untrusted.

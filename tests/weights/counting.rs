@@ -9,7 +9,7 @@ use std::task::Poll;
 use slackline::internals::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use slackline::internals::transport::{
     Capabilities, Connecting, Disconnected, Endpoint, Flags, HeartbeatWord, Incoming, Listener, Offer,
-    Operation, PostError, Received, Refusal, RegisterError, WorkCompletion, WorkRequest,
+    Operation, PostError, Received, Refusal, RegisterError, Remains, WorkCompletion, WorkRequest,
 };
 use slackline::{Address, ConnectError, Instant, Transport};
 
@@ -206,8 +206,8 @@ impl<E: Endpoint> Endpoint for CountingEndpoint<E> {
         self.endpoint.heartbeat_word(word)
     }
 
-    fn close(self, code: u64) {
-        self.endpoint.close(code);
+    fn close(self, code: u64) -> Option<Remains> {
+        self.endpoint.close(code)
     }
 
     fn close_code(&self) -> Option<u64> {

@@ -170,7 +170,7 @@ impl<E: Endpoint> GroupPeer<E> {
             if attended.is_err() || self.has_all() {
                 self.close();
             } else if now >= self.farewell {
-                self.endpoint.take().into_iter().for_each(|endpoint| endpoint.close(LEFT_OUT));
+                self.endpoint.take().into_iter().for_each(|endpoint| drop(endpoint.close(LEFT_OUT)));
                 self.close();
             }
         }

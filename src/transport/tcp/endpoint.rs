@@ -15,7 +15,7 @@ use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
 use crate::transport::{
-    Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, WorkCompletion, WorkRequest,
+    Disconnected, Endpoint, GpuPath, HeartbeatWord, PostError, Remains, WorkCompletion, WorkRequest,
 };
 
 pub(super) const FORKED: &str = "used in a forked child; connect again there";
@@ -275,13 +275,14 @@ impl Endpoint for TcpEndpoint {
         self.connection.arrivals()
     }
 
-    fn close(mut self, code: u64) {
+    fn close(mut self, code: u64) -> Option<Remains> {
         if let (Some(engine), None, false) = (&self.engine, self.connection.over(), self.guard.is_inherited())
         {
             let owners = [self.data.take().map(Initiator::into_socket), lock(&self.heartbeat).take()];
             engine.tell(Command::Part(Arc::clone(&self.connection), code, owners));
             self.is_forgotten = true;
         }
+        None
     }
 
     fn close_code(&self) -> Option<u64> {

@@ -19,7 +19,7 @@ use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError,
+    CompletionError, Disconnected, Endpoint, GpuPath, HANDSHAKE_TIMEOUT, HeartbeatWord, PostError, Remains,
     WorkCompletion, WorkRequest,
 };
 
@@ -39,6 +39,7 @@ const NOT_COPIED: Disconnected = Disconnected {
     reason: "a GPU of this process did not copy a payload: its log has the driver's error; remove the cause and \
              connect again",
 };
+const LET_GO: Disconnected = Disconnected { reason: "this side has let the peer go" };
 const NO_DEVICE: Disconnected = Disconnected { reason: "the RDMA device of this host is gone" };
 
 /// Wake-ups that are taken at one look; the next look takes the rest. A path that stood still delivers many at once.
@@ -93,7 +94,7 @@ pub struct VerbsEndpoint {
     /// What stands before them where this side has a GPU.
     staged: Option<(VerbsGpu, Box<StagedPosting>)>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,
-    /// The peer's requests; none if it was granted nothing.
+    /// The peer's requests; none if it was granted nothing. It serves the peer no more once the connection is over.
     responder: Option<Responder>,
     theirs: Terms,
     /// What this side sleeps at until the peer wakes it.
@@ -188,7 +189,7 @@ impl VerbsEndpoint {
 
     /// Ends the connection: requests under way come back flushed, and nothing of this process can be reached through it
     /// any more. Where it is a completion queue that failed, nothing comes back, and requests keep their memory until
-    /// the endpoint is dropped. The first reason stays.
+    /// the endpoint is dropped, and with it all is undone that devices take long for. The first reason stays.
     #[cold]
     fn fail(&mut self, reason: Disconnected) {
         if self.over.is_some() {
@@ -196,19 +197,13 @@ impl VerbsEndpoint {
         }
         tracing::debug!(reason = reason.reason, "RDMA peer disconnected");
         self.over = Some(reason);
-        self.responder = None;
+        // What a device does not stop is destroyed at once.
+        self.responder = self.responder.take().filter(Responder::stop);
         self.link = None;
-        self.end_heartbeat();
+        lock(&self.heartbeat).end();
         if let Some(data) = &mut self.data {
             data.end();
         }
-    }
-
-    /// Ends the lane for heartbeats. To destroy a queue pair may take long: the thread that sets the words of all
-    /// connections does not wait for that.
-    fn end_heartbeat(&self) {
-        let lane = lock(&self.heartbeat).take();
-        drop(lane);
     }
 
     /// Moves the handshake on, and listens whether the peer is there.
@@ -560,6 +555,14 @@ impl Endpoint for VerbsEndpoint {
         }
     }
 
+    fn close(mut self, _code: u64) -> Option<Remains> {
+        if self.guard.is_inherited() {
+            return None;
+        }
+        self.fail(LET_GO);
+        Some(Box::new(self))
+    }
+
     /// Of the connection that the handshake used. The timeout and the retries of the queue pairs are settings.
     fn allow_silence(&mut self, lease: Duration) {
         let allowed = self.link.as_ref().map_or(Ok(()), |link| allow_silence(&link.channel, lease));
@@ -588,7 +591,11 @@ impl Endpoint for VerbsEndpoint {
 impl Drop for VerbsEndpoint {
     fn drop(&mut self) {
         if !self.guard.is_inherited() {
-            self.end_heartbeat();
+            // First, so that the peer hears of it before this side has undone what takes long.
+            self.link = None;
+            // The thread that sets the words of all connections does not wait for that either.
+            let lane = lock(&self.heartbeat).take();
+            drop(lane);
         }
     }
 }

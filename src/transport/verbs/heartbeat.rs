@@ -14,13 +14,15 @@ pub(super) struct HeartbeatLane {
     lane: Option<Initiator>,
     /// False until the peer's queue pairs stand: until then no peer can miss a beat.
     is_ready: bool,
+    /// True once the connection is over.
+    is_over: bool,
     /// The error of the first beat that failed.
     failure: Option<CompletionError>,
 }
 
 impl HeartbeatLane {
     pub(super) fn new(lane: Option<Initiator>, is_ready: bool) -> HeartbeatLane {
-        HeartbeatLane { lane, is_ready, failure: None }
+        HeartbeatLane { lane, is_ready, is_over: false, failure: None }
     }
 
     pub(super) fn set_ready(&mut self) {
@@ -52,6 +54,9 @@ impl HeartbeatLane {
 
     /// Sets the word. False if there is no room for it now.
     pub(super) fn set(&mut self, word: &RemoteSlice, value: u64) -> Result<bool, Disconnected> {
+        if self.is_over {
+            return Err(ENDED);
+        }
         self.look();
         if self.failure.is_some() {
             return Err(FAILED);
@@ -69,6 +74,11 @@ impl HeartbeatLane {
                 Err(FAILED)
             }
         }
+    }
+
+    /// Ends the heartbeat words. The queue pair lives until the caller drops it.
+    pub(super) fn end(&mut self) {
+        self.is_over = true;
     }
 
     /// Ends the lane, and the heartbeat words with it. Its queue pair lives until the caller drops it.

@@ -20,7 +20,8 @@
 //! joining costs no more than the memory that one peer writes. A key of that memory opens nothing for another peer,
 //! nor for its own next connection. The keys of what is only read are those of all peers of this transport: a process
 //! that must keep some of its peers from what others read opens a transport for each kind. A peer that was shut out
-//! reads nothing: its queue pairs are gone. Requests for anything else end the connection of the peer that tried.
+//! reads nothing: its queue pairs are reset at once, and destroyed later. Requests for anything else end the connection
+//! of the peer that tried.
 //! Peers name bytes by their offset in a region: addresses of this process do not travel.
 //!
 //! **Nothing waits for ever.** A device that gets no answer asks again for 1.9 s, unless [`VerbsOptions::timeout`]

@@ -349,6 +349,14 @@ impl Responder {
         (broken, failed)
     }
 
+    /// Has the devices take nothing more from the peer: from then on no key is of any use to it. All else is undone
+    /// when this is dropped, which takes far longer. False if a device goes on to serve the peer.
+    #[cold]
+    pub(super) fn stop(&self) -> bool {
+        let further = self.further.iter().flatten().flat_map(ResponderFurther::pairs);
+        self.first_pairs().chain(further).all(QueuePair::reset)
+    }
+
     /// Gives up a rail, not the first: what the peer posts there finds nothing any more. False if that failed.
     #[cold]
     pub(super) fn lose_rail(&mut self, rail: usize) -> bool {

@@ -326,6 +326,13 @@ impl QueuePair {
         let _over = self.modify(attributes, sys::IBV_QP_STATE);
     }
 
+    /// Takes it back to the state in which it was made: it takes no more packets and touches no memory, and nothing is
+    /// told of what was under way. False if the device does not.
+    pub(super) fn reset(&self) -> bool {
+        let attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_RESET, ..Default::default() };
+        self.modify(attributes, sys::IBV_QP_STATE).is_ok()
+    }
+
     /// Asks the device whether it is over, and how: it is in error, since the peer broke a rule or did not answer; or
     /// the device cannot say any more how it is.
     pub(super) fn ask_broken(&self) -> Option<QueuePairError> {

@@ -25,6 +25,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use self::calls::{LIBRARY, poll_cq, post_send};
 use self::receives::{Channels, post_recv, req_notify_cq};
+use self::undoing::Undoing;
 use super::device::{Device, Limits, lock};
 use super::open::OpenedDevice;
 use super::rail::Rail;
@@ -88,6 +89,9 @@ struct DeviceState {
     late: Vec<LatePacket>,
     /// Events that are not told yet.
     events: VecDeque<sys::ibv_async_event>,
+    /// The addresses of the protection domains.
+    domains: HashSet<usize>,
+    undoing: Undoing,
     /// The error number with which queue pairs are destroyed; 0 is success.
     destroying: c_int,
     /// Whether the device tells that it is gone once a queue pair is destroyed.
@@ -300,6 +304,8 @@ impl Unordered {
             silent: HashSet::new(),
             late: Vec::new(),
             events: VecDeque::new(),
+            domains: HashSet::new(),
+            undoing: Undoing::default(),
             destroying: 0,
             dies_with_a_pair: false,
             registering: 0,
@@ -540,14 +546,14 @@ impl DeviceState {
 
     /// Whether answers come to what a pair sends.
     fn is_answered(&self, pair: &ScriptedPair) -> bool {
-        let serves = |other: &ScriptedPair| other.number == pair.peer && other.state != sys::IBV_QPS_ERR;
+        let serves = |other: &ScriptedPair| other.number == pair.peer && other.is_receiving();
         !self.cut.contains(&pair.port) && self.pairs.iter().any(serves)
     }
 
     /// A packet that is late gets to its queue pair, if that lives.
     fn arrive(&mut self, late: usize) {
         let LatePacket { to, key, remote, data } = self.late.swap_remove(late);
-        let server = self.pairs.iter().find(|pair| pair.number == to && pair.state != sys::IBV_QPS_ERR);
+        let server = self.pairs.iter().find(|pair| pair.number == to && pair.is_receiving());
         let region = self.regions.get(&key).filter(|_| server.is_some());
         let offset = region.and_then(|region| usize::try_from(remote.checked_sub(region.first)?).ok());
         if let (Some(region), Some(offset)) = (region, offset) {
@@ -658,7 +664,8 @@ impl DeviceState {
     /// both have the right.
     fn find(&self, pair: usize, key: u32, remote: u64, bytes: usize, right: u32) -> Option<usize> {
         let peer = self.pairs[pair].peer;
-        let server = self.pairs.iter().find(|pair| pair.number == peer && pair.access & right != 0)?;
+        let serves = |pair: &&ScriptedPair| pair.is_receiving() && pair.access & right != 0;
+        let server = self.pairs.iter().find(|pair| pair.number == peer && serves(pair))?;
         let is_open = |region: &&Region| region.access & right != 0 && region.domain == server.domain;
         let region = self.regions.get(&key).filter(is_open)?;
         let offset = usize::try_from(remote.checked_sub(region.first)?).ok()?;
@@ -694,6 +701,11 @@ impl DeviceState {
 }
 
 impl ScriptedPair {
+    /// Whether it takes packets.
+    fn is_receiving(&self) -> bool {
+        [sys::IBV_QPS_RTR, sys::IBV_QPS_RTS].contains(&self.state)
+    }
+
     /// All steps that the specification allows next.
     fn steps(&self, is_answered: bool, keeps_order: bool) -> Vec<DeviceStep> {
         let (mut steps, mut is_reading, mut is_storing) = (Vec::new(), false, false);
@@ -778,3 +790,4 @@ mod lost_rails;
 mod receives;
 #[cfg(test)]
 mod tests;
+mod undoing;

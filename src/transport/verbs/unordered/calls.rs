@@ -1,6 +1,7 @@
 //! The calls of the device's library.
 
 use super::receives::{ack_cq_events, create_comp_channel, destroy_comp_channel, get_cq_event};
+use super::undoing::dealloc_pd;
 use super::*;
 
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
@@ -33,13 +34,9 @@ pub(super) fn state(context: *mut sys::ibv_context) -> std::sync::MutexGuard<'st
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut sys::ibv_context) -> *mut sys::ibv_pd {
-    Box::into_raw(Box::new(sys::ibv_pd { context, handle: 0 }))
-}
-
-unsafe extern "C" fn dealloc_pd(pd: *mut sys::ibv_pd) -> c_int {
-    // SAFETY: made by `alloc_pd`, and freed once.
-    drop(unsafe { Box::from_raw(pd) });
-    0
+    let pd = Box::into_raw(Box::new(sys::ibv_pd { context, handle: 0 }));
+    state(context).domains.insert(pd.addr());
+    pd
 }
 
 unsafe extern "C" fn create_cq(
@@ -61,6 +58,7 @@ unsafe extern "C" fn create_cq(
 unsafe extern "C" fn destroy_cq(cq: *mut sys::ibv_cq) -> c_int {
     // SAFETY: made by `create_cq`, and destroyed once.
     let cq = unsafe { Box::from_raw(cq) };
+    undoing::wait(cq.context);
     let (mut state, address) = (state(cq.context), (&raw const *cq).addr());
     state.completions.remove(&address);
     state.channels.remove(address);
@@ -123,6 +121,9 @@ unsafe extern "C" fn modify_qp(
     }
     let mut state = state(context);
     let Some(pair) = state.pair(qp).filter(|_| is_state) else { return 0 };
+    if attributes.qp_state == sys::IBV_QPS_RESET && state.undoing.refuses_reset {
+        return libc::EIO;
+    }
     state.pairs[pair].state = attributes.qp_state;
     if mask as u32 & sys::IBV_QP_ACCESS_FLAGS != 0 {
         state.pairs[pair].access = attributes.qp_access_flags;
@@ -170,6 +171,7 @@ unsafe extern "C" fn query_qp_data_in_order(
 unsafe extern "C" fn destroy_qp(qp: *mut sys::ibv_qp) -> c_int {
     // SAFETY: made by `create_qp`, and destroyed once.
     let qp = unsafe { Box::from_raw(qp) };
+    undoing::wait(qp.context);
     let mut state = state(qp.context);
     if let Some(pair) = state.pairs.iter().position(|pair| pair.number == qp.qp_num) {
         state.leave_late(pair);
@@ -239,6 +241,7 @@ fn register(pd: *mut sys::ibv_pd, region: Region) -> *mut sys::ibv_mr {
 unsafe extern "C" fn dereg_mr(mr: *mut sys::ibv_mr) -> c_int {
     // SAFETY: made by `reg_mr_iova2`, and undone once.
     let mr = unsafe { Box::from_raw(mr) };
+    undoing::wait(mr.context);
     state(mr.context).regions.remove(&mr.rkey);
     0
 }

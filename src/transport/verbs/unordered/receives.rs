@@ -52,7 +52,7 @@ impl DeviceState {
     /// Completes a receive of the pair of this number. False if it has none.
     pub(super) fn use_receive(&mut self, number: u32) -> bool {
         // A pair that is over receives nothing, of which the poster hears elsewhere.
-        let serves = |pair: &&mut ScriptedPair| pair.number == number && pair.state != sys::IBV_QPS_ERR;
+        let serves = |pair: &&mut ScriptedPair| pair.number == number && pair.is_receiving();
         let Some(pair) = self.pairs.iter_mut().find(serves) else { return true };
         let Some(left) = pair.receives.checked_sub(1) else { return false };
         pair.receives = left;

@@ -362,6 +362,51 @@ fn a_key_for_reading_opens_no_write_nor_anything_once_its_peer_is_let_go() {
 }
 
 #[test]
+fn who_is_let_go_reaches_nothing_though_nothing_is_undone_yet() {
+    for rails in [1, 2] {
+        let device = Unordered::new(0, true);
+        let verbs = device.verbs_over(rails, DEPTH as usize, None);
+        let regions = readable_and_writable(&verbs);
+        let offer =
+            || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
+        let into = verbs.allocate(64, Access::LOCAL).unwrap().whole();
+        for (index, writes) in [(0, false), (1, false), (1, true)] {
+            let ([mut gone, listener], [granted, _]) = connect(&verbs, offer);
+            let before = device.kept();
+            let remains = listener.close(0);
+            assert_eq!(device.kept(), before, "the thread that serves undoes nothing");
+            let (local, remote) = (into.slice(0, 8).unwrap(), granted[index].slice(0, 8).unwrap());
+            let operation = match writes {
+                true => Operation::WriteInline { data: Inline::word(1), remote },
+                false => Operation::Read { local, remote, streaming: Streaming::Never },
+            };
+            carry_out(&device, &mut gone, operation).unwrap_err();
+            assert_eq!(regions[1].as_volatile().load_u64(0), 0, "nothing is written");
+            drop(remains);
+            let after = device.kept();
+            assert!((0..3).all(|kind| after[kind] < before[kind]), "{before:?} and then {after:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_device_does_not_stop_is_destroyed_at_once() {
+    let device = Unordered::new(0, true);
+    let verbs = device.verbs(None);
+    let regions = readable_and_writable(&verbs);
+    let ([_peer, listener], _) = connect(&verbs, || Offer {
+        message: Vec::new(),
+        grants: regions.each_ref().map(MemoryRegion::whole).to_vec(),
+    });
+    let before = device.kept();
+    device.refuse_to_stop();
+    let remains = listener.close(0);
+    let closed = device.kept();
+    assert!((0..3).all(|kind| closed[kind] < before[kind]), "{before:?} and then {closed:?}");
+    drop(remains);
+}
+
+#[test]
 fn soft_roce_is_asked_for_the_state_of_idle_queue_pairs_and_no_adapter_is() {
     for is_soft_roce in [false, true] {
         let device = Unordered::new(0, true);
@@ -387,10 +432,10 @@ fn a_heartbeat_that_fails_ends_the_connection_before_the_next_one() {
     assert!(fixture.device.step(), "the beat is under way");
     while fixture.device.step() {}
     // The thread that sets all words only hears of it: the owner destroys the queue pair, which may take long.
-    let pairs = || lock(&fixture.device.world.state).pairs.len();
-    let before = pairs();
+    let before = fixture.device.kept();
     beat.set(2).unwrap_err();
-    assert_eq!(pairs(), before);
     fixture.poster.check().unwrap_err();
-    assert!(pairs() < before);
+    assert_eq!(fixture.device.kept(), before);
+    drop(fixture.poster);
+    assert!(fixture.device.kept() < before);
 }
