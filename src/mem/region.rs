@@ -199,7 +199,7 @@ impl MemoryRegion {
     }
 
     /// True if there is no other clone of it, and no slice.
-    pub(super) fn is_unshared(&self) -> bool {
+    pub(crate) fn is_unshared(&self) -> bool {
         // A clone can only be made from one that exists, and the caller holds the only one: the count cannot rise
         // behind its back. Counting is relaxed; the fence pairs with the release of a clone dropped on another thread,
         // whose accesses come before what the caller does next.

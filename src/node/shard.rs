@@ -1,6 +1,7 @@
 //! One shard in the hands of its owner: frames, the peers that read them, and which peers are alive.
 
 mod decider;
+mod departing;
 mod inherited;
 mod joining;
 mod queue;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::decider::Decider;
+use self::departing::DepartingPeers;
 use self::joining::{JoiningPeers, PreparedPeer};
 use self::queue::ReaderQueue;
 pub use self::reason::DisconnectReason;
@@ -166,6 +168,7 @@ pub(super) struct Shard<T: Transport> {
     pub(super) frames: Frames,
     pub(super) peers: Vec<Option<ShardPeer<T::Endpoint>>>,
     joining: JoiningPeers<IncomingOf<T>>,
+    departing: DepartingPeers,
     queue: ReaderQueue,
     /// Connections of peers that only asked: kept until the answer has gone out.
     answering: Vec<(T::Endpoint, Instant)>,
@@ -281,6 +284,7 @@ impl<T: Transport> Shard<T> {
             frames,
             peers,
             joining: JoiningPeers::default(),
+            departing: DepartingPeers::default(),
             queue: ReaderQueue::default(),
             answering: Vec::new(),
             generations,
@@ -395,35 +399,6 @@ impl<T: Transport> Shard<T> {
         is_silent.then_some(DisconnectReason::Silent)
     }
 
-    /// Lets a peer go: its pins, slots and what it published without being applied are void.
-    pub(super) fn dismiss(
-        &mut self,
-        peer: u16,
-        disconnect_reason: DisconnectReason,
-        events: &mut Vec<ShardEvent>,
-    ) {
-        let Some(gone) = self.peers[usize::from(peer)].take() else { return };
-        self.news.sleepers -= usize::from(gone.sleeps);
-        self.pushed_to -= usize::from(gone.push.is_some());
-        self.frames.close_line(peer, disconnect_reason.eviction());
-        if gone.worker {
-            self.taken.leave(gone.identity);
-        }
-        self.misbehaved += u64::from(matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
-        match disconnect_reason {
-            DisconnectReason::Closed(_) => tracing::info!(peer, reason = %disconnect_reason, "peer left"),
-            _ => tracing::warn!(peer, reason = %disconnect_reason, "peer evicted"),
-        }
-        let slots = gone.inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
-        let ShardPeer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
-        let (published, is_honest) =
-            (inbox.published(), !matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
-        let gone = Gone { worker, published, slots, is_honest, inbox, began, generation, identity, session };
-        events.push(ShardEvent::Left { peer, gone });
-        // Where the end of the connection keeps the peer from reading its line, this tells it the same.
-        endpoint.close(disconnect_reason.eviction().state());
-    }
-
     /// The version after the latest, if it fits the words that name it.
     pub(super) fn next_version(&self) -> Result<Version, Error> {
         let latest = self.frames.latest().version;
@@ -495,7 +470,8 @@ impl<T: Transport> Shard<T> {
                 let decisions = self.decider.as_ref().filter(|_| is_follower).map(Decider::region);
                 let last = decisions.or_else(|| self.frames.deltas().map(Deltas::region));
                 let registering = self.runtime.simulator().map(|simulator| now + simulator.registering());
-                self.joining.begin(&self.transport, incoming, hello, (shared, last), slots, registering);
+                let (peer, undone) = ((incoming, hello), self.departing.undone());
+                self.joining.begin(&self.transport, peer, (shared, last), slots, registering, undone);
             }
         }
     }

@@ -364,6 +364,54 @@ mod tests {
         });
     }
 
+    /// Lets calls that undo something go on when it is dropped.
+    struct EndOfHold<'a>(&'a Unordered);
+
+    impl Drop for EndOfHold<'_> {
+        fn drop(&mut self) {
+            self.0.hold_undoing(false);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_let_go_holds_up_no_other_while_its_device_undoes_it() {
+        let device = Unordered::new(0, false);
+        let verbs = device.verbs(None);
+        let (scheme, kept) = (SchemeConfig::Ssp { staleness: 0 }, device.kept());
+        let mut server = server(&verbs, scheme, Idle::Poll);
+        let (address, is_over, device) = (&server.address(), &AtomicBool::new(false), &device);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    if !device.step() {
+                        std::thread::yield_now();
+                    }
+                    server.poll(now()).unwrap();
+                }
+            });
+            let _stop = Stop(is_over);
+            let options = WorkerOptions::new(scheme);
+            let mut worker =
+                Worker::connect(verbs.clone(), std::slice::from_ref(address), options, PATIENCE).unwrap();
+            let reader = Reader::connect(verbs.clone(), address, ReaderOptions::default(), PATIENCE).unwrap();
+            work(&mut worker, 0).unwrap();
+
+            // Before the worker is undone as well.
+            let _go_on = EndOfHold(device);
+            device.hold_undoing(true);
+            // Its own side takes as long.
+            scope.spawn(move || drop(reader));
+            let deadline = now() + PATIENCE;
+            while device.undoing() < 2 {
+                assert!(now() < deadline, "the owner has not noticed that the reader is gone");
+                std::thread::yield_now();
+            }
+            (1..ROUNDS).for_each(|round| work(&mut worker, round).unwrap());
+            assert_eq!(device.undoing(), 2, "it is not undone yet");
+        });
+        assert_eq!(device.kept(), kept, "in the end all of it is");
+    }
+
     /// Returns the registrations that an owner has for a worker.
     fn regions_of_a_worker(scheme: SchemeConfig, says_in_order: bool) -> usize {
         let device = Unordered::new(0, says_in_order);

@@ -71,6 +71,11 @@ impl PeerInbox {
         PeerInbox { page, slots }
     }
 
+    /// True if there is no other clone of it, and nothing else has its page.
+    pub(crate) fn is_unshared(&self) -> bool {
+        self.page.is_unshared()
+    }
+
     /// Gradients of clocks before this one are announced.
     pub fn published(&self) -> Clock {
         // Acquire: the slot's header and payload were written before the announcement.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use super::departing::Undone;
 use crate::diagnostic::Diagnostic as _;
 use crate::mem::{Access, LocalSlice, MemoryRegion};
 use crate::node::{Backoff, Error, now, payloads};
@@ -54,19 +55,21 @@ impl<I: Incoming + 'static> JoiningPeers<I> {
     }
 
     /// Begins to prepare for a peer: memory of its own with these slots, and that together with the memory of all peers
-    /// registered for it, and behind it the decisions for a follower, or the differences for a reader. A simulator says
-    /// when that is done: all its nodes run in one thread, and its time stands still while they compute.
+    /// registered for it, and behind it the decisions for a follower, or the differences for a reader. What earlier
+    /// peers have left comes first. A simulator says when that is done: all its nodes run in one thread, and its time
+    /// stands still while they compute.
     pub(super) fn begin<T: Transport>(
         &mut self,
         transport: &Arc<T>,
-        mut incoming: I,
-        hello: PeerHello,
+        (mut incoming, hello): (I, PeerHello),
         (shared, last): ((LocalSlice, PayloadMemory), Option<LocalSlice>),
         slots: Option<SlotGeometry>,
         done: Option<Instant>,
+        undone: Undone,
     ) {
         let transport = Arc::clone(transport);
         let prepare = move || {
+            undone.wait();
             let mut inbox = allocate(&*transport, slots).map_err(|error| no_memory(&error));
             let mut grants = Vec::new();
             if let Ok((page, payloads)) = &inbox {

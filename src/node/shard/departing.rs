@@ -1,0 +1,263 @@
+//! Peers that are let go. What is left of them is undone by a thread of its own: that may take many milliseconds for
+//! each, in which the owner serves all others.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{DisconnectReason, Gone, Shard, ShardEvent, ShardPeer};
+use crate::mem::ForkGuard;
+use crate::param::PeerInbox;
+use crate::transport::{Endpoint, HANDSHAKE_TIMEOUT, Remains, Transport};
+
+/// Period at which the thread looks whether memory is still read that it is to give back.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What is left of a peer, which reaches nothing of it any more.
+struct PeerRemains {
+    // Dropped in this order.
+    connection: Option<Remains>,
+    inbox: Option<PeerInbox>,
+}
+
+/// The end of all that was to be undone at some moment.
+pub(super) struct Undone(Option<Receiver<()>>);
+
+impl Undone {
+    /// Waits for it, but no longer than a handshake may take. Memory and queue pairs of a newcomer may be short until
+    /// those of peers that left are given back.
+    pub(super) fn wait(self) {
+        if let Some(undone) = self.0
+            && undone.recv_timeout(HANDSHAKE_TIMEOUT) == Err(RecvTimeoutError::Timeout)
+        {
+            tracing::warn!("a newcomer no longer waits for what is left of earlier peers");
+        }
+    }
+}
+
+/// Peers of which something is left to be undone.
+pub(super) struct DepartingPeers {
+    /// The thread, once a peer has left, and the queue of what it is to undo.
+    thread: Option<(SyncSender<Box<PeerRemains>>, JoinHandle<()>)>,
+    guard: ForkGuard,
+}
+
+impl Default for DepartingPeers {
+    fn default() -> Self {
+        DepartingPeers { thread: None, guard: ForkGuard::new() }
+    }
+}
+
+impl DepartingPeers {
+    /// Has the thread undo what is left of a peer, of which so many may be in at a time.
+    fn undo(&mut self, remains: PeerRemains, peers: u16) {
+        if self.thread.is_none() {
+            // As many newcomers may wait.
+            let (queue, undoing) = sync_channel(2 * usize::from(peers));
+            let thread = std::thread::Builder::new().name("slackline-leave".into());
+            match thread.spawn(move || undo_all(&undoing)) {
+                Ok(thread) => self.thread = Some((queue, thread)),
+                Err(error) => tracing::error!(%error, "cannot start a thread to let peers go; see ulimit -u"),
+            }
+        }
+        if let Some((queue, _)) = &self.thread {
+            // Where peers come and go faster than they are undone the queue is full, and this one is undone here.
+            let _refused = queue.try_send(Box::new(remains));
+        }
+    }
+
+    /// The end of all that is to be undone by now.
+    pub(super) fn undone(&self) -> Undone {
+        let Some((queue, _)) = &self.thread else { return Undone(None) };
+        let (mark, undone) = channel::<()>();
+        // It is dropped behind all that is in the queue.
+        let mark = PeerRemains { connection: Some(Box::new(mark)), inbox: None };
+        Undone(queue.try_send(Box::new(mark)).is_ok().then_some(undone))
+    }
+}
+
+impl Drop for DepartingPeers {
+    fn drop(&mut self) {
+        let Some((queue, thread)) = self.thread.take() else { return };
+        if self.guard.is_inherited() {
+            // The thread is the parent's, and may have held a lock of the queue when that forked.
+            return std::mem::forget((queue, thread));
+        }
+        drop(queue);
+        if thread.join().is_err() {
+            tracing::error!("the thread that was to let peers go has panicked");
+        }
+    }
+}
+
+/// Undoes what comes, in order, until nothing more can come.
+fn undo_all(queue: &Receiver<Box<PeerRemains>>) {
+    // Inboxes out of which gradients are still folded: let go of here, they would be given back by the owner's thread.
+    let mut inboxes: Vec<PeerInbox> = Vec::new();
+    let give_back = |inboxes: &mut Vec<PeerInbox>| inboxes.retain(|inbox| !inbox.is_unshared());
+    loop {
+        let next = match inboxes.is_empty() {
+            true => queue.recv().map_err(RecvTimeoutError::from),
+            false => queue.recv_timeout(LOOK_EVERY),
+        };
+        match next {
+            Ok(remains) => {
+                // The owner may have let go of some before it sent this, which may tell that all before it is undone.
+                give_back(&mut inboxes);
+                drop(remains.connection);
+                inboxes.extend(remains.inbox);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        give_back(&mut inboxes);
+    }
+}
+
+impl<T: Transport> Shard<T> {
+    /// Lets a peer go: its pins, slots and what it published without being applied are void.
+    pub(in crate::node) fn dismiss(
+        &mut self,
+        peer: u16,
+        disconnect_reason: DisconnectReason,
+        events: &mut Vec<ShardEvent>,
+    ) {
+        let Some(gone) = self.peers[usize::from(peer)].take() else { return };
+        self.news.sleepers -= usize::from(gone.sleeps);
+        self.pushed_to -= usize::from(gone.push.is_some());
+        self.frames.close_line(peer, disconnect_reason.eviction());
+        if gone.worker {
+            self.taken.leave(gone.identity);
+        }
+        self.misbehaved += u64::from(matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
+        match disconnect_reason {
+            DisconnectReason::Closed(_) => tracing::info!(peer, reason = %disconnect_reason, "peer left"),
+            _ => tracing::warn!(peer, reason = %disconnect_reason, "peer evicted"),
+        }
+        let slots = gone.inbox.slot_geometry().map_or(0, |geometry| u64::from(geometry.slots));
+        let ShardPeer { endpoint, inbox, worker, began, generation, identity, session, .. } = gone;
+        let (published, is_honest) =
+            (inbox.published(), !matches!(disconnect_reason, DisconnectReason::Misbehaved(_)));
+        let remaining = Some(inbox.clone());
+        let gone = Gone { worker, published, slots, is_honest, inbox, began, generation, identity, session };
+        events.push(ShardEvent::Left { peer, gone });
+        // Where the end of the connection keeps the peer from reading its line, this tells it the same.
+        let connection = endpoint.close(disconnect_reason.eviction().state());
+        // The nodes of a simulator run in one thread, in which nothing takes long.
+        if self.runtime.simulator().is_none() {
+            let remains = PeerRemains { connection, inbox: remaining };
+            self.departing.undo(remains, self.config.options.peers);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::Sender;
+    use std::thread::ThreadId;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::mem::{Access, DeviceKeys, HostMemory, MemoryRegion, Registration};
+    use crate::mem::{alone, true_in_a_forked_child};
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// Tells in which thread it is undone.
+    struct Noted(Sender<ThreadId>);
+
+    impl Registration for Noted {}
+
+    impl Drop for Noted {
+        fn drop(&mut self) {
+            let _unheard = self.0.send(std::thread::current().id());
+        }
+    }
+
+    /// Takes until it is told to be undone.
+    struct Held(Receiver<()>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _told = self.0.recv();
+        }
+    }
+
+    fn connection(remains: impl Send + 'static) -> PeerRemains {
+        PeerRemains { connection: Some(Box::new(remains)), inbox: None }
+    }
+
+    fn own() -> ThreadId {
+        std::thread::current().id()
+    }
+
+    #[test]
+    fn another_thread_undoes_what_is_left_before_the_owner_is_gone() {
+        let (mut departing, (hold, held), (note, noted)) = (DepartingPeers::default(), channel(), channel());
+        departing.undo(connection((Held(held), Noted(note))), 1);
+        assert!(noted.try_recv().is_err(), "the owner has waited for it");
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(hold);
+        });
+        drop(departing);
+        assert_ne!(noted.try_recv().expect("it is undone"), own());
+    }
+
+    #[test]
+    fn a_newcomer_waits_for_what_earlier_peers_have_left() {
+        let (mut departing, (hold, held)) = (DepartingPeers::default(), channel());
+        assert!(departing.undone().0.is_none(), "nothing is left");
+        departing.undo(connection(Held(held)), 1);
+        let undone = departing.undone().0.expect("something is left");
+        assert_eq!(undone.recv_timeout(Duration::from_millis(50)), Err(RecvTimeoutError::Timeout));
+        drop(hold);
+        assert_eq!(undone.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
+    }
+
+    #[test]
+    fn no_more_is_left_to_the_thread_than_there_may_be_peers_and_newcomers() {
+        let (mut departing, (hold, held), (note, noted)) = (DepartingPeers::default(), channel(), channel());
+        departing.undo(connection(Held(held)), 2);
+        (0..20).for_each(|_| departing.undo(connection(Noted(note.clone())), 2));
+        let here: Vec<_> = noted.try_iter().collect();
+        // Whether the thread has taken the first one out of the queue is not known.
+        assert!((16..=17).contains(&here.len()) && here.iter().all(|thread| *thread == own()));
+        drop(hold);
+    }
+
+    #[test]
+    fn memory_that_is_still_folded_is_given_back_by_the_thread_as_well() {
+        let (mut departing, (note, noted)) = (DepartingPeers::default(), channel());
+        let memory = HostMemory::anonymous(PeerInbox::page_bytes(0)).unwrap();
+        let page = MemoryRegion::new(memory, Access::REMOTE_WRITE, DeviceKeys::NONE, Noted(note));
+        let inbox = PeerInbox::new(page, None, Clock::new(0));
+        departing.undo(PeerRemains { connection: None, inbox: Some(inbox.clone()) }, 1);
+        let undone = departing.undone().0.expect("something is left");
+        assert_eq!(undone.recv_timeout(PATIENCE), Err(RecvTimeoutError::Disconnected));
+        assert!(noted.try_recv().is_err(), "it is still read");
+        drop(inbox);
+        assert_ne!(noted.recv_timeout(PATIENCE).expect("it is given back"), own());
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        if !alone("node::shard::departing::tests::a_forked_child_waits_for_no_thread_of_its_parent") {
+            return;
+        }
+        let (mut departing, (hold, held)) = (DepartingPeers::default(), channel());
+        departing.undo(connection(Held(held)), 1);
+        let mut departing = Some(departing);
+        let is_gone = true_in_a_forked_child(|| {
+            let (gone, is_gone) = channel();
+            let departing = departing.take();
+            std::thread::spawn(move || {
+                drop(departing);
+                let _unheard = gone.send(());
+            });
+            is_gone.recv_timeout(Duration::from_secs(10)).is_ok()
+        });
+        drop(hold);
+        assert!(is_gone);
+    }
+}
