@@ -370,22 +370,17 @@ fn who_is_let_go_reaches_nothing_though_nothing_is_undone_yet() {
         let offer =
             || Offer { message: Vec::new(), grants: regions.each_ref().map(MemoryRegion::whole).to_vec() };
         let into = verbs.allocate(64, Access::LOCAL).unwrap().whole();
-        let read = |remote: RemoteSlice| {
-            let (local, remote) = (into.slice(0, 8).unwrap(), remote.slice(0, 8).unwrap());
-            Operation::Read { local, remote, streaming: Streaming::Never }
-        };
-        let write = |granted: RemoteSlice| {
-            let remote = granted.slice(0, 8).unwrap();
-            Operation::WriteInline { data: Inline::word(1), remote }
-        };
-        let tries: [&dyn Fn(&[RemoteSlice]) -> Operation; 3] =
-            [&|granted| read(granted[0]), &|granted| read(granted[1]), &|granted| write(granted[1])];
-        for operation in tries {
+        for (index, writes) in [(0, false), (1, false), (1, true)] {
             let ([mut gone, listener], [granted, _]) = connect(&verbs, offer);
             let before = device.kept();
             let remains = listener.close(0);
             assert_eq!(device.kept(), before, "the thread that serves undoes nothing");
-            carry_out(&device, &mut gone, operation(&granted)).unwrap_err();
+            let (local, remote) = (into.slice(0, 8).unwrap(), granted[index].slice(0, 8).unwrap());
+            let operation = match writes {
+                true => Operation::WriteInline { data: Inline::word(1), remote },
+                false => Operation::Read { local, remote, streaming: Streaming::Never },
+            };
+            carry_out(&device, &mut gone, operation).unwrap_err();
             assert_eq!(regions[1].as_volatile().load_u64(0), 0, "nothing is written");
             drop(remains);
             let after = device.kept();
