@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -38,6 +39,25 @@ def free_port() -> int:
 
 def test_torchrun_starts_a_job() -> None:
     assert FITTED in run(RECIPES / "torchrun.sh")
+
+
+def test_torchrun_trains_a_module_and_goes_on_from_what_it_has_saved(tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    command = ("torchrun", "--nproc-per-node", "3", RECIPES / "torch_job.py", "--resume", "--save", saved)
+    loss = re.compile(r"^in the end: loss (\S+)$", re.MULTILINE)
+    trained = run(*command, "--steps", "200")
+    (first,) = loss.findall(trained)
+    assert "step 100: loss" in trained and "2 workers, 400 gradients" in trained and float(first) < 0.01
+    # From the initial values one step does not get there.
+    longer = run(*command, "--steps", "1")
+    (second,) = loss.findall(longer)
+    assert "2 workers, 2 gradients" in longer and float(second) < 0.01
+
+
+def test_the_parts_on_the_page_of_torch_are_those_of_the_program() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "torch.md").read_text(encoding="utf-8")
+    (parts,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert parts in (RECIPES / "torch_job.py").read_text(encoding="utf-8")
 
 
 def test_mpi_hands_the_address_of_a_publisher_over() -> None:
