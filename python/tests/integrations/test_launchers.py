@@ -51,7 +51,7 @@ def test_torchrun_trains_a_module_and_goes_on_from_what_it_has_saved(tmp_path: P
     # From the initial values one step does not get there.
     longer = run(*command, "--steps", "1")
     (second,) = loss.findall(longer)
-    assert "2 workers, 2 gradients" in longer and float(second) < 0.01
+    assert "2 workers, 2 gradients" in longer and float(second) < 0.03
 
 
 def test_the_parts_on_the_page_of_torch_are_those_of_the_program() -> None:
