@@ -174,7 +174,9 @@ fn coming_and_going_two_hundred_times_leaks_nothing() {
         for _ in 0..200 {
             round(&mut server);
         }
-        assert_eq!(held(), before, "{name}: descriptors, memory files, mappings");
+        // A thread of the server undoes what is left of a peer, a moment after that has left.
+        let is_undone = || held().iter().zip(before).all(|(held, before)| *held <= before);
+        drive(&mut server, &format!("{name}: what it held before ({before:?})"), |_| is_undone());
     }
 }
 
