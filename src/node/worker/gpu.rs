@@ -229,7 +229,8 @@ mod tests {
             step.copy_gradient_from_gpu(0, &gradient.whole(), &stream).unwrap();
             assert!(!step.is_copied().unwrap(), "the GPU has not begun");
             driver.set_unanswered(Some(UNKNOWN));
-            let waited = Duration::from_millis(20);
+            // Long enough for the worker to ask the driver meanwhile, on a busy machine, too.
+            let waited = Duration::from_secs(1);
             let late = step.publish(None, waited).unwrap_err();
             assert!(matches!(late, Error::Gpu(GpuError::NotCopied { cause: Some(_), .. })), "{late}");
             assert!(late.to_string().contains("CUDA error 999"), "{late}");
