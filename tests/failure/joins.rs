@@ -174,7 +174,9 @@ fn coming_and_going_two_hundred_times_leaks_nothing() {
         for _ in 0..200 {
             round(&mut server);
         }
-        assert_eq!(held(), before, "{name}: descriptors, memory files, mappings");
+        // Descriptors, memory files, mappings. A thread of the server gives them back.
+        let is_given_back = |_: &Server<Shm>| held().iter().zip(before).all(|(now, before)| *now <= before);
+        drive(&mut server, "it to give back what its peers had", is_given_back);
     }
 }
 
