@@ -316,6 +316,16 @@ mod tests {
         });
     }
 
+    /// Serves with one thread that is the device, too.
+    fn serve(server: &mut Server<Verbs>, device: &Unordered, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Relaxed) {
+            if !device.step() {
+                std::thread::yield_now();
+            }
+            server.poll(now()).unwrap();
+        }
+    }
+
     #[test]
     fn a_neighbour_that_does_not_answer_holds_up_no_other_peer_of_an_owner() {
         let device = Unordered::new(0, false);
@@ -324,14 +334,7 @@ mod tests {
         let mut server = server(&verbs, scheme, Idle::Poll);
         let (address, is_over, device) = (&server.address(), &AtomicBool::new(false), &device);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
-                    if !device.step() {
-                        std::thread::yield_now();
-                    }
-                    server.poll(now()).unwrap();
-                }
-            });
+            scope.spawn(move || serve(&mut server, device, is_over));
             let (_stop, _let_go) = (Stop(is_over), EndOfSilence(device));
             let options = WorkerOptions::new(scheme);
             let mut worker =
@@ -381,14 +384,7 @@ mod tests {
         let mut server = server(&verbs, scheme, Idle::Poll);
         let (address, is_over, device) = (&server.address(), &AtomicBool::new(false), &device);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while !is_over.load(Ordering::Relaxed) {
-                    if !device.step() {
-                        std::thread::yield_now();
-                    }
-                    server.poll(now()).unwrap();
-                }
-            });
+            scope.spawn(move || serve(&mut server, device, is_over));
             let _stop = Stop(is_over);
             let options = WorkerOptions::new(scheme);
             let mut worker =
