@@ -162,7 +162,10 @@ fn comes_out(committed: &str, mut compile: impl FnMut() -> Result<String, Failur
         if missing.is_empty() {
             return Ok(());
         }
-        println!("run {run} of the compiler (of {RUNS} at most): {} differ so far", named(&missing));
+        println!(
+            "run {run} of the compiler (of {RUNS} at most): not yet as they are committed: {}",
+            named(&missing)
+        );
     }
     Err(differs(format!("{RUNS} runs of the compiler never gave the committed text of {}", named(&missing))))
 }
