@@ -210,21 +210,15 @@ const FIRST: &[&str] = &["fmt", "twins", "clippy"];
 /// The steps that come last, before those of [`BESIDE`] and [`LONG`]: a run for which a machine is too slow leaves out
 /// those at the end. None of them is long, so that one that begins just before the time is over ends soon after it. The
 /// commit decides with which of them a run begins, so that a slow machine leaves out other ones at other commits.
-const LAST: &[&str] = &[
-    "faults",
-    "schemes",
-    "seeds",
-    "seeds_by_scheme",
-    "unauthenticated_peers",
-    "unit-mutants",
-    "softroce-wire",
-    "reproduce",
-    "bindings",
-];
+const LAST: &[&str] =
+    &["faults", "schemes", "unauthenticated_peers", "unit-mutants", "softroce-wire", "bindings"];
 
 /// Steps that only compute, and build where the others do not meanwhile: a run of all steps has them beside the others,
 /// one after the other in this order and at the lowest priority, since most of the others wait for much of their time.
-pub(crate) const BESIDE: &[&str] = &["slow-suites", "public-api", "fuzz", "loom", "mutants"];
+///
+/// The first builds what the last three of them run.
+pub(crate) const BESIDE: &[&str] =
+    &["slow-suites", "public-api", "fuzz", "loom", "mutants", "reproduce", "seeds", "seeds_by_scheme"];
 
 /// Steps beside which nothing else runs: they hold times against each other.
 pub(crate) const ALONE: &[&str] = &["twins"];
