@@ -339,7 +339,8 @@ fn requests_outside_of_the_grant_are_refused_one_by_one_and_change_nothing() {
         |request| Request { kind: Kind::FetchAdd, ..request },
         |request| Request { kind: Kind::Read, count: 0, bytes: 4097, ..request },
     ];
-    for (index, offence) in offences.iter().enumerate() {
+    // All offend before the first is looked at again: each is listened to for a while before it is shut out.
+    let offenders = offences.iter().enumerate().map(|(index, offence)| {
         let mut raw = Raw::connect(&mut listener, offer(vec![region.whole()]));
         let good = Request { offset: 16, ..raw.request(1) };
         raw.send(&good);
@@ -350,6 +351,10 @@ fn requests_outside_of_the_grant_are_refused_one_by_one_and_change_nothing() {
         // What comes behind it is not looked at.
         let behind = raw.request(3);
         raw.send(&behind);
+        raw
+    });
+    let offenders: Vec<Raw> = offenders.collect();
+    for (index, mut raw) in offenders.into_iter().enumerate() {
         assert!(raw.is_shut(), "offence {index}");
         let gone = wait_for("the server to notice", || raw.server.check().err());
         assert!(gone.reason.contains("not granted"), "{gone}");
