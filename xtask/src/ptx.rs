@@ -248,7 +248,7 @@ mod tests {
 
     /// What comes out one run after the other, and then the last again and again.
     fn runs(texts: &[&'static str]) -> impl FnMut() -> Result<String, Failure> {
-        let (mut left, last) = (texts.to_vec().into_iter(), texts[texts.len() - 1]);
+        let (mut left, last) = (texts.iter().copied(), texts[texts.len() - 1]);
         move || Ok(left.next().unwrap_or(last).to_string())
     }
 
