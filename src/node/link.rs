@@ -272,6 +272,7 @@ impl<E: Endpoint> Link<E> {
             FrameSource::new(&welcome, grants).ok_or(OutOfBounds { offset: 0, len: 2, available: 0 })?;
         let mut pull = Pull::new(source, scratch)?;
         pull.limit_batch(runtime.batch(u64::MAX));
+        pull.map(&endpoint);
         let delta_source = DeltaSource::new(&welcome, grants)?;
         let publish_scratch = scratch.slice(Pull::SCRATCH_BYTES, Publish::SCRATCH_BYTES)?;
         let publish = Publish::new(&welcome, grants, publish_scratch)?;
@@ -339,7 +340,9 @@ impl<E: Endpoint> Link<E> {
             epoch: link.welcome.epoch,
         };
         let scratch = transport.allocate(Pull::SCRATCH_BYTES, Access::LOCAL)?;
-        Ok((endpoint, Pull::new(source, &scratch)?))
+        let mut pull = Pull::new(source, &scratch)?;
+        pull.map(&endpoint);
+        Ok((endpoint, pull))
     }
 
     /// Begins to bring a copy: out of the pushed frames where there are some, else by pulling.
@@ -669,6 +672,7 @@ impl<E: Endpoint> Link<E> {
 
     fn lost(&mut self, source: Disconnected) -> Error {
         let source = self.failed.get_or_insert(source).clone();
+        self.pull.unmap();
         let Welcome { shard, shards, generation, .. } = self.welcome;
         // An owner that lets a peer go says so in its line and then closes the connection. The last look at the line
         // may have been before that.

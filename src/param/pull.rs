@@ -8,6 +8,7 @@ mod choose;
 mod copy;
 mod follow;
 mod included;
+mod mapped;
 mod resume;
 mod source;
 
@@ -19,6 +20,7 @@ use smallvec::SmallVec;
 pub(super) use self::copy::MAX_READ_BYTES;
 use self::copy::{BatchInFlight, READ_AHEAD};
 use self::included::Included;
+use self::mapped::Mapped;
 pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
@@ -80,6 +82,8 @@ pub struct Pull {
     included: Included,
     /// The looks at the label of each frame, made once.
     labels: Vec<WorkRequest>,
+    /// What of the source is mapped, if it is to be loaded.
+    mapped: Option<Mapped>,
     /// A look between those at the header is still to be posted for the copy at hand.
     is_look_due: bool,
     /// The word in which this peer says which frame is to stay as it is, and whether the caller brings the copies that
@@ -182,6 +186,7 @@ impl Pull {
             looks,
             included: Included::NotAsked,
             labels,
+            mapped: None,
             is_look_due: false,
             pin: None,
             is_rescued: false,
@@ -378,7 +383,7 @@ impl Pull {
     }
 
     /// Takes the label of a version that was copied whole in another way, for [`finish`](Self::finish).
-    pub(crate) fn set_label(&mut self, label: FrameLabel) {
+    pub(crate) fn set_label(&self, label: FrameLabel) {
         let line = self.scratch.as_volatile();
         for (index, word) in label.to_words().into_iter().enumerate() {
             line.store_u64(LABEL_LINE + index * 8, word);
@@ -436,7 +441,10 @@ impl Pull {
     fn step(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         match self.state {
             PullStep::Idle | PullStep::Done => Ok(false),
-            PullStep::Begin => self.look(endpoint, self.guess, BEGIN, PullStep::Status),
+            PullStep::Begin => match self.copy_mapped() {
+                true => Ok(true),
+                false => self.look(endpoint, self.guess, BEGIN, PullStep::Status),
+            },
             PullStep::Status => self.on_status(endpoint),
             PullStep::Header => self.on_header(endpoint),
             PullStep::Search => self.on_search(endpoint),

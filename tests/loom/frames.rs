@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
 use slackline::internals::mem::Access;
-use slackline::internals::param::Frames;
+use slackline::internals::param::{FrameSource, Frames};
+use slackline::internals::transport::LocalEndpoint;
 use slackline::{Clock, Version};
 
 use super::world::{Reader, endpoint_to, explore, fill, shard, words};
@@ -19,9 +20,20 @@ fn write(frames: &mut Frames, version: u64, words: &[usize]) {
 /// odd sequence and payload (`begin_fence`), or the one behind each READ (`read_fence`), a mixture is accepted.
 #[test]
 fn a_pull_is_whole_or_nothing() {
-    explore(2, |accepted| {
+    pull_whole_or_nothing(Reader::new);
+}
+
+/// The same of a pull that loads mapped memory itself, with an acquire at the first look (`mapped_acquire`) and a fence
+/// before the second one (`mapped_fence`).
+#[test]
+fn a_pull_of_mapped_memory_is_whole_or_nothing() {
+    pull_whole_or_nothing(Reader::mapped);
+}
+
+fn pull_whole_or_nothing(reader: fn(FrameSource, LocalEndpoint) -> Reader<LocalEndpoint>) {
+    explore(2, move |accepted| {
         let (mut frames, source) = shard(2, 16);
-        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let mut reader = reader(source, endpoint_to(&frames, Access::REMOTE_READ));
         let reader = thread::spawn(move || {
             reader.attempt().map(|pulled| (pulled.version.get(), words(&reader.into.whole(), [0, 1])))
         });
@@ -38,9 +50,19 @@ fn a_pull_is_whole_or_nothing() {
 /// what proves one proves the other (`second_header`, `begin_fence`, `read_fence`).
 #[test]
 fn a_frame_and_what_it_says_of_a_peers_gradients_agree() {
-    explore(2, |accepted| {
+    agree(Reader::new);
+}
+
+/// The same where memory is mapped.
+#[test]
+fn a_mapped_frame_and_what_it_says_of_a_peers_gradients_agree() {
+    agree(Reader::mapped);
+}
+
+fn agree(reader: fn(FrameSource, LocalEndpoint) -> Reader<LocalEndpoint>) {
+    explore(2, move |accepted| {
         let (mut frames, source) = shard(2, 8);
-        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+        let mut reader = reader(source, endpoint_to(&frames, Access::REMOTE_READ));
         reader.pull.ask_included(Some(0)).unwrap();
         let reader = thread::spawn(move || {
             reader.attempt().map(|pulled| (pulled.included, words(&reader.into.whole(), [0])))

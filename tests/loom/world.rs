@@ -91,6 +91,13 @@ impl<E: Endpoint> Reader<E> {
         Reader { endpoint, pull, into: region(source.geometry.payload_bytes as usize) }
     }
 
+    /// One that loads what the endpoint has mapped.
+    pub(crate) fn mapped(source: FrameSource, endpoint: E) -> Reader<E> {
+        let mut reader = Reader::new(source, endpoint);
+        reader.pull.map(&reader.endpoint);
+        reader
+    }
+
     /// One attempt at a pull, `None` if it came to nothing. Under loom no thread may wait.
     pub(crate) fn attempt(&mut self) -> Option<Pulled> {
         self.pull.start(Bound::NONE, self.into.whole(), PullOptions::default()).unwrap();

@@ -35,6 +35,8 @@ mod says {
 
 const PULLED: &str = "frames::a_pull_is_whole_or_nothing";
 const AGREES: &str = "frames::a_frame_and_what_it_says_of_a_peers_gradients_agree";
+const LOADED: &str = "frames::a_pull_of_mapped_memory_is_whole_or_nothing";
+const LOADS_AGREE: &str = "frames::a_mapped_frame_and_what_it_says_of_a_peers_gradients_agree";
 const ANNOUNCED: &str = "slots::the_owner_reads_what_was_announced";
 const LANDED: &str = "slots::a_chunk_that_has_landed_is_whole";
 const FOLLOWED: &str = "follow::a_followed_frame_is_whole";
@@ -56,7 +58,16 @@ type Notices = (&'static str, &'static str);
 /// To add one, put `mutant!` or `ordering!` where the protocol would break, and its row here.
 const MUTANTS: &[(&str, &[Notices])] = &[
     ("announce", &[(ANNOUNCED, says::OTHER_HEADER)]),
-    ("begin_fence", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE), (PINNED, says::PINNED)]),
+    (
+        "begin_fence",
+        &[
+            (AGREES, says::INCLUDED),
+            (LOADS_AGREE, says::INCLUDED),
+            (PULLED, says::MIXTURE),
+            (LOADED, says::MIXTURE),
+            (PINNED, says::PINNED),
+        ],
+    ),
     ("commit_fence", &[(FOLLOWED, says::NOT_WHOLE)]),
     ("consumed_release", &[(ANNOUNCED, says::SLOT_IN_USE)]),
     ("credit", &[(ANNOUNCED, says::SLOT_IN_USE)]),
@@ -73,6 +84,8 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("landed_attempt", &[(BEGUN_AGAIN, says::ABANDONED)]),
     ("landed_early", &[(LANDED, says::NOT_LANDED)]),
     ("latest_release", &[("frames::a_version_that_is_announced_is_whole", says::TOO_EARLY)]),
+    ("mapped_acquire", &[(LOADS_AGREE, says::INCLUDED), (LOADED, says::MIXTURE)]),
+    ("mapped_fence", &[(LOADS_AGREE, says::INCLUDED), (LOADED, says::MIXTURE)]),
     ("monotone", &[("follow::a_follower_never_goes_back", says::WENT_BACK)]),
     ("notify_fence", &[(PARKS, says::PARKED)]),
     ("pin_fence", &[(PINNED, says::PINNED)]),
@@ -82,7 +95,15 @@ const MUTANTS: &[(&str, &[Notices])] = &[
     ("read_fence", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
     ("repin_release", &[(UNPINNED, says::STILL_READ)]),
     ("restart", &[(BEGUN_AGAIN, says::ABANDONED)]),
-    ("second_header", &[(AGREES, says::INCLUDED), (PULLED, says::MIXTURE)]),
+    (
+        "second_header",
+        &[
+            (AGREES, says::INCLUDED),
+            (LOADS_AGREE, says::INCLUDED),
+            (PULLED, says::MIXTURE),
+            (LOADED, says::MIXTURE),
+        ],
+    ),
     ("sleep_fence", &[(WOKEN, says::ASLEEP)]),
     ("take_fence", &[(PARKS, says::PARKED)]),
     ("unpin_release", &[(UNPINNED, says::STILL_READ)]),

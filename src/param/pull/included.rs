@@ -13,7 +13,10 @@ pub(super) enum Included {
     /// From the header, of a frame that was pushed to this peer.
     InHeader,
     /// From this peer's word of the frame: the looks at it, made once.
-    InWords(Vec<WorkRequest>),
+    InWords {
+        peer: u16,
+        looks: Vec<WorkRequest>,
+    },
 }
 
 impl Pull {
@@ -32,7 +35,7 @@ impl Pull {
             Ok(WorkRequest::signalled(PULL_TAG, operation))
         });
         let looks = looks.collect::<Result<_, OutOfBounds>>()?;
-        self.included = Included::InWords(looks);
+        self.included = Included::InWords { peer, looks };
         Ok(())
     }
 
@@ -44,7 +47,7 @@ impl Pull {
     /// The looks at each frame that come between those at its header, if there are any.
     pub(super) fn looks_between(&self) -> Option<&[WorkRequest]> {
         match &self.included {
-            Included::InWords(looks) => Some(looks),
+            Included::InWords { looks, .. } => Some(looks),
             _ => self.options.label.then_some(&self.labels[..]),
         }
     }
@@ -54,7 +57,7 @@ impl Pull {
         match self.included {
             Included::NotAsked => None,
             Included::InHeader => Some(header.included),
-            Included::InWords(_) => Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
+            Included::InWords { .. } => Some(Clock::new(self.scratch.as_volatile().load_u64(INCLUDED_LINE))),
         }
     }
 }
