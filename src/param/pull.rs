@@ -21,6 +21,7 @@ pub(super) use self::copy::MAX_READ_BYTES;
 use self::copy::{BatchInFlight, READ_AHEAD};
 use self::included::Included;
 use self::mapped::Mapped;
+use self::resume::LEAST_PART;
 pub(crate) use self::resume::PartialCopy;
 pub use self::source::{Consistency, FrameSource, PullError, PullOptions, Pulled};
 
@@ -108,6 +109,8 @@ pub struct Pull {
     before: FrameHeader,
     frame: u8,
     copied: u64,
+    /// Where this copy has begun: behind the part that an earlier one has left.
+    begun_at: u64,
     /// The batches of it that are in flight, in order, and how much has come with those before.
     batches: SmallVec<[BatchInFlight; READ_AHEAD + 1]>,
     arrived: u64,
@@ -132,6 +135,8 @@ pub struct Pull {
     /// A header was seen that cannot be true: the next one decides.
     is_suspect: bool,
     retries: u64,
+    /// The owner has written a frame while it was copied, so that all of a long copy was for nothing.
+    has_lost_copy: bool,
     gains: u64,
     seen: Bound,
     /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
@@ -203,6 +208,7 @@ impl Pull {
             before: FrameHeader::default(),
             frame: 0,
             copied: 0,
+            begun_at: 0,
             batches: SmallVec::new(),
             arrived: 0,
             landed: 0,
@@ -218,6 +224,7 @@ impl Pull {
             failed: None,
             is_suspect: false,
             retries: 0,
+            has_lost_copy: false,
             gains: 0,
             seen: Bound::NONE,
             floor: Version::new(0),
@@ -261,7 +268,7 @@ impl Pull {
         self.options = options;
         self.amend(bound);
         self.is_suspect = false;
-        self.retries = 0;
+        (self.retries, self.has_lost_copy) = (0, false);
         self.state = PullStep::Begin;
         Ok(())
     }
@@ -473,7 +480,8 @@ impl Pull {
         }
         if self.bound.is_met_by(latest.version, smallest_clock) {
             let is_rescued = self.is_rescued && self.plain_copy().is_some();
-            if self.retries >= RETRIES_BEFORE_PIN && self.pin.is_some() && !is_rescued {
+            let pins = self.retries >= RETRIES_BEFORE_PIN || self.has_lost_copy;
+            if pins && self.pin.is_some() && !is_rescued {
                 return self.pin(endpoint, latest.frame);
             }
             if std::mem::replace(&mut self.guess, latest.frame) == latest.frame {
@@ -539,7 +547,7 @@ impl Pull {
         let unchanged = before.same_payload(&after) || mutant!("second_header");
         let is_one = unchanged && self.is_of_partial();
         if !is_one && self.options.consistency == Consistency::Whole {
-            return Ok(self.retry());
+            return Ok(self.begin_again());
         }
         // Of the later header only the sequence counts: its other words may be those of the frame's next version.
         self.accept(before)
@@ -593,6 +601,12 @@ impl Pull {
         self.retries += 1;
         self.state = if self.pinned.is_some() { PullStep::PinBegin } else { PullStep::Begin };
         true
+    }
+
+    /// Begins again with a copy of which no part is good.
+    fn begin_again(&mut self) -> bool {
+        self.has_lost_copy |= self.copy_bytes() >= LEAST_PART;
+        self.retry()
     }
 
     /// Checks what no version changes. False if another look is to decide: while an owner is replaced by its next

@@ -26,6 +26,15 @@ impl Pull {
         self.look_at_pinned(endpoint)
     }
 
+    /// Pins the frame that is being copied. If the queue is full, the next part tries again.
+    pub(super) fn pin_copied(&mut self, endpoint: &mut impl Endpoint) -> Result<(), PullError> {
+        let is_free = self.pin.is_some() && self.pinned.is_none() && !self.is_rescued;
+        if is_free && self.write_pin(endpoint, inbox::COPIES | (u64::from(self.frame) + 1))? {
+            self.pinned = Some((self.frame, 0));
+        }
+        Ok(())
+    }
+
     pub(super) fn look_at_pinned(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         match self.pinned {
             Some((frame, _)) => self.look(endpoint, frame, HEADER, PullStep::PinHeader),

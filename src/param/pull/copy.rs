@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::resume::RESUMED_BYTES;
 use super::{PULL_TAG, Pull, PullError, PullStep, VERIFY};
 use crate::mem::{Streaming, VolatileSlice};
 use crate::param::layout::FrameHeader;
@@ -13,6 +12,9 @@ use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 /// Batches that are in flight at once of a copy that tells how far it is, so that something comes while the next
 /// request is on its way.
 pub(super) const READ_AHEAD: usize = 4;
+
+/// The same of any other copy in parts, whose looks are to come soon.
+const PARTS_AHEAD: usize = 2;
 
 /// A batch of a copy that is in flight.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +36,7 @@ pub(in crate::param) const MAX_READ_BYTES: u64 = 1 << 30;
 impl Pull {
     pub(super) fn begin_payload(&mut self, before: FrameHeader, frame: u8, copied: u64) {
         (self.before, self.frame, self.copied) = (before, frame, self.resumed(before.version, copied));
-        self.arrived = self.copied;
+        (self.arrived, self.begun_at) = (self.copied, self.copied);
         self.is_look_due = self.looks_between().is_some();
     }
 
@@ -52,9 +54,13 @@ impl Pull {
     pub(super) fn may_read_ahead(&self) -> bool {
         let goes_on = match self.state {
             PullStep::Payload => {
-                self.options.chunked
+                let ahead = match self.options.chunked {
+                    true => READ_AHEAD,
+                    false => PARTS_AHEAD,
+                };
+                (self.options.chunked || self.reads_parts())
                     && self.pieces.is_none()
-                    && self.batches.len() < READ_AHEAD
+                    && self.batches.len() < ahead
                     && self.copied < self.source.geometry.payload_bytes
             }
             // The look has come, which was alone or between two batches.
@@ -69,8 +75,8 @@ impl Pull {
 
     pub(super) fn on_payload(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let total = self.source.geometry.payload_bytes;
-        if !self.prove_part() {
-            return Ok(self.retry());
+        if !self.prove_part(endpoint)? {
+            return Ok(self.begin_again());
         }
         if self.is_look_due {
             // Between the looks at the header, as the payload: what proves that one whole proves the other.
@@ -92,22 +98,18 @@ impl Pull {
         }
         let most = match self.options.chunked {
             true => (self.batch / self.source.geometry.chunk_bytes).max(1) * self.source.geometry.chunk_bytes,
-            // A reader whose owner's memory is not mapped may have to go on at another one. A copy into memory of a GPU
-            // is not gone on with, so each batch would only wait for the one before it.
-            false if self.pin.is_some() && self.options.label && !self.is_to_gpu() => {
-                RESUMED_BYTES.min(self.batch)
-            }
+            false if self.reads_parts() => self.part(),
             false => MAX_READ_BYTES,
         };
         let range = self.copied..total.min(self.copied.saturating_add(most));
         let (begin, end) = (range.start, range.end);
         if end - begin < total {
             let payload = self.payload(self.frame, range)?;
-            let look = self.look_of_part();
+            let looks = self.looks_of_part();
             // What has come by now: those in flight may be read after it.
-            let proves = look.as_ref().map(|_| self.arrived);
-            let posted = match look {
-                Some(look) => endpoint.post(&[look, payload]),
+            let proves = looks.as_ref().map(|_| self.arrived);
+            let posted = match looks {
+                Some([header, status]) => endpoint.post(&[header, status, payload]),
                 None => endpoint.post(&[payload]),
             };
             return self.read(posted, (end, proves), PullStep::Payload);
@@ -123,7 +125,7 @@ impl Pull {
         self.read(posted, (end, None), PullStep::Payload)
     }
 
-    fn is_to_gpu(&self) -> bool {
+    pub(super) fn is_to_gpu(&self) -> bool {
         matches!(self.into, Some(PayloadSlice::Gpu(_)))
     }
 

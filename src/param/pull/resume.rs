@@ -1,12 +1,18 @@
 //! Copies that go on where an earlier one has stopped, at the same owner or at another that has the same version.
 
-use super::{AFTER_LINE, Consistency, Pull, VERIFY};
+use super::{AFTER_LINE, Consistency, Pull, PullError};
 use crate::clock::Version;
-use crate::param::layout::FrameLabel;
-use crate::transport::WorkRequest;
+use crate::mem::PAGE_SIZE;
+use crate::param::layout::{FrameGeometry, FrameLabel};
+use crate::transport::{Endpoint, Flags, WorkRequest};
 
 /// Bytes that are read at a time over a connection that may break: what is lost with it at most.
 pub(super) const RESUMED_BYTES: u64 = 64 << 20;
+
+/// Parts in which requests read a copy that proves them, and the least bytes of one: how soon it is seen that the owner
+/// is faster than the copy.
+const PARTS: u64 = 16;
+pub(super) const LEAST_PART: u64 = 256 << 10;
 
 /// The begin of a version, which a pull has copied and proved before it was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,22 +63,52 @@ impl Pull {
         self.options.label && self.pieces.is_none() && self.options.consistency == Consistency::Whole
     }
 
-    /// The look at the header that proves all that has come before the next batch. Not with the first one: a label that
-    /// is still on its way would not be proved with it.
-    pub(super) fn look_of_part(&self) -> Option<WorkRequest> {
-        let looks = self.looks.get(usize::from(self.frame)).filter(|_| self.has_batch && self.proves_parts());
-        looks.map(|looks| looks[VERIFY.start].clone())
+    /// True if requests read the copy in parts. A reader whose owner's memory is not mapped may have to go on at another
+    /// owner, and may be slower than this one. A copy into memory of a GPU is not gone on with, so each part would only
+    /// wait for the one before it.
+    pub(super) fn reads_parts(&self) -> bool {
+        self.proves_parts() && self.pin.is_some() && !self.is_to_gpu()
     }
 
-    /// Takes note of what the last look proved. False if the copy has to begin again.
-    pub(super) fn prove_part(&mut self) -> bool {
-        let Some(bytes) = self.look_proves.take() else { return true };
+    /// Most bytes of such a part.
+    pub(super) fn part(&self) -> u64 {
+        let part = (self.source.geometry.payload_bytes / PARTS).next_multiple_of(PAGE_SIZE as u64);
+        part.clamp(LEAST_PART, RESUMED_BYTES).min(self.batch)
+    }
+
+    /// The looks at the header and at the status that prove all that has come before the next batch. Not with the first
+    /// one: a label that is still on its way would not be proved with it.
+    pub(super) fn looks_of_part(&self) -> Option<[WorkRequest; 2]> {
+        let looks =
+            self.looks.get(usize::from(self.frame)).filter(|_| self.has_batch && self.proves_parts())?;
+        let [.., header, mut status] = looks.clone();
+        status.flags.remove(Flags::SIGNALLED);
+        Some([header, status])
+    }
+
+    /// Takes note of what the last looks proved, and pins the frame if the owner is about to overtake the copy. False
+    /// if the copy has to begin again.
+    pub(super) fn prove_part(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let Some(bytes) = self.look_proves.take() else { return Ok(true) };
         if !self.before.same_payload(&self.header(AFTER_LINE)) || !self.is_of_partial() {
-            return false;
+            return Ok(false);
         }
         let (version, label, epoch) = (self.before.version, self.label(), self.source.epoch);
         self.partial = Some(PartialCopy { version, label, epoch, bytes });
-        true
+        if self.is_too_slow(bytes) {
+            self.pin_copied(endpoint)?;
+        }
+        Ok(true)
+    }
+
+    /// Whether the owner writes the frame again before all of it is copied, of which so many bytes are there, if both
+    /// go on as they have so far.
+    fn is_too_slow(&self, bytes: u64) -> bool {
+        let FrameGeometry { frames, payload_bytes, .. } = self.source.geometry;
+        let (latest, ..) = self.status();
+        let versions = self.before.version.behind(latest.version);
+        let (copied, all) = (bytes.saturating_sub(self.begun_at), payload_bytes - self.begun_at);
+        versions > 0 && versions.saturating_mul(all) >= u64::from(frames - 1).saturating_mul(copied)
     }
 
     /// Whether the version that is being copied, whose label is proved, is the one that the copy went on with. If it is
