@@ -39,10 +39,12 @@ pub(super) fn measure() {
         LINK / 1e6,
         EVERY.as_millis(),
     );
-    println!("peers  reads  errors  of the link  seconds of a read (least to most)  most versions behind");
+    println!(
+        "peers  reads  errors  of the link  seconds of a read (least to most)  most versions behind  published"
+    );
     for peers in PEERS {
         let begun = Instant::now();
-        let all = run(peers);
+        let (all, published) = run(peers);
         let took = begun.elapsed().as_secs_f64();
         let seconds: Vec<f64> = all.iter().flat_map(|reads| reads.seconds.iter().copied()).collect();
         let (reads, failed) = (seconds.len(), all.iter().map(|reads| reads.failed).sum::<u64>());
@@ -50,11 +52,12 @@ pub(super) fn measure() {
         let of_link = reads as f64 * BYTES as f64 / took / LINK;
         let [median, least, most] = if seconds.is_empty() { [f64::NAN; 3] } else { summary(seconds) };
         let told = format!("{median:.2} ({least:.2} to {most:.2})");
-        println!("{peers:>5} {reads:>6} {failed:>7} {of_link:>12.2} {told:>34} {stale:>21}");
+        println!("{peers:>5} {reads:>6} {failed:>7} {of_link:>12.2} {told:>34} {stale:>21} {published:>10}");
     }
 }
 
-fn run(peers: u16) -> Vec<Reads> {
+/// The reads of each reader, and the versions that were published meanwhile.
+fn run(peers: u16) -> (Vec<Reads>, u64) {
     let hosts = hosts(1 + READERS / READERS_PER_HOST);
     let address = at(&hosts[0]);
     let memory = ShardOptions { peers, ..ShardOptions::default() };
@@ -91,7 +94,7 @@ fn run(peers: u16) -> Vec<Reads> {
             std::thread::sleep((EVERY * version as u32).saturating_sub(begun.elapsed()));
         }
         is_over.store(true, Relaxed);
-        readers.into_iter().map(|reader| reader.join().expect("a reader")).collect()
+        (readers.into_iter().map(|reader| reader.join().expect("a reader")).collect(), version)
     })
 }
 

@@ -37,5 +37,5 @@ fn limit(host: &Host) {
     let tc = |arguments: String| drop(host.run("tc", &arguments.split(' ').collect::<Vec<_>>()));
     tc("qdisc add dev eth0 root handle 1: htb default 1".into());
     tc(format!("class add dev eth0 parent 1: classid 1:1 htb rate {bits}bit burst 6056 cburst 6056"));
-    tc("qdisc add dev eth0 parent 1:1 pfifo limit 1000".into());
+    tc("qdisc add dev eth0 parent 1:1 pfifo_fast".into());
 }

@@ -77,7 +77,7 @@ use std::net::SocketAddr;
 pub use error::ChannelError;
 pub use secret::{Secret, SecretError};
 pub(crate) use session::DataKeys;
-pub use socket::{SILENCE_MIN, allow_silence, listen, wait_for_slow_reader};
+pub use socket::{SILENCE_MIN, allow_silence, listen, send_first, wait_for_slow_reader};
 pub use stream::Channel;
 
 /// Version of everything that a channel says.

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -22,6 +22,10 @@ const BACKLOG: i32 = 1024;
 /// The system hands a connection over once its first bytes are there, and keeps it from the listener for about so many
 /// seconds until then. So connections that say nothing, however many, wake no thread. A client speaks first.
 const DEFER_ACCEPT: libc::c_int = 5;
+
+/// Priorities of `SO_PRIORITY` as `linux/pkt_sched.h` has them.
+const BEST_EFFORT: libc::c_int = 0;
+const INTERACTIVE: libc::c_int = 6;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -101,13 +105,29 @@ pub fn allow_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the one option that has no safe interface.
-#[allow(unsafe_code)]
+/// Has the system send what this socket says before what others of this host send, or in its turn. A question that waits
+/// behind the host's own bulk data waits for a whole queue. It is for disciplines with bands, such as `pfifo_fast`; those
+/// that take flows in turn need no telling, and what travels on is not marked.
+pub fn send_first(socket: impl AsFd, is_first: bool) -> io::Result<()> {
+    let priority = if is_first { INTERACTIVE } else { BEST_EFFORT };
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PRIORITY, priority)
+}
+
 fn defer_accept(socket: &TcpListener) -> io::Result<()> {
-    let (level, name, seconds) = (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, DEFER_ACCEPT);
+    set_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, DEFER_ACCEPT)
+}
+
+/// Sets an option that has no safe interface.
+#[allow(unsafe_code)]
+fn set_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as `socket` is borrowed, and the system reads the four bytes of an
     // integer that lives until after the call.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const seconds).cast(), 4) };
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), 4) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -460,6 +460,7 @@ impl<E: Endpoint> Link<E> {
         match progress {
             true => WaitTurn::Progress,
             false if self.pull.is_lapped() => WaitTurn::Lapped,
+            false if self.pull.keeps_up() => WaitTurn::KeepsUp,
             false if is_asked() => WaitTurn::Asked,
             false => WaitTurn::Idle,
         }

@@ -71,6 +71,14 @@ impl Runtime {
         }
     }
 
+    /// The same for a copy that follows its owner: see [`Backoff::keep_up`].
+    pub(super) async fn keep_up(&self, backoff: &mut Backoff) {
+        match &self.0 {
+            None => backoff.keep_up(),
+            Some(simulator) => self.pass(|| simulator.stand_back(backoff.count())).await,
+        }
+    }
+
     /// Goes on after a turn that found something to do, in a simulator perhaps a little later.
     #[inline]
     pub(super) async fn yield_now(&self) {

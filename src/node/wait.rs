@@ -27,6 +27,8 @@ pub struct Backoff {
     waiting_since: Option<Instant>,
     /// How long the wait had lasted when it first slept for an answer that is due.
     due_since: Option<Duration>,
+    /// It waits no longer where the machine has more to run than processors.
+    is_alone: bool,
 }
 
 impl Backoff {
@@ -40,28 +42,42 @@ impl Backoff {
     /// The part of the wait so far that a sleep takes, and the one on a crowded machine.
     const PARTS: (u32, u32) = (32, 4);
 
+    /// The part of the time between two chunks for which a sleep may miss one, and the longest.
+    const PART_OF_A_CHUNK: u32 = 8;
+    const MOST_OF_A_CHUNK: Duration = Duration::from_millis(1);
+
     /// A wait that has not begun.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// The wait of a node that is alone of its kind on its host, such as a relay that many others wait for: it does not
+    /// give way to a crowd.
+    pub(super) fn of_one_per_host() -> Self {
+        Backoff { is_alone: true, ..Self::default() }
+    }
+
     /// Something happened: begin from the start.
     #[inline]
     pub fn reset(&mut self) {
-        *self = Self::default();
+        *self = Backoff { is_alone: self.is_alone, ..Self::default() };
+    }
+
+    fn is_crowded(&self) -> bool {
+        !self.is_alone && CROWD.is_seen()
     }
 
     /// Nothing happened: stand back once.
     pub fn wait(&mut self) {
         self.due_since = None;
-        let is_crowded = CROWD.is_seen();
+        let is_crowded = self.is_crowded();
         self.wait_or(is_crowded, |waited| std::thread::sleep(Self::pause(waited, is_crowded)));
     }
 
     /// The same while the answer to a question is on its way: it comes soon, however long the wait has lasted. On a
     /// crowded machine it does not, and each look takes a turn from the process that is to answer.
     pub(super) fn wait_for_answer(&mut self) {
-        if CROWD.is_seen() {
+        if self.is_crowded() {
             return self.wait();
         }
         let mut due_since = self.due_since;
@@ -78,9 +94,15 @@ impl Backoff {
         self.wait_or(false, |_| std::thread::sleep(Self::SHORTEST));
     }
 
+    /// The same for a copy that follows its owner, of which more is about to come, whatever else the machine runs: what
+    /// is found late is passed on late.
+    pub(super) fn keep_up(&mut self) {
+        self.wait_or(false, |waited| std::thread::sleep(Self::pause_between_chunks(waited)));
+    }
+
     /// The same, and after a while until this thread is unparked (or for no reason at all).
     pub(super) fn wait_for_unpark(&mut self) {
-        self.wait_or(CROWD.is_seen(), |_| std::thread::park());
+        self.wait_or(self.is_crowded(), |_| std::thread::park());
     }
 
     /// Returns how often nothing has happened so far, and counts once more: for a simulator, which waits by itself.
@@ -97,6 +119,11 @@ impl Backoff {
             true => (Self::PARTS.1, Self::LONGEST.1),
         };
         (waited / part).clamp(Self::SHORTEST, longest)
+    }
+
+    /// The time to sleep after a wait of `waited` for a chunk.
+    fn pause_between_chunks(waited: Duration) -> Duration {
+        (waited / Self::PART_OF_A_CHUNK).clamp(Self::SHORTEST, Self::MOST_OF_A_CHUNK)
     }
 
     /// The time to sleep after a wait of `waited` for an answer that was due from `asked` on.
@@ -209,6 +236,8 @@ pub(super) enum WaitTurn<R> {
     Asked,
     /// An owner has lapped a pull, and writes on while this thread sleeps.
     Lapped,
+    /// A copy follows its owner, and more of it is about to come.
+    KeepsUp,
 }
 
 impl<R> WaitTurn<R> {
@@ -220,7 +249,7 @@ impl<R> WaitTurn<R> {
     /// The outcome of a turn with several owners: an answer of any is waited for.
     pub(super) fn or(self, other: WaitTurn<R>) -> WaitTurn<R> {
         match (&self, &other) {
-            (WaitTurn::Idle, _) | (WaitTurn::Asked, WaitTurn::Lapped) => other,
+            (WaitTurn::Idle, _) | (WaitTurn::Asked, WaitTurn::Lapped | WaitTurn::KeepsUp) => other,
             _ => self,
         }
     }
@@ -243,16 +272,22 @@ pub(super) async fn wait<R>(
         if now >= deadline {
             return Ok(None);
         }
-        match turn {
-            WaitTurn::Done(_) | WaitTurn::Progress => {
-                backoff.reset();
-                runtime.yield_now().await;
-            }
-            WaitTurn::Idle => runtime.stand_back(&mut backoff).await,
-            WaitTurn::Asked => runtime.wait_for_answer(&mut backoff).await,
-            WaitTurn::Lapped => runtime.hurry(&mut backoff).await,
-            WaitTurn::Slept => {}
+        stand_back(runtime, &mut backoff, &turn).await;
+    }
+}
+
+/// Stands back as the outcome of a turn asks for it.
+pub(super) async fn stand_back<R>(runtime: &Runtime, backoff: &mut Backoff, turn: &WaitTurn<R>) {
+    match turn {
+        WaitTurn::Done(_) | WaitTurn::Progress => {
+            backoff.reset();
+            runtime.yield_now().await;
         }
+        WaitTurn::Idle => runtime.stand_back(backoff).await,
+        WaitTurn::Asked => runtime.wait_for_answer(backoff).await,
+        WaitTurn::Lapped => runtime.hurry(backoff).await,
+        WaitTurn::KeepsUp => runtime.keep_up(backoff).await,
+        WaitTurn::Slept => {}
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub(super) use self::copy::MAX_READ_BYTES;
-use self::copy::{BatchInFlight, READ_AHEAD};
+use self::copy::{BatchInFlight, MOST_IN_FLIGHT};
 use self::included::Included;
 use self::mapped::Mapped;
 use self::resume::LEAST_PART;
@@ -66,9 +66,15 @@ struct Follow {
     version: Version,
     /// Odd sequence of the attempt that is followed, once it is known.
     sequence: Option<u64>,
-    chunks: usize,
+    /// Bytes of it that have landed as far as is known, and those that were asked for.
+    known: u64,
+    asked: u64,
     /// The attempt was seen to have ended whole.
     ended: bool,
+    /// The looks that are in flight; one has come since the last was dealt with; another one is to go.
+    looks: usize,
+    has_come: bool,
+    is_look_due: bool,
 }
 
 /// Reads frames of one source through an endpoint. A state machine: [`start`](Self::start), then
@@ -112,7 +118,7 @@ pub struct Pull {
     /// Where this copy has begun: behind the part that an earlier one has left.
     begun_at: u64,
     /// The batches of it that are in flight, in order, and how much has come with those before.
-    batches: SmallVec<[BatchInFlight; READ_AHEAD + 1]>,
+    batches: SmallVec<[BatchInFlight; MOST_IN_FLIGHT]>,
     arrived: u64,
     /// The bytes that are there of it, from its begin on.
     landed: u64,
@@ -459,7 +465,7 @@ impl Pull {
             PullStep::PinHeader => self.on_pinned(endpoint),
             PullStep::Payload => self.on_payload(endpoint),
             PullStep::Verify => self.on_verify(),
-            PullStep::FollowBegin => self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader),
+            PullStep::FollowBegin => self.look_at_followed(endpoint),
             PullStep::FollowHeader => self.on_follow(endpoint),
         }
     }
@@ -502,13 +508,7 @@ impl Pull {
         {
             // The smallest clock of the frame is known only at its end: it is followed in the hope that it satisfies
             // the bound, by a reader that would do nothing but wait otherwise.
-            self.follow = Follow {
-                frame: writing.frame,
-                version: writing.version,
-                sequence: None,
-                chunks: 0,
-                ended: false,
-            };
+            self.follow = Follow { frame: writing.frame, version: writing.version, ..Follow::default() };
             self.arrived = 0;
             self.state = PullStep::FollowBegin;
             return Ok(true);

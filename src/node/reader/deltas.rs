@@ -7,6 +7,7 @@ use super::{Destination, Fresh, Reader, RelayTurn};
 use crate::clock::Version;
 use crate::mem::{Buffer, LocalSlice, Streaming};
 use crate::node::Error;
+use crate::node::wait::WaitTurn;
 use crate::param::{Consistency, DeltaTurn, FrameLabel, PullError, PullOptions, Pulled};
 use crate::scheme::Bound;
 use crate::time::Instant;
@@ -197,5 +198,10 @@ impl<T: Transport> Reader<T> {
             None => self.link.look_around(now)?,
         }
         Ok(RelayTurn { copied, landed, retries, progress })
+    }
+
+    /// The outcome of a turn of a relay's, in which it got somewhere or did not.
+    pub(in crate::node) fn relay_turn(&self, progress: bool) -> WaitTurn<()> {
+        self.link.turn(progress)
     }
 }

@@ -8,7 +8,7 @@ use super::super::link::Link;
 use super::super::reader::RelayStep;
 use super::super::runtime::Runtime;
 use super::super::tree::ASK_FOR;
-use super::super::wait::{Backoff, retry};
+use super::super::wait::{Backoff, retry, stand_back};
 use super::super::{Error, Publisher, PublisherOptions, Reader, ReaderOptions, ReaderStatus};
 use super::BEGIN_AGAIN;
 use super::announcer::Announcer;
@@ -269,7 +269,7 @@ impl<T: Transport> Passing<T> {
         is_over: impl Fn() -> bool,
         tell: impl Fn(&Publisher<T>),
     ) -> Result<(), Error> {
-        let (mut backoff, mut told) = (Backoff::new(), self.runtime.now());
+        let (mut backoff, mut told) = (Backoff::of_one_per_host(), self.runtime.now());
         while !is_over() {
             let turn = self.turn();
             let now = self.runtime.now();
@@ -282,11 +282,9 @@ impl<T: Transport> Passing<T> {
                 }
             }
             match turn {
-                Ok(true) => {
-                    backoff.reset();
-                    self.runtime.yield_now().await;
+                Ok(progress) => {
+                    stand_back(&self.runtime, &mut backoff, &self.reader.relay_turn(progress)).await
                 }
-                Ok(false) => self.runtime.stand_back(&mut backoff).await,
                 Err(error) if is_loss(&error) => {
                     self.runtime.stand_back(&mut backoff).await;
                     self.reconnect(Some(&error)).await?;

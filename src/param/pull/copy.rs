@@ -16,6 +16,9 @@ pub(super) const READ_AHEAD: usize = 4;
 /// The same of any other copy in parts, whose looks are to come soon.
 const PARTS_AHEAD: usize = 2;
 
+/// Room for all batches and looks of a pull that are in flight.
+pub(super) const MOST_IN_FLIGHT: usize = 2 * READ_AHEAD;
+
 /// A batch of a copy that is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchInFlight {
@@ -23,7 +26,7 @@ pub(super) struct BatchInFlight {
     pub(super) end: u64,
     /// The bytes that the look which goes along with it proves.
     pub(super) proves: Option<u64>,
-    /// A follower's look goes along with it.
+    /// It is a follower's look.
     pub(super) is_look: bool,
 }
 
@@ -42,9 +45,12 @@ impl Pull {
 
     /// The first of the batches in flight has come, or failed.
     pub(super) fn take_batch(&mut self, has_come: bool) {
-        // A look that is in flight is alone.
+        // A look that is in flight is alone, unless a frame is followed.
         let batch = (!self.batches.is_empty()).then(|| self.batches.remove(0));
-        if let Some(BatchInFlight { end, proves, .. }) = batch.filter(|_| has_come) {
+        if let Some(BatchInFlight { end, proves, is_look }) = batch.filter(|_| has_come) {
+            if self.state == PullStep::FollowHeader {
+                self.take_followed(is_look);
+            }
             self.has_batch |= end > self.arrived;
             (self.arrived, self.look_proves) = (end, proves.or(self.look_proves));
         }
@@ -63,11 +69,7 @@ impl Pull {
                     && self.batches.len() < ahead
                     && self.copied < self.source.geometry.payload_bytes
             }
-            // The look has come, which was alone or between two batches.
-            PullStep::FollowHeader => {
-                self.outstanding as usize == self.batches.len()
-                    && !self.batches.iter().any(|batch| batch.is_look)
-            }
+            PullStep::FollowHeader => self.may_follow_on(),
             _ => false,
         };
         goes_on && self.failed.is_none()

@@ -1,28 +1,75 @@
 //! A pull that follows a frame which is being written, and how far any pull is.
 
-use smallvec::SmallVec;
+use std::ops::RangeInclusive;
 
-use super::copy::{BatchInFlight, MAX_READ_BYTES};
+use super::copy::{BatchInFlight, READ_AHEAD};
 use super::{BEFORE_LINE, Follow, HEADER, Pull, PullError, PullStep};
 use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
-use crate::transport::{Endpoint, Flags, WorkRequest};
+use crate::transport::Endpoint;
+
+/// Looks that are in flight at once. What one finds is as old as its way here is long, behind all that the owner has sent
+/// before it: so one goes with each piece that is read, and one more when a piece has come.
+const LOOKS_AHEAD: usize = 4;
+
+/// The least and the most bytes of a piece. [`READ_AHEAD`] of them are in flight at once, and no more: the answer to a
+/// look waits behind them.
+const PIECE_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 20;
 
 impl Pull {
+    /// True if a frame that is followed has something to be done while requests are in flight.
+    pub(super) fn may_follow_on(&self) -> bool {
+        let Follow { looks, has_come, is_look_due, asked, known, .. } = self.follow;
+        has_come || is_look_due && looks < LOOKS_AHEAD || asked < known && self.may_read_piece()
+    }
+
+    fn may_read_piece(&self) -> bool {
+        self.batches.len() - self.follow.looks < READ_AHEAD
+    }
+
+    /// A look or a piece of a frame that is followed has come.
+    pub(super) fn take_followed(&mut self, is_look: bool) {
+        match is_look {
+            true => (self.follow.looks, self.follow.has_come) = (self.follow.looks - 1, true),
+            false => self.follow.is_look_due = true,
+        }
+    }
+
+    /// Looks at the frame that is followed.
+    pub(super) fn look_at_followed(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let posted = self.look(endpoint, self.follow.frame, HEADER, PullStep::FollowHeader)?;
+        if posted {
+            self.note_look();
+        }
+        Ok(posted)
+    }
+
+    fn note_look(&mut self) {
+        (self.follow.looks, self.follow.is_look_due) = (self.follow.looks + 1, false);
+        self.batches.push(BatchInFlight { end: self.follow.asked, proves: None, is_look: true });
+    }
+
     pub(super) fn on_follow(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let mut follow = self.follow;
         let header = self.header(BEFORE_LINE);
-        let total = self.source.geometry.chunks();
+        let FrameGeometry { payload_bytes, .. } = self.source.geometry;
         let begun = follow.sequence.is_some();
         let attempt = *follow.sequence.get_or_insert(header.sequence);
-        self.follow = follow;
-        let landed = header.landed_chunks().min(total);
         let is_same = header.version == follow.version && header.sequence == attempt && !header.is_whole();
-        if is_same && landed > follow.chunks {
-            return self.read_landed(endpoint, landed);
+        if is_same {
+            follow.known = follow.known.max(self.bytes_of(header.landed_chunks()));
+        }
+        follow.has_come = false;
+        self.follow = follow;
+        if is_same && follow.asked < follow.known && self.may_read_piece() {
+            return self.read_piece(endpoint);
+        }
+        if is_same && follow.is_look_due && follow.looks < LOOKS_AHEAD && follow.asked < payload_bytes {
+            return self.look_at_followed(endpoint);
         }
         if self.outstanding > 0 {
             // What is in flight comes first.
+            self.follow.is_look_due = false;
             return Ok(false);
         }
         if header.version != follow.version {
@@ -43,8 +90,7 @@ impl Pull {
             if !self.check_header(&header)? {
                 return Ok(self.retry());
             }
-            let copied = self.bytes_of(follow.chunks);
-            self.begin_payload(header, follow.frame, copied);
+            self.begin_payload(header, follow.frame, follow.asked);
             return self.on_payload(endpoint);
         }
         if header.sequence != attempt {
@@ -53,43 +99,44 @@ impl Pull {
         Ok(self.look_again(PullStep::FollowBegin))
     }
 
-    /// Reads the chunks that have landed since the last look, in two halves, and looks again between them: how far the
-    /// owner is by then is known while the second half is still on its way.
-    fn read_landed(&mut self, endpoint: &mut impl Endpoint, landed: usize) -> Result<bool, PullError> {
-        let Follow { frame, chunks, .. } = self.follow;
-        let most = (MAX_READ_BYTES / self.source.geometry.chunk_bytes).max(1) as usize;
-        let landed = landed.min(chunks + most);
-        let half = chunks + (landed - chunks).div_ceil(2);
-        let [begin, middle, end] = [chunks, half, landed].map(|chunks| self.bytes_of(chunks));
-        let mut first = self.payload(frame, begin..middle)?;
-        first.flags.remove(Flags::SIGNALLED);
-        let look = self.looks.get(usize::from(frame)).map(|looks| looks[HEADER.start].clone());
-        let expected = self.source.geometry.payload_bytes;
-        let mut requests = SmallVec::<[WorkRequest; 3]>::new();
-        requests.extend([first, look.ok_or(PullError::Damaged { expected, found: 0 })?]);
-        if middle < end {
-            requests.push(self.payload(frame, middle..end)?);
-        }
-        let posted = endpoint.post(&requests);
+    /// Reads the next piece of what has landed, behind another look, if not too many are in flight: how far the owner is
+    /// by then is known before the piece is here.
+    fn read_piece(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
+        let Follow { frame, asked, known, looks, .. } = self.follow;
+        let rest = known - asked;
+        let bytes = (rest / 2).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end()).min(self.batch).min(rest);
+        let piece = self.payload(frame, asked..asked + bytes)?;
+        let look = self.looks.get(usize::from(frame)).filter(|_| looks < LOOKS_AHEAD);
+        let posted = match look {
+            Some(looks) => endpoint.post(&[looks[HEADER.start].clone(), piece]),
+            None => endpoint.post(&[piece]),
+        };
+        let looks_too = look.is_some();
         let posted = self.posted(posted, PullStep::FollowHeader)?;
         if posted {
-            self.batches.push(BatchInFlight { end: middle, proves: None, is_look: true });
-            if middle < end {
-                self.batches.push(BatchInFlight { end, proves: None, is_look: false });
+            if looks_too {
                 self.outstanding += 1;
+                self.note_look();
             }
+            self.batches.push(BatchInFlight { end: asked + bytes, proves: None, is_look: false });
             // What is copied again was a gain the first time.
             self.gains += u64::from(self.retries == 0);
             // The destination is being written from its begin on.
             self.partial = None;
-            self.follow.chunks = landed;
+            self.follow.asked = asked + bytes;
         }
         Ok(posted)
     }
 
     fn bytes_of(&self, chunks: usize) -> u64 {
         let FrameGeometry { chunk_bytes, payload_bytes, .. } = self.source.geometry;
-        (chunks as u64 * chunk_bytes).min(payload_bytes)
+        (chunks as u64).saturating_mul(chunk_bytes).min(payload_bytes)
+    }
+
+    /// True while more is about to come of a copy that is passed on, or that follows its owner.
+    pub(crate) fn keeps_up(&self) -> bool {
+        let has_some = self.landed().is_some_and(|(_, chunks)| chunks > 0);
+        has_some && (self.options.chunked || self.options.follow)
     }
 
     /// The version that is being copied now, and how many chunks of it are there, from its begin on. Whether they are

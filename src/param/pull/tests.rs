@@ -1,3 +1,4 @@
+use super::copy::READ_AHEAD;
 use super::*;
 use crate::mem::{Access, DeviceKeys, HostMemory, RemoteKey};
 use crate::param::layout::{FrameGeometry, inbox};
@@ -229,25 +230,35 @@ fn a_copy_that_tells_how_far_it_is_reads_ahead_and_counts_what_came() {
 }
 
 #[test]
-fn a_follower_reads_what_landed_while_half_of_it_is_in_flight() {
+fn a_follower_learns_what_landed_while_pieces_are_in_flight() {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    pull.limit_batch(128);
     let version = Version::new(1);
     let frame = frames.begin(version, |_| false).unwrap();
     let options = PullOptions { follow: true, ..PullOptions::default() };
     pull.start(Bound::version(version), region(512).whole(), options).unwrap();
     frames.progress(frame).raise(4);
-    until_in_flight(&mut pull, &mut endpoint, 2);
-    assert_eq!(pull.landed(), Some((version, 0)));
-    frames.progress(frame).raise(6);
-    // The first half and the look behind it.
-    let first = endpoint.poll().unwrap();
-    pull.complete(first);
-    pull.advance(&mut endpoint).unwrap();
-    assert_eq!(pull.landed(), Some((version, 2)));
-    while let Some(completion) = endpoint.poll() {
-        pull.complete(completion);
-        pull.advance(&mut endpoint).unwrap();
+    let complete = |pull: &mut Pull, endpoint: &mut LocalEndpoint| {
+        let completion = endpoint.poll();
+        completion.into_iter().for_each(|completion| pull.complete(completion));
+        while pull.advance(endpoint).unwrap() {}
+    };
+    while pull.follow.asked == 0 {
+        complete(&mut pull, &mut endpoint);
     }
+    // Two pieces of two chunks, each behind a look.
+    assert_eq!((pull.follow.asked, pull.follow.looks, pull.batches.len()), (256, 2, 4));
+    complete(&mut pull, &mut endpoint);
+    frames.progress(frame).raise(6);
+    // With the piece that has come another look goes, which finds more while the second piece is in flight.
+    complete(&mut pull, &mut endpoint);
+    assert_eq!((pull.landed(), pull.follow.looks), (Some((version, 2)), 2));
+    while endpoint.poll().is_some_and(|completion| {
+        pull.complete(completion);
+        while pull.advance(&mut endpoint).unwrap() {}
+        true
+    }) {}
+    assert_eq!((pull.landed(), pull.follow.asked), (Some((version, 6)), 384));
     frames.commit(frame, version, Clock::new(0));
     assert_eq!(ended(&mut pull, &mut endpoint).retries, 0);
 }
@@ -261,7 +272,7 @@ fn a_follower_copies_no_version_whose_number_is_below_its_bound() {
     pull.start(Bound::version(Version::new(5)), region(512).whole(), options).unwrap();
     for _ in 0..10 {
         turn(&mut pull, &mut endpoint);
-        assert_eq!((pull.landed(), pull.follow.chunks), (None, 0));
+        assert_eq!((pull.landed(), pull.follow.asked), (None, 0));
     }
 }
 
@@ -357,4 +368,86 @@ fn a_copy_that_its_caller_cannot_rescue_pins_where_memory_is_mapped() {
         assert_eq!(pull.is_pinned(), checksum);
         assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(1));
     }
+}
+
+#[test]
+fn a_pull_of_mapped_memory_posts_nothing_where_the_version_is_there() {
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull(2);
+    pull.map(&endpoint);
+    publish(&mut frames, Version::new(1));
+    let label = FrameLabel { origin: 5, ..FrameLabel::default() };
+    frames.set_label(frames.latest().frame, label);
+    let options = PullOptions { label: true, ..PullOptions::default() };
+    pull.start(Bound::NONE, region(64).whole(), options).unwrap();
+    assert!(pull.advance(&mut endpoint).unwrap());
+    assert_eq!((pull.outstanding, pull.take().map(|pulled| pulled.version)), (0, Some(Version::new(1))));
+    assert_eq!(pull.label(), label);
+    // A version that is waited for is asked for, and so is all else that is more than a copy.
+    pull.start(Bound::version(Version::new(2)), region(64).whole(), options).unwrap();
+    pull.advance(&mut endpoint).unwrap();
+    assert_eq!(pull.outstanding, 1);
+    publish(&mut frames, Version::new(2));
+    assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(2));
+    pull.unmap();
+    pull.start(Bound::NONE, region(64).whole(), options).unwrap();
+    pull.advance(&mut endpoint).unwrap();
+    assert_eq!(pull.outstanding, 1, "the connection is over: a request says so");
+}
+
+/// A copy of 8 parts, of which so many have come when the owner has published so many versions more.
+fn pins_after(parts: usize, versions: u64) -> bool {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(3);
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
+    pull.limit_batch(64);
+    publish(&mut frames, Version::new(1));
+    let options = PullOptions { label: true, ..PullOptions::default() };
+    pull.start(Bound::NONE, region(512).whole(), options).unwrap();
+    let mut has_published = false;
+    for _ in 0..100 {
+        pull.advance(&mut endpoint).unwrap();
+        if pull.is_pinned() || pull.state == PullStep::Verify {
+            return pull.is_pinned();
+        }
+        // One completion after the other: the bytes that have come are known exactly.
+        if let Some(completion) = endpoint.poll() {
+            pull.complete(completion);
+        }
+        if !has_published && pull.arrived == 64 * parts as u64 {
+            has_published = true;
+            (0..versions).for_each(|version| publish(&mut frames, Version::new(2 + version)));
+        }
+    }
+    panic!("the copy does not end");
+}
+
+#[test]
+fn a_copy_is_pinned_if_its_owner_would_write_the_frame_before_its_end() {
+    // In three frames the third version from here on is written over it. One version in a quarter of a copy makes four.
+    assert!(pins_after(1, 1));
+    // One in three quarters makes one.
+    assert!(!pins_after(6, 1) && !pins_after(1, 0));
+}
+
+#[test]
+fn a_copy_that_was_for_nothing_is_not_made_again_without_a_pin() {
+    let payload_bytes = LEAST_PART;
+    let geometry = FrameGeometry { frames: 2, payload_bytes, chunk_bytes: payload_bytes };
+    let (mut frames, mut endpoint, mut pull) = owner_and_pull_of(geometry);
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
+    publish(&mut frames, Version::new(1));
+    pull.start(Bound::NONE, region(payload_bytes as usize).whole(), PullOptions::default()).unwrap();
+    while pull.state != PullStep::Payload {
+        turn(&mut pull, &mut endpoint);
+    }
+    publish(&mut frames, Version::new(2));
+    publish(&mut frames, Version::new(3));
+    for _ in 0..10 {
+        turn(&mut pull, &mut endpoint);
+        if pull.is_pinned() {
+            assert_eq!(pull.retries(), 1);
+            assert_eq!(ended(&mut pull, &mut endpoint).version, Version::new(3));
+            return;
+        }
+    }
+    panic!("it does not pin");
 }

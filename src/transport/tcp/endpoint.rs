@@ -26,7 +26,7 @@ const CLOSED: &str = "this side closed the connection";
 pub struct TcpEndpoint {
     connection: Arc<Connection>,
     /// The lane of this side's requests; none on the accepting side until the peer has dialled it.
-    data: Option<Initiator>,
+    pub(super) data: Option<Initiator>,
     /// What stands before that lane where this side has a GPU.
     staged: Option<Box<StagedPosting>>,
     heartbeat: Arc<Mutex<HeartbeatLane>>,

@@ -22,6 +22,9 @@ const SEND_BYTES: usize = 1 << 20;
 /// Received at a time besides what goes straight to its memory.
 const BUFFER_BYTES: usize = 8 << 10;
 
+/// A write of so many bytes is bulk data.
+const BULK_BYTES: usize = 64 << 10;
+
 /// Words that a write of up to so many bytes carries behind its header, instead of a payload.
 const WORDS_BYTES: usize = 8 * MAX_WORDS;
 
@@ -74,6 +77,8 @@ enum Answer {
 /// Requests that are on their way, in order of posting.
 pub(super) struct Initiator {
     socket: Socket,
+    /// It has asked and told so far, and sent no bulk data: the system sends it first.
+    is_first: bool,
     epoch: u64,
     depth: usize,
     queue: VecDeque<Posted>,
@@ -115,8 +120,10 @@ struct Arriving {
 
 impl Initiator {
     pub(super) fn new(socket: Socket, epoch: u64, depth: usize) -> Initiator {
+        socket.send_first(true);
         Initiator {
             socket,
+            is_first: true,
             epoch,
             depth,
             queue: VecDeque::new(),
@@ -237,6 +244,12 @@ impl Initiator {
 
     #[inline]
     fn prepare(&mut self, request: &WorkRequest) -> Posted {
+        if self.is_first
+            && matches!(&request.operation, Operation::Write { local, .. } if local.len() >= BULK_BYTES)
+        {
+            self.is_first = false;
+            self.socket.send_first(false);
+        }
         let signalled = request.flags.contains(Flags::SIGNALLED);
         self.unasked += 1;
         // Unsignalled requests are asked about now and then, so that their queue entries and their memory come free.

@@ -39,7 +39,9 @@ impl Socket {
     /// Takes over a socket for heartbeats that a handshake is done with: it does not block, is closed on exec, waits
     /// for nothing before it sends, and gives a peer up that acknowledges nothing for seconds.
     pub(super) fn timed(channel: Channel) -> Socket {
-        Socket::of_channel(channel, true)
+        let socket = Socket::of_channel(channel, true);
+        socket.send_first(true);
+        socket
     }
 
     fn of_channel(channel: Channel, is_timed: bool) -> Socket {
@@ -66,6 +68,13 @@ impl Socket {
         });
         if let Err(error) = allowed {
             tracing::warn!(%error, "a peer that is silent for seconds will be taken for dead");
+        }
+    }
+
+    /// Has the system send what this socket says before what others of this host send, or in its turn.
+    pub(super) fn send_first(&self, is_first: bool) {
+        if let Err(error) = channel::send_first(&self.stream, is_first) {
+            tracing::debug!(%error, "requests wait behind the bulk data of this host");
         }
     }
 

@@ -392,6 +392,33 @@ fn a_peer_hears_why_its_connection_is_closed_behind_what_was_under_way() {
 }
 
 #[test]
+fn requests_are_sent_first_until_bulk_data_goes_with_them() {
+    const BULK: usize = 64 << 10;
+    let tcp = Tcp::new();
+    let mut listener = listen(&tcp);
+    let region = tcp.allocate(BULK, ALL).unwrap();
+    let (mut client, _server, received) = pair(&tcp, &mut listener, offer(vec![region.whole()]));
+    let priority = |endpoint: &TcpEndpoint| {
+        let socket = endpoint.data.as_ref().unwrap().socket();
+        socket2::SockRef::from(socket).priority().unwrap()
+    };
+    let local = tcp.allocate(BULK, Access::LOCAL).unwrap();
+    let [less, all] = [BULK - 8, BULK].map(|bytes| (local.slice(0, bytes).unwrap(), bytes as u64));
+    let streaming = Streaming::ByLength;
+    let mut post = |operation| {
+        client.post(&[WorkRequest::signalled(1, operation)]).unwrap();
+        assert_eq!(wait_for("a completion", || client.poll()).result, Ok(()));
+        priority(&client)
+    };
+    let remote = |bytes| received.grants[0].slice(0, bytes).unwrap();
+    // What it reads is sent by the other side.
+    assert_eq!(post(Operation::Read { local: all.0.clone(), remote: remote(all.1), streaming }), 6);
+    assert_eq!(post(Operation::Write { local: less.0, remote: remote(less.1), streaming }), 6);
+    assert_eq!(post(Operation::Write { local: all.0.clone(), remote: remote(all.1), streaming }), 0);
+    assert_eq!(post(Operation::Read { local: all.0, remote: remote(all.1), streaming }), 0);
+}
+
+#[test]
 fn a_peer_is_woken_between_two_answers_and_once_for_each_time() {
     // More than any buffer between the two holds.
     const BYTES: usize = 64 << 20;
