@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
 use slackline::{ElementType, ShardOptions, Table, VersionTag};
 
-use super::links::{LINK, at, hosts, transport};
+use super::links::{LINK, Queue, at, hosts, transport};
 use super::{PATIENCE, summary};
 
 /// Bytes of a version: one and a half and seven seconds of a link, so that a constant cost of each relay shows.
@@ -25,13 +25,21 @@ pub(super) fn measure(repeat: usize) {
         LINK / 1e6
     );
     println!("1 + d / c times as long as one copy of c chunks, and may take {GOAL} times that");
-    println!("     MiB  chunks  relays              seconds   of one copy  by hand  real / by hand");
+    for queue in [Queue::OneForAll, Queue::Bands] {
+        println!();
+        println!("what a host sends waits in a {} of its own", queue.name());
+        println!("     MiB  chunks  relays              seconds   of one copy  by hand  real / by hand");
+        rows(queue, repeat);
+    }
+}
+
+fn rows(queue: Queue, repeat: usize) {
     for (bytes, chunks) in BYTES.into_iter().flat_map(|bytes| CHUNKS.map(|chunks| (bytes, chunks))) {
-        let [alone, least, most] = summary(seconds(bytes, 0, chunks, repeat));
+        let [alone, least, most] = summary(seconds(queue, bytes, 0, chunks, repeat));
         let mib = bytes >> 20;
         println!("{mib:>8} {chunks:>7} {:>7} {alone:>9.2} ({least:.2} to {most:.2})", 0);
         for depth in DEPTHS {
-            let [median, least, most] = summary(seconds(bytes, depth, chunks, repeat));
+            let [median, least, most] = summary(seconds(queue, bytes, depth, chunks, repeat));
             let by_hand = 1.0 + depth as f64 / chunks as f64;
             let (of_one, ratio) = (median / alone, median / alone / by_hand);
             let verdict = if ratio <= GOAL { "" } else { "  missed" };
@@ -44,8 +52,8 @@ pub(super) fn measure(repeat: usize) {
 }
 
 /// The seconds from the call that publishes until the reader behind `depth` relays has the version, of each version.
-fn seconds(bytes: u64, depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
-    let hosts = hosts(depth + 2);
+fn seconds(queue: Queue, bytes: u64, depth: usize, chunks: u64, repeat: usize) -> Vec<f64> {
+    let hosts = hosts(depth + 2, queue);
     let memory = ShardOptions { chunk_bytes: bytes / chunks, lease: PATIENCE, ..ShardOptions::default() };
     let options = PublisherOptions { memory, ..PublisherOptions::default() };
     let at = |host: usize| at(&hosts[host]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{ElementType, ShardOptions, Table, VersionTag};
 
-use super::links::{LINK, at, hosts, transport};
+use super::links::{LINK, Queue, at, hosts, transport};
 use super::{PATIENCE, summary};
 
 /// Bytes of a version: a fifth of a second of the link.
@@ -58,7 +58,7 @@ pub(super) fn measure() {
 
 /// The reads of each reader, and the versions that were published meanwhile.
 fn run(peers: u16) -> (Vec<Reads>, u64) {
-    let hosts = hosts(1 + READERS / READERS_PER_HOST);
+    let hosts = hosts(1 + READERS / READERS_PER_HOST, Queue::OneForAll);
     let address = at(&hosts[0]);
     let memory = ShardOptions { peers, ..ShardOptions::default() };
     let publisher = hosts[0].within(|| {
