@@ -26,6 +26,10 @@ const PART_OF_LEASE: u32 = 3;
 /// Owners that are named in an answer, before the publisher.
 const CHOICES: usize = 3;
 
+/// A relay is slow if versions come to it at less than the fastest one's speed divided by this. What comes slowly cannot
+/// be passed on faster. Links that are shared now and then stay far above it.
+const SLOW: u64 = 4;
+
 /// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
 const RELAYS_MAX: usize = 4096;
 
@@ -120,7 +124,10 @@ impl Tree {
             joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
         });
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
-        if let Some(current) = current {
+        // It leaves a slow owner for one that is not.
+        let leaves =
+            |current: u64| self.is_slow(current) && chosen.first().is_some_and(|best| !self.is_slow(*best));
+        if let Some(current) = current.filter(|current| !leaves(*current)) {
             chosen.retain(|owner| *owner != current);
             chosen.insert(0, current);
         }
@@ -138,8 +145,8 @@ impl Tree {
         (number, chosen)
     }
 
-    /// The owners from which a relay of this number may read, the best one first: on its own host, then nearest to the
-    /// publisher.
+    /// The owners from which a relay of this number may read, the best one first: on its own host, then over a link that
+    /// is not slow, then nearest to the publisher.
     fn choose_for_relay(&self, joiner: &Joiner, number: u64, taken: &BTreeMap<u64, usize>) -> Vec<u64> {
         let before = self.relays.range(..number).map(|(number, _)| *number);
         let all = [TreePosition::PUBLISHER].into_iter().chain(before);
@@ -147,19 +154,23 @@ impl Tree {
             .filter(|owner| joiner.lost != Some(*owner) && self.has_branch(*owner, taken))
             .filter(|owner| self.is_reached(*owner, &joiner.host))
             .collect();
-        owners.sort_by_cached_key(|owner| (!self.is_on(*owner, &joiner.host), self.depth(*owner), *owner));
+        owners.sort_by_cached_key(|owner| {
+            (!self.is_on(*owner, &joiner.host), self.is_slow(*owner), self.depth(*owner), *owner)
+        });
         owners
     }
 
     /// The owners from which a reader is to read: a relay on its own host, then the publisher if that is there, then
-    /// the relays with most room, then the publisher wherever it is.
+    /// the relays with most room, those over a slow link last, then the publisher wherever it is.
     fn choose_for_reader(&mut self, joiner: &Joiner) -> Vec<u64> {
         let room = |number: &u64| self.relays.get(number).map_or(0, TreeRelay::room);
         let is_fit = |number: &u64| joiner.lost != Some(*number) && room(number) > 0;
         let mut owners: Vec<u64> = self.relays.keys().copied().filter(is_fit).collect();
         owners.retain(|owner| self.is_reached(*owner, &joiner.host));
-        owners
-            .sort_by_key(|owner| (!self.is_on(*owner, &joiner.host), std::cmp::Reverse(room(owner)), *owner));
+        owners.sort_by_cached_key(|owner| {
+            let is_slow = self.is_slow(*owner);
+            (!self.is_on(*owner, &joiner.host), is_slow, std::cmp::Reverse(room(owner)), *owner)
+        });
         owners.truncate(CHOICES);
         let near = owners.iter().take_while(|owner| self.is_on(**owner, &joiner.host)).count();
         let at = if self.host.shares_memory_with(&joiner.host) { near } else { owners.len() };
@@ -191,6 +202,13 @@ impl Tree {
             Some(member) => member.notice.branches.max(1),
         };
         taken.get(&owner).copied().unwrap_or(0) < usize::from(has)
+    }
+
+    /// Whether versions come to it slowly, as far as is known, beside the relay to which they come fastest.
+    fn is_slow(&self, owner: u64) -> bool {
+        let speed = |member: &TreeRelay| member.notice.speed;
+        let fastest = self.relays.values().map(speed).max().unwrap_or(0);
+        self.relays.get(&owner).is_some_and(|member| (1..fastest / SLOW).contains(&speed(member)))
     }
 
     fn is_on(&self, owner: u64, host: &Host) -> bool {
@@ -273,7 +291,7 @@ mod tests {
             let socket = format!("10.0.1.{}:{}", index % 250, 7000 + index / 250);
             let address =
                 Address::Several(vec![Address::Abstract(format!("r{index}")), socket.parse().unwrap()]);
-            let notice = RelayNotice { number: None, address, branches, room: 8, reads_from: None };
+            let notice = RelayNotice { number: None, address, branches, room: 8, reads_from: None, speed: 0 };
             Scripted { joiner: Joiner { host: Host::named(host), lost: None, relay: Some(notice) } }
         }
 
@@ -318,6 +336,46 @@ mod tests {
         let depths: Vec<_> = relays.iter().map(|relay| tree.depth(relay.number())).collect();
         // Of a binary tree: two, four, eight.
         assert_eq!(depths, [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3]);
+    }
+
+    #[test]
+    fn a_relay_with_a_slow_link_is_a_leaf_where_others_have_branches() {
+        let mut tree = tree(2);
+        let [mut slow, mut fast, mut third, mut fourth] =
+            [0, 1, 2, 3].map(|at| Scripted::new(at, &format!("h{at}"), 2));
+        // Nothing is known of any link yet, so the first relay gets the third one.
+        for relay in [&mut slow, &mut fast, &mut third] {
+            relay.announce(&mut tree, 1.0);
+        }
+        assert_eq!(third.reads_from(), Some(slow.number()));
+        for (relay, speed) in [(&mut slow, 100), (&mut fast, 1000), (&mut third, 90)] {
+            relay.notice().speed = speed;
+            relay.announce(&mut tree, 1.1);
+        }
+        third.announce(&mut tree, 1.2);
+        assert_eq!(third.reads_from(), Some(fast.number()), "it leaves the slow one");
+        fourth.announce(&mut tree, 1.3);
+        assert_eq!(fourth.reads_from(), Some(fast.number()));
+        let owners = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own()).owners;
+        assert_eq!(owners[0].number, fast.number());
+        // A half is not slow: two who share a link have as much.
+        slow.notice().speed = 500;
+        slow.announce(&mut tree, 1.4);
+        let mut fifth = Scripted::new(4, "h4", 2);
+        fifth.announce(&mut tree, 1.4);
+        assert_eq!(fifth.reads_from(), Some(slow.number()));
+    }
+
+    #[test]
+    fn where_all_other_owners_are_full_a_relay_reads_over_a_slow_link() {
+        let mut tree = tree(1);
+        let [mut first, mut second, mut third] = [0, 1, 2].map(|at| Scripted::new(at, &format!("h{at}"), 1));
+        for (relay, speed) in [(&mut first, 1000), (&mut second, 10), (&mut third, 10)] {
+            relay.announce(&mut tree, 1.0);
+            relay.notice().speed = speed;
+            relay.announce(&mut tree, 1.1);
+        }
+        assert_eq!(third.reads_from(), Some(second.number()));
     }
 
     #[test]
@@ -449,6 +507,7 @@ mod tests {
         Kill(prop::sample::Index),
         Lose(prop::sample::Index),
         Announce(prop::sample::Index),
+        Measure(prop::sample::Index, u64),
         Restart,
         Pass,
     }
@@ -460,6 +519,7 @@ mod tests {
             1 => any::<Index>().prop_map(Happening::Kill),
             1 => any::<Index>().prop_map(Happening::Lose),
             3 => any::<Index>().prop_map(Happening::Announce),
+            2 => (any::<Index>(), 0u64..100).prop_map(|(index, speed)| Happening::Measure(index, speed)),
             1 => Just(Happening::Restart),
             2 => Just(Happening::Pass),
         ]
@@ -501,6 +561,9 @@ mod tests {
                         if let Some(index) = at(index, &relays) {
                             relays[index].announce(&mut tree, seconds);
                         }
+                    }
+                    Happening::Measure(index, speed) => {
+                        at(index, &relays).map(|index| relays[index].notice().speed = speed);
                     }
                     // The publisher has forgotten all.
                     Happening::Restart => tree.relays.clear(),

@@ -9,7 +9,7 @@ use crate::clock::{Clock, Version, VersionTag};
 use crate::table::Encoding;
 
 /// Version of the layout and of the handshake. Peers of different versions refuse each other.
-pub const LAYOUT_VERSION: u64 = 12;
+pub const LAYOUT_VERSION: u64 = 13;
 
 /// First word of a control page: "SLACKLIN" in ASCII.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"SLACKLIN");

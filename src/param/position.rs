@@ -30,6 +30,8 @@ pub struct RelayNotice {
     pub room: u16,
     /// The number of the owner that it reads from now.
     pub reads_from: Option<u64>,
+    /// Bytes per second at which versions come to it from another host; 0 as long as that is not known.
+    pub speed: u64,
 }
 
 /// The publisher's answer: the owners from which to read.
@@ -140,7 +142,8 @@ pub(crate) fn position_samples() -> Vec<Vec<u8>> {
 #[cfg(any(test, fuzzing))]
 pub(super) fn joiner_sample() -> Joiner {
     let address = Address::Abstract("relay".into());
-    let relay = RelayNotice { number: Some(7), address, branches: 2, room: 60, reads_from: Some(3) };
+    let relay =
+        RelayNotice { number: Some(7), address, branches: 2, room: 60, reads_from: Some(3), speed: 1 << 30 };
     Joiner { host: Host::named("here"), lost: Some(5), relay: Some(relay) }
 }
 

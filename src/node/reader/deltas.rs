@@ -200,6 +200,11 @@ impl<T: Transport> Reader<T> {
         Ok(RelayTurn { copied, landed, retries, progress })
     }
 
+    /// True if the owner's memory is mapped: it is on this host.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.link.pins.is_some()
+    }
+
     /// The outcome of a turn of a relay's, in which it got somewhere or did not.
     pub(in crate::node) fn relay_turn(&self, progress: bool) -> WaitTurn<()> {
         self.link.turn(progress)

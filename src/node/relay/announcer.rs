@@ -152,10 +152,11 @@ impl Announcer {
         }
     }
 
-    /// The relay has room for so many more peers.
-    pub(super) fn tell(&self, room: u16) {
+    /// The relay has room for so many more peers, and versions come to it from another host at so many bytes per second
+    /// (0 if that is not known).
+    pub(super) fn tell(&self, room: u16, speed: u64) {
         if let Some(relay) = &mut self.shared.told().joiner.relay {
-            relay.room = room;
+            (relay.room, relay.speed) = (room, speed);
         }
     }
 

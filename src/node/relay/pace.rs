@@ -6,6 +6,12 @@ use crate::time::{Duration, Instant};
 /// way there and back, in which nothing comes.
 const BATCH_TIME: Duration = Duration::from_millis(10);
 
+/// Copies whose speeds are remembered: the fastest counts, since whatever else uses the link makes a copy slower.
+const COPIES: usize = 4;
+
+/// A copy of fewer bytes says little of the link.
+const MEASURED: u64 = 1 << 20;
+
 const LEAST: u64 = 64 << 10;
 const MOST: u64 = 2 << 20;
 
@@ -16,6 +22,10 @@ pub(super) struct Pace {
     bytes: Option<u64>,
     /// The bytes of the present copy that are there, and the time since which they are.
     landed: Option<(u64, Instant)>,
+    /// The first bytes of it that were there, and when.
+    begun: Option<(u64, Instant)>,
+    /// Bytes per second at which the last copies came.
+    speeds: [u64; COPIES],
 }
 
 impl Pace {
@@ -34,9 +44,33 @@ impl Pace {
                 let speed = u128::from(landed - before) * BATCH_TIME.as_nanos() / took;
                 self.bytes = Some(u64::try_from(speed).unwrap_or(MOST).clamp(LEAST, MOST));
             }
-            _ => {}
+            // It begins, or begins again.
+            (Some(landed), _) => self.begun = Some((landed, now)),
+            (None, _) => self.begun = None,
         }
         self.landed = landed.map(|landed| (landed, now));
+    }
+
+    /// The copy is complete.
+    pub(super) fn end(&mut self) {
+        if let (Some((first, begun)), Some((last, ended))) = (self.begun.take(), self.landed)
+            && last.saturating_sub(first) >= MEASURED
+        {
+            let nanos = (ended - begun).as_nanos().max(1);
+            let speed = u128::from(last - first) * 1_000_000_000 / nanos;
+            self.speeds.rotate_right(1);
+            self.speeds[0] = u64::try_from(speed).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// Bytes per second at which versions come; 0 as long as that is not known.
+    pub(super) fn speed(&self) -> u64 {
+        self.speeds.iter().copied().max().unwrap_or(0)
+    }
+
+    /// They come over another link from now on.
+    pub(super) fn forget(&mut self) {
+        *self = Pace::default();
     }
 }
 
@@ -68,5 +102,27 @@ mod tests {
         assert_eq!(pace.bytes(), LEAST);
         pace.note(Some(1 << 40), at(9_600));
         assert_eq!(pace.bytes(), MOST);
+    }
+
+    #[test]
+    fn the_speed_of_a_link_is_that_of_the_fastest_of_the_last_long_copies() {
+        let mut pace = Pace::default();
+        let mut copy = |bytes: u64, millis: u64| {
+            pace.note(Some(0), Instant::from_nanos(0));
+            pace.note(Some(bytes), Instant::from_nanos(millis * 1_000_000));
+            pace.end();
+            pace.note(None, Instant::from_nanos(millis * 1_000_000));
+            pace.speed()
+        };
+        assert_eq!(copy(1000, 1), 0, "too short");
+        assert_eq!(copy(20_000_000, 1000), 20_000_000);
+        assert_eq!(copy(20_000_000, 4000), 20_000_000);
+        assert_eq!(copy(20_000_000, 500), 40_000_000);
+        for _ in 0..3 {
+            assert_eq!(copy(20_000_000, 1000), 40_000_000);
+        }
+        assert_eq!(copy(20_000_000, 1000), 20_000_000, "it was four copies ago");
+        pace.forget();
+        assert_eq!(pace.speed(), 0);
     }
 }

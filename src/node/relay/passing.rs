@@ -134,6 +134,7 @@ impl<T: Transport + Clone> InTree<T> {
             branches: options.branches,
             room: 0,
             reads_from: None,
+            speed: 0,
         };
         let joiner = Joiner { relay: Some(notice), ..joiner };
         let began = (position.origin, position.begin_at);
@@ -305,7 +306,8 @@ impl<T: Transport> Passing<T> {
     fn is_to_move(&mut self) -> Result<bool, Error> {
         let Upstream::Tree(announcer) = &mut self.upstream else { return Ok(false) };
         // Readers are sent here once there is something to read.
-        announcer.tell(if self.has_copied { self.publisher.room() } else { 0 });
+        let room = if self.has_copied { self.publisher.room() } else { 0 };
+        announcer.tell(room, if self.reader.is_mapped() { 0 } else { self.pace.speed() });
         if self.origin.is_some_and(|origin| origin != announcer.origin()) {
             return Err(Error::AnotherPublisher);
         }
@@ -326,6 +328,9 @@ impl<T: Transport> Passing<T> {
         self.reader.read_at_a_time(self.pace.bytes());
         let turn = self.reader.relay(memory, least, self.publisher.served()?, step, now)?;
         let chunk_bytes = self.reader.geometry().chunk_bytes;
+        if turn.copied.is_some() {
+            self.pace.end();
+        }
         self.pace.note(turn.landed.map(|(_, chunks)| chunks as u64 * chunk_bytes), now);
         // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
         self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
@@ -382,6 +387,7 @@ impl<T: Transport> Passing<T> {
             None => tracing::info!(next = %address, "the publisher names another owner"),
         }
         self.reader.give_up_relay();
+        self.pace.forget();
         self.begin_again(RelayStep::Begin);
         let chunk_bytes = self.reader.geometry().chunk_bytes;
         let waits = matches!(self.upstream, Upstream::Listed(..));

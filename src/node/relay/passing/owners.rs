@@ -31,7 +31,8 @@ mod tests {
             let mut empty = Publisher::new(Shm::new(), &Address::random(), table, options.clone()).unwrap();
             if is_behind_another {
                 let address = empty.address();
-                let notice = RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None };
+                let notice =
+                    RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None, speed: 0 };
                 let joiner = Joiner { host: Host::own(), lost: None, relay: Some(notice) };
                 let position = complete(ShmLink::ask_position(&transport, &root, joiner, PATIENCE)).unwrap();
                 empty.begin_as_relay(position.origin);
@@ -103,7 +104,7 @@ mod tests {
         // No process listens at the address of the relay, which said that it has room and was killed then.
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let address = gone.to_string().parse().unwrap();
-        let notice = RelayNotice { number: None, address, branches: 1, room: 8, reads_from: None };
+        let notice = RelayNotice { number: None, address, branches: 1, room: 8, reads_from: None, speed: 0 };
         let joiner = Joiner { host: Host::named("elsewhere"), lost: None, relay: Some(notice) };
         complete(Link::<<Tcp as Transport>::Endpoint>::ask_position(&Tcp::new(), &root, joiner, PATIENCE))
             .unwrap();
@@ -130,7 +131,8 @@ mod tests {
             let (publisher, other) = (publisher(8192, 1024), publisher(bytes, chunk_bytes));
             // What takes the only branch of the publisher says that it is a relay, and is this other publisher.
             let address = other.address();
-            let notice = RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None };
+            let notice =
+                RelayNotice { number: None, address, branches: 1, room: 0, reads_from: None, speed: 0 };
             let joiner = Joiner { host: Host::own(), lost: None, relay: Some(notice) };
             let (transport, root) = (Shm::new(), publisher.address());
             complete(ShmLink::ask_position(&transport, &root, joiner, PATIENCE)).unwrap();
