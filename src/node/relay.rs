@@ -81,9 +81,8 @@ impl Relay {
     /// Joins the tree that the publisher at `publisher` arranges of its relays, and begins to serve at `address`. The
     /// publisher says from whom this relay reads: a relay on the same host if there is one, else the owner nearest to
     /// the publisher that has a branch left ([`PublisherOptions::branches`]) and to which versions do not come slowly.
-    /// The relay announces itself three times
-    /// in a lease of the publisher's, and moves when it is told to, or when its owner is lost. Readers find it by
-    /// [`ReaderOptions::in_tree`](crate::node::ReaderOptions::in_tree).
+    /// The relay announces itself three times in a lease of the publisher's, and moves when it is told to, or when its
+    /// owner is lost. Readers find it by [`ReaderOptions::in_tree`](crate::node::ReaderOptions::in_tree).
     ///
     /// `address` is told to others: it must be one at which they reach it. If the publisher has a successor at its
     /// address, the relay ends its readers' connections and begins again with the successor's versions.

@@ -8,7 +8,7 @@ use slackline::internals::param::{FrameSource, Frames};
 use slackline::internals::transport::LocalEndpoint;
 use slackline::{Clock, Version};
 
-use super::world::{Reader, endpoint_to, explore, fill, shard, words};
+use super::world::{READERS, Reader, endpoint_to, explore, fill, shard, words};
 
 fn write(frames: &mut Frames, version: u64, words: &[usize]) {
     let frame = frames.begin(Version::new(version), |_| false).unwrap();
@@ -88,28 +88,33 @@ fn agree(reader: fn(FrameSource, LocalEndpoint) -> Reader<LocalEndpoint>) {
 /// Without the release store of `latest` (`latest_release`) its frame may not look whole yet.
 #[test]
 fn a_version_that_is_announced_is_whole() {
-    explore(3, |accepted| {
-        let (mut frames, source) = shard(2, 8);
-        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.get()));
-        write(&mut frames, 1, &[0]);
-        let version = reader.join().unwrap();
-        assert!(version.is_some(), "the latest version was announced before its frame was whole");
-        accepted.fetch_add(version.unwrap_or(0) as usize, Relaxed);
-    });
+    for reader in READERS {
+        explore(3, move |accepted| {
+            let (mut frames, source) = shard(2, 8);
+            let mut reader = reader(source, endpoint_to(&frames, Access::REMOTE_READ));
+            let reader = thread::spawn(move || reader.attempt().map(|pulled| pulled.version.get()));
+            write(&mut frames, 1, &[0]);
+            let version = reader.join().unwrap();
+            assert!(version.is_some(), "the latest version was announced before its frame was whole");
+            accepted.fetch_add(version.unwrap_or(0) as usize, Relaxed);
+        });
+    }
 }
 
 /// A reader never pulls an older version than it has pulled before.
 #[test]
 fn pulls_are_monotone() {
-    explore(2, |accepted| {
-        let (mut frames, source) = shard(2, 8);
-        let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
-        let reader = thread::spawn(move || [(); 2].map(|()| reader.attempt().map(|pulled| pulled.version)));
-        write(&mut frames, 1, &[0]);
-        if let [Some(first), Some(second)] = reader.join().unwrap() {
-            assert!(first <= second, "{first:?}, then {second:?}");
-            accepted.fetch_add(1, Relaxed);
-        }
-    });
+    for reader in READERS {
+        explore(2, move |accepted| {
+            let (mut frames, source) = shard(2, 8);
+            let mut reader = reader(source, endpoint_to(&frames, Access::REMOTE_READ));
+            let reader =
+                thread::spawn(move || [(); 2].map(|()| reader.attempt().map(|pulled| pulled.version)));
+            write(&mut frames, 1, &[0]);
+            if let [Some(first), Some(second)] = reader.join().unwrap() {
+                assert!(first <= second, "{first:?}, then {second:?}");
+                accepted.fetch_add(1, Relaxed);
+            }
+        });
+    }
 }

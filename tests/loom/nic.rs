@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::push::pushed;
 use super::slots::announced;
-use super::world::{CONTROL, FRAMES, explore};
+use super::world::{CONTROL, FRAMES, READERS, explore};
 
 /// Every order of a payload's two words, and the same orders of whatever is longer.
 const ORDERS: usize = 2;
@@ -29,9 +29,9 @@ fn the_owner_reads_what_a_nic_announced() {
 
 #[test]
 fn a_version_that_a_nic_pushed_is_pulled_whole_or_not_at_all() {
-    for order in 0..ORDERS {
+    for (order, reader) in (0..ORDERS).flat_map(|order| READERS.map(|reader| (order, reader))) {
         explore(3, move |accepted| {
-            pushed(accepted, |frames| {
+            pushed(accepted, reader, |frames| {
                 let regions =
                     [(CONTROL, frames.control().clone()), (FRAMES, frames.memory().host().unwrap().clone())];
                 Nic::new(order, regions.into())

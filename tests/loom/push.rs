@@ -4,26 +4,31 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use loom::thread;
 use slackline::internals::mem::Access;
-use slackline::internals::param::{FrameHeader, Push, PushGrant};
-use slackline::internals::transport::Endpoint;
+use slackline::internals::param::{FrameHeader, FrameSource, Push, PushGrant};
+use slackline::internals::transport::{Endpoint, LocalEndpoint};
 use slackline::{Clock, Version};
 
-use super::world::{EPOCH, Reader, endpoint_to, explore, fill, region, shard, words};
+use super::world::{EPOCH, READERS, Reader, endpoint_to, explore, fill, region, shard, words};
 
 /// Frame 0 is pushed over while the reader copies it. Without the header that says so first (`push_mark`), or the order
 /// of writes that an endpoint promises (`write_fence`), a mixture is accepted.
 #[test]
 fn a_pushed_version_is_pulled_whole_or_not_at_all() {
-    explore(3, |accepted| pushed(accepted, |frames| endpoint_to(frames, Access::REMOTE_WRITE)));
+    for reader in READERS {
+        explore(3, move |accepted| {
+            pushed(accepted, reader, |frames| endpoint_to(frames, Access::REMOTE_WRITE));
+        });
+    }
 }
 
 /// Pushes versions 1 and 2 through the endpoint that `connect` makes.
 pub(crate) fn pushed<E: Endpoint>(
     accepted: &std::sync::atomic::AtomicUsize,
+    reader: fn(FrameSource, LocalEndpoint) -> Reader<LocalEndpoint>,
     connect: impl Fn(&slackline::internals::param::Frames) -> E,
 ) {
     let (frames, source) = shard(2, 16);
-    let mut reader = Reader::new(source, endpoint_to(&frames, Access::REMOTE_READ));
+    let mut reader = reader(source, endpoint_to(&frames, Access::REMOTE_READ));
     reader.pull.ask_included(None).unwrap();
     let mut endpoint = connect(&frames);
     let payloads = [1, 2].map(|version| {

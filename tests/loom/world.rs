@@ -78,6 +78,10 @@ pub(crate) fn endpoint_to(frames: &Frames, access: Access) -> LocalEndpoint {
     endpoint
 }
 
+/// The ways in which a reader is made: one that asks for everything, and one that loads what is mapped.
+pub(crate) const READERS: [fn(FrameSource, LocalEndpoint) -> Reader<LocalEndpoint>; 2] =
+    [Reader::new, Reader::mapped];
+
 /// A reader with memory of its own.
 pub(crate) struct Reader<E> {
     pub(crate) endpoint: E,
