@@ -105,9 +105,9 @@ pub fn allow_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the system send what this socket says before what others of this host send, or in its turn. A question that waits
-/// behind the host's own bulk data waits for a whole queue. It is for disciplines with bands, such as `pfifo_fast`; those
-/// that take flows in turn need no telling, and what travels on is not marked.
+/// Has the system send what this socket says before what others of this host send, or in its turn. A question that
+/// waits behind the host's own bulk data waits for a whole queue. Queueing disciplines with bands go by it, such as
+/// `pfifo_fast`; those that take flows in turn need no telling. Nothing is marked on the wire.
 pub fn send_first(socket: impl AsFd, is_first: bool) -> io::Result<()> {
     let priority = if is_first { INTERACTIVE } else { BEST_EFFORT };
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PRIORITY, priority)

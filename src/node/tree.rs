@@ -26,8 +26,8 @@ const PART_OF_LEASE: u32 = 3;
 /// Owners that are named in an answer, before the publisher.
 const CHOICES: usize = 3;
 
-/// A relay is slow if versions come to it at less than the fastest one's speed divided by this. What comes slowly cannot
-/// be passed on faster. Links that are shared now and then stay far above it.
+/// A relay is slow if versions come to it at less than the fastest one's speed divided by this. What comes slowly
+/// cannot be passed on faster. Links that are shared now and then stay far above it.
 const SLOW: u64 = 4;
 
 /// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
@@ -145,8 +145,8 @@ impl Tree {
         (number, chosen)
     }
 
-    /// The owners from which a relay of this number may read, the best one first: on its own host, then over a link that
-    /// is not slow, then nearest to the publisher.
+    /// The owners from which a relay of this number may read, the best one first: on its own host, then over a link
+    /// that is not slow, then nearest to the publisher.
     fn choose_for_relay(&self, joiner: &Joiner, number: u64, taken: &BTreeMap<u64, usize>) -> Vec<u64> {
         let before = self.relays.range(..number).map(|(number, _)| *number);
         let all = [TreePosition::PUBLISHER].into_iter().chain(before);
@@ -563,7 +563,9 @@ mod tests {
                         }
                     }
                     Happening::Measure(index, speed) => {
-                        at(index, &relays).map(|index| relays[index].notice().speed = speed);
+                        if let Some(index) = at(index, &relays) {
+                            relays[index].notice().speed = speed;
+                        }
                     }
                     // The publisher has forgotten all.
                     Happening::Restart => tree.relays.clear(),

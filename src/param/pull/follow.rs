@@ -8,8 +8,8 @@ use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
 use crate::transport::Endpoint;
 
-/// Looks that are in flight at once. What one finds is as old as its way here is long, behind all that the owner has sent
-/// before it: so one goes with each piece that is read, and one more when a piece has come.
+/// Looks that are in flight at once. What one finds is as old as its way here is long, behind all that the owner has
+/// sent before it: so one goes with each piece that is read, and one more when a piece has come.
 const LOOKS_AHEAD: usize = 4;
 
 /// The least and the most bytes of a piece. [`READ_AHEAD`] of them are in flight at once, and no more: the answer to a
@@ -99,8 +99,8 @@ impl Pull {
         Ok(self.look_again(PullStep::FollowBegin))
     }
 
-    /// Reads the next piece of what has landed, behind another look, if not too many are in flight: how far the owner is
-    /// by then is known before the piece is here.
+    /// Reads the next piece of what has landed, behind another look, if not too many are in flight: how far the owner
+    /// is by then is known before the piece is here.
     fn read_piece(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let Follow { frame, asked, known, looks, .. } = self.follow;
         let rest = known - asked;

@@ -63,9 +63,9 @@ impl Pull {
         self.options.label && self.pieces.is_none() && self.options.consistency == Consistency::Whole
     }
 
-    /// True if requests read the copy in parts. A reader whose owner's memory is not mapped may have to go on at another
-    /// owner, and may be slower than this one. A copy into memory of a GPU is not gone on with, so each part would only
-    /// wait for the one before it.
+    /// True if requests read the copy in parts. A reader whose owner's memory is not mapped may have to go on at
+    /// another owner, and may be slower than this one. A copy into memory of a GPU is not gone on with, so each part
+    /// would only wait for the one before it.
     pub(super) fn reads_parts(&self) -> bool {
         self.proves_parts() && self.pin.is_some() && !self.is_to_gpu()
     }
