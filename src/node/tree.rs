@@ -124,12 +124,13 @@ impl Tree {
             joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
         });
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
-        // It leaves a slow owner for one that is not.
-        let leaves =
-            |current: u64| self.is_slow(current) && chosen.first().is_some_and(|best| !self.is_slow(*best));
-        if let Some(current) = current.filter(|current| !leaves(*current)) {
+        if let Some(current) = current {
+            // It leaves a slow owner for one that is not.
+            let leaves = self.is_slow(current) && chosen.first().is_some_and(|best| !self.is_slow(*best));
             chosen.retain(|owner| *owner != current);
-            chosen.insert(0, current);
+            if !leaves {
+                chosen.insert(0, current);
+            }
         }
         chosen.truncate(CHOICES);
         if chosen.is_empty() {

@@ -29,6 +29,7 @@ mod tests {
         ("src/param/inbox.rs", "param_words"),
         ("src/param/pin.rs", "param_words"),
         ("src/param/pull.rs", "param_words"),
+        ("src/param/pull/mapped.rs", "param_words"),
         ("src/trace/mod.rs", "trace"),
         ("src/transport/wireup/message.rs", "wireup"),
     ];
