@@ -14,6 +14,7 @@ mod weights {
     pub(super) mod relay;
     mod resume;
     pub(super) mod silence;
+    mod slow_link;
     pub(super) mod tables;
     pub(super) mod tree;
 }
