@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::copy::{BatchInFlight, READ_AHEAD};
+use super::copy::{BatchInFlight, MAX_READ_BYTES, READ_AHEAD};
 use super::{BEFORE_LINE, Follow, HEADER, Pull, PullError, PullStep};
 use crate::clock::Version;
 use crate::param::layout::FrameGeometry;
@@ -104,17 +104,22 @@ impl Pull {
     fn read_piece(&mut self, endpoint: &mut impl Endpoint) -> Result<bool, PullError> {
         let Follow { frame, asked, known, looks, .. } = self.follow;
         let rest = known - asked;
-        let bytes = (rest / 2).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end()).min(self.batch).min(rest);
+        // Mapped memory is copied at once, a long piece by several threads: nothing is in flight then.
+        let most = match self.mapped {
+            Some(_) => MAX_READ_BYTES,
+            None => (rest / 2).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end()),
+        };
+        let bytes = most.min(self.batch).min(rest);
         let piece = self.payload(frame, asked..asked + bytes)?;
         let look = self.looks.get(usize::from(frame)).filter(|_| looks < LOOKS_AHEAD);
         let posted = match look {
             Some(looks) => endpoint.post(&[looks[HEADER.start].clone(), piece]),
             None => endpoint.post(&[piece]),
         };
-        let looks_too = look.is_some();
+        let has_look = look.is_some();
         let posted = self.posted(posted, PullStep::FollowHeader)?;
         if posted {
-            if looks_too {
+            if has_look {
                 self.outstanding += 1;
                 self.note_look();
             }
