@@ -218,9 +218,9 @@ pub struct slackline_reader_status {
     pub peer: u64,
     /// The newest version that it has copied, by its own word, or `SLACKLINE_NO_VERSION`.
     pub holds: u64,
-    /// The version that it reads in place now, or `SLACKLINE_NO_VERSION`.
+    /// The version whose frame it pins now, to read it in place or to copy it, or `SLACKLINE_NO_VERSION`.
     pub pins: u64,
-    /// The number of versions by which the newer of the two is behind the latest.
+    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the latest.
     pub behind: u64,
 }
 

@@ -90,7 +90,7 @@ pub unsafe extern "C" fn slackline_publisher_wait(
         let (version, timeout) = (Version::new(version), Duration::from_millis(timeout_ms));
         let holding = |publishing: &Publishing| {
             let statuses = publishing.readers();
-            statuses.iter().filter(|reader| reader.holds.max(reader.pins) >= Some(version)).count()
+            statuses.iter().filter(|reader| reader.has(version)).count()
         };
         let wait = |publishing: &mut Publishing| {
             if publishing.look_until(timeout, |publishing| holding(publishing) >= readers) {

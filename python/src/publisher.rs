@@ -350,13 +350,13 @@ impl PyReaderStatus {
         self.0.holds.map(Version::get)
     }
 
-    /// The version that it has pinned, if it has.
+    /// The version whose frame it pins now, if it does: it reads it in place, or copies it.
     #[getter]
     fn pins(&self) -> Option<u64> {
         self.0.pins.map(Version::get)
     }
 
-    /// The number of versions by which that is behind the newest.
+    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the newest of all.
     #[getter]
     fn behind(&self) -> u64 {
         self.0.behind

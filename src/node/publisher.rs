@@ -63,11 +63,25 @@ pub struct ReaderStatus {
     pub peer: u16,
     /// The newest version that it has copied, by its own word; `None` before the first.
     pub holds: Option<Version>,
-    /// The version that it reads in place now.
+    /// The version whose frame it pins now: it reads it in place, or copies it.
     pub pins: Option<Version>,
-    /// The number of versions by which the newer of the two is behind the latest; of a reader that has none, all
-    /// versions so far.
+    /// The number of versions by which the newest one that it has, as a copy or in place, is behind the latest; of a
+    /// reader that has none, all versions so far.
     pub behind: u64,
+    /// It does not have yet what it pins.
+    is_copying: bool,
+}
+
+impl ReaderStatus {
+    /// Whether it has this version or a newer one, as a copy or in place.
+    #[doc(hidden)]
+    pub fn has(&self, version: Version) -> bool {
+        self.newest() >= Some(version)
+    }
+
+    fn newest(&self) -> Option<Version> {
+        self.holds.max(self.pins.filter(|_| !self.is_copying))
+    }
 }
 
 /// Publishes versions of a table: a trainer's weights, say, for rollout workers.
@@ -167,11 +181,12 @@ impl<T: Transport> Publisher<T> {
         let status = |(peer, reader): (u16, &ShardPeer<T::Endpoint>)| {
             // A reader that says what cannot be deceives about itself alone.
             let holds = reader.inbox.held().filter(|version| *version <= latest);
-            let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.reads_in_place(*frame));
+            let pinned = (0..frames.geometry().frames).find(|frame| reader.inbox.pins(*frame));
             let header = pinned.map(|frame| frames.header(frame));
             let pins = header.filter(FrameHeader::is_whole).map(|header| header.version);
-            let behind = holds.max(pins).unwrap_or_default().behind(latest);
-            ReaderStatus { peer, holds, pins, behind }
+            let is_copying = !pinned.is_some_and(|frame| reader.inbox.reads_in_place(frame));
+            let status = ReaderStatus { peer, holds, pins, behind: 0, is_copying };
+            ReaderStatus { behind: status.newest().unwrap_or_default().behind(latest), ..status }
         };
         let peers = (0..).zip(&self.shard.peers);
         peers.filter_map(|(peer, reader)| Some((peer, reader.as_ref()?))).map(status).collect()

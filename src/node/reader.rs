@@ -137,6 +137,8 @@ pub(super) struct RelayTurn {
     pub(super) copied: Option<(Version, FrameLabel)>,
     /// The version that is being copied, and how many chunks of it are there.
     pub(super) landed: Option<(Version, usize)>,
+    /// Some of them are asked for: they come as fast as the link brings them.
+    pub(super) has_asked: bool,
     /// The number of times that the copy was begun again.
     pub(super) retries: u64,
     pub(super) progress: bool,

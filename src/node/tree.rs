@@ -26,8 +26,8 @@ const PART_OF_LEASE: u32 = 3;
 /// Owners that are named in an answer, before the publisher.
 const CHOICES: usize = 3;
 
-/// A relay is slow if versions come to it at less than the fastest one's speed divided by this. What comes slowly
-/// cannot be passed on faster. Links that are shared now and then stay far above it.
+/// A relay is slow if versions come to it at less than the usual speed divided by this. What comes slowly cannot be
+/// passed on faster. Links that are shared now and then stay far above it.
 const SLOW: u64 = 4;
 
 /// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
@@ -49,6 +49,8 @@ pub(super) struct Tree {
     relays: BTreeMap<u64, TreeRelay>,
     /// The time at which the publisher last looked who has come.
     looked: Option<Instant>,
+    /// The speed at which versions usually come to a relay, in bytes per second; 0 as long as it is not known.
+    usual_speed: u64,
 }
 
 #[derive(Debug)]
@@ -58,12 +60,15 @@ struct TreeRelay {
     heard: Instant,
     /// Readers that were sent there since.
     sent: u16,
+    /// The owner that it has lost last, or that has refused it.
+    lost: Option<u64>,
 }
 
 impl Tree {
     /// A tree without relays, of a publisher on `host` that lets so many relays read from it.
     pub(super) fn new(began: (u64, Version), host: Host, branches: u16, lease: Duration) -> Tree {
-        Tree { began, host, branches: branches.max(1), lease, relays: BTreeMap::new(), looked: None }
+        let (branches, relays) = (branches.max(1), BTreeMap::new());
+        Tree { began, host, branches, lease, relays, looked: None, usual_speed: 0 }
     }
 
     /// The publisher is about to look who has come. The time for which it did not look, because it computed or was
@@ -86,6 +91,7 @@ impl Tree {
         own: &Address,
     ) -> TreePosition {
         self.relays.retain(|_, member| now.saturating_since(member.heard) < self.lease);
+        self.usual_speed = self.median_speed();
         let again_ns = u64::try_from((self.lease / PART_OF_LEASE).as_nanos()).unwrap_or(u64::MAX);
         let (number, chosen) = match &joiner.relay {
             Some(notice) => self.admit(joiner, notice, now, fresh),
@@ -123,13 +129,19 @@ impl Tree {
         let current = notice.reads_from.filter(|owner| {
             joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
         });
+        let before = self.relays.get(&number).and_then(|member| member.lost);
+        let lost = joiner.lost.or(before);
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
         if let Some(current) = current {
-            // It leaves a slow owner for one that is not.
-            let leaves = self.is_slow(current) && chosen.first().is_some_and(|best| !self.is_slow(*best));
+            // It leaves a slow owner, from which versions come over a link, for one that is not slow, has room, and has
+            // never been lost to it.
+            let is_better =
+                |owner: &u64| !self.is_slow(*owner) && self.has_room(*owner) && lost != Some(*owner);
             chosen.retain(|owner| *owner != current);
-            if !leaves {
-                chosen.insert(0, current);
+            let leaves = notice.speed > 0 && self.is_slow(current) && chosen.iter().any(is_better);
+            match leaves {
+                true => chosen.sort_by_key(|owner| !is_better(owner)),
+                false => chosen.insert(0, current),
             }
         }
         chosen.truncate(CHOICES);
@@ -142,7 +154,8 @@ impl Tree {
             let oldest = self.relays.iter().min_by_key(|(_, member)| member.heard).map(|(number, _)| *number);
             oldest.and_then(|number| self.relays.remove(&number));
         }
-        self.relays.insert(number, TreeRelay { host: joiner.host.clone(), notice, heard: now, sent: 0 });
+        self.relays
+            .insert(number, TreeRelay { host: joiner.host.clone(), notice, heard: now, sent: 0, lost });
         (number, chosen)
     }
 
@@ -205,11 +218,40 @@ impl Tree {
         taken.get(&owner).copied().unwrap_or(0) < usize::from(has)
     }
 
-    /// Whether versions come to it slowly, as far as is known, beside the relay to which they come fastest.
+    /// Whether one more process may read from it.
+    fn has_room(&self, owner: u64) -> bool {
+        self.relays.get(&owner).is_none_or(|member| member.room() > 0)
+    }
+
+    /// Whether versions come to it slowly, as far as is known, beside the usual speed.
     fn is_slow(&self, owner: u64) -> bool {
-        let speed = |member: &TreeRelay| member.notice.speed;
-        let fastest = self.relays.values().map(speed).max().unwrap_or(0);
-        self.relays.get(&owner).is_some_and(|member| (1..fastest / SLOW).contains(&speed(member)))
+        (1..self.usual_speed / SLOW).contains(&self.speed(owner))
+    }
+
+    /// The speed at which versions come to it, or to the owner that it has them from over no link that was measured; 0
+    /// if none is known.
+    fn speed(&self, number: u64) -> u64 {
+        let mut at = number;
+        while let Some(TreeRelay { notice, .. }) = self.relays.get(&at) {
+            // Each reads from a smaller number than its own.
+            match notice.reads_from.filter(|owner| notice.speed == 0 && *owner < at) {
+                Some(owner) => at = owner,
+                None => return notice.speed,
+            }
+        }
+        0
+    }
+
+    /// The median speed of the relays that no other one slows down: they read from the publisher, or from a relay to
+    /// which versions come over no link. One whose link is far faster, as between two pods of one host, makes no other
+    /// one slow.
+    fn median_speed(&self) -> u64 {
+        let is_first =
+            |member: &&TreeRelay| member.notice.reads_from.is_some_and(|owner| self.speed(owner) == 0);
+        let first = self.relays.values().filter(is_first).map(|member| member.notice.speed);
+        let mut speeds: Vec<u64> = first.filter(|speed| *speed > 0).collect();
+        speeds.sort_unstable();
+        speeds.get(speeds.len() / 2).copied().unwrap_or(0)
     }
 
     fn is_on(&self, owner: u64, host: &Host) -> bool {
@@ -365,6 +407,60 @@ mod tests {
         let mut fifth = Scripted::new(4, "h4", 2);
         fifth.announce(&mut tree, 1.4);
         assert_eq!(fifth.reads_from(), Some(slow.number()));
+    }
+
+    #[test]
+    fn one_relay_with_a_far_faster_link_makes_no_other_one_slow() {
+        let mut tree = tree(4);
+        let mut relays: Vec<_> = (0..4).map(|at| Scripted::new(at, &format!("h{at}"), 2)).collect();
+        for (relay, speed) in relays.iter_mut().zip([5000, 1000, 900, 100]) {
+            relay.announce(&mut tree, 1.0);
+            relay.notice().speed = speed;
+            relay.announce(&mut tree, 1.1);
+        }
+        let is_slow: Vec<_> = relays.iter().map(|relay| tree.is_slow(relay.number())).collect();
+        assert_eq!(is_slow, [false, false, false, true]);
+    }
+
+    #[test]
+    fn a_relay_stays_at_a_slow_owner_where_the_other_one_refuses_it() {
+        let mut tree = tree(2);
+        let [mut slow, mut fast, mut third] = [0, 1, 2].map(|at| Scripted::new(at, &format!("h{at}"), 2));
+        for relay in [&mut slow, &mut fast, &mut third] {
+            relay.announce(&mut tree, 1.0);
+        }
+        // Readers have all the room of the fast one, though a branch is left.
+        fast.notice().room = 0;
+        for (relay, speed) in [(&mut slow, 100), (&mut fast, 1000), (&mut third, 90)] {
+            relay.notice().speed = speed;
+            relay.announce(&mut tree, 1.1);
+        }
+        third.announce(&mut tree, 1.2);
+        assert_eq!(third.reads_from(), Some(slow.number()));
+        // It says that it has room, and could not be reached.
+        fast.notice().room = 8;
+        fast.announce(&mut tree, 1.3);
+        third.joiner.lost = Some(fast.number());
+        third.announce(&mut tree, 1.3);
+        third.joiner.lost = None;
+        third.announce(&mut tree, 1.4);
+        assert_eq!(third.reads_from(), Some(slow.number()));
+    }
+
+    #[test]
+    fn what_reads_over_shared_memory_from_a_slow_relay_is_as_slow() {
+        let mut tree = tree(2);
+        let mut slow = Scripted::new(0, "h0", 2);
+        let (mut fast, mut near) = (Scripted::new(1, "h1", 2), Scripted::new(2, "h0", 2));
+        near.notice().room = 9;
+        for (relay, speed) in [(&mut slow, 100), (&mut fast, 1000), (&mut near, 0)] {
+            relay.announce(&mut tree, 1.0);
+            relay.notice().speed = speed;
+            relay.announce(&mut tree, 1.1);
+        }
+        assert_eq!(near.reads_from(), Some(slow.number()));
+        let owners = tree.position(&reader("elsewhere"), Instant::ORIGIN, 1, &own()).owners;
+        assert_eq!(owners[0].number, fast.number());
     }
 
     #[test]

@@ -143,6 +143,10 @@ pub struct Pull {
     retries: u64,
     /// The owner has written a frame while it was copied, so that all of a long copy was for nothing.
     has_lost_copy: bool,
+    /// It has written the frame that was being copied, and nothing else has been seen of it since.
+    is_overtaken: bool,
+    /// Parts of a copy that may be in flight at once, by how often the owner publishes.
+    calm_parts: usize,
     gains: u64,
     seen: Bound,
     /// The newest version handed out. One that was followed to its end is held before it is announced as the latest:
@@ -231,6 +235,8 @@ impl Pull {
             is_suspect: false,
             retries: 0,
             has_lost_copy: false,
+            is_overtaken: false,
+            calm_parts: 0,
             gains: 0,
             seen: Bound::NONE,
             floor: Version::new(0),
@@ -274,7 +280,7 @@ impl Pull {
         self.options = options;
         self.amend(bound);
         self.is_suspect = false;
-        (self.retries, self.has_lost_copy) = (0, false);
+        (self.retries, self.has_lost_copy, self.is_overtaken) = (0, false, false);
         self.state = PullStep::Begin;
         Ok(())
     }
@@ -342,9 +348,9 @@ impl Pull {
         self.pinned.is_some() || self.is_unpinning
     }
 
-    /// True while a pull is under way that its owner has overtaken.
+    /// True while a pull is under way that its owner has overtaken, and that has not found since that it has to wait.
     pub(crate) fn is_lapped(&self) -> bool {
-        self.is_active() && self.retries > 0
+        self.is_active() && self.is_overtaken
     }
 
     /// Returns the destination and the bound of a pull whose whole copy the caller may bring in another way, if no
@@ -518,7 +524,7 @@ impl Pull {
 
     /// Nothing new: look again later. No progress.
     fn look_again(&mut self, state: PullStep) -> bool {
-        self.state = state;
+        (self.state, self.is_overtaken) = (state, false);
         false
     }
 
@@ -575,6 +581,7 @@ impl Pull {
             self.floor = self.floor.max(header.version);
         }
         let (latest, ..) = self.status();
+        self.note_calm(header.version.behind(latest.version), true);
         self.seen =
             Bound { version: latest.version.max(header.version), smallest_clock: header.smallest_clock };
         self.pulled = Pulled {
@@ -598,13 +605,18 @@ impl Pull {
     }
 
     fn retry(&mut self) -> bool {
-        self.retries += 1;
+        self.note_overtaken();
         self.state = if self.pinned.is_some() { PullStep::PinBegin } else { PullStep::Begin };
         true
     }
 
+    fn note_overtaken(&mut self) {
+        (self.retries, self.is_overtaken) = (self.retries + 1, true);
+    }
+
     /// Begins again with a copy of which no part is good.
     fn begin_again(&mut self) -> bool {
+        self.note_calm(1, true);
         self.has_lost_copy |= self.copy_bytes() >= LEAST_PART;
         self.retry()
     }

@@ -321,16 +321,19 @@ pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Trans
     let mut reader = Reader::connect(transport, &address, ReaderOptions::default(), TIMEOUT).unwrap();
     let is_over = AtomicBool::new(false);
     let publish = || {
+        let mut has_pinned = false;
         while !is_over.load(Relaxed) {
             let mut draft = publisher.draft(TIMEOUT).unwrap();
             let version = publisher.version().get() + 1;
+            has_pinned |= publisher.readers().iter().any(|reader| reader.pins.is_some());
             MARKS.iter().for_each(|at| draft.write(*at, &version.to_le_bytes()).unwrap());
             draft.commit(VersionTag::default()).unwrap();
             std::thread::sleep(Duration::from_micros(200));
         }
+        has_pinned
     };
-    let retries = std::thread::scope(|scope| {
-        scope.spawn(publish);
+    let (retries, has_pinned) = std::thread::scope(|scope| {
+        let publishing = scope.spawn(publish);
         let read = (0..10).map(|_| {
             let snapshot = reader.snapshot(Wanted::newest(), Duration::from_secs(10))?;
             for at in MARKS.map(|at| at as usize) {
@@ -341,12 +344,13 @@ pub(crate) fn a_publisher_that_hardly_pauses_does_not_lap_a_slow_reader<T: Trans
         });
         let read = read.collect::<Result<Vec<_>, Error>>();
         is_over.store(true, Relaxed);
-        read
+        (read, publishing.join().unwrap())
     });
     // It pins after it was lapped four times, and some pins come too late.
     let retries = retries.unwrap();
     assert!(retries.iter().all(|retries| *retries < 100), "{retries:?}");
     assert!(retries.iter().any(|retries| *retries > 0), "the reader was never lapped: {retries:?}");
+    assert!(has_pinned, "the publisher saw that it was lapped and pinned a frame");
     let deadline = slackline::now() + TIMEOUT;
     while publisher.readers().iter().any(|reader| reader.pins.is_some()) {
         assert!(slackline::now() < deadline, "the pin stays");

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use slackline::weights::{Publisher, PublisherOptions, Relay};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
 use slackline::{Address, ElementType, ShardOptions, Table, Tcp, VersionTag};
 
 use super::plane::TIMEOUT;
@@ -35,6 +35,32 @@ fn a_relay_leaves_an_owner_behind_a_slow_link_for_another_one() {
         slow.readers().is_empty() && fast.readers().len() == 1
     });
     until("the last relay has the last version", || last.version() == publisher.version());
+}
+
+/// It copies each version as it comes, and does nothing in the pauses between them.
+#[test]
+fn a_relay_behind_another_is_not_slow_where_versions_are_far_apart() {
+    let lease = Duration::from_millis(900);
+    let memory = ShardOptions { lease, ..ShardOptions::default() };
+    let options = PublisherOptions { memory, branches: 1, ..PublisherOptions::default() };
+    let (any, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(BYTES as u64, ElementType::U8).unwrap());
+    let publisher = Publisher::new(Tcp::new(), &any, table, options.clone()).unwrap();
+    let publisher = publisher.into_background().unwrap();
+    let root = publisher.address();
+    let join = || Relay::join(Tcp::new(), &root, &any, options.clone(), TIMEOUT).unwrap();
+    let (first, second) = (join(), join());
+    for step in 1..=6 {
+        publisher.publish(&vec![step as u8; BYTES], VersionTag::step(step), TIMEOUT).unwrap();
+        until("the second relay has it", || second.version() == publisher.version());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // Each has told its speed since.
+    std::thread::sleep(lease);
+    let options = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
+    let connect = || Reader::connect(Tcp::new(), &root, options.clone(), TIMEOUT).unwrap();
+    let readers: Vec<_> = (0..4).map(|_| connect()).collect();
+    until("readers are at both", || first.readers().len() == 3 && second.readers().len() == 2);
+    drop(readers);
 }
 
 /// An address at which the owner at `to` is reached, and sends slowly.

@@ -93,7 +93,8 @@ class SlacklineTransport:
         self.version = self._publisher.publish(_flat(weights), timeout=self._timeout)
 
     def wait_ack(self) -> None:
-        """Waits until every connected worker has copied the version: the call after the present one begins with it."""
+        """Waits until every connected worker has copied the version. Its thread then hands it to the policy, whose next
+        call begins with it; a call that begins in that moment still has the version before."""
         if self._sync and self._publisher is not None:
             self._publisher.wait(self.version, timeout=self._timeout)
 

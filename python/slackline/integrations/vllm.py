@@ -10,7 +10,8 @@ vLLM finds it by its entry point when both packages are installed (VLLM_PLUGINS,
     engine.send_weights()
 
 Between hosts give `SlacklineTrainerInitInfo(address="0.0.0.0:0", rank=0)`, and a secret in the environment of all. The
-weights pass through the memory of the hosts. A worker changes its model only when it has all of a version.
+weights pass through the memory of the hosts. A worker changes its model only when it has all of a version. If vLLM then
+fails to load it, the error says that the model is a mixture, until the next update.
 """
 
 from __future__ import annotations
@@ -99,16 +100,25 @@ class SlacklineWeightTransferEngine(
         self._loading = True
         # On another device the model gets a copy. Where it gets the snapshot itself, it may write it.
         is_copied = self.device.type != "cpu"
-        self.model.load_weights(
-            (name, snapshot[name].torch(read_only=is_copied).to(self.device)) for name in snapshot
-        )
+        try:
+            self.model.load_weights(
+                (name, snapshot[name].torch(read_only=is_copied).to(self.device)) for name in snapshot
+            )
+        except Exception as error:
+            # Whatever vLLM does next, the next load begins with whole layers.
+            self.finish_weight_update()
+            step = update_info.step
+            raise RuntimeError(
+                f"vLLM failed to load step {step}, and the model has a part of it and a part of the weights before: "
+                "send the weights again before it generates"
+            ) from error
 
     def finish_weight_update(self) -> None:
         if self._loading:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-            finalize_layerwise_reload(self.model, self.model_config)
             self._loading = False
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         if self._sink is not None:

@@ -160,6 +160,35 @@ def test_an_update_is_loaded_after_one_that_failed(vllm: Any, monkeypatch: pytes
     client.workers[0].shutdown()
 
 
+def test_a_load_that_fails_halfway_says_so_and_the_next_one_is_whole(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, trained = Model(), Model()
+    client = Client([worker(model)])
+    engine = trainer(vllm, trained, client)
+    trained.fill(1)
+    engine.send_weights()
+    load = model.load_weights
+
+    def halfway(weights: Iterator[tuple[str, Any]]) -> None:
+        load(iter([next(weights)]))
+        raise MemoryError
+
+    trained.fill(2)
+    vllm_interface.calls.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "load_weights", halfway)
+        with pytest.raises(RuntimeError, match="failed to load step 2, and the model has a part of it"):
+            engine.send_weights()
+    assert model.numbers() == {1, 2}
+    # Closed once, so that the next load counts all weights of each layer.
+    assert vllm_interface.calls == ["initialize", "finalize"]
+    engine.send_weights()
+    assert model.numbers() == {2} and vllm_interface.calls == ["initialize", "finalize"] * 2
+    engine.shutdown()
+    client.workers[0].shutdown()
+
+
 def test_the_wheel_has_the_entry_point_that_vllm_looks_for() -> None:
     found = importlib.metadata.entry_points(group="vllm.general_plugins", name="slackline")
     assert [one.value for one in found] == ["slackline.integrations.vllm:register"]

@@ -276,7 +276,7 @@ impl<T: Transport> BackgroundPublisher<T> {
         let mut holding = 0;
         let held = wait(&runtime, runtime.now() + timeout, |_| {
             let statuses = self.readers();
-            let holds = |reader: &&ReaderStatus| reader.holds.max(reader.pins) >= Some(version);
+            let holds = |reader: &&ReaderStatus| reader.has(version);
             holding = statuses.iter().filter(holds).count();
             Ok(match holding >= readers {
                 true => WaitTurn::Done(statuses),

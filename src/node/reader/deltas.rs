@@ -154,7 +154,7 @@ impl<T: Transport> Reader<T> {
         }
         if let RelayStep::Deltas(is_filled) = *step {
             let progress = self.link.advance()?;
-            let mut turn = RelayTurn { copied: None, landed: None, retries: 0, progress };
+            let mut turn = RelayTurn { copied: None, landed: None, has_asked: false, retries: 0, progress };
             let next = self.turn_of_deltas();
             if !matches!(next, DeltaTurn::Pending | DeltaTurn::Whole) {
                 self.forget_partial(Destination::Relay);
@@ -191,13 +191,13 @@ impl<T: Transport> Reader<T> {
         let (pulled, progress) = self.pull_once(into, Bound::version(least), options, &mut has_begun)?;
         *step = RelayStep::Copy(has_begun);
         let pull = &self.link.pull;
-        let (landed, retries) = (pull.landed(), pull.retries());
+        let (landed, has_asked, retries) = (pull.landed(), pull.has_asked(), pull.retries());
         let copied = pulled.map(|pulled| (pulled.version, pull.label()));
         match copied {
             Some((version, _)) => self.link.tell_held(version)?,
             None => self.link.look_around(now)?,
         }
-        Ok(RelayTurn { copied, landed, retries, progress })
+        Ok(RelayTurn { copied, landed, has_asked, retries, progress })
     }
 
     /// True if the owner's memory is mapped: it is on this host.

@@ -331,7 +331,9 @@ impl<T: Transport> Passing<T> {
         if turn.copied.is_some() {
             self.pace.end();
         }
-        self.pace.note(turn.landed.map(|(_, chunks)| chunks as u64 * chunk_bytes), now);
+        // The time in which the owner has nothing yet says nothing of the link.
+        let coming = turn.landed.filter(|_| turn.has_asked);
+        self.pace.note(coming.map(|(_, chunks)| chunks as u64 * chunk_bytes), now);
         // A copy may begin again and end in one turn: what followers have of the attempt before is void all the same.
         self.is_void |= std::mem::replace(&mut self.retries, turn.retries) != turn.retries;
         if let Some((version, chunks)) = turn.landed {

@@ -13,9 +13,6 @@ use crate::transport::{Endpoint, Flags, PayloadSlice, PostError, WorkRequest};
 /// request is on its way.
 pub(super) const READ_AHEAD: usize = 4;
 
-/// The same of any other copy in parts, whose looks are to come soon.
-const PARTS_AHEAD: usize = 2;
-
 /// Room for all batches and looks of a pull that are in flight.
 pub(super) const MOST_IN_FLIGHT: usize = 2 * READ_AHEAD;
 
@@ -60,10 +57,7 @@ impl Pull {
     pub(super) fn may_read_ahead(&self) -> bool {
         let goes_on = match self.state {
             PullStep::Payload => {
-                let ahead = match self.options.chunked {
-                    true => READ_AHEAD,
-                    false => PARTS_AHEAD,
-                };
+                let ahead = if self.options.chunked { READ_AHEAD } else { self.parts_ahead() };
                 (self.options.chunked || self.reads_parts())
                     && self.pieces.is_none()
                     && self.batches.len() < ahead

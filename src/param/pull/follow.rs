@@ -24,7 +24,8 @@ impl Pull {
     }
 
     fn may_read_piece(&self) -> bool {
-        self.batches.len() - self.follow.looks < READ_AHEAD
+        // Of looks that have failed some are counted still.
+        self.batches.len().saturating_sub(self.follow.looks) < READ_AHEAD
     }
 
     /// A look or a piece of a frame that is followed has come.
@@ -142,6 +143,14 @@ impl Pull {
     pub(crate) fn keeps_up(&self) -> bool {
         let has_some = self.landed().is_some_and(|(_, chunks)| chunks > 0);
         has_some && (self.options.chunked || self.options.follow)
+    }
+
+    /// True once a part of the payload was asked for.
+    pub(crate) fn has_asked(&self) -> bool {
+        match self.state {
+            PullStep::FollowBegin | PullStep::FollowHeader => self.follow.asked > 0,
+            state => matches!(state, PullStep::Payload | PullStep::Verify),
+        }
     }
 
     /// The version that is being copied now, and how many chunks of it are there, from its begin on. Whether they are

@@ -46,7 +46,7 @@ impl Pull {
     pub(super) fn copy_mapped(&mut self) -> bool {
         match self.mapped.as_ref().map_or(Copied::Nothing, |mapped| self.copy_of(mapped)) {
             Copied::Nothing => return false,
-            Copied::Lapped => self.retries += 1,
+            Copied::Lapped => self.note_overtaken(),
             Copied::Whole(pulled) => self.finish(pulled),
         }
         true

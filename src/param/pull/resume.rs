@@ -12,6 +12,8 @@ pub(super) const RESUMED_BYTES: u64 = 64 << 20;
 /// Parts in which requests read a copy that proves them, and the least bytes of one: how soon it is seen that the owner
 /// is faster than the copy.
 const PARTS: u64 = 16;
+/// Parts that are in flight at once of an owner that publishes meanwhile: its looks and the pin are to come soon.
+const PARTS_AHEAD: usize = 2;
 pub(super) const LEAST_PART: u64 = 256 << 10;
 
 /// The begin of a version, which a pull has copied and proved before it was given up.
@@ -70,10 +72,29 @@ impl Pull {
         self.proves_parts() && self.pin.is_some() && !self.is_to_gpu()
     }
 
-    /// Most bytes of such a part.
+    /// Most bytes of such a part. Of memory that is mapped here it is a long one, which several threads copy at once.
     pub(super) fn part(&self) -> u64 {
+        if self.mapped.is_some() {
+            return RESUMED_BYTES.min(self.batch);
+        }
         let part = (self.source.geometry.payload_bytes / PARTS).next_multiple_of(PAGE_SIZE as u64);
         part.clamp(LEAST_PART, RESUMED_BYTES).min(self.batch)
+    }
+
+    /// Parts that may be in flight at once: all of a copy that is not long, of an owner that has not published during
+    /// the last one. Else each round trip would bring no more than two.
+    pub(super) fn parts_ahead(&self) -> usize {
+        let most = usize::try_from(RESUMED_BYTES / self.part().max(1)).unwrap_or(usize::MAX);
+        self.calm_parts.min(most).max(PARTS_AHEAD)
+    }
+
+    /// All of a copy has come, or one part more, and so many versions are newer.
+    pub(super) fn note_calm(&mut self, newer: u64, is_whole: bool) {
+        self.calm_parts = match (newer, is_whole) {
+            (0, true) => PARTS as usize,
+            (0, false) => self.calm_parts.max(PARTS_AHEAD) + 1,
+            _ => 0,
+        };
     }
 
     /// The looks at the header and at the status that prove all that has come before the next batch. Not with the first
@@ -95,6 +116,8 @@ impl Pull {
         }
         let (version, label, epoch) = (self.before.version, self.label(), self.source.epoch);
         self.partial = Some(PartialCopy { version, label, epoch, bytes });
+        let (latest, ..) = self.status();
+        self.note_calm(version.behind(latest.version), false);
         if self.is_too_slow(bytes) {
             self.pin_copied(endpoint)?;
         }

@@ -237,6 +237,10 @@ fn a_follower_learns_what_landed_while_pieces_are_in_flight() {
     let frame = frames.begin(version, |_| false).unwrap();
     let options = PullOptions { follow: true, ..PullOptions::default() };
     pull.start(Bound::version(version), region(512).whole(), options).unwrap();
+    while pull.landed().is_none() {
+        turn(&mut pull, &mut endpoint);
+    }
+    assert!(!pull.has_asked(), "there is nothing yet to be asked for");
     frames.progress(frame).raise(4);
     let complete = |pull: &mut Pull, endpoint: &mut LocalEndpoint| {
         let completion = endpoint.poll();
@@ -392,6 +396,112 @@ fn a_pull_of_mapped_memory_posts_nothing_where_the_version_is_there() {
     pull.start(Bound::NONE, region(64).whole(), options).unwrap();
     pull.advance(&mut endpoint).unwrap();
     assert_eq!(pull.outstanding, 1, "the connection is over: a request says so");
+}
+
+#[test]
+fn a_copy_of_mapped_memory_by_requests_is_not_cut_too_small_for_several_threads() {
+    let payload_bytes = 16 * LEAST_PART;
+    let geometry = FrameGeometry { frames: 2, payload_bytes, chunk_bytes: payload_bytes };
+    for (is_mapped, first) in [(false, LEAST_PART), (true, payload_bytes)] {
+        let (mut frames, mut endpoint, mut pull) = owner_and_pull_of(geometry);
+        pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
+        if is_mapped {
+            pull.map(&endpoint);
+        }
+        publish(&mut frames, Version::new(1));
+        // Loads alone check no sum: such a copy takes requests.
+        let options = PullOptions { label: true, checksum: true, ..PullOptions::default() };
+        pull.start(Bound::NONE, region(payload_bytes as usize).whole(), options).unwrap();
+        while pull.copied == 0 {
+            pull.advance(&mut endpoint).unwrap();
+            if let Some(completion) = endpoint.poll() {
+                pull.complete(completion);
+            }
+        }
+        assert_eq!(pull.batches.first().map(|batch| batch.end), Some(first));
+    }
+}
+
+/// The most parts that are in flight at once in one pull, during which the owner publishes so many versions.
+fn parts_in_flight(
+    (frames, endpoint, pull): (&mut Frames, &mut LocalEndpoint, &mut Pull),
+    mut versions: u64,
+) -> usize {
+    let options = PullOptions { label: true, ..PullOptions::default() };
+    pull.start(Bound::NONE, region(512).whole(), options).unwrap();
+    let mut most = 0;
+    while pull.take().is_none() {
+        pull.advance(endpoint).unwrap();
+        most = most.max(pull.batches.len());
+        if versions > 0 && !pull.batches.is_empty() {
+            publish(frames, pull.seen().version.next());
+            versions -= 1;
+        }
+        if !pull.may_read_ahead()
+            && let Some(completion) = endpoint.poll()
+        {
+            pull.complete(completion);
+        }
+    }
+    most
+}
+
+#[test]
+fn all_parts_are_in_flight_at_once_of_an_owner_that_does_not_publish_meanwhile() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(3);
+    pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
+    pull.limit_batch(64);
+    publish(&mut frames, Version::new(1));
+    let mut pulled = |versions| parts_in_flight((&mut frames, &mut endpoint, &mut pull), versions);
+    // At first two, and with each part that has come one more; of the next one all.
+    let first = pulled(0);
+    assert!((3..8).contains(&first), "{first}");
+    // Eight, and the look at the label.
+    assert_eq!((pulled(0), pulled(1)), (9, 9));
+    assert_eq!(pulled(0), first, "it published during the last one");
+    assert_eq!(pulled(0), 9);
+}
+
+#[test]
+fn a_pull_that_was_lapped_and_waits_for_a_version_is_not_lapped_any_more() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    publish(&mut frames, Version::new(1));
+    let next = Version::new(2);
+    let frame = frames.begin(next, |_| false).unwrap();
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(next), region(512).whole(), options).unwrap();
+    while pull.landed().is_none() {
+        turn(&mut pull, &mut endpoint);
+    }
+    frames.abandon(frame);
+    while pull.retries() == 0 {
+        turn(&mut pull, &mut endpoint);
+    }
+    for _ in 0..4 {
+        turn(&mut pull, &mut endpoint);
+    }
+    assert!(pull.is_active() && !pull.is_lapped());
+}
+
+#[test]
+fn looks_that_fail_before_the_pieces_of_a_followed_frame_are_an_error_and_no_panic() {
+    let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
+    pull.limit_batch(64);
+    let frame = frames.begin(Version::new(1), |_| false).unwrap();
+    frames.progress(frame).raise(8);
+    let options = PullOptions { follow: true, ..PullOptions::default() };
+    pull.start(Bound::version(Version::new(1)), region(512).whole(), options).unwrap();
+    while pull.batches.len() < 8 {
+        if !pull.advance(&mut endpoint).unwrap()
+            && let Some(completion) = endpoint.poll()
+        {
+            pull.complete(completion);
+        }
+    }
+    let completion = endpoint.poll().unwrap();
+    let flushed = WorkCompletion { result: Err(CompletionError::Flushed), ..completion };
+    (0..5).for_each(|_| pull.complete(flushed));
+    assert!(pull.advance(&mut endpoint).is_ok_and(|progress| !progress));
 }
 
 /// A copy of 8 parts, of which so many have come when the owner has published so many versions more.
