@@ -32,7 +32,7 @@ use slackline::internals::mem::{Access, HostMemory, MemoryRegion};
 use slackline::internals::transport::shm::{ShmConnecting, ShmEndpoint, ShmListener};
 use slackline::internals::transport::{Capabilities, Offer, RegisterError};
 use slackline::optim::Optimizer;
-use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions};
+use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
     Address, ConnectError, ElementType, Encoding, Error, Server, ServerOptions, Shm, Table, Tcp, Transport,
     Version, Worker, WorkerOptions,
@@ -481,10 +481,20 @@ fn pulls_into_memory_of_its_own<T: Transport + Clone>(transport: &T, address: &A
         let mut memory = [9; 64];
         for version in 1..=5u8 {
             publisher.lock().unwrap().publish(&[version; 64], TIMEOUT).unwrap();
-            let fresh = reader.pull_into(&mut memory, 0, TIMEOUT).unwrap();
+            let fresh = reader.pull_into(&mut memory, Wanted::newest().max_staleness(0), TIMEOUT).unwrap();
             assert_eq!((fresh.version.get(), fresh.behind, memory), (u64::from(version), 0, [version; 64]));
         }
-        let error = reader.pull_into(&mut memory[1..], 0, TIMEOUT).unwrap_err();
+        let mut pull =
+            |wanted, timeout| reader.pull_into(&mut memory, wanted, timeout).map(|it| it.version.get());
+        let version = Version::new(5);
+        for wanted in [Wanted::exactly(version), Wanted::at_least(version).max_staleness(9)] {
+            assert_eq!(pull(wanted, TIMEOUT).unwrap(), 5);
+        }
+        for wanted in [Wanted::exactly(version.next()), Wanted::at_least(version.next())] {
+            let late = pull(wanted, Duration::from_millis(20)).unwrap_err();
+            assert!(matches!(late, Error::Deadline { .. }), "{late}");
+        }
+        let error = reader.pull_into(&mut memory[1..], Wanted::newest(), TIMEOUT).unwrap_err();
         assert!(matches!(error, Error::Length { given: 63, expected: 64 }), "{error}");
     });
 }

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use slackline::Shm;
-use slackline::weights::{Reader, ReaderOptions};
+use slackline::weights::{Reader, ReaderOptions, Wanted};
 
 use super::{PATIENCE, summary};
 
@@ -21,7 +21,7 @@ pub(super) fn print(address: &str, pulls: usize) {
     let mut times = Vec::with_capacity(LOOKS.max(pulls));
     for _ in 0..pulls {
         let begun = Instant::now();
-        reader.pull_into(&mut into, 0, PATIENCE).expect("a version");
+        reader.pull_into(&mut into, Wanted::newest().max_staleness(0), PATIENCE).expect("a version");
         times.push(begun.elapsed().as_nanos() as f64);
     }
     let [pull, ..] = summary(std::mem::take(&mut times));

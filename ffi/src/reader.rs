@@ -16,6 +16,7 @@ use crate::options::{self, slackline_reader_options, slackline_tensor};
 use crate::sized::{SizedOut, set_default, sized_or_default};
 use crate::status::slackline_fresh;
 use crate::table::{OutRange, Tensors};
+use crate::weights::SLACKLINE_ANY_STALENESS;
 
 /// Reads versions of one publisher's table, or of one server's shard. A thread of its own tells the owner that it
 /// lives.
@@ -309,12 +310,56 @@ pub unsafe extern "C" fn slackline_reader_pull(
 ) -> slackline_status {
     let timeout = Duration::from_millis(timeout_ms);
     call(|| {
+        let wanted = Wanted::newest().max_staleness(max_staleness);
         // SAFETY: the contract.
-        let into = unsafe { slice_mut(bytes.cast::<u8>(), len, "bytes")? };
-        let wanted = (Wanted::newest().max_staleness(max_staleness), false);
-        // SAFETY: the contract.
-        unsafe { read(reader, wanted, fresh, |reader| Ok(reader.pull_into(into, max_staleness, timeout)?)) }
+        unsafe { pull(reader, (bytes, len), wanted, timeout, fresh) }
     })
+}
+
+/// The same of the version that `at_least`, `max_staleness` and `exactly` name, as for `slackline_reader_snapshot`. If
+/// `exactly` is not 0 there are two copies over shared memory, too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slackline_reader_pull_version(
+    reader: *mut slackline_reader,
+    bytes: *mut c_void,
+    len: usize,
+    at_least: u64,
+    max_staleness: u64,
+    exactly: u32,
+    timeout_ms: u64,
+    fresh: *mut slackline_fresh,
+) -> slackline_status {
+    let timeout = Duration::from_millis(timeout_ms);
+    call(|| {
+        let wanted = wanted(at_least, max_staleness, exactly);
+        // SAFETY: the contract.
+        unsafe { pull(reader, (bytes, len), wanted, timeout, fresh) }
+    })
+}
+
+/// The version that these three name.
+pub(crate) fn wanted(at_least: u64, max_staleness: u64, exactly: u32) -> Wanted {
+    let version = Version::new(at_least);
+    let wanted = if exactly == 0 { Wanted::at_least(version) } else { Wanted::exactly(version) };
+    match max_staleness {
+        SLACKLINE_ANY_STALENESS => wanted,
+        most => wanted.max_staleness(most),
+    }
+}
+
+/// # Safety
+/// The contract.
+unsafe fn pull(
+    reader: *mut slackline_reader,
+    (bytes, len): (*mut c_void, usize),
+    wanted: Wanted,
+    timeout: Duration,
+    fresh: *mut slackline_fresh,
+) -> Result<(), Failure> {
+    // SAFETY: the contract.
+    let into = unsafe { slice_mut(bytes.cast::<u8>(), len, "bytes")? };
+    // SAFETY: the contract.
+    unsafe { read(reader, (wanted, false), fresh, |reader| Ok(reader.pull_into(into, wanted, timeout)?)) }
 }
 
 /// Sets `version` to the number of the newest version. Nothing is copied.

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::time::Duration;
 
-use slackline::weights::{PublisherOptions, ReaderStatus, Relay, Snapshot, Wanted};
+use slackline::weights::{PublisherOptions, ReaderStatus, Relay, Snapshot};
 use slackline::{Address, Mixed, Named, Selection, Version, VersionTag};
 
 use crate::error::{Failure, slackline_status};
@@ -15,7 +15,7 @@ use crate::handle::{
 };
 use crate::options::{self, slackline_publisher_options, slackline_tensor, version_number};
 use crate::publisher::{Publishing, slackline_publisher};
-use crate::reader::{Reading, slackline_reader};
+use crate::reader::{Reading, slackline_reader, wanted};
 use crate::sized::{SizedOut, sized_or_default};
 use crate::status::{slackline_fresh, slackline_reader_status, slackline_tag};
 use crate::table::{OutRange, Tensors, range_of};
@@ -259,12 +259,7 @@ pub unsafe extern "C" fn slackline_reader_snapshot(
     snapshot: *mut *mut slackline_snapshot,
 ) -> slackline_status {
     let take = || {
-        let version = Version::new(at_least);
-        let wanted = if exactly == 0 { Wanted::at_least(version) } else { Wanted::exactly(version) };
-        let wanted = match max_staleness {
-            SLACKLINE_ANY_STALENESS => wanted,
-            most => wanted.max_staleness(most),
-        };
+        let wanted = wanted(at_least, max_staleness, exactly);
         let timeout = Duration::from_millis(timeout_ms);
         // SAFETY: the contract.
         let snapshot = unsafe { with(reader, |reading| reading.snapshot(wanted, timeout))? };

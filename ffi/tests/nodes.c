@@ -291,6 +291,10 @@ static void read_in_every_way(const char *address)
     CHECK(fresh.version == 3 && fresh.behind == 0 && fresh.copied == 1 && all_are(memory, sizeof memory, 3));
     EXPECT(BAD_ARGUMENT, slackline_reader_pull(reader, memory, sizeof memory - 1, 0, TIMEOUT_MS, NULL));
     EXPECT(BAD_ARGUMENT, slackline_reader_pull(reader, NULL, sizeof memory, 0, TIMEOUT_MS, NULL));
+    memset(memory, 0, sizeof memory);
+    OK(slackline_reader_pull_version(reader, memory, sizeof memory, 3, SLACKLINE_ANY_STALENESS, 1, TIMEOUT_MS, &fresh));
+    CHECK(fresh.version == 3 && all_are(memory, sizeof memory, 3));
+    EXPECT(DEADLINE, slackline_reader_pull_version(reader, memory, sizeof memory, 4, SLACKLINE_ANY_STALENESS, 0, 1, NULL));
     OK(slackline_reader_is_intact(reader, &intact));
     CHECK(intact == 0);
     if (!mapped) {

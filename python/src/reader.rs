@@ -301,6 +301,9 @@ impl PyReader {
     }
 
     /// The number of the newest version, by reads of 128 bytes in all, whatever the size of the table.
+    ///
+    /// It waits at most `timeout` seconds for the publisher's answer, and then raises DeadlineError. PeerGone says that
+    /// the connection is over: `reconnect` makes another one.
     #[pyo3(signature = (*, timeout=30.0))]
     fn latest(&self, py: Python<'_>, timeout: f64) -> PyResult<u64> {
         const ASKING: &str = "asking for the version";

@@ -180,6 +180,9 @@ impl PyWorker {
     }
 
     /// Waits until every server has folded in, or dropped, all that this worker has published.
+    ///
+    /// It waits at most `timeout` seconds, and then raises DeadlineError; the gradients are on their way all the same.
+    /// PeerGone says that a server is gone.
     #[pyo3(signature = (*, timeout=30.0))]
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         self.flush_until(py, Deadline::after(timeout)?)

@@ -646,24 +646,19 @@ impl<T: Transport> Reader<T> {
         Some(Fresh::new(pins.held()?, pins.label()?, false))
     }
 
-    /// Copies a version that is at most `max_staleness` versions behind the newest into the caller's own memory,
-    /// `into`, which is as long as a copy, waiting at most `timeout`. It comes straight out of
-    /// the owner's memory where that is mapped, and elsewhere, or if checksums are to be checked, by way of this
-    /// reader's copy. After an error `into` may hold anything.
-    pub fn pull_into(
-        &mut self,
-        into: &mut [u8],
-        max_staleness: u64,
-        timeout: Duration,
-    ) -> Result<Fresh, Error> {
+    /// Copies the version that is `wanted` into the caller's own memory, `into`, which is as long as a copy, waiting at
+    /// most `timeout`. It comes straight out of the owner's memory where that is mapped, and elsewhere, or if checksums
+    /// are to be checked or exactly one version is wanted, by way of this reader's copy. After an error `into` may hold
+    /// anything.
+    pub fn pull_into(&mut self, into: &mut [u8], wanted: Wanted, timeout: Duration) -> Result<Fresh, Error> {
         if into.len() != self.copy_bytes() {
             return Err(Error::Length { given: into.len(), expected: self.copy_bytes() });
         }
         let is_checked = self.options.checksums || self.consistency != Consistency::Whole;
-        if self.link.expect_in_place().is_err() || is_checked {
+        if self.link.expect_in_place().is_err() || is_checked || wanted.exact().is_some() {
             // A copy at hand that is older than what another read has got is not kept.
             let oldest = self.link.pull.no_older(Bound::NONE).version;
-            self.begin(Wanted::at_least(oldest).max_staleness(max_staleness), None);
+            self.begin(wanted.no_older(oldest), None);
             let fresh = complete(self.finish(timeout))?;
             into.copy_from_slice(self.bytes()?);
             return Ok(Fresh { copied: true, ..fresh });
@@ -672,7 +667,8 @@ impl<T: Transport> Reader<T> {
         let mut retries = 0;
         loop {
             let newest = self.newest(deadline - self.runtime.now())?;
-            let bound = Bound::version(Version::new(newest.get().saturating_sub(max_staleness)));
+            let oldest = newest.get().saturating_sub(wanted.most_behind().unwrap_or(0));
+            let bound = wanted.no_older(Version::new(oldest)).bound();
             let pulled = self.hold(bound, deadline - self.runtime.now())?;
             if let Some(bytes) = self.held() {
                 self.link.pull.copy_out(bytes, VolatileSlice::from_mut(into));
@@ -682,7 +678,8 @@ impl<T: Transport> Reader<T> {
             self.release();
             let version = pulled.version;
             let behind = version.behind(self.newest(deadline - self.runtime.now())?);
-            if let Some(fresh) = held.filter(|_| intact && behind <= max_staleness) {
+            let is_wanted = intact && wanted.most_behind().is_none_or(|most| behind <= most);
+            if let Some(fresh) = held.filter(|_| is_wanted) {
                 self.link.tell_held(version)?;
                 return Ok(Fresh { behind, retries, copied: true, ..fresh });
             }

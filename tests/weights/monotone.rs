@@ -18,7 +18,8 @@ fn publish<T: Transport>(publisher: &BackgroundPublisher<T>, number: u64) -> Str
 fn pull<T: Transport>(reader: &mut Reader<T>, max_staleness: u64) -> (Version, String) {
     let mut memory = vec![0; bytes(0).len()];
     let asked = reader.begin_record(Wanted::newest().max_staleness(max_staleness), false);
-    let fresh = reader.pull_into(&mut memory, max_staleness, TIMEOUT).unwrap();
+    let fresh =
+        reader.pull_into(&mut memory, Wanted::newest().max_staleness(max_staleness), TIMEOUT).unwrap();
     let asked = reader.end_record(asked);
     let certificate = reader.certify(asked, &fresh, VolatileSlice::from_ref(&memory));
     assert_eq!(memory, bytes(fresh.version.get()));

@@ -72,7 +72,10 @@ pub(crate) fn each_version_comes_with_its_tag_its_time_and_its_origin<T: Transpo
         assert!(u128::from(fresh.published_ns) >= before.as_nanos(), "published before the test began");
         assert_eq!(reader.refresh(0, TIMEOUT).unwrap().tag, tag);
         let mut own = vec![0; bytes(0).len()];
-        assert_eq!((reader.pull_into(&mut own, 0, TIMEOUT).unwrap().tag, &own), (tag, &bytes(number)));
+        assert_eq!(
+            (reader.pull_into(&mut own, Wanted::newest().max_staleness(0), TIMEOUT).unwrap().tag, &own),
+            (tag, &bytes(number))
+        );
     }
 }
 
@@ -193,7 +196,7 @@ pub(crate) fn a_selection_has_the_bytes_of_its_slices<T: Transport + Clone>(tran
         assert_eq!(snapshot.tensor("packed").unwrap(), packed);
         assert_eq!(snapshot.tensor("weight").unwrap(), part(number, "weight", 20..40));
         let mut own = vec![0; selection.table().bytes() as usize];
-        reader.pull_into(&mut own, 0, TIMEOUT).unwrap();
+        reader.pull_into(&mut own, Wanted::newest().max_staleness(0), TIMEOUT).unwrap();
         reader.refresh(0, TIMEOUT).unwrap();
         for tensor in selection.table().tensors() {
             let range = tensor.range().start as usize..tensor.range().end as usize;

@@ -4,7 +4,7 @@
 mod tests {
     use crate::clock::{Version, VersionTag};
     use crate::node::{
-        BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions,
+        BackgroundPublisher, DeltaOptions, Error, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted,
     };
     use crate::scheme::Bound;
     use crate::table::{ElementType, Table};
@@ -49,7 +49,9 @@ mod tests {
     #[test]
     fn a_pin_is_no_older_than_what_its_reader_has_got() {
         expect_version_2(None, |reader| Ok(reader.pin(Bound::NONE, SOON)?.version()));
-        expect_version_2(None, |reader| Ok(reader.pull_into(&mut [0; BYTES], 1, SOON)?.version));
+        expect_version_2(None, |reader| {
+            Ok(reader.pull_into(&mut [0; BYTES], Wanted::newest().max_staleness(1), SOON)?.version)
+        });
     }
 
     #[test]

@@ -71,6 +71,14 @@ impl Wanted {
         Bound::version(self.at_least)
     }
 
+    /// The same, and no version that is older than `version`; one that is named is wanted still.
+    pub(super) fn no_older(self, version: Version) -> Wanted {
+        match self.exact {
+            true => self,
+            false => Wanted { at_least: self.at_least.max(version), ..self },
+        }
+    }
+
     pub(super) fn exact(&self) -> Option<Version> {
         self.exact.then_some(self.at_least)
     }

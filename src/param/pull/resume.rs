@@ -81,11 +81,14 @@ impl Pull {
         part.clamp(LEAST_PART, RESUMED_BYTES).min(self.batch)
     }
 
-    /// Parts that may be in flight at once: all of a copy that is not long, of an owner that has not published during
-    /// the last one. Else each round trip would bring no more than two.
+    /// Parts that may be in flight at once. Of an owner that has not published during the last copy that may be all of
+    /// a short one, since else each round trip brings no more than two. A part of a long one is proved soon, and not
+    /// read again after a loss.
     pub(super) fn parts_ahead(&self) -> usize {
-        let most = usize::try_from(RESUMED_BYTES / self.part().max(1)).unwrap_or(usize::MAX);
-        self.calm_parts.min(most).max(PARTS_AHEAD)
+        match self.source.geometry.payload_bytes <= RESUMED_BYTES {
+            true => self.calm_parts.max(PARTS_AHEAD),
+            false => PARTS_AHEAD,
+        }
     }
 
     /// All of a copy has come, or one part more, and so many versions are newer.

@@ -399,7 +399,7 @@ fn a_pull_of_mapped_memory_posts_nothing_where_the_version_is_there() {
 }
 
 #[test]
-fn a_copy_of_mapped_memory_by_requests_is_not_cut_too_small_for_several_threads() {
+fn requests_for_mapped_memory_are_long_enough_for_several_threads() {
     let payload_bytes = 16 * LEAST_PART;
     let geometry = FrameGeometry { frames: 2, payload_bytes, chunk_bytes: payload_bytes };
     for (is_mapped, first) in [(false, LEAST_PART), (true, payload_bytes)] {
@@ -447,7 +447,7 @@ fn parts_in_flight(
 }
 
 #[test]
-fn all_parts_are_in_flight_at_once_of_an_owner_that_does_not_publish_meanwhile() {
+fn all_parts_are_in_flight_of_an_owner_that_does_not_publish_meanwhile() {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(3);
     pull.pin_by(own_page(&mut endpoint).slice(inbox::PIN as u64, 8).unwrap(), false);
     pull.limit_batch(64);
@@ -484,7 +484,7 @@ fn a_pull_that_was_lapped_and_waits_for_a_version_is_not_lapped_any_more() {
 }
 
 #[test]
-fn looks_that_fail_before_the_pieces_of_a_followed_frame_are_an_error_and_no_panic() {
+fn looks_that_fail_before_the_pieces_of_a_followed_frame_are_no_panic() {
     let (mut frames, mut endpoint, mut pull) = owner_of_chunks(2);
     pull.limit_batch(64);
     let frame = frames.begin(Version::new(1), |_| false).unwrap();
