@@ -2286,11 +2286,11 @@ typedef struct slackline_reader_status {
      */
     uint64_t holds;
     /**
-     * The version that it reads in place now, or `SLACKLINE_NO_VERSION`.
+     * The version whose frame it pins now, to read it in place or to copy it, or `SLACKLINE_NO_VERSION`.
      */
     uint64_t pins;
     /**
-     * The number of versions by which the newer of the two is behind the latest.
+     * The number of versions by which the newest one that it has, as a copy or in place, is behind the latest.
      */
     uint64_t behind;
 } slackline_reader_status;
@@ -3000,6 +3000,9 @@ slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
  * after the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
  * (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
  * ended.
+ *
+ * Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a frame
+ * while a refresh that has begun is not moved on.
  */
 slackline_status slackline_reader_poll(struct slackline_reader *reader,
                                        uint32_t *done,
@@ -3026,6 +3029,19 @@ slackline_status slackline_reader_pull(struct slackline_reader *reader,
                                        uint64_t max_staleness,
                                        uint64_t timeout_ms,
                                        struct slackline_fresh *fresh);
+
+/**
+ * The same of the version that `at_least`, `max_staleness` and `exactly` name, as for `slackline_reader_snapshot`. If
+ * `exactly` is not 0 there are two copies over shared memory, too.
+ */
+slackline_status slackline_reader_pull_version(struct slackline_reader *reader,
+                                               void *bytes,
+                                               size_t len,
+                                               uint64_t at_least,
+                                               uint64_t max_staleness,
+                                               uint32_t exactly,
+                                               uint64_t timeout_ms,
+                                               struct slackline_fresh *fresh);
 
 /**
  * Sets `version` to the number of the newest version. Nothing is copied.

@@ -247,6 +247,9 @@ pub unsafe extern "C" fn slackline_reader_begin_refresh(
 /// after the connection. Sets `done` to 1 once the version is in the copy, which `fresh`, unless NULL, is then told
 /// (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
 /// ended.
+///
+/// Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a frame
+/// while a refresh that has begun is not moved on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_poll(
     reader: *mut slackline_reader,

@@ -98,6 +98,9 @@ impl<T: Transport> Reader<T> {
     /// looks after the connection. `now` is the time by [`now`](crate::now). Returns the version once it is in the
     /// copy; `None` before that, and while there is no refresh.
     ///
+    /// Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a
+    /// frame while a refresh that has begun is not moved on.
+    ///
     /// # Errors
     /// The owner is lost, or has let this reader go; the refresh has ended.
     pub fn poll(&mut self, now: Instant) -> Result<Option<Fresh>, Error> {
