@@ -25,6 +25,12 @@ impl Scripted {
         self
     }
 
+    /// Takes its device away.
+    pub(crate) fn without_devices(self) -> Scripted {
+        self.state().devices = 0;
+        self
+    }
+
     /// Gives it a second device, which does or does not reach memory of the first, nor the first that of the second.
     pub(crate) fn with_two_devices(self, are_peers: bool) -> Scripted {
         let mut state = self.state();
@@ -43,6 +49,11 @@ impl Scripted {
     pub(crate) fn with_dma_bufs(self) -> Scripted {
         self.state().has_dma_bufs = true;
         self
+    }
+
+    /// Fills the window of its device on the PCI bus, or empties it.
+    pub(crate) fn set_window_full(&self, is_full: bool) {
+        self.state().is_window_full = is_full;
     }
 
     /// Makes the driver one that numbers no allocation.

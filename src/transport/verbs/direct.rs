@@ -37,7 +37,7 @@ mod with_cuda {
     use std::time::{Duration, Instant};
 
     use super::VerbsGpu;
-    use crate::cuda::{Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
+    use crate::cuda::{FULL_WINDOW, Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
     use crate::mem::{Access, DeviceKeys, MAX_RAILS};
     use crate::transport::GpuPath;
     use crate::transport::verbs::dma_buf::{IMPORTS_DMA_BUFS, imports_none};
@@ -180,9 +180,13 @@ mod with_cuda {
         /// Exports memory of this library's own, to be registered.
         ///
         /// # Errors
-        /// The driver refuses.
+        /// The driver refuses; for the window of the GPU that is full, the number is that of a device that says so.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
-            GpuExport::of(self.import, memory).map_err(io::Error::other)
+            GpuExport::of(self.import, memory).map_err(|error| match error.is_of_full_window() {
+                // As a device says it, which registers by an address.
+                true => io::Error::from_raw_os_error(libc::ENOMEM),
+                false => io::Error::other(error),
+            })
         }
 
         /// Registers memory for requests of this process, if it is not yet. False if that fails, and the memory is to
@@ -290,11 +294,7 @@ mod with_cuda {
     /// The remedy where a device does not register memory of a GPU.
     pub(in crate::transport::verbs) fn registration_help(error: &io::Error) -> String {
         match error.raw_os_error() {
-            Some(libc::ENOMEM | libc::ENOSPC) => {
-                "the window of the GPU on the PCI bus may be full: see BAR1 in \
-                 `nvidia-smi -q -d MEMORY`, and turn on \"Resizable BAR\" in the host's firmware"
-                    .into()
-            }
+            Some(libc::ENOMEM | libc::ENOSPC) => FULL_WINDOW.into(),
             _ => registration_remedy(error),
         }
     }

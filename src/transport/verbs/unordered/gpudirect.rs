@@ -4,6 +4,7 @@
 use super::super::tests::connect_granting;
 use super::*;
 use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner};
+use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
 use crate::transport::verbs::VerbsEndpoint;
 use crate::transport::{
@@ -469,4 +470,26 @@ fn an_owner_whose_frames_no_device_registers_says_so_at_once() {
     scene.verbs.register_on_gpu(&frames).unwrap();
     scene.verbs.register_on_gpu(&frames).unwrap();
     assert_eq!(scene.device.regions(), before + 1);
+}
+
+/// The driver exports no memory then, and says that it is out of memory; the GPU has enough.
+#[test]
+fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
+    let mut scene = scene(12, 1, PAGE);
+    let (frames, mine) = (scene.memory(PAGE), scene.memory(PAGE));
+    scene.driver.set_window_full(true);
+    let refused = scene.verbs.register_on_gpu(&frames).unwrap_err();
+    let remedy = refused.remedy().unwrap().into_owned();
+    let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
+    let gpu = scene.gpu.clone().require_gpudirect();
+    let reached = registrations.reach(&scene.verbs.shared, &gpu, &mine).unwrap_err();
+    let next = scene.device.verbs(None).with_gpu(&gpu);
+    let listening = next.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).map(drop).unwrap_err();
+    for told in [refused.to_string(), remedy, reached.to_string(), listening.to_string()] {
+        assert!(told.contains("BAR1") && !told.contains("end what else uses its memory"), "{told}");
+    }
+    scene.carry_out(write_from(&mine, 0, scene.remote[2].slice(0, 100).unwrap()));
+    assert_eq!(scene.gpu.host_bytes_copied(), 100, "it is staged meanwhile");
+    scene.driver.set_window_full(false);
+    scene.verbs.register_on_gpu(&frames).unwrap();
 }
