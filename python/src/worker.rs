@@ -31,9 +31,9 @@ const FLUSHING: &str = "waiting for the server to apply the last gradients";
 
 const COPYING: &str = "copying parameters into arrays";
 
-fn late(operation: &'static str, deadline: Deadline) -> Failure {
+fn late(operation: &'static str, deadline: Deadline) -> Error {
     let (needed, seen) = (VersionBound::NONE, VersionBound::NONE);
-    Error::Deadline { operation, waited: deadline.timeout, needed, seen }.into()
+    Error::Deadline { operation, waited: deadline.timeout, needed, seen }
 }
 
 /// Reads parameters and publishes gradients, one step after the other.
@@ -69,7 +69,7 @@ impl PyWorker {
                 Err(Error::Deadline { .. }) => Ok(None),
                 Err(error) => Err(error.into()),
             })?;
-            flushed.ok_or_else(|| late(FLUSHING, deadline).into())
+            flushed.ok_or_else(|| Failure::from(late(FLUSHING, deadline)).into())
         })
     }
 }
@@ -146,11 +146,11 @@ impl PyWorker {
             let why = |reason| match reason {
                 // The time that was waited in all, and not the last slice's.
                 Some(Error::Deadline { operation, needed, seen, .. }) => {
-                    Error::Deadline { operation, waited: deadline.timeout, needed, seen }.into()
+                    Error::Deadline { operation, waited: deadline.timeout, needed, seen }
                 }
                 _ => late(STEPPING, deadline),
             };
-            let view = view.ok_or_else(|| PyErr::from(why(reason)))?;
+            let view = view.ok_or_else(|| Failure::from(why(reason)))?;
             if let Some(targets) = &targets {
                 py.detach(|| self.working.copy_parameters(worker, targets))?;
             }
@@ -200,7 +200,7 @@ impl PyWorker {
         self.working.with(py, FINISHING, Some(deadline), |worker| {
             let over = |slice| Ok(job.finish(worker, slice)?.then_some(()));
             let over = closing.in_slices(py, FINISHING, deadline, over)?;
-            over.ok_or_else(|| late(FINISHING, deadline).into())
+            over.ok_or_else(|| Failure::from(late(FINISHING, deadline)).into())
         })
     }
 
@@ -397,7 +397,8 @@ impl Step {
                 }
                 Ok(Some(()))
             })?;
-            published.ok_or_else(|| late(PUBLISHING, deadline).into())
+            let ended = || worker.name_copies(late(PUBLISHING, deadline), deadline.timeout);
+            published.ok_or_else(|| Failure::from(ended()).into())
         });
         drop(arrays);
         crate::device::release(py);

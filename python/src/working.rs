@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use slackline::gpu::GpuMemory;
+use slackline::gpu::{GpuError, GpuMemory};
 use slackline::internals::mem::ForkGuard;
 use slackline::internals::node::Backoff;
 use slackline::{Error, Mixed, Worker, now};
@@ -132,7 +132,7 @@ impl Working {
         let step = worker.resume()?;
         match step.publish_from_gpu(&staging.whole(), &stream, loss, Duration::ZERO) {
             // It is on its way.
-            Ok(()) | Err(Error::Deadline { .. }) => Ok(true),
+            Ok(()) | Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })) => Ok(true),
             Err(error) => Err(error.into()),
         }
     }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::{SmallVec, smallvec};
 
+use super::error::EXPORTING;
 use super::gpu::PrimaryContext;
 use super::memory::{GpuBacking, GpuBlock};
 use super::queue::GpuWork;
-use super::sys::{Attribute, FLUSH_OPTION_HOST, ORDERING_OWNER, PointerAttribute};
+use super::sys::{Attribute, Code, FLUSH_OPTION_HOST, ORDERING_OWNER, PointerAttribute};
 use super::{Gpu, GpuError, GpuMemory, GpuSlice, Tickets};
 use crate::mem::{DeviceKeys, PAGE_SIZE, Registration};
 
@@ -161,11 +162,16 @@ impl GpuMemory {
     /// A dma-buf of these pages.
     ///
     /// # Errors
-    /// The driver has none for them: the memory is of a kind that it does not export, or the window of the device's
-    /// address space is full.
+    /// The driver has none for them: the memory is of a kind that it does not export, or the window of the GPU on the
+    /// PCI bus is full.
     pub(crate) fn dma_buf(&self, pages: &GpuPages) -> Result<OwnedFd, GpuError> {
-        let export = "exporting memory of a GPU to RDMA devices";
-        self.primary().call(export, |driver| driver.dma_buf(pages.pointer, pages.bytes))
+        let primary = self.primary();
+        let failed = |code| match code {
+            // The window is full, and not the GPU.
+            Code::OUT_OF_MEMORY => GpuError::of(EXPORTING, code),
+            code => primary.error(EXPORTING, code),
+        };
+        primary.within(|driver| driver.dma_buf(pages.pointer, pages.bytes).map_err(failed))
     }
 
     fn primary(&self) -> &PrimaryContext {

@@ -6,6 +6,17 @@ use std::time::Duration;
 use super::sys::Code;
 use crate::diagnostic::{Diagnostic, remedy_of};
 
+/// The operation in which the driver meets the system: modules of the kernel, devices, and the rights on them.
+const INITIALISING: &str = "initialising the driver";
+
+/// The operation that takes room in the window of the GPU on the PCI bus.
+pub(super) const EXPORTING: &str = "exporting memory of a GPU to RDMA devices";
+
+/// The remedy where that window has no room for memory of a GPU.
+pub(crate) const FULL_WINDOW: &str = "the window of the GPU on the PCI bus may be full: see BAR1 in \
+                                      `nvidia-smi -q -d MEMORY`, and turn on \"Resizable BAR\" in the host's \
+                                      firmware";
+
 /// A GPU, or memory of one, cannot be used as asked. The text ends in the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -223,12 +234,13 @@ impl GpuError {
         }
     }
 
-    /// The error of a driver that is not initialised.
-    pub(super) fn of_initialisation(code: Code) -> GpuError {
+    /// The error of a driver that cannot be initialised. `was_loaded` if its library was in the process before.
+    pub(super) fn of_initialisation(code: Code, was_loaded: bool) -> GpuError {
         match code {
-            // What a forked child is told whose parent, or another library in it, had initialised the driver.
-            Code::NOT_INITIALIZED => GpuError::Forked,
-            code => GpuError::of("initialising the driver", code),
+            // What a forked child is told whose parent, or another library in it, had initialised the driver. A process
+            // that has just loaded the library inherits nothing of it.
+            Code::NOT_INITIALIZED if was_loaded => GpuError::Forked,
+            code => GpuError::of(INITIALISING, code),
         }
     }
 
@@ -240,6 +252,55 @@ impl GpuError {
             Code::OUT_OF_MEMORY => GpuError::OutOfMemory { operation, ordinal, bytes: None },
             code => GpuError::of(operation, code),
         }
+    }
+
+    /// True if the driver exports no memory because the window of the GPU on the PCI bus has no room for it.
+    pub(crate) fn is_of_full_window(&self) -> bool {
+        matches!(self, GpuError::Driver { operation: EXPORTING, code } if Code(*code) == Code::OUT_OF_MEMORY)
+    }
+}
+
+/// The remedy of what a driver answers that cannot be initialised. It gives the same answer for as long as the process
+/// lives.
+fn remedy_of_initialisation(code: Code) -> &'static str {
+    match code {
+        Code::NOT_INITIALIZED => {
+            "load the kernel modules nvidia and nvidia-uvm (`nvidia-modprobe -u -c 0`), look at the kernel's log \
+             (`dmesg`), and start the program again"
+        }
+        // What a process is told that may not open the devices, or whose host or container lacks that of nvidia-uvm.
+        Code::UNKNOWN | Code::OPERATING_SYSTEM => {
+            "let this process read and write /dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidia0 and following: look at \
+             their rights, at the devices of its container, at whether the kernel module nvidia-uvm is loaded \
+             (`nvidia-modprobe -u -c 0`) and at the kernel's log (`dmesg`), and start the program again"
+        }
+        code => remedy_of_code(code),
+    }
+}
+
+/// The remedy of an error that has no variant of its own.
+fn remedy_of_code(code: Code) -> &'static str {
+    match code {
+        Code::OUT_OF_MEMORY => "free memory of the GPU and of the host",
+        Code::NOT_INITIALIZED => "start the process by exec: CUDA is of no use in a forked child",
+        Code::INVALID_DEVICE => {
+            "let this process use the GPU that the memory is on: look at CUDA_VISIBLE_DEVICES and at \
+             `nvidia-smi topo -p2p r`"
+        }
+        Code::UNKNOWN => "look at the kernel's log (`dmesg`) for Xid, and start the program again",
+        Code::NOT_PERMITTED => "look at the rights on /dev/nvidia*, and at whether MIG or MPS forbids it",
+        Code::NOT_SUPPORTED => "use host memory for it: this GPU or its driver cannot",
+        Code::SYSTEM_DRIVER_MISMATCH => "reboot, or load the kernel module of the driver's own release",
+        Code::COMPAT_NOT_SUPPORTED => {
+            "take the folder of the compatibility library (`cuda/compat`) out of LD_LIBRARY_PATH, as this GPU does \
+             not have forward compatibility, or take a container of the CUDA version that the host's driver has"
+        }
+        Code::OPERATING_SYSTEM => "look at the kernel's log (`dmesg`)",
+        Code::DEVICE_UNAVAILABLE => {
+            "end the process that has the GPU to itself, or set its compute mode to default"
+        }
+        Code::SYSTEM_NOT_READY => "start the service nvidia-fabricmanager, which a host of this kind needs",
+        _ => "look the number up in the documentation of CUresult",
     }
 }
 
@@ -310,30 +371,9 @@ impl Diagnostic for GpuError {
                 "find the kernel with CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer, and start the program again"
             }
             GpuError::Forked => "open the GPU after the fork, or start the process by exec",
-            GpuError::Driver { code, .. } => match Code(*code) {
-                Code::OUT_OF_MEMORY => "free memory of the GPU and of the host",
-                Code::NOT_INITIALIZED => "start the process by exec: CUDA is of no use in a forked child",
-                Code::INVALID_DEVICE => {
-                    "let this process use the GPU that the memory is on: look at CUDA_VISIBLE_DEVICES and at \
-                     `nvidia-smi topo -p2p r`"
-                }
-                Code::UNKNOWN => "look at the kernel's log (`dmesg`) for Xid, and start the program again",
-                Code::NOT_PERMITTED => {
-                    "look at the rights on /dev/nvidia*, and at whether MIG or MPS forbids it"
-                }
-                Code::NOT_SUPPORTED => "use host memory for it: this GPU or its driver cannot",
-                Code::SYSTEM_DRIVER_MISMATCH => {
-                    "reboot, or load the kernel module of the driver's own release"
-                }
-                Code::OPERATING_SYSTEM => "look at the kernel's log (`dmesg`)",
-                Code::DEVICE_UNAVAILABLE => {
-                    "end the process that has the GPU to itself, or set its compute mode to default"
-                }
-                Code::SYSTEM_NOT_READY => {
-                    "start the service nvidia-fabricmanager, which a host of this kind needs"
-                }
-                _ => "look the number up in the documentation of CUresult",
-            },
+            error if error.is_of_full_window() => FULL_WINDOW,
+            GpuError::Driver { operation: INITIALISING, code } => remedy_of_initialisation(Code(*code)),
+            GpuError::Driver { code, .. } => remedy_of_code(Code(*code)),
         }))
     }
 

@@ -101,6 +101,26 @@ functions! {
     );
 }
 
+/// Loads a library, which is never closed. Says whether it was in the process before.
+pub(super) fn load(soname: &CStr) -> Result<(*mut c_void, bool), GpuError> {
+    // SAFETY: a string that ends in NUL; the library's constructors are those of the driver.
+    let open = |flags| unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
+    let before = open(libc::RTLD_NOLOAD);
+    if !before.is_null() {
+        return Ok((before, true));
+    }
+    let handle = open(0);
+    if handle.is_null() {
+        // SAFETY: the text of this thread's last error, or null; it lives until the next call, and is copied.
+        let reason = unsafe {
+            let text = libc::dlerror();
+            if text.is_null() { "no reason given".into() } else { CStr::from_ptr(text).to_string_lossy() }
+        };
+        return Err(GpuError::NoDriver { reason: reason.into_owned() });
+    }
+    Ok((handle, false))
+}
+
 fn lookup(handle: *mut c_void, symbol: &str) -> Option<*mut c_void> {
     let symbol = CString::new(symbol).ok()?;
     // SAFETY: a handle that is open, and a string that ends in NUL.
@@ -126,16 +146,7 @@ impl DriverLibrary {
     }
 
     pub(super) fn open(soname: &CStr) -> Result<DriverLibrary, GpuError> {
-        // SAFETY: a string that ends in NUL; the library's constructors are those of the driver.
-        let handle = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: the text of this thread's last error, or null; it lives until the next call, and is copied.
-            let reason = unsafe {
-                let text = libc::dlerror();
-                if text.is_null() { "no reason given".into() } else { CStr::from_ptr(text).to_string_lossy() }
-            };
-            return Err(GpuError::NoDriver { reason: reason.into_owned() });
-        }
+        let (handle, was_loaded) = load(soname)?;
         // Asked before the rest is looked up: a driver that is too old lacks functions.
         let version = lookup(handle, "cuDriverGetVersion")
             .ok_or(GpuError::NoSymbol { symbol: "cuDriverGetVersion" })?;
@@ -151,7 +162,8 @@ impl DriverLibrary {
         // SAFETY: just opened, and nothing here closes it.
         let functions = unsafe { Functions::find(handle)? };
         // SAFETY: 0 is the only flag that there is.
-        check(unsafe { (functions.init)(0) }).map_err(GpuError::of_initialisation)?;
+        check(unsafe { (functions.init)(0) })
+            .map_err(|code| GpuError::of_initialisation(code, was_loaded))?;
         Ok(DriverLibrary { functions })
     }
 

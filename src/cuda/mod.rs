@@ -50,6 +50,8 @@ pub(crate) use copy::GpuCopy;
 pub use copy::Tickets;
 #[cfg(feature = "verbs")]
 pub(crate) use direct::{GpuPages, GpuRegistration, RdmaVisibility, RegisteredMemory};
+#[cfg(feature = "verbs")]
+pub(crate) use error::FULL_WINDOW;
 pub use error::GpuError;
 pub(crate) use fold::MAX_GRADIENTS;
 pub use fold::{GpuFold, GpuKernels};

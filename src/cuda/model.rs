@@ -16,6 +16,9 @@ use crate::table::Encoding;
 /// Longest time that is waited for a gradient that was given up.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The time for which a driver may not say whether a gradient is done.
+const UNANSWERED_FOR: Duration = Duration::from_secs(5);
+
 /// `struct slackline_layer` of `cuda/abi.h`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -88,6 +91,8 @@ pub struct GpuModel {
     losses: (MemoryRegion, GpuMemory),
     /// The number of the last work, and the examples of the batch that it is for.
     last: Option<(u64, usize)>,
+    /// Since when the driver has not said whether that is done.
+    unanswered_since: Option<Instant>,
     stream: GpuStream,
     queue: GpuQueue,
 }
@@ -180,6 +185,7 @@ impl GpuModel {
             rows: (region(8 * batch)?, allocate(8 * batch)?),
             losses: (region(4 * batch)?, allocate(4 * batch)?),
             last: None,
+            unanswered_since: None,
             stream,
             queue,
             layers,
@@ -225,7 +231,7 @@ impl GpuModel {
     /// is so far. It waits for the end of a gradient that was given up.
     ///
     /// # Errors
-    /// Work of this process on the GPU failed, or the driver refuses.
+    /// Work of this process on the GPU failed, the driver refuses, or it does not say that the gradient is over.
     ///
     /// # Panics
     /// If there are no rows, more than a batch has, or one that is not there.
@@ -234,9 +240,10 @@ impl GpuModel {
         assert!(rows.iter().all(|row| *row < self.examples), "a row is that of an example");
         let waiting = Instant::now();
         // The rows in host memory may not have been copied yet.
-        while !self.is_done()? {
-            if waiting.elapsed() > PATIENCE {
-                return Err(GpuError::NotCopied { waited: waiting.elapsed(), cause: None });
+        while !self.is_done(Instant::now())? {
+            let waited = waiting.elapsed();
+            if waited > PATIENCE {
+                return Err(GpuError::NotCopied { waited, cause: self.queue.unanswered().map(Box::new) });
             }
             std::thread::yield_now();
         }
@@ -262,10 +269,14 @@ impl GpuModel {
     /// The mean loss of the batch that was begun, once it is there. It does not wait.
     ///
     /// # Errors
-    /// Work of this process on the GPU failed.
+    /// Work of this process on the GPU failed, or the driver has not said for seconds whether the loss is there.
     pub fn loss(&mut self) -> Result<Option<f32>, GpuError> {
+        self.loss_at(Instant::now())
+    }
+
+    pub(super) fn loss_at(&mut self, now: Instant) -> Result<Option<f32>, GpuError> {
         let Some((_, examples)) = self.last.filter(|(_, examples)| *examples > 0) else { return Ok(None) };
-        if !self.is_done()? {
+        if !self.is_done(now)? {
             return Ok(None);
         }
         let mut bytes = vec![0; 4 * examples];
@@ -274,8 +285,17 @@ impl GpuModel {
         Ok(Some((losses.sum::<f64>() / examples as f64) as f32))
     }
 
-    fn is_done(&self) -> Result<bool, GpuError> {
-        self.last.map_or(Ok(true), |(number, _)| self.queue.is_done(number))
+    fn is_done(&mut self, now: Instant) -> Result<bool, GpuError> {
+        if self.last.map_or(Ok(true), |(number, _)| self.queue.is_done(number))? {
+            return Ok(true);
+        }
+        let Some(cause) = self.queue.unanswered() else {
+            self.unanswered_since = None;
+            return Ok(false);
+        };
+        let waited = now.saturating_duration_since(*self.unanswered_since.get_or_insert(now));
+        let late = || GpuError::NotCopied { waited, cause: Some(Box::new(cause)) };
+        if waited < UNANSWERED_FOR { Ok(false) } else { Err(late()) }
     }
 
     fn launch(&mut self, launch: Launch, examples: usize) -> Result<(), GpuError> {

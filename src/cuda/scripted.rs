@@ -68,6 +68,8 @@ struct ScriptedState {
     has_stream_words: bool,
     /// Whether it exports dma-bufs.
     has_dma_bufs: bool,
+    /// Whether its window on the PCI bus has no room for more of them.
+    is_window_full: bool,
     /// Whether it numbers allocations.
     has_buffer_ids: bool,
     /// Whether its kernels see in order what RDMA devices write; and what a flush does, if it has one.
@@ -111,6 +113,7 @@ impl Scripted {
                 version: 12000,
                 has_stream_words: true,
                 has_dma_bufs: false,
+                is_window_full: false,
                 has_buffer_ids: true,
                 sees_rdma_writes: true,
                 flush: None,
@@ -322,6 +325,9 @@ impl Driver for Scripted {
 
     fn dma_buf(&self, pointer: DevicePointer, bytes: usize) -> Result<OwnedFd, Code> {
         self.within(|state| {
+            if state.is_window_full {
+                return Err(Code::OUT_OF_MEMORY);
+            }
             let exported = state.has_dma_bufs.then(|| state.device.dma_buf(pointer, bytes)).flatten();
             exported.ok_or(Code::INVALID_VALUE)
         })

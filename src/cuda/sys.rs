@@ -39,6 +39,8 @@ impl Code {
     pub(crate) const NOT_SUPPORTED: Code = Code(801);
     pub(crate) const SYSTEM_NOT_READY: Code = Code(802);
     pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = Code(803);
+    /// A library of forward compatibility, and a GPU that it is not for.
+    pub(crate) const COMPAT_NOT_SUPPORTED: Code = Code(804);
     pub(crate) const MPS_CLIENT_TERMINATED: Code = Code(810);
     pub(crate) const CAPTURE_UNSUPPORTED: Code = Code(900);
     pub(crate) const CAPTURE_WRONG_THREAD: Code = Code(908);

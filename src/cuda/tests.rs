@@ -307,6 +307,14 @@ fn drivers_and_devices_that_cannot_be_used_are_refused_by_name() {
     let error = Gpu::with_driver(driver.clone(), 1).unwrap_err();
     assert_eq!(error, GpuError::NoDevice { ordinal: 1, count: 1 });
     assert_eq!(driver.open(), 0);
+
+    let none = GpuError::NoDevice { ordinal: 0, count: 0 };
+    assert!(none.to_string().contains("at the rights on /dev/nvidia*"), "{none}");
+    assert_eq!(Gpu::with_driver(Arc::new(Scripted::new().without_devices()), 0).unwrap_err(), none);
+    // The first call asks for the version, and the next one for the number of devices.
+    driver.fail(1, Code::NO_DEVICE);
+    assert_eq!(Gpu::with_driver(driver.clone(), 0).unwrap_err(), none);
+    assert!(driver.has_failed());
 }
 
 #[test]

@@ -30,6 +30,8 @@ use super::{
     Endpoint, GpuGrant, GpuPath, HeartbeatWord, Incoming, Listener, Offer, PostError, Received, Refusal,
     RegisterError, Remains, Transport, TransportKind, WorkCompletion, WorkRequest,
 };
+#[cfg(feature = "cuda")]
+use crate::cuda::Tickets;
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
@@ -497,6 +499,15 @@ impl Endpoint for MixedEndpoint {
             MixedEndpoint::Shm(endpoint) => endpoint.gpu_path(),
             MixedEndpoint::Tcp(endpoint) => endpoint.gpu_path(),
             MixedEndpoint::Verbs(endpoint) => endpoint.gpu_path(),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn awaited_copies(&self) -> Option<&Tickets> {
+        match self {
+            MixedEndpoint::Shm(endpoint) => endpoint.awaited_copies(),
+            MixedEndpoint::Tcp(endpoint) => endpoint.awaited_copies(),
+            MixedEndpoint::Verbs(endpoint) => endpoint.awaited_copies(),
         }
     }
 

@@ -86,6 +86,8 @@ pub use simulator::Simulator;
 pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::Tickets;
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
 use crate::time::{Duration, Instant};
@@ -383,6 +385,12 @@ pub trait Endpoint: Send {
 
     /// The way that payloads of this process's GPU take, where the transport has one.
     fn gpu_path(&self) -> Option<GpuPath> {
+        None
+    }
+
+    /// The copies by GPUs of this process that its requests wait for, while nothing else holds them up.
+    #[cfg(feature = "cuda")]
+    fn awaited_copies(&self) -> Option<&Tickets> {
         None
     }
 

@@ -151,6 +151,11 @@ impl StagedCopy {
     pub(super) fn is_done(&mut self) -> Result<bool, GpuError> {
         if mutant!("staged_copy_done_at_once") { Ok(true) } else { self.tickets.are_done() }
     }
+
+    /// What tells that.
+    pub(super) fn tickets(&self) -> &Tickets {
+        &self.tickets
+    }
 }
 
 fn outside(error: OutOfBounds) -> GpuError {

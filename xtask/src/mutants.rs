@@ -124,25 +124,26 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
     ),
     (
         "direct_before_its_ticket",
-        "transport::verbs::unordered::gpudirect::\
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
          a_device_reads_and_writes_a_gpu_after_the_work_that_was_before",
         "the kernel has not run",
     ),
     (
         "rdma_writes_not_flushed",
-        "transport::verbs::unordered::gpudirect::\
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
          a_gradient_on_a_gpu_is_there_when_its_word_is_seen",
         "1 rails, seed",
     ),
     (
         "rdma_writes_not_flushed",
-        "transport::verbs::unordered::gpudirect::\
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
          what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete",
         "1 rails, seed",
     ),
     (
         "sentinel_in_host_memory",
-        "transport::verbs::unordered::gpudirect::what_further_rails_write_to_a_gpu_is_proved_on_the_gpu",
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
+         what_further_rails_write_to_a_gpu_is_proved_on_the_gpu",
         "seed 0, round",
     ),
     (

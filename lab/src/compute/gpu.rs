@@ -83,7 +83,7 @@ impl GpuComputer {
     /// loss. It asks now and then whether to `stop`: `None`, with a gradient of no use, once that says so.
     ///
     /// # Errors
-    /// Those of `stop`; work of this process on the GPU failed.
+    /// Those of `stop`; work of this process on the GPU failed, or its driver has not answered for seconds.
     pub fn gradient_unless<E: From<GpuError>>(
         &mut self,
         batch: u64,

@@ -1,5 +1,6 @@
 //! What tests do with the scripted driver, besides its calls: they say what it is, let it work and look at it.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
@@ -9,6 +10,7 @@ use super::super::sys::Code;
 use super::streams::Stream;
 use super::work::StreamWork;
 use super::{OTHER_CONTEXT, Scripted};
+use crate::mem::PAGE_SIZE;
 
 impl Scripted {
     /// Says that it is of another version.
@@ -22,6 +24,12 @@ impl Scripted {
         state.primary = OTHER_CONTEXT;
         state.streams.insert(0, Stream::new(OTHER_CONTEXT, true));
         drop(state);
+        self
+    }
+
+    /// Takes its device away.
+    pub(crate) fn without_devices(self) -> Scripted {
+        self.state().devices = 0;
         self
     }
 
@@ -43,6 +51,17 @@ impl Scripted {
     pub(crate) fn with_dma_bufs(self) -> Scripted {
         self.state().has_dma_bufs = true;
         self
+    }
+
+    /// Fills the window of its device on the PCI bus, or empties it.
+    pub(crate) fn set_window_full(&self, is_full: bool) {
+        self.state().is_window_full = is_full;
+    }
+
+    /// Its memory as a module of the kernel gives it to RDMA devices, which name it by addresses.
+    pub(crate) fn peermem(self: &Arc<Self>) -> impl Fn(u64, usize) -> Option<OwnedFd> + Send + Sync + use<> {
+        let driver = Arc::clone(self);
+        move |pointer, bytes| driver.state().device.dma_buf(pointer, bytes.next_multiple_of(PAGE_SIZE))
     }
 
     /// Makes the driver one that numbers no allocation.

@@ -1,6 +1,6 @@
 //! What is left of a GPU where its driver is not one, in a forked child, and at the end of a process.
 
-use super::super::library::DriverLibrary;
+use super::super::library::{DriverLibrary, load};
 use super::*;
 use crate::mem::alone;
 
@@ -53,11 +53,48 @@ fn a_forked_child_has_no_gpu_and_ends_nothing_of_its_parents() {
 }
 
 #[test]
-fn a_driver_that_was_initialised_before_a_fork_has_a_typed_error() {
-    let forked = GpuError::of_initialisation(Code::NOT_INITIALIZED);
+fn a_driver_that_is_not_initialised_tells_of_a_fork_only_if_it_was_loaded() {
+    let forked = GpuError::of_initialisation(Code::NOT_INITIALIZED, true);
     assert_eq!(forked, GpuError::Forked);
     assert!(forked.to_string().contains("initialised CUDA"), "{forked}");
-    assert_eq!(GpuError::of_initialisation(Code::STUB_LIBRARY), GpuError::StubDriver);
+    let other = GpuError::of_initialisation(Code::NOT_INITIALIZED, false);
+    assert!(matches!(other, GpuError::Driver { code: 3, .. }), "{other}");
+    // A library of the C library that no test uses stands for a driver.
+    let was_loaded = || load(c"libanl.so.1").unwrap().1;
+    assert!(!was_loaded() && was_loaded() && load(c"libc.so.6").unwrap().1);
+}
+
+#[test]
+fn a_driver_that_cannot_be_initialised_names_what_the_system_lacks() {
+    let modules: &[&str] = &["modules nvidia and nvidia-uvm", "dmesg", "start the program again"];
+    let devices: &[&str] =
+        &["rights", "/dev/nvidiactl, /dev/nvidia-uvm", "container", "nvidia-modprobe", "dmesg"];
+    for (code, parts) in [
+        (Code::NOT_INITIALIZED, modules),
+        (Code::UNKNOWN, devices),
+        (Code::OPERATING_SYSTEM, devices),
+        (Code::COMPAT_NOT_SUPPORTED, &["cuda/compat", "LD_LIBRARY_PATH", "container"]),
+        (Code::SYSTEM_DRIVER_MISMATCH, &["kernel module"]),
+        (Code::SYSTEM_NOT_READY, &["nvidia-fabricmanager"]),
+        (Code::NOT_PERMITTED, &["rights on /dev/nvidia*", "MIG"]),
+        (Code::DEVICE_UNAVAILABLE, &["compute mode"]),
+        (
+            Code::NO_DEVICE,
+            &["there is no GPU 0: this process sees 0", "nvidia-smi", "rights on /dev/nvidia*"],
+        ),
+        (Code::STUB_LIBRARY, &["stub of a CUDA toolkit", "LD_LIBRARY_PATH"]),
+        (Code(7), &["CUDA error 7", "look the number up"]),
+    ] {
+        let error = GpuError::of_initialisation(code, false);
+        let (text, remedy) = (error.to_string(), error.remedy().unwrap());
+        assert!(text.ends_with(&*remedy), "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    // Later, the rights on devices are not what is wrong.
+    let later = GpuError::of("a call", Code::UNKNOWN).to_string();
+    assert!(later.contains("Xid") && !later.contains("/dev"), "{later}");
 }
 
 #[test]

@@ -50,6 +50,7 @@ fn values_are_those_of_the_header() {
         Code::NOT_PERMITTED.0 => error::CUDA_ERROR_NOT_PERMITTED,
         Code::NOT_SUPPORTED.0 => error::CUDA_ERROR_NOT_SUPPORTED,
         Code::SYSTEM_DRIVER_MISMATCH.0 => error::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        Code::COMPAT_NOT_SUPPORTED.0 => error::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
         Attribute::PCI_BUS_ID.0 => device::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
         Attribute::PCI_DEVICE_ID.0 => device::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
         Attribute::PCI_DOMAIN_ID.0 => device::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,

@@ -1,7 +1,7 @@
 //! Gradients of models over the scripted driver.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::scripted::Scripted;
 use super::super::sys::Code;
@@ -155,4 +155,38 @@ fn a_fault_of_the_gpu_ends_the_wait_for_a_loss() {
     driver.fault(Code::ILLEGAL_ADDRESS);
     let ended = (0..1000).find_map(|_| model.loss().transpose());
     assert!(matches!(ended, Some(Err(GpuError::Faulted { .. }))), "{ended:?}");
+}
+
+#[test]
+fn a_driver_that_does_not_answer_for_seconds_ends_the_wait_for_a_loss() {
+    for driver in [Scripted::new(), Scripted::new().without_stream_words()] {
+        let driver = Arc::new(driver);
+        let (gpu, ..) = driver.open_gpu();
+        let mut model = model(&gpu, layers(&[5, 3])).unwrap();
+        driver.finish();
+        driver.set_bytes(model.parameters().pointer(), &bytes(&numbers(18, 2)));
+        model.begin(&[0]).unwrap();
+        let begun = Instant::now() - Duration::from_secs(20);
+        // Of many looks for the end one asks the driver.
+        let ask = |model: &mut GpuModel, seconds| {
+            let at = begun + Duration::from_secs(seconds);
+            (0..1000).find_map(|_| model.loss_at(at).transpose())
+        };
+        driver.set_unanswered(Some(Code::UNKNOWN));
+        assert_eq!((ask(&mut model, 0), ask(&mut model, 4)), (None, None));
+        // Once it has answered, the time begins again.
+        driver.set_unanswered(None);
+        assert_eq!(ask(&mut model, 9), None);
+        driver.set_unanswered(Some(Code::UNKNOWN));
+        assert_eq!(ask(&mut model, 10), None);
+        let told = ask(&mut model, 16).expect("it would wait without end").unwrap_err();
+        assert!(matches!(told, GpuError::NotCopied { cause: Some(_), .. }), "{told}");
+        assert!(told.to_string().contains("within 6s: ") && told.to_string().contains("error 999"), "{told}");
+        // The next gradient waits for this one no longer.
+        let refused = model.begin(&[1]).unwrap_err();
+        assert!(matches!(refused, GpuError::NotCopied { cause: Some(_), .. }), "{refused}");
+        driver.set_unanswered(None);
+        driver.finish();
+        assert!(model.loss().unwrap().is_some(), "what was given up is done after all");
+    }
 }

@@ -279,7 +279,7 @@ mod tests {
                 their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
                 // It is begun, and the worker polled until it is there, as a caller does that cannot wait in one piece.
                 let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
-                assert!(matches!(begun, Ok(()) | Err(Error::Deadline { .. })), "{begun:?}");
+                assert!(begun.is_ok() || is_on_its_way(&begun), "{begun:?}");
                 while worker.is_publishing() {
                     worker.poll(crate::node::now()).unwrap();
                 }
@@ -294,6 +294,11 @@ mod tests {
         let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
         let _working = driver.work_in_a_thread();
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
+    }
+
+    /// Whether the publish goes on, which has had no time.
+    fn is_on_its_way(begun: &Result<(), Error>) -> bool {
+        matches!(begun, Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })))
     }
 
     fn a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server<T: OfGpu>() {
@@ -314,7 +319,7 @@ mod tests {
                 // The copy waits for the work of the GPU, and nothing does that.
                 drop(working);
                 let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
-                assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+                assert!(is_on_its_way(&begun), "{begun:?}");
                 their_driver.fault(crate::cuda::ILLEGAL_ADDRESS);
                 let deadline = std::time::Instant::now() + PATIENCE;
                 let error = loop {

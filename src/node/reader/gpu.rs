@@ -14,7 +14,7 @@ use crate::node::wait::{WaitTurn, wait};
 use crate::param::PullOptions;
 use crate::scheme::Bound;
 use crate::time::{Duration, Instant};
-use crate::transport::Transport;
+use crate::transport::{Endpoint, Transport};
 
 impl<T: Transport> Reader<T> {
     /// Copies the version that is wanted into `into`, memory of the GPU as long as a copy, waiting at most `timeout`.
@@ -43,9 +43,10 @@ impl<T: Transport> Reader<T> {
     /// ```
     ///
     /// # Errors
-    /// There is no such version by the timeout, or no more; `into` has another length, or is memory of another GPU than
-    /// the stream or the transport, or of a pinned version; checksums are to be checked; the stream captures a graph;
-    /// the transport has no GPU, or the GPU does not copy; the owner is lost.
+    /// There is no such version by the timeout, or no more; this process's GPU has not copied it by then, and
+    /// [`GpuError::NotCopied`](crate::cuda::GpuError) says what it waits for; `into` has another length, or is memory
+    /// of another GPU than the stream or the transport, or of a pinned version; checksums are to be checked; the stream
+    /// captures a graph; the transport has no GPU, or the GPU does not copy; the owner is lost.
     pub fn pull_to_gpu(
         &mut self,
         wanted: Wanted,
@@ -101,6 +102,9 @@ impl<T: Transport> Reader<T> {
             };
             let pulled = wait(&runtime, deadline, turn).await?;
             let Some(pulled) = pulled else {
+                if let Some(copies) = self.link.endpoint.awaited_copies() {
+                    return Err(copies.late(timeout).into());
+                }
                 let (operation, seen) = ("waiting for a version", self.link.pull.seen());
                 return Err(Error::Deadline { operation, waited: timeout, needed: bound, seen });
             };

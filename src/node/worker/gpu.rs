@@ -9,7 +9,7 @@ use crate::node::Error;
 use crate::node::runtime::complete;
 use crate::param::GradientSource;
 use crate::time::Duration;
-use crate::transport::Transport;
+use crate::transport::{Endpoint, Transport};
 
 /// A scheme or a way of reading needs the bytes of a gradient.
 pub(super) const NEEDS_BYTES: GpuError =
@@ -23,6 +23,17 @@ impl<T: Transport> Worker<T> {
     #[doc(hidden)]
     pub fn not_copied(&self, waited: Duration) -> Error {
         self.copies.late(waited)
+    }
+
+    /// The error of a publish that has ended at its deadline, which names GPUs of this process if nothing else holds it
+    /// up.
+    #[doc(hidden)]
+    pub fn name_copies(&self, ended: Error, waited: Duration) -> Error {
+        let copies = || self.parts.iter().find_map(|part| part.link.endpoint.awaited_copies());
+        match ended {
+            Error::Deadline { .. } => copies().map_or(ended, |copies| copies.late(waited).into()),
+            ended => ended,
+        }
     }
 }
 
@@ -109,7 +120,9 @@ impl<T: Transport> Step<'_, T> {
 
     /// Publishes the gradient that is in `from`, the whole of it in the worker's encoding, straight out of memory of
     /// the GPU, behind the work that `stream` has now. It waits, at most `timeout`, until the servers have been told;
-    /// the memory may change then. The stream does not wait. Only over a transport with the GPU
+    /// the memory may change then. After an [`Error::Deadline`], or the [`GpuError::NotCopied`](crate::cuda::GpuError)
+    /// that says what this process's GPU waits for, the gradient is still on its way, and the next [`Worker::step`]
+    /// finishes it. The stream does not wait. Only over a transport with the GPU
     /// ([`Shm::with_gpu`](crate::Shm::with_gpu), `Tcp::with_gpu`, `Verbs::with_gpu`).
     ///
     /// # Errors
@@ -138,7 +151,8 @@ impl<T: Transport> Step<'_, T> {
             worker.parts.iter().map(|part| slice(part).map(GradientSource::Gpu)).collect();
         worker.start_sources(sources?, loss)?;
         worker.count_published();
-        complete(worker.finish_publish(deadline - worker.runtime.now()))
+        let published = complete(worker.finish_publish(deadline - worker.runtime.now()));
+        published.map_err(|ended| worker.name_copies(ended, timeout))
     }
 }
 
@@ -150,6 +164,7 @@ mod tests {
     use super::*;
     use crate::cuda::{GpuError, GpuMemory, Scripted, UNKNOWN};
     use crate::kernel::Optimizer;
+    use crate::node::of_gpu::{OfGpu, over_each_transport};
     use crate::node::worker::WorkerPhase;
     use crate::node::{Server, ServerOptions, Worker, WorkerOptions};
     use crate::scheme::{SchemeConfig, WorkerEvent};
@@ -243,6 +258,40 @@ mod tests {
             step.publish(None, PATIENCE).unwrap();
             assert!(serving.join().unwrap().unwrap());
         });
+    }
+
+    fn a_publish_that_no_gpu_copies_says_so_and_the_next_step_finishes_it<T: OfGpu>() {
+        let table = Table::flat(ELEMENTS as u64, ElementType::F32).unwrap();
+        let options = ServerOptions::new(SchemeConfig::Bsp, 1, 0.5);
+        let mut server = Server::new(T::without(), &T::address(), table, &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        std::thread::scope(|scope| {
+            // The server is there until the worker has read the next parameters.
+            let serving = scope.spawn(|| server.drive(|server| server.status().version.get() >= 1, PATIENCE));
+            let driver = T::driver();
+            let (gpu, _, stream) = driver.open_gpu();
+            let gradient = GpuMemory::allocate(&gpu, BYTES).unwrap();
+            let making = driver.work_in_a_thread();
+            let options = WorkerOptions::new(SchemeConfig::Bsp);
+            let mut worker = Worker::connect(T::with(&gpu), &[address], options, PATIENCE).unwrap();
+            let step = worker.step(PATIENCE).unwrap();
+            drop(making);
+            driver.set_unanswered(Some(UNKNOWN));
+            // Long enough for the worker to ask the driver meanwhile, on a busy machine, too.
+            let waited = Duration::from_secs(1);
+            let late = step.publish_from_gpu(&gradient.whole(), &stream, None, waited).unwrap_err();
+            assert!(matches!(late, Error::Gpu(GpuError::NotCopied { cause: Some(_), .. })), "{late}");
+            assert!(late.to_string().contains("CUDA error 999"), "{late}");
+            assert!(worker.is_publishing());
+            driver.set_unanswered(None);
+            let _working = driver.work_in_a_thread();
+            worker.step(PATIENCE).unwrap().suspend();
+            assert!(serving.join().unwrap().unwrap());
+        });
+    }
+
+    over_each_transport! {
+        a_publish_that_no_gpu_copies_says_so_and_the_next_step_finishes_it,
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::gpu::GpuSide;
 use super::handshake::{MappedOffer, Outbox};
 use super::socket::{FORKED, Heard, SocketEnd};
 use super::watch::{Watch, Watched};
+#[cfg(feature = "cuda")]
+use crate::cuda::Tickets;
 use crate::cuda::{Gpu, GpuSlice};
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::{
@@ -170,6 +172,11 @@ impl Endpoint for ShmEndpoint {
 
     fn gpu_path(&self) -> Option<GpuPath> {
         self.gpu.as_ref().map(|gpu| gpu.path())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn awaited_copies(&self) -> Option<&Tickets> {
+        self.gpu.as_ref()?.awaited_copies()
     }
 
     fn wake(&mut self) {

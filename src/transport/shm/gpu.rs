@@ -70,6 +70,14 @@ impl GpuSide {
         })
     }
 
+    /// The copies that its requests wait for.
+    pub(super) fn awaited_copies(&self) -> Option<&Tickets> {
+        match &self.crossing {
+            Some((_, crossing)) => crossing.awaited_copies(),
+            None => (!self.copying.is_empty()).then_some(&self.tickets),
+        }
+    }
+
     /// The peer's memory, where this side's GPU has it mapped and may read it.
     pub(super) fn map(&self, remote: &RemoteSlice) -> Option<GpuSlice> {
         let (gpu, memory) = self.target(remote, Access::REMOTE_READ).ok()??;

@@ -94,6 +94,17 @@ impl StagedPosting {
         self.queue.is_empty()
     }
 
+    /// The copies that its requests wait for, while the lane carries nothing.
+    pub(in crate::transport) fn awaited_copies(&self) -> Option<&Tickets> {
+        let begun = || match &self.begun.front()?.work {
+            PieceWork::Direct { before } => Some(before),
+            PieceWork::Write { copy, .. } => Some(copy.tickets()),
+            PieceWork::Whole | PieceWork::Read { .. } => None,
+        };
+        let copying = self.copying.front().map(|(_, copy)| copy.tickets());
+        if self.posted.is_empty() { copying.or_else(begun) } else { None }
+    }
+
     /// Takes a batch that was checked, all or nothing.
     pub(in crate::transport) fn post(
         &mut self,

@@ -11,6 +11,8 @@ use super::hello::Lane;
 use super::initiator::{Broken, ENDED, Initiator};
 use super::socket::Socket;
 use crate::channel;
+#[cfg(feature = "cuda")]
+use crate::cuda::Tickets;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
@@ -218,6 +220,11 @@ impl Endpoint for TcpEndpoint {
 
     fn gpu_path(&self) -> Option<GpuPath> {
         self.connection.gpu.as_ref().map(|_| super::GPU_PATH.clone())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn awaited_copies(&self) -> Option<&Tickets> {
+        self.staged.as_ref()?.awaited_copies()
     }
 
     fn heartbeat_word(&self, word: &RemoteSlice) -> Result<Box<dyn HeartbeatWord>, PostError> {

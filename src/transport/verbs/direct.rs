@@ -7,7 +7,7 @@
 use crate::cuda::Gpu;
 use crate::transport::GpuPath;
 #[cfg(feature = "cuda")]
-pub(super) use with_cuda::{GpuExport, GpuRegistrations, readers, registration_help};
+pub(super) use with_cuda::{GpuExport, GpuRegistrations, PEERMEM_FOLDER, readers, registration_help};
 
 /// The GPU of a transport, and the way between its memory and the devices.
 #[derive(Clone)]
@@ -37,7 +37,7 @@ mod with_cuda {
     use std::time::{Duration, Instant};
 
     use super::VerbsGpu;
-    use crate::cuda::{Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
+    use crate::cuda::{FULL_WINDOW, Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
     use crate::mem::{Access, DeviceKeys, MAX_RAILS};
     use crate::transport::GpuPath;
     use crate::transport::verbs::dma_buf::{IMPORTS_DMA_BUFS, imports_none};
@@ -48,7 +48,7 @@ mod with_cuda {
     const PEERMEM: &str = "nvidia-peermem";
 
     /// The folder of the module when it is loaded.
-    const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
+    pub(in crate::transport::verbs) const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
     /// Registrations of the caller's memory that are kept for when it is used again.
     const RECENT: usize = 1024;
@@ -64,9 +64,10 @@ mod with_cuda {
     }
 
     impl VerbsGpu {
-        /// Tries the ways to the memory of the GPU, on all devices of the transport.
-        pub(in crate::transport::verbs) fn new(shared: &VerbsShared, gpu: &Gpu) -> VerbsGpu {
-            let (path, registrations) = match way(shared, gpu) {
+        /// Tries the ways to the memory of the GPU, on all devices of the transport. `peermem` is the folder of the
+        /// module nvidia-peermem when it is loaded.
+        pub(in crate::transport::verbs) fn new(shared: &VerbsShared, gpu: &Gpu, peermem: &Path) -> VerbsGpu {
+            let (path, registrations) = match way(shared, gpu, peermem) {
                 Ok(import) => {
                     let by = import.name();
                     tracing::info!(gpu = gpu.ordinal(), by, "RDMA devices reach memory of the GPU");
@@ -89,7 +90,11 @@ mod with_cuda {
     }
 
     /// The first way that works; or each way with the reason why it does not.
-    fn way(shared: &VerbsShared, gpu: &Gpu) -> Result<GpuImport, Vec<(&'static str, String)>> {
+    fn way(
+        shared: &VerbsShared,
+        gpu: &Gpu,
+        peermem: &Path,
+    ) -> Result<GpuImport, Vec<(&'static str, String)>> {
         let neither =
             |reason: &str| vec![(DMA_BUF, reason.to_owned()), (PEERMEM, "for the same reason".into())];
         if gpu.rdma_visibility() == RdmaVisibility::Unknown {
@@ -118,7 +123,7 @@ mod with_cuda {
             }
         };
         let Err(no_dma_buf) = by_dma_buf else { return Ok(GpuImport::DmaBuf) };
-        let by_peermem = match Path::new(PEERMEM_FOLDER).exists() {
+        let by_peermem = match peermem.exists() {
             true => attempt(GpuImport::Peermem),
             false => Err("the module is not loaded (modprobe nvidia-peermem)".into()),
         };
@@ -180,9 +185,13 @@ mod with_cuda {
         /// Exports memory of this library's own, to be registered.
         ///
         /// # Errors
-        /// The driver refuses.
+        /// The driver refuses; for the window of the GPU that is full, the number is that of a device that says so.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
-            GpuExport::of(self.import, memory).map_err(io::Error::other)
+            GpuExport::of(self.import, memory).map_err(|error| match error.is_of_full_window() {
+                // As a device says it, which registers by an address.
+                true => io::Error::from_raw_os_error(libc::ENOMEM),
+                false => io::Error::other(error),
+            })
         }
 
         /// Registers memory for requests of this process, if it is not yet. False if that fails, and the memory is to
@@ -290,11 +299,7 @@ mod with_cuda {
     /// The remedy where a device does not register memory of a GPU.
     pub(in crate::transport::verbs) fn registration_help(error: &io::Error) -> String {
         match error.raw_os_error() {
-            Some(libc::ENOMEM | libc::ENOSPC) => {
-                "the window of the GPU on the PCI bus may be full: see BAR1 in \
-                 `nvidia-smi -q -d MEMORY`, and turn on \"Resizable BAR\" in the host's firmware"
-                    .into()
-            }
+            Some(libc::ENOMEM | libc::ENOSPC) => FULL_WINDOW.into(),
             _ => registration_remedy(error),
         }
     }

@@ -15,6 +15,8 @@ use super::pairs::{Requester, Responder};
 use super::rails::Rails;
 use super::staged::StagedRails;
 use crate::channel::{Channel, allow_silence};
+#[cfg(feature = "cuda")]
+use crate::cuda::Tickets;
 use crate::mem::{ForkGuard, LocalSlice, RemoteSlice};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::staging::StagedPosting;
@@ -534,6 +536,11 @@ impl Endpoint for VerbsEndpoint {
 
     fn gpu_path(&self) -> Option<GpuPath> {
         self.staged.as_ref().map(|(gpu, _)| gpu.path.clone())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn awaited_copies(&self) -> Option<&Tickets> {
+        self.staged.as_ref()?.1.awaited_copies()
     }
 
     /// By the conversation of the handshake, which is there in any case: a receive for each peer that sleeps, and a

@@ -96,6 +96,8 @@ mod waker;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+#[cfg(feature = "cuda")]
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -365,7 +367,13 @@ impl Verbs {
     /// nor connects then.
     #[cfg(feature = "cuda")]
     pub fn with_gpu(self, gpu: &Gpu) -> Verbs {
-        let gpu = VerbsGpu::new(&self.shared, gpu);
+        self.with_gpu_where(gpu, direct::PEERMEM_FOLDER.as_ref())
+    }
+
+    /// The same where the module nvidia-peermem has this folder when it is loaded.
+    #[cfg(feature = "cuda")]
+    fn with_gpu_where(self, gpu: &Gpu, peermem: &Path) -> Verbs {
+        let gpu = VerbsGpu::new(&self.shared, gpu, peermem);
         Verbs { gpu: Some(gpu), ..self }
     }
 

@@ -23,7 +23,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use self::calls::{LIBRARY, poll_cq, post_send};
+use self::calls::{LIBRARY, Peermem, poll_cq, post_send};
 use self::receives::{Channels, post_recv, req_notify_cq};
 use self::undoing::Undoing;
 use super::device::{Device, Limits, lock};
@@ -98,6 +98,8 @@ struct DeviceState {
     dies_with_a_pair: bool,
     /// The error number with which memory is registered; 0 is success.
     registering: c_int,
+    /// Memory of GPUs as the module nvidia-peermem gives it to the device, by its addresses.
+    peermem: Option<Peermem>,
     neighbour: Neighbour,
     /// Queue pairs that wait for a neighbour.
     waiting: usize,
@@ -309,6 +311,7 @@ impl Unordered {
             destroying: 0,
             dies_with_a_pair: false,
             registering: 0,
+            peermem: None,
             neighbour: Neighbour::Answers,
             waiting: 0,
             next: 1,

@@ -142,3 +142,41 @@ impl GpuReport {
         rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_of_a_gpu_is_told_with_its_remedy_once() {
+        let operation = "initialising the driver";
+        let late = GpuError::Driver { operation: "waiting for a copy of a GPU", code: 999 };
+        for (error, cause, remedy) in [
+            (
+                GpuError::NoDriver { reason: "no such file".into() },
+                "libcuda.so.1: no such file",
+                "--gpus all",
+            ),
+            (GpuError::NoDevice { ordinal: 0, count: 0 }, "this process sees 0", "rights on /dev/nvidia*"),
+            (GpuError::Driver { operation, code: 999 }, "CUDA error 999", "/dev/nvidia-uvm"),
+            (GpuError::Driver { operation, code: 804 }, "CUDA error 804", "cuda/compat"),
+            (GpuError::StubDriver, "is the stub", "LD_LIBRARY_PATH"),
+            (
+                GpuError::NotCopied { waited: PATIENCE, cause: Some(Box::new(late)) },
+                "within 5s: waiting for a copy of a GPU failed with CUDA error 999",
+                "Xid",
+            ),
+            // What it ends in is all that there is to say.
+            (GpuError::Empty, "at least one byte", ""),
+        ] {
+            let problem = problem(&error);
+            assert!(problem.error.contains(cause) && problem.help.contains(remedy), "{problem:?}");
+            assert!(!problem.error.ends_with(';') && !problem.error.ends_with(' '), "{problem:?}");
+            assert!(remedy.is_empty() || !problem.error.contains(remedy), "{problem:?}");
+            let report = GpuReport { works: false, problem: Some(problem.clone()), devices: Vec::new() };
+            let rows = report.rows();
+            assert_eq!(rows, [("gpu", format!("none: {}", problem.error), Some(problem.help.as_str()))]);
+            assert_eq!(report.missing(true).map(|missing| missing.error), Some(problem.error.clone()));
+        }
+    }
+}

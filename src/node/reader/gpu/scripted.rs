@@ -213,10 +213,18 @@ mod tests {
     fn a_pull_that_no_gpu_copies_ends_at_its_deadline_and_the_next_is_right<T: OfGpu>() {
         let mut scene = scene::<T>();
         let version = scene.publish(4);
-        let Side { stream, weights, .. } = &scene.into;
-        let late = Duration::from_millis(20);
-        let error = scene.reader.pull_to_gpu(Wanted::newest(), &weights.whole(), stream, late).unwrap_err();
-        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        let serving = scene.from.driver.work_in_a_thread();
+        let Side { driver, stream, weights, .. } = &scene.into;
+        // Long enough for what comes before the copy, on a busy machine, too.
+        let waited = Duration::from_secs(1);
+        let mut pull = || scene.reader.pull_to_gpu(Wanted::newest(), &weights.whole(), stream, waited);
+        let told = pull().unwrap_err();
+        assert!(matches!(told, Error::Gpu(GpuError::NotCopied { cause: None, .. })), "{told}");
+        driver.set_unanswered(Some(crate::cuda::UNKNOWN));
+        let told = pull().unwrap_err();
+        assert!(told.to_string().contains("CUDA error 999"), "{told}");
+        driver.set_unanswered(None);
+        drop(serving);
         let _working = scene.work_in_threads();
         assert_eq!(scene.pull(Wanted::newest()).unwrap(), version);
         assert_eq!(scene.into.bytes(), [4; BYTES]);

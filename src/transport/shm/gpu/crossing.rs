@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice};
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice, Tickets};
 use crate::mem::{LocalSlice, OutOfBounds};
 use crate::transport::staging::{StagedCopy, StagingBlocks};
 
@@ -67,6 +67,12 @@ impl Crossing {
             return Ok(false);
         }
         self.fault.take().map_or(Ok(self.asked == self.from.1.bytes()), Err)
+    }
+
+    /// The copies of the oldest block.
+    pub(super) fn awaited_copies(&self) -> Option<&Tickets> {
+        let filling = || self.filling.front().map(|(copy, ..)| copy);
+        self.taking.front().or_else(filling).map(StagedCopy::tickets)
     }
 
     /// The copy into a block of so many bytes from `at` on.

@@ -1,8 +1,13 @@
 //! The calls of the device's library.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+
 use super::receives::{ack_cq_events, create_comp_channel, destroy_comp_channel, get_cq_event};
 use super::undoing::dealloc_pd;
 use super::*;
+
+/// Finds a range of addresses in memory of GPUs: a descriptor for its pages, if it is there.
+pub(super) type Peermem = Arc<dyn Fn(u64, usize) -> Option<OwnedFd> + Send + Sync>;
 
 pub(super) static LIBRARY: LazyLock<Library> = LazyLock::new(|| Library {
     close_device: scripted::close_device,
@@ -191,6 +196,12 @@ unsafe extern "C" fn reg_mr_iova2(
     first: u64,
     access: c_uint,
 ) -> *mut sys::ibv_mr {
+    // SAFETY: the caller's structure.
+    let peermem = state(unsafe { (*pd).context }).peermem.clone();
+    if let Some(buffer) = peermem.and_then(|memory| memory(address.addr() as u64, length)) {
+        // SAFETY: the descriptor is open.
+        return unsafe { reg_dmabuf_mr(pd, 0, length, first, buffer.as_raw_fd(), access as c_int) };
+    }
     let (domain, address) = (pd.addr(), address.expose_provenance());
     register(pd, Region { domain, address, first, bytes: length, access, mapping: None })
 }

@@ -4,6 +4,7 @@
 use super::super::tests::connect_granting;
 use super::*;
 use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner};
+use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
 use crate::transport::verbs::VerbsEndpoint;
 use crate::transport::{
@@ -14,6 +15,42 @@ use crate::transport::{
 const PAGE: usize = 4096;
 const WORDS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
+
+/// The way in which memory of the GPU comes to the device.
+#[derive(Clone, Copy)]
+enum Import {
+    DmaBuf,
+    Peermem,
+}
+
+impl Import {
+    /// A driver whose memory comes to devices this way.
+    fn driver(self) -> Scripted {
+        match self {
+            Import::DmaBuf => Scripted::new().with_dma_bufs(),
+            Import::Peermem => Scripted::new(),
+        }
+    }
+
+    /// The transport with a GPU whose memory its device reaches so.
+    fn reach(self, device: &Unordered, driver: &Arc<Scripted>, verbs: Verbs, gpu: &Gpu) -> Verbs {
+        match self {
+            Import::DmaBuf => verbs.with_gpu(gpu),
+            Import::Peermem => {
+                lock(&device.world.state).peermem = Some(Arc::new(driver.peermem()));
+                // A folder that is there stands for that of the module.
+                verbs.with_gpu_where(gpu, "/".as_ref())
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Import::DmaBuf => "dma-buf",
+            Import::Peermem => "nvidia-peermem",
+        }
+    }
+}
 
 /// An owner with payloads on its GPU, and a peer with one, too. Their transport is one, as a device reaches no other.
 struct DirectScene {
@@ -31,23 +68,29 @@ struct DirectScene {
 }
 
 /// A device that lingers, its flush, and a GPU that needs it.
-fn lingering(seed: u64) -> (Unordered, Arc<Scripted>) {
+fn lingering(import: Import, seed: u64) -> (Unordered, Arc<Scripted>) {
     let device = Unordered::new(seed, false);
     device.linger(Lingers::All);
-    let driver = Scripted::new().with_dma_bufs();
+    let driver = import.driver();
     driver.set_flush(Some(device.flush()));
     (device, Arc::new(driver))
 }
 
-fn scene(seed: u64, rails: usize, bytes: usize) -> DirectScene {
-    let (device, driver) = lingering(seed);
-    scene_of(device, driver, rails, bytes)
+fn scene(import: Import, seed: u64, rails: usize, bytes: usize) -> DirectScene {
+    let (device, driver) = lingering(import, seed);
+    scene_of(import, device, driver, rails, bytes)
 }
 
-fn scene_of(device: Unordered, driver: Arc<Scripted>, rails: usize, bytes: usize) -> DirectScene {
+fn scene_of(
+    import: Import,
+    device: Unordered,
+    driver: Arc<Scripted>,
+    rails: usize,
+    bytes: usize,
+) -> DirectScene {
     let (gpu, ..) = driver.open_gpu();
     let in_order = lock(&device.world.state).keeps_order.then_some(true);
-    let verbs = device.verbs_over(rails, DEPTH as usize, in_order).with_gpu(&gpu);
+    let verbs = import.reach(&device, &driver, device.verbs_over(rails, DEPTH as usize, in_order), &gpu);
     let words = verbs.allocate(PAGE, WORDS).unwrap();
     let [frames, slots] = [(); 2].map(|()| GpuMemory::allocate(&gpu, bytes).unwrap());
     let grant = |at, memory: &GpuMemory, access| GpuGrant { at, memory: memory.clone(), access };
@@ -120,17 +163,16 @@ fn read_to(memory: &GpuMemory, offset: usize, remote: RemoteSlice) -> Operation 
     Operation::ReadToGpu { local: memory.slice(offset, remote.len as usize).unwrap(), remote }
 }
 
-#[test]
-fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen() {
+fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen(import: Import) {
     const ROOM: usize = 200_064;
     for rails in [1, 2] {
         for seed in 0..12 {
-            let (device, driver) = lingering(seed);
+            let (device, driver) = lingering(import, seed);
             // Where the device keeps the order, no READ proves what goes over the first rail.
             if seed % 2 == 0 {
                 device.keep_order();
             }
-            let mut scene = scene_of(device, driver, rails, ROOM);
+            let mut scene = scene_of(import, device, driver, rails, ROOM);
             let mine = scene.memory(ROOM);
             for (round, bytes) in [(1, 200_003), (2, 4096), (3, 150_001), (4, 1)] {
                 let (from, at) = (round * 3, round * 8);
@@ -153,19 +195,18 @@ fn a_gradient_on_a_gpu_is_there_when_its_word_is_seen() {
                 assert_eq!((told.id, told.result), (WorkRequestId(2), Ok(())));
             }
             assert_eq!(scene.gpu.host_bytes_copied(), 0);
-            assert_eq!(scene.poster.gpu_path(), Some(GpuPath::Rdma { by: "dma-buf" }));
+            assert_eq!(scene.poster.gpu_path(), Some(GpuPath::Rdma { by: import.name() }));
         }
     }
 }
 
 /// Where the GPU keeps the order of what one device writes, it knows nothing of what another one has on its way.
-#[test]
-fn what_further_rails_write_to_a_gpu_is_proved_on_the_gpu() {
+fn what_further_rails_write_to_a_gpu_is_proved_on_the_gpu(import: Import) {
     const ROOM: usize = 150_000;
     for seed in 0..12 {
         let device = Unordered::new(seed, false);
         device.linger(Lingers::FurtherPorts);
-        let mut scene = scene_of(device, Arc::new(Scripted::new().with_dma_bufs()), 2, ROOM);
+        let mut scene = scene_of(import, device, Arc::new(import.driver()), 2, ROOM);
         let mine = scene.memory(ROOM);
         for round in 1..4 {
             scene.driver.set_bytes(mine.pointer(), &noise(round, ROOM));
@@ -181,12 +222,11 @@ fn what_further_rails_write_to_a_gpu_is_proved_on_the_gpu() {
     }
 }
 
-#[test]
-fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete() {
+fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete(import: Import) {
     const ROOM: usize = 200_064;
     for rails in [1, 2] {
         for seed in 0..12 {
-            let mut scene = scene(seed, rails, ROOM);
+            let mut scene = scene(import, seed, rails, ROOM);
             let mine = scene.memory(ROOM);
             scene.driver.set_bytes(scene.frames.pointer(), &noise(7, ROOM));
             for (at, into, bytes) in [(0, 0, 200_003), (8, 5, 65), (16, 3, 100_000), (0, 1, 1)] {
@@ -200,9 +240,8 @@ fn what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete() {
     }
 }
 
-#[test]
-fn host_memory_and_memory_of_a_gpu_are_copied_into_each_other() {
-    let mut scene = scene(3, 1, PAGE);
+fn host_memory_and_memory_of_a_gpu_are_copied_into_each_other(import: Import) {
+    let mut scene = scene(import, 3, 1, PAGE);
     let host = scene.verbs.allocate(PAGE, Access::LOCAL).unwrap();
     scene.driver.set_bytes(scene.frames.pointer(), &noise(1, PAGE));
     let (local, streaming) = (host.whole(), Streaming::Never);
@@ -215,9 +254,8 @@ fn host_memory_and_memory_of_a_gpu_are_copied_into_each_other() {
     assert_eq!(scene.driver.bytes(scene.slots.pointer(), PAGE), read);
 }
 
-#[test]
-fn a_device_reads_and_writes_a_gpu_after_the_work_that_was_before() {
-    let mut scene = scene(4, 1, PAGE);
+fn a_device_reads_and_writes_a_gpu_after_the_work_that_was_before(import: Import) {
+    let mut scene = scene(import, 4, 1, PAGE);
     let mine = scene.memory(PAGE);
     let raw = scene.driver.stream(crate::cuda::PRIMARY);
     // SAFETY: a stream of the scripted driver, which never ends.
@@ -244,10 +282,9 @@ fn a_device_reads_and_writes_a_gpu_after_the_work_that_was_before() {
     assert_eq!(scene.driver.bytes(kept.pointer(), PAGE), [0x5A; PAGE]);
 }
 
-#[test]
-fn a_grant_covers_its_bytes_and_not_the_page_that_they_are_in() {
+fn a_grant_covers_its_bytes_and_not_the_page_that_they_are_in(import: Import) {
     for (grant, beyond) in [(1, 96), (2, 96)] {
-        let mut scene = scene(5, 1, 100);
+        let mut scene = scene(import, 5, 1, 100);
         let mine = scene.memory(PAGE);
         let remote = RemoteSlice { offset: beyond, len: 8, ..scene.remote[grant] };
         let operation = if grant == 1 { read_to(&mine, 0, remote) } else { write_from(&mine, 0, remote) };
@@ -255,15 +292,14 @@ fn a_grant_covers_its_bytes_and_not_the_page_that_they_are_in() {
         assert_eq!(scene.complete().result, Err(CompletionError::RemoteAccess), "grant {grant}");
     }
     // Frames are only read.
-    let mut scene = scene(6, 1, 100);
+    let mut scene = scene(import, 6, 1, 100);
     let mine = scene.memory(PAGE);
     scene.post(&[WorkRequest::signalled(1, write_from(&mine, 0, scene.remote[1]))]);
     assert_eq!(scene.complete().result, Err(CompletionError::RemoteAccess));
 }
 
-#[test]
-fn memory_of_the_caller_is_registered_once_for_its_allocation() {
-    let mut scene = scene(7, 1, PAGE);
+fn memory_of_the_caller_is_registered_once_for_its_allocation(import: Import) {
+    let mut scene = scene(import, 7, 1, PAGE);
     let before = scene.device.regions();
     let pointer = scene.driver.memory(8 * PAGE);
     // A trainer names its tensors in each step.
@@ -282,17 +318,16 @@ fn memory_of_the_caller_is_registered_once_for_its_allocation() {
     assert_eq!(scene.device.regions(), before + 1, "the registration of what was freed is gone");
 }
 
-#[test]
-fn registrations_end_with_their_transport_and_not_with_the_memory() {
-    let mut scene = scene(10, 1, PAGE);
+fn registrations_end_with_their_transport_and_not_with_the_memory(import: Import) {
+    let mut scene = scene(import, 10, 1, PAGE);
     let mine = scene.memory(PAGE);
     scene.carry_out(write_from(&mine, 0, scene.remote[2].slice(0, PAGE as u64).unwrap()));
     let registered = scene.device.regions();
-    let DirectScene { device, gpu, frames, slots, verbs, poster, target, words, .. } = scene;
+    let DirectScene { device, driver, gpu, frames, slots, verbs, poster, target, words, .. } = scene;
     drop((poster, target, verbs, words));
     assert!(registered > 0 && device.regions() == 0, "{registered} before, {} after", device.regions());
     // Memory that lives on can be registered by the next transport.
-    let verbs = device.verbs(None).with_gpu(&gpu);
+    let verbs = import.reach(&device, &driver, device.verbs(None), &gpu);
     for memory in [&mine, &frames, &slots] {
         verbs.register_on_gpu(memory).unwrap();
     }
@@ -303,7 +338,7 @@ fn registrations_end_with_their_transport_and_not_with_the_memory() {
 
 #[test]
 fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
-    let mut scene = scene(8, 1, PAGE);
+    let mut scene = scene(Import::DmaBuf, 8, 1, PAGE);
     let small = scene.driver.memory(100);
     let odd = memory_with_owner(&scene.gpu, small, 100, ());
     // Its driver exports whole pages, and of these it has none.
@@ -359,12 +394,11 @@ fn where_no_way_to_the_gpu_works_each_says_why_and_owners_have_host_memory() {
     }
 }
 
-#[test]
-fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing() {
+fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing(import: Import) {
     for is_write in [true, false] {
         let mut call = 0;
         loop {
-            let mut scene = scene(9, 1, PAGE);
+            let mut scene = scene(import, 9, 1, PAGE);
             let mine = scene.memory(PAGE);
             scene.driver.fail(call, crate::cuda::NOT_PERMITTED);
             let remote = scene.remote[if is_write { 2 } else { 1 }];
@@ -391,9 +425,8 @@ fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing() {
     }
 }
 
-#[test]
-fn fenced_requests_wait_for_what_devices_bring_to_a_gpu() {
-    let mut scene = scene(10, 2, 64 * PAGE);
+fn fenced_requests_wait_for_what_devices_bring_to_a_gpu(import: Import) {
+    let mut scene = scene(import, 10, 2, 64 * PAGE);
     let mine = scene.memory(64 * PAGE);
     scene.driver.set_bytes(scene.frames.pointer(), &noise(3, 64 * PAGE));
     let fenced = WorkRequest {
@@ -457,9 +490,8 @@ fn a_piece_that_was_mapped_anew_is_other_memory() {
     assert_eq!(inside[0].pointer, second);
 }
 
-#[test]
-fn an_owner_whose_frames_no_device_registers_says_so_at_once() {
-    let scene = scene(11, 1, PAGE);
+fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
+    let scene = scene(import, 11, 1, PAGE);
     let frames = scene.memory(PAGE);
     lock(&scene.device.world.state).registering = libc::ENOMEM;
     let error = scene.verbs.register_on_gpu(&frames).unwrap_err().to_string();
@@ -469,4 +501,52 @@ fn an_owner_whose_frames_no_device_registers_says_so_at_once() {
     scene.verbs.register_on_gpu(&frames).unwrap();
     scene.verbs.register_on_gpu(&frames).unwrap();
     assert_eq!(scene.device.regions(), before + 1);
+}
+
+/// The driver exports no memory then, and says that it is out of memory; the GPU has enough.
+#[test]
+fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
+    let mut scene = scene(Import::DmaBuf, 12, 1, PAGE);
+    let (frames, mine) = (scene.memory(PAGE), scene.memory(PAGE));
+    scene.driver.set_window_full(true);
+    let refused = scene.verbs.register_on_gpu(&frames).unwrap_err();
+    let remedy = refused.remedy().unwrap().into_owned();
+    let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
+    let gpu = scene.gpu.clone().require_gpudirect();
+    let reached = registrations.reach(&scene.verbs.shared, &gpu, &mine).unwrap_err();
+    let next = scene.device.verbs(None).with_gpu(&gpu);
+    let listening = next.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).map(drop).unwrap_err();
+    for told in [refused.to_string(), remedy, reached.to_string(), listening.to_string()] {
+        assert!(told.contains("BAR1") && !told.contains("end what else uses its memory"), "{told}");
+    }
+    scene.carry_out(write_from(&mine, 0, scene.remote[2].slice(0, 100).unwrap()));
+    assert_eq!(scene.gpu.host_bytes_copied(), 100, "it is staged meanwhile");
+    scene.driver.set_window_full(false);
+    scene.verbs.register_on_gpu(&frames).unwrap();
+}
+
+/// Tests of these names with memory that comes to the device by either way.
+macro_rules! by_each_import {
+    ($($name:ident),* $(,)?) => {
+        mod by_dma_buf {
+            $(#[test] fn $name() { super::$name(super::Import::DmaBuf) })*
+        }
+        mod by_peermem {
+            $(#[test] fn $name() { super::$name(super::Import::Peermem) })*
+        }
+    };
+}
+
+by_each_import! {
+    a_gradient_on_a_gpu_is_there_when_its_word_is_seen,
+    what_further_rails_write_to_a_gpu_is_proved_on_the_gpu,
+    what_a_read_brings_to_a_gpu_is_seen_once_it_is_complete,
+    host_memory_and_memory_of_a_gpu_are_copied_into_each_other,
+    a_device_reads_and_writes_a_gpu_after_the_work_that_was_before,
+    a_grant_covers_its_bytes_and_not_the_page_that_they_are_in,
+    memory_of_the_caller_is_registered_once_for_its_allocation,
+    registrations_end_with_their_transport_and_not_with_the_memory,
+    each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing,
+    fenced_requests_wait_for_what_devices_bring_to_a_gpu,
+    an_owner_whose_frames_no_device_registers_says_so_at_once,
 }
