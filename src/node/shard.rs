@@ -46,6 +46,7 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardOptions {
     /// Most peers at a time, workers and readers together, and the servers that follow where this one decides for them.
+    /// In a job there is room for its workers and servers in any case.
     pub peers: u16,
     /// Frames. Three let one reader pin while the owner writes; with `n` that pin different versions, `n + 2` never
     /// make the owner wait.
