@@ -1,7 +1,7 @@
-//! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle,
-//! polling and sleeping, and the time from a worker's announcement to its gradient in the next version. Then the same
-//! share of a publisher that is left to a thread, and the cost of readers that wait for the next version: the share
-//! that they take, and the time from its publication until they have it.
+//! The cost of peers that do nothing: the share of a processor that a publisher takes while its readers are idle, and a
+//! server while its workers are, polling and sleeping, and the time from a worker's announcement to its gradient in the
+//! next version. Then the same share of a publisher that is left to a thread, and the cost of readers that wait for the
+//! next version: the share that they take, and the time from its publication until they have it.
 //!
 //! `cargo bench --bench idle -- [--seconds N]`. The owner is a process of its own, so that its time is counted apart
 //! from that of its peers.
@@ -44,15 +44,17 @@ fn loopback() -> Address {
 }
 
 fn measure(seconds: u64) {
-    println!("transport  idle   peers  % of a processor  CPU us a look  round: median, p99 (us)");
+    println!("owner      transport  idle   peers  % of a processor  CPU us a look  round: median, p99 (us)");
     for (transport, peers) in [("shm", 64), ("tcp", 64), ("tcp", 1000)] {
         for idle in ["poll", "sleep"] {
-            let mut owner = Owner::start("publisher", transport, idle, peers);
-            let share = match transport {
-                "shm" => owner.idle(&Shm::new(), peers, seconds),
-                _ => owner.idle(&Tcp::new(), peers, seconds),
+            let row = |kind| {
+                let share = beside_idle_peers(kind, transport, idle, peers, seconds);
+                // An owner that sleeps looks at its peers every 20 ms.
+                let (percent, look) = (100.0 * share, share * 20_000.0);
+                format!("{kind:<10} {transport:<10} {idle:<6} {peers:>5} {percent:>17.2} {look:>14.0}")
             };
-            drop(owner);
+            println!("{}", row("publisher"));
+            let of_server = row("server");
             let owner = Owner::start("server", transport, idle, 4);
             let mut rounds = match transport {
                 "shm" => rounds(Shm::new(), &owner.address),
@@ -60,24 +62,13 @@ fn measure(seconds: u64) {
             };
             rounds.sort_unstable();
             let at = |part: f64| rounds[(part * (rounds.len() - 1) as f64) as usize].as_secs_f64() * 1e6;
-            // An owner that sleeps looks at its peers every 20 ms.
-            println!(
-                "{transport:<10} {idle:<6} {peers:>5} {:>17.2} {:>14.0} {:>14.1}, {:.1}",
-                100.0 * share,
-                share * 20_000.0,
-                at(0.5),
-                at(0.99)
-            );
+            println!("{of_server} {:>14.1}, {:.1}", at(0.5), at(0.99));
         }
     }
     println!("\npublisher left to a thread: transport  idle   peers  % of a processor");
     for (transport, peers) in [("shm", 0), ("shm", 64), ("tcp", 64), ("tcp", 1000)] {
         for idle in ["poll", "sleep"] {
-            let mut owner = Owner::start("background", transport, idle, peers.max(1));
-            let share = match transport {
-                "shm" => owner.idle(&Shm::new(), peers, seconds),
-                _ => owner.idle(&Tcp::new(), peers, seconds),
-            };
+            let share = beside_idle_peers("background", transport, idle, peers, seconds);
             println!("{:<28}{transport:<10} {idle:<6} {peers:>5} {:>17.2}", "", 100.0 * share);
         }
     }
@@ -99,6 +90,29 @@ fn measure(seconds: u64) {
             );
         }
     }
+}
+
+/// The share of a processor that an owner of this kind takes while so many peers are connected and do nothing: workers
+/// of a server, readers of a publisher.
+fn beside_idle_peers(kind: &str, transport: &str, idle: &str, peers: u16, seconds: u64) -> f64 {
+    let owner = Owner::start(kind, transport, idle, peers.max(1));
+    // All peers share the threads of one transport.
+    let (shm, tcp) = (Shm::new(), Tcp::new());
+    match (kind, transport) {
+        ("server", "shm") => owner.share(peers, seconds, || worker(shm.clone(), &owner.address)),
+        ("server", _) => owner.share(peers, seconds, || worker(tcp.clone(), &owner.address)),
+        (_, "shm") => owner.share(peers, seconds, || reader(shm.clone(), &owner.address)),
+        _ => owner.share(peers, seconds, || reader(tcp.clone(), &owner.address)),
+    }
+}
+
+fn reader<T: Transport>(transport: T, address: &Address) -> Reader<T> {
+    Reader::connect(transport, address, ReaderOptions::default(), PATIENCE).expect("a reader")
+}
+
+fn worker<T: Transport>(transport: T, address: &Address) -> Worker<T> {
+    let options = WorkerOptions::new(SchemeConfig::Bsp);
+    Worker::connect(transport, std::slice::from_ref(address), options, PATIENCE).expect("a worker")
 }
 
 /// The share of a processor that this process takes while so many of its threads wait for versions, and the nanoseconds
@@ -163,19 +177,14 @@ impl Owner {
         Owner { child, address: line.trim().parse().expect("an address") }
     }
 
-    /// The share of a processor that the owner takes while `peers` readers are connected and do nothing.
-    fn idle<T: Transport + Clone>(&mut self, transport: &T, peers: u16, seconds: u64) -> f64 {
-        let readers: Vec<Reader<T>> = (0..peers)
-            .map(|_| {
-                let (transport, options) = (transport.clone(), ReaderOptions::default());
-                Reader::connect(transport, &self.address, options, PATIENCE).expect("a reader")
-            })
-            .collect();
+    /// The share of a processor that the owner takes while so many peers are connected and do nothing.
+    fn share<P>(&self, peers: u16, seconds: u64, connect: impl Fn() -> P) -> f64 {
+        let connected: Vec<P> = (0..peers).map(|_| connect()).collect();
         std::thread::sleep(Duration::from_secs(1));
         let (before, begun) = (self.time(), Instant::now());
         std::thread::sleep(Duration::from_secs(seconds));
         let share = (self.time() - before).as_secs_f64() / begun.elapsed().as_secs_f64();
-        drop(readers);
+        drop(connected);
         share
     }
 
@@ -195,9 +204,7 @@ impl Drop for Owner {
 
 /// The times from the call that publishes a gradient until the worker has a version with it.
 fn rounds<T: Transport>(transport: T, address: &Address) -> Vec<Duration> {
-    let options = WorkerOptions::new(SchemeConfig::Bsp);
-    let mut worker =
-        Worker::connect(transport, std::slice::from_ref(address), options, PATIENCE).expect("a worker");
+    let mut worker = worker(transport, address);
     let mut round = || {
         let mut step = worker.step(PATIENCE).expect("a step");
         step.gradient().expect("its gradient").fill(1e-6);

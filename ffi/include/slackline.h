@@ -1234,7 +1234,8 @@ typedef struct slackline_server_options {
      */
     uint16_t shards;
     /**
-     * Most peers at a time, workers and readers together; by default 64.
+     * Most peers at a time, workers and readers together; by default 64. In a job there is room for its workers and
+     * servers in any case.
      */
     uint16_t peers;
     /**

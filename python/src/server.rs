@@ -44,7 +44,11 @@ pub(crate) fn options(
             return Err(Failure::new(Class::BadOption, "starting", cause, "use sgd, adam or adamw"));
         }
     };
-    Ok(ServerOptions { optimizer, ..ServerOptions::new(scheme, workers, learning_rate) })
+    let mut options = ServerOptions { optimizer, ..ServerOptions::new(scheme, workers, learning_rate) };
+    // As many may read as of a server without workers.
+    let workers = u16::try_from(workers).unwrap_or(u16::MAX);
+    options.memory.peers = options.memory.peers.saturating_add(workers);
+    Ok(options)
 }
 
 /// Makes the table and the initial values of a server of a mapping of names to float32 arrays.

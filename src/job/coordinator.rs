@@ -174,6 +174,10 @@ impl Attendance {
             (Ok(FromMember::Finished), Role::Worker(worker)) => self.finished[worker as usize] = true,
             (Ok(FromMember::Finished), Role::Server(_)) => {}
             (Ok(FromMember::Failed(why)), Role::Server(_)) => self.fail(format!("{who}: {why}")),
+            // In a job without a server it is rank 0, and the job ends with it.
+            (Ok(FromMember::Failed(why)), Role::Worker(0)) if self.plan.servers == 0 => {
+                self.fail(format!("{who}: {why}"));
+            }
             (Ok(FromMember::Failed(why)), Role::Worker(worker)) => {
                 tracing::warn!(%who, why, "failed");
                 self.causes[worker as usize] = Some(why);
@@ -368,6 +372,20 @@ mod tests {
         assert_eq!(attendance.end(now), None);
         let why = abort(attendance.end(now + TIMEOUT));
         assert!(why.starts_with("worker 0 was lost and did not come back within 10s"), "{why}");
+    }
+
+    #[test]
+    fn a_job_without_a_server_ends_when_rank_0_gives_up_and_others_hear_why() {
+        let now = Instant::now();
+        let mut attendance = Attendance::new(JobPlan::servers(0).timeout(TIMEOUT), 2, now);
+        for worker in 0..2 {
+            let joined = member(u64::from(worker), MemberRole::Worker, worker);
+            attendance.take(HubEvent::Joined(joined), now);
+        }
+        attendance.take(said(1, &FromMember::Failed("no memory".into())), now);
+        assert_eq!(attendance.end(now), None, "rank 0 goes on");
+        attendance.take(said(0, &FromMember::Failed("no transport".into())), now);
+        assert_eq!(abort(attendance.end(now)), "worker 0: no transport");
     }
 
     #[test]

@@ -21,14 +21,14 @@ impl Job {
     ///
     /// # Errors
     /// The plan has servers ([`JobError::HasServers`]), a worker does not come up in time, `elements` or `options`
-    /// differ between workers, or the job fails meanwhile.
+    /// differ between workers, or the job fails meanwhile. Rank 0 hears the error.
     pub fn group(&self, elements: usize, options: GroupOptions) -> Result<GroupMember<Mixed>, JobError> {
         if self.plan.servers > 0 {
             return Err(JobError::HasServers { servers: self.plan.servers });
         }
         let kinds = self.plan.transports();
         let met = self.member.meet(&self.plan, &kinds, self.workers(), elements, options);
-        met.map(|(member, _choices)| member).map_err(|error| self.cause(error))
+        met.map(|(member, _choices)| member).map_err(|error| self.give_up(error))
     }
 }
 

@@ -48,7 +48,8 @@ impl Job {
     /// [`drive`](Self::drive) runs. Beside it comes the version of the checkpoint with which it begins, if it does.
     ///
     /// `initial` holds the values of the whole table, one for each element, in the order of its tensors. The number of
-    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job.
+    /// workers (of hosts, with [`per_host`](super::JobPlan::per_host)) and the shard in `options` are those of the job,
+    /// and there is room for all of its workers and servers, whatever `options.memory.peers` says.
     /// With `options.checkpoint` the server begins with the checkpoint if the plan's
     /// [`resume`](super::JobPlan::resume) says so, and in any case if this process replaces one that had told where it
     /// listens; give each shard a file of its own.
@@ -140,6 +141,8 @@ impl Job {
         let workers = self.member.upstream_workers(&self.plan, self.workers())?;
         let mut options =
             ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
+        // Servers that follow the one that decides are peers of it, too.
+        options.memory.peers = options.memory.peers.max((workers + self.plan.servers as usize) as u16);
         // A process that replaces one that was lost goes on where that one was. Before that one was up, it had written
         // nothing: what is there is of another run.
         let resume = match self.plan.resume {
@@ -162,5 +165,29 @@ impl Job {
         let kinds = self.plan.transports();
         let server = self.member.make_server(&kinds, table, &initial[own], checkpoint, options)?;
         Ok((server, version))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::job::JobPlan;
+    use crate::job::env::{MeetingPoint, Placement};
+    use crate::scheme::SchemeConfig;
+    use crate::table::ElementType;
+
+    #[test]
+    fn a_server_of_a_job_has_room_for_each_worker_and_each_server() {
+        let meeting_point = Some(MeetingPoint::free(Ipv4Addr::LOCALHOST.into()).unwrap());
+        let placement = Placement { world: 102, meeting_point, ..Placement::default() };
+        let job = Job::join(JobPlan::servers(2), &placement, None).unwrap();
+        let table = Table::flat(32, ElementType::F32).unwrap();
+        // Under DBW the first server decides for the second.
+        let options = ServerOptions::new("dbw".parse::<SchemeConfig>().unwrap(), 1, 0.1);
+        job.server(table, &[0.0; 32], options).map(drop).unwrap();
+        // Its end would wait five seconds for those that never join.
+        std::mem::forget(job);
     }
 }

@@ -70,7 +70,7 @@ impl Job {
             }
             false => self.member.connect(&self.plan, options),
         };
-        connected.map_err(|error| self.cause(error)).inspect_err(|error| self.fail(error))
+        connected.map_err(|error| self.give_up(error))
     }
 
     /// Connects a worker again after the loss of a server, once all servers are up again, at most the plan's timeout.
@@ -137,6 +137,13 @@ impl Job {
         self.told_within(wait).unwrap_or(error)
     }
 
+    /// The cause of an error with which this process gives up, once rank 0 has been told.
+    pub(super) fn give_up(&self, error: impl Into<JobError>) -> JobError {
+        let error = self.cause(error);
+        self.fail(&error);
+        error
+    }
+
     /// The cause of servers that are not connected again in time.
     fn not_back(&self, error: JobError) -> JobError {
         match self.cause(error) {
@@ -200,8 +207,8 @@ impl JobWorker<'_> {
     pub fn finish(mut self) -> Result<(), JobError> {
         self.work.recover().map_err(|error| self.failed(error))?;
         let worker = &mut self.work.worker;
-        worker.flush(self.job.plan.timeout).map_err(|error| self.job.cause(error))?;
-        while !self.job.finish(worker, self.job.plan.timeout)? {}
+        worker.flush(self.job.plan.timeout).map_err(|error| self.job.give_up(error))?;
+        while !self.job.finish(worker, self.job.plan.timeout).inspect_err(|error| self.job.fail(error))? {}
         Ok(())
     }
 
@@ -222,9 +229,7 @@ impl JobWorker<'_> {
         if self.work.is_lost() {
             return self.job.not_back(error);
         }
-        let error = self.job.cause(error);
-        self.job.fail(&error);
-        error
+        self.job.give_up(error)
     }
 }
 
@@ -274,7 +279,8 @@ impl JobStep<'_> {
     ///
     /// # Errors
     /// The timeout passed, or a server is lost and the plan does not say
-    /// [`reconnect`](super::JobPlan::reconnect): [`JobError::Failed`] has the cause if rank 0 told it.
+    /// [`reconnect`](super::JobPlan::reconnect): [`JobError::Failed`] has the cause if rank 0 told it. Rank 0 hears
+    /// any other.
     pub fn publish(self, loss: Option<f32>) -> Result<Published, JobError> {
         published(self.job, self.step.publish(loss))
     }
@@ -300,6 +306,119 @@ fn published(job: &Job, published: Result<bool, node::Error>) -> Result<Publishe
     match published {
         Ok(true) => Ok(Published::Delivered),
         Ok(false) => Ok(Published::Unknown),
-        Err(error) => Err(job.cause(error)),
+        Err(error) => Err(job.give_up(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::job::env::Placement;
+    use crate::job::member::JobMember;
+    use crate::job::messages::FromMember;
+    use crate::job::rendezvous::{Host, Hub, HubEvent, HubOptions, Introduction, MemberRole};
+    use crate::job::{ErrorReport, JobPlan};
+    use crate::node::{GroupOptions, Server, ServerOptions};
+    use crate::scheme::SchemeConfig;
+    use crate::table::{ElementType, Table};
+    use crate::transport::Address;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    /// The time that a worker of these tests has for what never comes.
+    const SHORT: Duration = Duration::from_millis(500);
+
+    /// Serves the parameters of a job whose second worker never comes: no gradient is applied.
+    fn serve(point: &str, is_over: &AtomicBool) {
+        let introduction = Introduction::new(MemberRole::Server, Host::own());
+        let member = JobMember::join(point, introduction, None, EndOnly::default(), PATIENCE).unwrap();
+        let (address, table) = (Address::random(), Table::flat(1, ElementType::F32).unwrap());
+        let options = ServerOptions::new(SchemeConfig::Asp, 2, 0.5);
+        let mut server = Server::new(Mixed::default(), &address, table, &[4.0], options).unwrap();
+        member.announce(vec![address], None);
+        server.drive(|_| is_over.load(Ordering::Relaxed), PATIENCE).unwrap();
+    }
+
+    /// What rank 0 hears of a worker that gives up in `part`, and the error there.
+    fn heard(plan: JobPlan, part: impl FnOnce(Job) -> JobError + Send) -> (Vec<String>, String) {
+        let mut hub = Hub::listen("127.0.0.1:0".parse().unwrap(), HubOptions::default()).unwrap();
+        let (point, is_over) = (hub.address().to_string(), AtomicBool::new(false));
+        let mut told = Vec::new();
+        let error = std::thread::scope(|scope| {
+            if plan.servers > 0 {
+                scope.spawn(|| serve(&point, &is_over));
+            }
+            let working = scope.spawn(|| {
+                let meeting_point = Some(point.parse().unwrap());
+                let placement = Placement { rank: 1, world: 2, meeting_point, ..Placement::default() };
+                part(Job::join(plan, &placement, None).unwrap())
+            });
+            loop {
+                // What it has said by its end has come.
+                let has_ended = working.is_finished();
+                while let Some(event) = hub.poll() {
+                    if let HubEvent::Said(_, message) = event
+                        && let Ok(FromMember::Failed(why)) = postcard::from_bytes(&message)
+                    {
+                        told.push(why);
+                    }
+                }
+                if has_ended {
+                    break;
+                }
+                hub.wait(Duration::from_millis(1));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            ErrorReport::of(&working.join().unwrap()).to_string()
+        });
+        (told, error)
+    }
+
+    /// Has `part` an impatient worker of a job with a server.
+    fn with_worker(mut job: Job, part: impl FnOnce(JobWorker<'_>) -> JobError) -> JobError {
+        let worker = job.connect(WorkerOptions::new(SchemeConfig::Asp)).unwrap();
+        job.plan.timeout = SHORT;
+        let work = WorkerLoop::new(Arc::clone(&job.member), job.plan.clone(), worker);
+        part(JobWorker { job: &job, work })
+    }
+
+    #[test]
+    fn rank_0_hears_why_a_worker_cannot_publish() {
+        let until_there_is_no_slot = |job| {
+            with_worker(job, |mut worker| {
+                loop {
+                    let step = worker.next_step().unwrap().expect("a plan without end");
+                    if let Err(error) = step.publish(None) {
+                        return error;
+                    }
+                }
+            })
+        };
+        let (told, error) = heard(JobPlan::servers(1).timeout(PATIENCE), until_there_is_no_slot);
+        assert_eq!(told, [error]);
+    }
+
+    #[test]
+    fn rank_0_hears_why_a_worker_cannot_finish() {
+        let finish = |job| {
+            with_worker(job, |mut worker| {
+                let step = worker.next_step().unwrap().expect("a plan without end");
+                step.publish(None).unwrap();
+                worker.finish().unwrap_err()
+            })
+        };
+        let (told, error) = heard(JobPlan::servers(1).timeout(PATIENCE), finish);
+        assert_eq!(told, [error]);
+    }
+
+    #[test]
+    fn rank_0_hears_why_a_worker_cannot_meet_its_group() {
+        let meet = |job: Job| {
+            let options = GroupOptions { lease: Duration::ZERO, ..GroupOptions::default() };
+            job.group(1, options).err().expect("no member can be silent for no time")
+        };
+        let (told, error) = heard(JobPlan::servers(0).timeout(PATIENCE), meet);
+        assert_eq!(told, [error]);
     }
 }

@@ -232,12 +232,9 @@ impl<T: Transport> Server<T> {
         if table.dense_element() != Some(ElementType::F32) {
             return Err(Error::NotF32);
         }
-        if options.workers == 0 || options.workers > usize::from(options.memory.peers) {
-            return Err(Error::Option {
-                option: "workers",
-                value: options.workers.to_string(),
-                reason: "use at least 1, and at most as many as there is room for peers",
-            });
+        if options.workers == 0 {
+            let (option, value) = ("workers", "0".into());
+            return Err(Error::Option { option, value, reason: "use at least 1" });
         }
         options.scheme.check()?;
         // One of several decides for all: where each decided for itself, they could wait for ever for workers that wait
@@ -246,9 +243,10 @@ impl<T: Transport> Server<T> {
         let followers = if is_decided && options.shard.0 == 0 { usize::from(options.shard.1) - 1 } else { 0 };
         if options.workers + followers > usize::from(options.memory.peers) {
             return Err(Error::Option {
-                option: "peers",
+                option: "memory.peers",
                 value: options.memory.peers.to_string(),
-                reason: "this server decides for the others, which are peers of it: add one for each to the workers",
+                reason: "each worker is a peer, and of a server that decides for others each of these, too: make \
+                         room for all of them",
             });
         }
         let most_workers = folding::most_workers(&transport, &options.scheme);

@@ -46,6 +46,7 @@ type IncomingOf<T> = <<T as Transport>::Listener as Listener>::Incoming;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardOptions {
     /// Most peers at a time, workers and readers together, and the servers that follow where this one decides for them.
+    /// In a job there is room for its workers and servers in any case.
     pub peers: u16,
     /// Frames. Three let one reader pin while the owner writes; with `n` that pin different versions, `n + 2` never
     /// make the owner wait.
@@ -178,7 +179,8 @@ pub(super) struct Shard<T: Transport> {
     beaten: Instant,
     /// A peer had been silent for long at the last look at all of them.
     is_in_doubt: bool,
-    greeted: Instant,
+    /// The last look for newcomers; none since the owner slept.
+    greeted: Option<Instant>,
     /// True if peers wake the thread that waits at the listener.
     is_notified: bool,
     news: News,
@@ -291,7 +293,7 @@ impl<T: Transport> Shard<T> {
             beats: 0,
             beaten: Instant::ORIGIN,
             is_in_doubt: false,
-            greeted: Instant::ORIGIN,
+            greeted: None,
             is_notified,
             news: News::default(),
             pushed_to: 0,
@@ -344,13 +346,13 @@ impl<T: Transport> Shard<T> {
             return false;
         }
         let before = events.len();
-        if now - self.greeted >= GREET_EVERY {
+        if self.greeted.is_none_or(|greeted| now - greeted >= GREET_EVERY) {
             if let Some(tree) = &mut self.tree {
                 tree.look(now);
             }
             while events.len() == before {
                 let Some(incoming) = self.listener.poll(now) else {
-                    self.greeted = now;
+                    self.greeted = Some(now);
                     break;
                 };
                 self.greet(incoming, now, clock);

@@ -52,7 +52,8 @@ pub struct slackline_server_options {
     pub shard: u16,
     /// Number of shards into which the table is cut; by default 1.
     pub shards: u16,
-    /// Most peers at a time, workers and readers together; by default 64.
+    /// Most peers at a time, workers and readers together; by default 64. In a job there is room for its workers and
+    /// servers in any case.
     pub peers: u16,
     /// Frames of memory, each one version long: readers that pin different versions, plus 2. By default 3.
     pub frames: u8,

@@ -21,8 +21,8 @@ pub(super) fn open(
     Verbs::open(options).map_err(|error| NoRdma::of(&error))
 }
 
-/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT`, `_MTU` and `_ORDER` override the choice
-/// of the device and its settings; `_GID_INDEX`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
+/// The settings of RDMA in the environment: `SLACKLINE_RDMA_DEVICE`, `_PORT` and `_ORDER` override the choice of the
+/// device and its settings; `_GID_INDEX`, `_MTU`, `_SL`, `_TRAFFIC_CLASS`, `_PKEY`, `_TIMEOUT` and `_RETRIES` are those
 /// of the way, and `_RELAXED_ORDERING` says how the device writes payloads. Where one of the latter two kinds is not
 /// set, the variables of NCCL and UCX that mean the same are taken.
 ///
@@ -103,18 +103,27 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
     };
     let order = variable(ORDER).filter(|text| !text.is_empty()).map(|_| ORDER);
     let mut from = Origins { order, ..Origins::default() };
-    let relaxed_ordering = number::<u8>(variable, &RELAXED_ORDERING, &mut from.relaxed_ordering)?;
+    // UCX says it in words, too.
+    let in_digits = |name: &str| {
+        variable(name).map(|text| match text.to_ascii_lowercase().as_str() {
+            "on" | "yes" | "y" => "1".to_owned(),
+            "off" | "no" | "n" => "0".to_owned(),
+            _ => text,
+        })
+    };
+    let relaxed_ordering = number::<u8>(&in_digits, &RELAXED_ORDERING, &mut from.relaxed_ordering)?;
     let options = VerbsOptions {
         devices: device_list(&variable("SLACKLINE_RDMA_DEVICE").unwrap_or_default()),
         port: number(variable, &["SLACKLINE_RDMA_PORT"], &mut None)?,
         gid_index: number(variable, &GID_INDEX, &mut from.gid_index)?,
         gid_index_from: from.gid_index,
-        mtu: number(variable, &["SLACKLINE_RDMA_MTU"], &mut from.mtu)?,
+        mtu: number(variable, &MTU, &mut from.mtu)?,
         in_order,
         relaxed_ordering: relaxed_ordering != Some(0),
         service_level: number(variable, &SERVICE_LEVEL, &mut from.service_level)?.unwrap_or(0),
         traffic_class: number(variable, &TRAFFIC_CLASS, &mut from.traffic_class)?.unwrap_or(0),
         partition_key: number(variable, &PARTITION_KEY, &mut from.partition_key)?,
+        partition_key_from: from.partition_key,
         timeout: number(variable, &TIMEOUT, &mut from.timeout)?,
         retries: number(variable, &RETRIES, &mut from.retries)?,
         ..VerbsOptions::default()
@@ -125,22 +134,28 @@ fn settings_from(variable: &dyn Fn(&str) -> Option<String>) -> Result<(VerbsOpti
 /// Variables that say the same in the same unit, the one of this library first. NCCL_IB_PKEY is not among them: it is
 /// an index in a table, which differs between ports; nor is UCX_RC_TIMEOUT, which is a time.
 const GID_INDEX: [&str; 3] = ["SLACKLINE_RDMA_GID_INDEX", "NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX"];
+const MTU: [&str; 2] = ["SLACKLINE_RDMA_MTU", "UCX_IB_PATH_MTU"];
 const SERVICE_LEVEL: [&str; 3] = ["SLACKLINE_RDMA_SL", "NCCL_IB_SL", "UCX_IB_SL"];
 const TRAFFIC_CLASS: [&str; 3] = ["SLACKLINE_RDMA_TRAFFIC_CLASS", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS"];
 const PARTITION_KEY: [&str; 2] = ["SLACKLINE_RDMA_PKEY", "UCX_IB_PKEY"];
 const TIMEOUT: [&str; 2] = ["SLACKLINE_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"];
-const RELAXED_ORDERING: [&str; 2] = ["SLACKLINE_RDMA_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING"];
+const RELAXED_ORDERING: [&str; 3] =
+    ["SLACKLINE_RDMA_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING", "UCX_IB_PCI_RELAXED_ORDERING"];
 const RETRIES: [&str; 3] = ["SLACKLINE_RDMA_RETRIES", "NCCL_IB_RETRY_CNT", "UCX_RC_RETRY_COUNT"];
 
+/// What UCX says, in letters of either case, where it has a choice of its own.
+const LEFT_OPEN: [&str; 6] = ["", "auto", "inf", "default", "try", "maybe"];
+
 /// The number in the first of these variables that is set, decimal or, after `0x`, hexadecimal, and the name of that
-/// variable. UCX says `auto` and `inf`, and NCCL -1, where they have a choice of their own: that is taken for nothing.
+/// variable. What [leaves the choice open](LEFT_OPEN), in variables of NCCL also -1, is taken for nothing.
 fn number<N: TryFrom<u32>>(
     variable: &dyn Fn(&str) -> Option<String>,
     names: &[&'static str],
     from: &mut Option<&'static str>,
 ) -> Result<Option<N>, SettingError> {
     let says_nothing = |name: &str, text: &str| {
-        ["", "auto", "inf"].contains(&text) || name.starts_with("NCCL_") && text == "-1"
+        LEFT_OPEN.iter().any(|word| text.eq_ignore_ascii_case(word))
+            || name.starts_with("NCCL_") && text == "-1"
     };
     let set = |name: &&'static str| {
         let text = variable(name).filter(|text| !says_nothing(name, text))?;
@@ -227,6 +242,14 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_packet_of_ucx_is_taken_unless_it_leaves_that_open() {
+        let mtu = |text: &'static str| {
+            options_of(&|name| (name == "UCX_IB_PATH_MTU").then(|| text.into())).map(|options| options.mtu)
+        };
+        assert_eq!(["default", "512", "4096"].map(mtu), [Ok(None), Ok(Some(512)), Ok(Some(4096))]);
+    }
+
+    #[test]
     fn the_variable_that_a_setting_was_taken_from_is_told() {
         let set = |name: &str| match name {
             "NCCL_IB_TC" => Some("104".to_owned()),
@@ -234,12 +257,15 @@ mod tests {
             "SLACKLINE_RDMA_ORDER" => Some("read".to_owned()),
             "NCCL_IB_PCI_RELAXED_ORDERING" => Some("0".to_owned()),
             "UCX_IB_SL" => Some("auto".to_owned()),
+            "UCX_IB_PKEY" => Some("0x12".to_owned()),
             _ => None,
         };
-        let (_, from) = settings_from(&set).unwrap();
+        let (options, from) = settings_from(&set).unwrap();
+        assert_eq!(options.partition_key_from, Some("UCX_IB_PKEY"));
         let expected = Origins {
             traffic_class: Some("NCCL_IB_TC"),
             mtu: Some("SLACKLINE_RDMA_MTU"),
+            partition_key: Some("UCX_IB_PKEY"),
             order: Some("SLACKLINE_RDMA_ORDER"),
             relaxed_ordering: Some("NCCL_IB_PCI_RELAXED_ORDERING"),
             ..Origins::default()
@@ -274,6 +300,15 @@ mod tests {
         assert_eq!(relaxed("SLACKLINE_RDMA_RELAXED_ORDERING", "0"), Ok(false));
         let of_nccl = ["", "0", "1", "2"].map(|text| relaxed("NCCL_IB_PCI_RELAXED_ORDERING", text));
         assert_eq!(of_nccl, [Ok(true), Ok(false), Ok(true), Ok(true)]);
+        for (texts, is_on) in [
+            (["on", "yes", "y", "1", "try", "maybe", "auto"].as_slice(), true),
+            (["off", "OFF", "no", "n", "0"].as_slice(), false),
+        ] {
+            for text in texts {
+                assert_eq!(relaxed("UCX_IB_PCI_RELAXED_ORDERING", text), Ok(is_on), "{text}");
+            }
+        }
+        assert!(relaxed("UCX_IB_PCI_RELAXED_ORDERING", "often").is_err());
         let error = order("strict").unwrap_err();
         assert_eq!(error.remedy().as_deref(), Some("say auto, in-order or read, or unset it"));
         assert_eq!(

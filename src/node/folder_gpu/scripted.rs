@@ -488,7 +488,8 @@ mod tests {
     fn what_folds_on_a_gpu_do_not_have_is_refused_by_name() {
         let (driver, _gpu, transport) = gpu::<Shm>();
         let _working = driver.work_in_a_thread();
-        let options = options(OPTIMIZERS[0], MAX_GRADIENTS + 1);
+        let mut options = options(OPTIMIZERS[0], MAX_GRADIENTS + 1);
+        options.memory.peers = MAX_GRADIENTS as u16 + 1;
         let made = Server::new(transport, &Address::random(), table(), &initial(), options);
         let error = made.map(drop).unwrap_err();
         assert!(matches!(error, Error::Option { option: "workers", .. }), "{error}");

@@ -193,6 +193,14 @@ impl<T: Transport> Server<T> {
         }
     }
 
+    /// True if another server decides for this one and may be about to decide on a gradient that is here.
+    pub(super) fn awaits_decisions(&self) -> bool {
+        let is_open = |worker: &WorkerState| worker.unconsumed(worker.arrived) > 0;
+        self.following.as_ref().is_some_and(|following| {
+            !following.departed.is_empty() || self.workers.iter().flatten().any(is_open)
+        })
+    }
+
     /// The next decision that is to be carried out, with its shares.
     pub(super) fn next_decided(&mut self, now: Instant) -> Result<Option<ServerAction>, Error> {
         self.forget_unauthenticated_peers();

@@ -26,6 +26,8 @@ impl<T: Transport> Shard<T> {
         // Connections and heartbeats are looked at that often, whatever happens in between.
         let look = (self.beaten + self.look_every()).saturating_since(self.runtime.now());
         self.listener.wait(at_most.min(look));
+        // It may have been a newcomer, which wakes this thread once.
+        self.greeted = None;
         WaitTurn::Slept
     }
 

@@ -190,8 +190,12 @@ pub struct VerbsOptions {
     /// ECN in the others. Networks without loss often want 104 or 106.
     pub traffic_class: u8,
     /// The partition, by the value of its key, with or without the bit of full members; the first of the port's table
-    /// if none is given. Both sides must be in it, one of them as a full member. On Ethernet there is one, 0xFFFF.
+    /// if none is given. Both sides must be in it, one of them as a full member, as which a port is taken where it has
+    /// both keys. On Ethernet there is one, 0xFFFF.
     pub partition_key: Option<u16>,
+    /// The variable that says so, if one does. What UCX's says is not taken for Ethernet, as by UCX.
+    #[doc(hidden)]
+    pub partition_key_from: Option<&'static str>,
     /// The time after which a device asks again: 4.096 us times 2 to this power, 1 to 31. 16 (268 ms) if none is
     /// given.
     pub timeout: Option<u8>,
@@ -232,6 +236,7 @@ impl Default for VerbsOptions {
             service_level: 0,
             traffic_class: 0,
             partition_key: None,
+            partition_key_from: None,
             timeout: None,
             retries: None,
             in_order: None,
@@ -248,6 +253,13 @@ impl VerbsOptions {
     pub fn gid_index_at(&self, port: &Port) -> Option<u16> {
         let is_of_nccl = self.gid_index_from.is_some_and(|variable| variable.starts_with("NCCL_"));
         self.gid_index.filter(|_| !(port.is_infiniband && is_of_nccl))
+    }
+
+    /// The key of the partition that is to be used at this port, if one is asked for.
+    #[doc(hidden)]
+    pub fn partition_key_at(&self, port: &Port) -> Option<u16> {
+        let is_of_ucx = self.partition_key_from.is_some_and(|variable| variable.starts_with("UCX_"));
+        self.partition_key.filter(|_| port.is_infiniband || !is_of_ucx)
     }
 }
 

@@ -64,24 +64,23 @@ impl PathSettings {
         if retries > most {
             return cannot(format!("{retries} retries"), format!("choose 0 to {most}"));
         }
-        let Some(pkey_index) = index_of(options.partition_key, &port.partition_keys) else {
+        let partition_key = options.partition_key_at(port);
+        let Some(pkey_index) = index_of(partition_key, &port.partition_keys) else {
             let list: Vec<String> = port.partition_keys.iter().map(|key| format!("{key:#06x}")).collect();
-            let what = format!("the partition key {:#06x}", options.partition_key.unwrap_or_default());
+            let what = format!("the partition key {:#06x}", partition_key.unwrap_or_default());
             return cannot(what, format!("port {} has {}", port.number, list.join(", ")));
         };
         Ok(PathSettings { service_level, traffic_class, pkey_index, timeout, retries })
     }
 }
 
-/// The index of a partition key in a port's table, which may hold it as that of a full or of a limited member: the key
-/// itself first. Without one, the first entry.
+/// The index of a partition key in a port's table, which may hold it as that of a full member, of a limited one, or
+/// both: that of a full member first, as limited members do not reach each other. Without a key, the first entry.
 pub(super) fn index_of(key: Option<u16>, table: &[u16]) -> Option<u16> {
     let Some(key) = key else { return Some(0) };
-    let partition = key & !IS_FULL_MEMBER;
-    let index = table
-        .iter()
-        .position(|entry| *entry == key && partition != 0)
-        .or_else(|| table.iter().position(|entry| *entry & !IS_FULL_MEMBER == partition && partition != 0))?;
+    let partition = Some(key & !IS_FULL_MEMBER).filter(|partition| *partition != 0)?;
+    let index_of_entry = |key: u16| table.iter().position(|entry| *entry == key);
+    let index = index_of_entry(partition | IS_FULL_MEMBER).or_else(|| index_of_entry(partition))?;
     u16::try_from(index).ok()
 }
 
@@ -148,13 +147,26 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_key_is_found_by_its_value_whatever_the_membership() {
-        let table = [0xFFFF, 0x0012, 0x8012];
-        for (key, index) in
-            [(None, Some(0)), (Some(0x7FFF), Some(0)), (Some(0x8012), Some(2)), (Some(0x12), Some(1))]
-        {
-            assert_eq!(index_of(key, &table), index);
-        }
-        assert_eq!(index_of(Some(0x13), &table), None);
+    fn a_partition_is_entered_as_a_full_member_where_the_port_may_be_one() {
+        let table = [0xFFFF, 0x0012, 0x8012, 0x0034];
+        let keys = [None, Some(0x7FFF), Some(0x8012), Some(0x12), Some(0x34), Some(0x8034), Some(0x13)];
+        let indices = keys.map(|key| index_of(key, &table));
+        assert_eq!(indices, [Some(0), Some(0), Some(2), Some(2), Some(3), Some(3), None]);
+    }
+
+    #[test]
+    fn the_partition_that_ucx_is_told_counts_on_infiniband_alone() {
+        let options = VerbsOptions { partition_key: Some(0x55), ..VerbsOptions::default() };
+        let of = |variable| VerbsOptions { partition_key_from: Some(variable), ..options.clone() };
+        let mut info = info("mlx5_0", true, vec![gid()]);
+        let index = |options: &VerbsOptions, info: &DeviceInfo| {
+            PathSettings::new(options, info, &info.ports[0]).map(|settings| settings.pkey_index).ok()
+        };
+        assert_eq!(index(&of("UCX_IB_PKEY"), &info), Some(0), "Ethernet has one partition");
+        assert_eq!(index(&of("SLACKLINE_RDMA_PKEY"), &info), None);
+        info.ports[0].is_infiniband = true;
+        assert_eq!(index(&of("UCX_IB_PKEY"), &info), None);
+        info.ports[0].partition_keys.push(0x8055);
+        assert_eq!(index(&of("UCX_IB_PKEY"), &info), Some(1));
     }
 }

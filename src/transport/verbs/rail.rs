@@ -80,7 +80,7 @@ impl Rail {
             gid_index: options.gid_index_at(&port),
             gid_index_from: options.gid_index_from,
             mtu: options.mtu,
-            partition_key: options.partition_key,
+            partition_key: options.partition_key_at(&port),
             state: Arc::new(Mutex::new(PortState {
                 port: port.clone(),
                 pkey_index: Some(pkey_index),

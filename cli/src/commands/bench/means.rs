@@ -210,6 +210,7 @@ impl Means {
             service_level: sl.unwrap_or(environment.service_level),
             traffic_class: tclass.unwrap_or(environment.traffic_class),
             partition_key: pkey.or(environment.partition_key),
+            partition_key_from: environment.partition_key_from.filter(|_| pkey.is_none()),
             timeout: qp_timeout.or(environment.timeout),
             retries: retries.or(environment.retries),
             relaxed_ordering: relaxed_ordering.unwrap_or(environment.relaxed_ordering),

@@ -27,8 +27,13 @@ pub(crate) fn look(
     let path = verbs.path_settings();
     let partition_key = verbs.port().partition_keys.get(usize::from(path.pkey_index)).copied();
     let (gid_index, mtu) = (gid.map(|choice| choice.gid.index), verbs.mtu());
-    let is_asked_for = options.gid_index_at(verbs.port()).is_some();
-    let of_the_way_from = Origins { gid_index: from.gid_index.filter(|_| is_asked_for), ..*from };
+    let (gid_index_at, partition_key_at) =
+        (options.gid_index_at(verbs.port()), options.partition_key_at(verbs.port()));
+    let of_the_way_from = Origins {
+        gid_index: gid_index_at.and(from.gid_index),
+        partition_key: partition_key_at.and(from.partition_key),
+        ..*from
+    };
     of_the_way(path, partition_key, gid_index, mtu, &of_the_way_from)
         .into_iter()
         .chain(of_writes(options, from))
