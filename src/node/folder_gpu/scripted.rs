@@ -296,6 +296,44 @@ mod tests {
         assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
     }
 
+    fn a_gradient_is_announced_once_the_workers_gpu_has_copied_it<T: OfGpu>() {
+        let (driver, _gpu, transport) = gpu::<T>();
+        let _working = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server = Server::new(transport, &T::address(), table(), &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        let (is_begun, may_copy) = (&AtomicBool::new(false), &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let their_driver = T::driver();
+                let (gpu, raw, stream) = their_driver.open_gpu();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
+                let working = their_driver.work_in_a_thread();
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(T::with(&gpu), &[address], options, PATIENCE).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                drop(working);
+                let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
+                is_begun.store(true, Relaxed);
+                assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+                while !may_copy.load(Relaxed) {
+                    worker.poll(now()).unwrap();
+                }
+                let _working = their_driver.work_in_a_thread();
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|_| is_begun.load(Relaxed), PATIENCE).unwrap());
+            let is_published = |server: &Server<T>| server.status().version > Version::new(0);
+            let published = server.drive(is_published, Duration::from_millis(30)).unwrap();
+            may_copy.store(true, Relaxed);
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+            assert!(!published, "the worker's GPU has copied nothing");
+        });
+        let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
+        assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
+    }
+
     fn a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server<T: OfGpu>() {
         let (driver, _gpu, transport) = gpu::<T>();
         let _working = driver.work_in_a_thread();
@@ -568,6 +606,7 @@ mod tests {
     over_each_transport! {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
@@ -575,6 +614,7 @@ mod tests {
 
     over_rdma! {
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
     }
@@ -582,6 +622,7 @@ mod tests {
     over_gpudirect! {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,

@@ -283,6 +283,27 @@ fn memory_of_the_caller_is_registered_once_for_its_allocation() {
 }
 
 #[test]
+fn a_tensor_inside_its_allocation_is_read_and_written_where_it_lies() {
+    let mut scene = scene(12, 1, PAGE);
+    scene.driver.set_bytes(scene.frames.pointer(), &noise(4, PAGE));
+    for offset in [3 * PAGE, 0, 2 * PAGE + 100] {
+        // Of each allocation this is the first tensor that is named.
+        let pointer = scene.driver.memory(8 * PAGE);
+        let mut expected = noise(5, 8 * PAGE);
+        scene.driver.set_bytes(pointer, &expected);
+        let tensor = memory_with_owner(&scene.gpu, pointer + offset as u64, PAGE, ());
+        scene.carry_out(write_from(&tensor, 0, scene.remote[2]));
+        scene.until(|scene| (!scene.device.step()).then_some(()));
+        let written = scene.driver.bytes(scene.slots.pointer(), PAGE);
+        assert!(written == expected[offset..offset + PAGE], "read elsewhere: {offset} bytes in");
+        scene.carry_out(read_to(&tensor, 0, scene.remote[1]));
+        expected[offset..offset + PAGE].copy_from_slice(&noise(4, PAGE));
+        assert!(scene.driver.bytes(pointer, 8 * PAGE) == expected, "written elsewhere: {offset} bytes in");
+    }
+    assert_eq!(scene.gpu.host_bytes_copied(), 0, "staged");
+}
+
+#[test]
 fn registrations_end_with_their_transport_and_not_with_the_memory() {
     let mut scene = scene(10, 1, PAGE);
     let mine = scene.memory(PAGE);
