@@ -3,7 +3,8 @@
 
 #[cfg(test)]
 pub(super) use tests::{
-    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, publish_while_the_gpu_rests, table, train,
+    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, options, publish_while_the_gpu_rests,
+    table, train,
 };
 
 #[cfg(test)]
@@ -59,7 +60,12 @@ mod tests {
     }
 
     /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
-    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
+    pub(in crate::node::folder_gpu) fn gradient(
+        worker: usize,
+        clock: usize,
+        parameters: &[f32],
+        gradient: &mut [f32],
+    ) {
         for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
             let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
             *g = (p - target) * (1.0 + worker as f32);
