@@ -408,7 +408,7 @@ mod tests {
     }
 
     fn a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made<T: OfGpu>() {
-        const CLOCKS: usize = 3;
+        const CLOCKS: usize = 2;
         let run = |server: &mut Server<T>, worker: T| {
             let address = server.address();
             let (mut refused, mut left) = (0, false);
@@ -441,26 +441,29 @@ mod tests {
         let mut server = Server::new(T::without(), &T::address(), table(), &initial(), options()).unwrap();
         assert_eq!(run(&mut server, T::without()), Some(0));
         let expected = bits(&server.parameters().unwrap());
-        let mut made_again = 0;
-        for call in 0.. {
-            let (driver, _gpu, transport) = gpu::<T>();
-            let (their_driver, _their_gpu, theirs) = gpu::<T>();
-            let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
-            let mut server = Server::new(transport, &T::address(), table(), &initial(), options()).unwrap();
-            driver.fail(call, crate::cuda::NOT_PERMITTED);
-            let ended = run(&mut server, theirs);
-            if !driver.has_failed() {
-                break;
+        for fail in Scripted::FAILURES {
+            let mut made_again = 0;
+            for call in 0.. {
+                let (driver, _gpu, transport) = gpu::<T>();
+                let (their_driver, _their_gpu, theirs) = gpu::<T>();
+                let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
+                let mut server =
+                    Server::new(transport, &T::address(), table(), &initial(), options()).unwrap();
+                fail(&driver, call, crate::cuda::NOT_PERMITTED);
+                let ended = run(&mut server, theirs);
+                if !driver.has_failed() {
+                    break;
+                }
+                // A call that fails elsewhere may end the worker: then there is nothing to compare.
+                if let Some(refused) = ended {
+                    assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
+                    let is_same = bits(&server.parameters().unwrap()) == expected;
+                    assert!(is_same, "call {call}: other parameters than on processors");
+                    made_again += refused;
+                }
             }
-            // A call that fails elsewhere may end the worker: then there is nothing to compare.
-            if let Some(refused) = ended {
-                assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
-                let is_same = bits(&server.parameters().unwrap()) == expected;
-                assert!(is_same, "call {call}: other parameters than on processors");
-                made_again += refused;
-            }
+            assert!(made_again > 0, "no fold was refused");
         }
-        assert!(made_again > 0, "no fold was refused");
     }
 
     #[cfg(feature = "checkpoint")]
@@ -578,35 +581,37 @@ mod tests {
 
     #[test]
     fn each_failing_call_of_the_servers_driver_is_told_and_leaves_nothing() {
-        let mut failures = 0;
-        loop {
-            let driver = Arc::new(Scripted::new());
-            let (gpu, ..) = driver.open_gpu();
-            let transport = Shm::new().with_gpu(&gpu);
-            driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let working = driver.work_in_a_thread();
-            let options = ServerOptions {
-                measure_moments: true,
-                non_finite: NonFinite::Drop,
-                ..options(OPTIMIZERS[1], 1)
-            };
-            let made = Server::new(transport, &Address::random(), table(), &initial(), options);
-            drop(working);
-            let outcome = made.map(drop);
-            driver.finish();
-            drop(gpu);
-            let has_failed = driver.has_failed();
-            if let Err(error) = &outcome {
-                let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
-                assert!(is_typed, "call {failures}: {error}");
+        for fail in Scripted::FAILURES {
+            let mut failures = 0;
+            loop {
+                let driver = Arc::new(Scripted::new());
+                let (gpu, ..) = driver.open_gpu();
+                let transport = Shm::new().with_gpu(&gpu);
+                fail(&driver, failures, crate::cuda::NOT_PERMITTED);
+                let working = driver.work_in_a_thread();
+                let options = ServerOptions {
+                    measure_moments: true,
+                    non_finite: NonFinite::Drop,
+                    ..options(OPTIMIZERS[1], 1)
+                };
+                let made = Server::new(transport, &Address::random(), table(), &initial(), options);
+                drop(working);
+                let outcome = made.map(drop);
+                driver.finish();
+                drop(gpu);
+                let has_failed = driver.has_failed();
+                if let Err(error) = &outcome {
+                    let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
+                    assert!(is_typed, "call {failures}: {error}");
+                }
+                // What could not be given back, since that is what failed, is one thing.
+                assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
+                if !has_failed {
+                    assert!(outcome.is_ok() && failures > 20, "{failures} calls");
+                    break;
+                }
+                failures += 1;
             }
-            // What could not be given back, since that is what failed, is one thing.
-            assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
-            if !has_failed {
-                assert!(outcome.is_ok() && failures > 20, "{failures} calls");
-                return;
-            }
-            failures += 1;
         }
     }
     over_each_transport! {

@@ -382,12 +382,13 @@ fn where_no_way_to_the_gpu_works_each_says_why_and_owners_have_host_memory() {
 
 #[test]
 fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing() {
-    for is_write in [true, false] {
+    for (is_write, fail) in [true, false].into_iter().flat_map(|it| Scripted::FAILURES.map(|fail| (it, fail)))
+    {
         let mut call = 0;
         loop {
             let mut scene = scene(9, 1, PAGE);
             let mine = scene.memory(PAGE);
-            scene.driver.fail(call, crate::cuda::NOT_PERMITTED);
+            fail(&scene.driver, call, crate::cuda::NOT_PERMITTED);
             let remote = scene.remote[if is_write { 2 } else { 1 }];
             let operation = if is_write { write_from(&mine, 0, remote) } else { read_to(&mine, 0, remote) };
             scene.post(&[WorkRequest::signalled(1, operation)]);
