@@ -94,6 +94,20 @@ struct slackline_softmax {
     unsigned reserved;                               /* 44  not read */
 };                                                   /* 48 bytes */
 
+/* slackline_publish_versions: publish.cuh. All addresses are of 8-byte words, and `latest`, `headers` and `stop` those of
+ * words that the host shares. */
+struct slackline_publish {
+    const unsigned long long *stop;                  /*  0  the kernel ends once it is not 0 */
+    unsigned long long *latest;                      /*  8  number of the newest version * 256 + its frame */
+    unsigned long long *headers;                     /* 16  of the frames, 8 words each */
+    unsigned long long *frames;                      /* 24  the first word of frame 0 */
+    unsigned long long stride;                       /* 32  words from one frame to the next */
+    unsigned long long words;                        /* 40  of a version */
+    unsigned long long version;                      /* 48  the number before the first */
+    unsigned frame;                                  /* 56  the frame that has that version */
+    unsigned count;                                  /* 60  frames, at least 2 */
+};                                                   /* 64 bytes */
+
 #if defined(__cplusplus) && !defined(__CUDACC_RTC__) /* NVRTC has no offsetof. */
 #define SLACKLINE_AT(structure, field, offset)                                                                         \
     static_assert(__builtin_offsetof(structure, field) == offset, #field " is not at " #offset)
@@ -137,12 +151,21 @@ SLACKLINE_AT(slackline_softmax, losses, 24);
 SLACKLINE_AT(slackline_softmax, examples, 32);
 SLACKLINE_AT(slackline_softmax, classes, 36);
 SLACKLINE_AT(slackline_softmax, share, 40);
+SLACKLINE_AT(slackline_publish, latest, 8);
+SLACKLINE_AT(slackline_publish, headers, 16);
+SLACKLINE_AT(slackline_publish, frames, 24);
+SLACKLINE_AT(slackline_publish, stride, 32);
+SLACKLINE_AT(slackline_publish, words, 40);
+SLACKLINE_AT(slackline_publish, version, 48);
+SLACKLINE_AT(slackline_publish, frame, 56);
+SLACKLINE_AT(slackline_publish, count, 60);
 static_assert(sizeof(slackline_squares) == 16, "slackline_squares has 16 bytes");
 static_assert(sizeof(slackline_fold) == 3200, "slackline_fold has 3200 bytes");
 static_assert(sizeof(slackline_lanes) == 24, "slackline_lanes has 24 bytes");
 static_assert(sizeof(slackline_encode) == 32, "slackline_encode has 32 bytes");
 static_assert(sizeof(slackline_layer) == 56, "slackline_layer has 56 bytes");
 static_assert(sizeof(slackline_softmax) == 48, "slackline_softmax has 48 bytes");
+static_assert(sizeof(slackline_publish) == 64, "slackline_publish has 64 bytes");
 
 #undef SLACKLINE_AT
 #endif

@@ -9,3 +9,5 @@
 #include "encode.cuh"
 
 #include "train.cuh"
+
+#include "publish.cuh"

@@ -209,6 +209,49 @@ fn what_is_encoded_for_a_peer_has_the_bits_of_the_cpu_even_of_a_nan() {
     }
 }
 
+/// What a reader beside the kernel that publishes has found: the words that were not of their version. Checks what the
+/// kernel has left.
+fn torn(device: &mut Device) -> u64 {
+    // Frames are further apart than they are long. Frame 1 has the version before.
+    const FRAMES: usize = 3;
+    const WORDS: usize = 500;
+    const STRIDE: usize = 512;
+    const VERSION: u64 = 7;
+    let zeros = |words: usize| Buffer { shift: 0, bytes: vec![0; 8 * words] };
+    let mut buffers = [zeros(2), zeros(1), zeros(8 * FRAMES), zeros(STRIDE * FRAMES)];
+    buffers[1].bytes = (VERSION << 8 | 1).to_le_bytes().into();
+    buffers[2].bytes[72..80].copy_from_slice(&VERSION.to_le_bytes());
+    // A frame that was being written when it was lent.
+    buffers[2].bytes[0] = 5;
+    let mut block = Block::new(64);
+    (0..4).for_each(|buffer| block.put_address(8 * buffer, buffer));
+    let words = [STRIDE as u64, WORDS as u64, VERSION, 1 | (FRAMES as u64) << 32];
+    words.iter().enumerate().for_each(|(at, word)| block.put(32 + 8 * at, word.to_le_bytes()));
+    device.launch("slackline_publish_versions", (2, 2), &mut buffers, &block).expect("versions");
+    let word = |buffer: usize, at: usize| u64::from_le_bytes(buffers[buffer].bytes.as_chunks().0[at]);
+    let (version, frame) = (word(1, 0) >> 8, (word(1, 0) & 0xFF) as usize);
+    assert!(word(0, 0) == 1 && version > VERSION + 1, "the newest is {version}");
+    assert_eq!(frame as u64, (1 + version - VERSION) % FRAMES as u64);
+    for back in 0..FRAMES as u64 {
+        let (version, frame) = (version - back, (frame + FRAMES - back as usize) % FRAMES);
+        assert_eq!((word(2, 8 * frame) % 2, word(2, 8 * frame + 1)), (0, version));
+        let fill = version % 251 * 0x0101_0101_0101_0101;
+        let found: Vec<u64> = (0..STRIDE).map(|at| word(3, STRIDE * frame + at)).collect();
+        assert!(
+            found[..WORDS].iter().all(|word| *word == fill) && found[WORDS..].iter().all(|word| *word == 0)
+        );
+    }
+    word(0, 1)
+}
+
+#[test]
+fn a_kernel_publishes_whole_versions_until_it_is_ended() {
+    assert_eq!(torn(&mut Device::new()), 0);
+    let mark = "slackline::store(header + SEQUENCE, odd);";
+    let mut unmarked = Device::altered("unmarked", ("publish.cuh", mark, ""), false);
+    assert!(torn(&mut unmarked) > 0, "no reader has noticed that nothing marks a frame as being written");
+}
+
 #[test]
 fn a_kernel_with_one_operation_altered_is_noticed() {
     let term = "__fadd_rn(sums[e], __fmul_rn(weight, values[j][e]))";

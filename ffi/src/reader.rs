@@ -248,8 +248,8 @@ pub unsafe extern "C" fn slackline_reader_begin_refresh(
 /// (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
 /// ended.
 ///
-/// Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a frame
-/// while a refresh that has begun is not moved on.
+/// Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a
+/// frame while a refresh that has begun is not moved on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slackline_reader_poll(
     reader: *mut slackline_reader,

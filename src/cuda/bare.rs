@@ -176,7 +176,7 @@ impl BareGpu {
         self.issue(kernels.prepare(fold)?.pointing_nowhere())
     }
 
-    fn issue(&mut self, launch: Launch) -> Result<(), GpuError> {
+    pub(super) fn issue(&mut self, launch: Launch) -> Result<(), GpuError> {
         let (primary, stream) = (self.gpu.inner().primary.clone(), self.stream);
         primary.call("launching a fold", |driver| launch.issue(driver, stream))?;
         self.folds.push_back((self.written + 1, launch));
@@ -206,8 +206,13 @@ impl BareGpu {
         self.timed(|_| Ok(()))
     }
 
-    fn host(&self) -> VolatileSlice<'_> {
+    /// The host memory to copy from and to.
+    pub(super) fn host(&self) -> VolatileSlice<'_> {
         self.memory[0].as_volatile()
+    }
+
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
     }
 
     fn word(&self) -> VolatileSlice<'_> {
@@ -265,6 +270,7 @@ impl BareGpu {
 
 impl Drop for BareGpu {
     fn drop(&mut self) {
+        self.end_publishing();
         if let Err(GpuError::NotCopied { .. }) = self.finish() {
             // What is copied must not be freed under the copies.
             std::mem::forget((self.memory.clone(), std::mem::take(&mut self.folds)));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::driver::Driver;
+use super::driver::{DevicePointer, Driver};
 use super::gpu::PrimaryContext;
 use super::queue::{CallersStream, GpuQueue, GpuWork, HostBytes, QueueKind};
 use super::sys::{
@@ -286,7 +286,7 @@ pub(super) fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<()
             | if host.is_writable() { HOST_REGISTER_DEVICEMAP } else { HOST_REGISTER_READ_ONLY };
         primary.within(|driver| {
             // SAFETY: the region undoes its registrations before its memory goes.
-            match unsafe { driver.register_host(begin, bytes, flags) } {
+            match unsafe { register(driver, begin, bytes, flags) } {
                 Ok(_) => Ok(locked(Some(begin.expose_provenance()))),
                 // The caller has locked its own memory, as PyTorch does with pinned tensors. A part is not enough, and
                 // of memory of ours it is the registration of some earlier mapping.
@@ -304,6 +304,27 @@ pub(super) fn lock(primary: &PrimaryContext, region: &MemoryRegion) -> Result<()
                 Err(code) => Err(primary.error("locking host memory for copies of a GPU", code)),
             }
         })
+    })
+}
+
+/// Registers host memory with a driver. Where that fails it is not registered, also if the call has taken effect: what
+/// is at the same addresses later could not be.
+///
+/// # Safety
+/// As [`Driver::register_host`].
+pub(super) unsafe fn register(
+    driver: &dyn Driver,
+    begin: *mut u8,
+    bytes: usize,
+    flags: u32,
+) -> Result<DevicePointer, Code> {
+    // SAFETY: the caller's promise.
+    unsafe { driver.register_host(begin, bytes, flags) }.inspect_err(|code| {
+        // What was registered before this call stays so.
+        if *code != Code::HOST_MEMORY_ALREADY_REGISTERED {
+            // SAFETY: nothing was told of the registration, if there is one.
+            let _none = unsafe { driver.unregister_host(begin) };
+        }
     })
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::copy::register;
 use super::driver::{DevicePointer, FunctionHandle};
 use super::gpu::PrimaryContext;
 use super::kernels::{KernelModule, KernelParameter, LANES, LaneParameters, Launch, SUMS, groups};
@@ -140,7 +141,7 @@ impl GpuKernels {
         let pointer = primary.call("locking host memory for folds", |driver| {
             let flags = HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP;
             // SAFETY: the memory is kept with the kernels, which unregister it first.
-            unsafe { driver.register_host(begin, bytes, flags) }
+            unsafe { register(driver, begin, bytes, flags) }
         })?;
         let (optimizer, _module) = (optimizer.name(), module);
         let loaded = LoadedKernels { primary, _module, optimizer, functions, measuring, host, pointer };

@@ -12,6 +12,7 @@ use super::encode::EncodeParameters;
 use super::fold::FoldParameters;
 use super::gpu::PrimaryContext;
 use super::model::{LayerParameters, SoftmaxParameters};
+use super::publish::PublishParameters;
 use super::queue::QueueKind;
 use super::sys::Code;
 use super::{GpuError, GpuSlice};
@@ -76,6 +77,7 @@ pub(super) enum KernelParameter {
     /// The numbers that it computes, one by each thread.
     Layer(LayerParameters, usize),
     Softmax(SoftmaxParameters),
+    Publish(PublishParameters),
 }
 
 /// A launch, with all that it uses.
@@ -134,6 +136,9 @@ impl Launch {
                 let examples = softmax.examples as usize;
                 (std::ptr::from_ref(softmax).cast(), size_of::<SoftmaxParameters>(), grid(examples))
             }
+            KernelParameter::Publish(publish) => {
+                (std::ptr::from_ref(publish).cast(), size_of::<PublishParameters>(), (1, 1))
+            }
         };
         // SAFETY: the structure that this kernel takes, whose arrays hold all elements of the run; they are kept until
         // it is done. What it writes was set aside for it, and what it reads is not written meanwhile.
@@ -171,6 +176,9 @@ mod tests {
         );
         assert_fields!("slackline_lanes", LaneParameters, 24; count, sums);
         assert_fields!("slackline_encode", EncodeParameters, 32; count, from, to);
+        assert_fields!(
+            "slackline_publish", PublishParameters, 64; latest, headers, frames, stride, words, version, frame, count
+        );
         let abi = include_str!("../../cuda/abi.h");
         for (name, value) in [
             ("GRADIENTS", MAX_GRADIENTS.to_string()),

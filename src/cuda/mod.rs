@@ -18,6 +18,7 @@
 //! | `queue`, `copy` | the streams of this library's own; copies and their tickets |
 //! | `kernels` | the kernels of `cuda/`, loaded, and launches of them |
 //! | `fold`, `encode` | kernels that fold gradients, and measure them; that convert to halves |
+//! | `publish` | a kernel that publishes, for programs that test on a GPU |
 //! | `model` | kernels that compute gradients for models of the command line |
 //! | `scripted` | a driver for tests that works as late and in as odd an order as streams permit |
 #![allow(unsafe_code)]
@@ -36,6 +37,7 @@ mod library;
 mod memory;
 mod model;
 mod probe;
+mod publish;
 mod queue;
 #[cfg(test)]
 mod scripted;
@@ -59,6 +61,7 @@ pub use gpu::Gpu;
 pub use memory::{GpuMemory, GpuSlice};
 pub use model::{GpuLayer, GpuModel};
 pub use probe::{GpuCopies, GpuProperties};
+pub use publish::GpuFrames;
 pub(crate) use queue::HostBytes;
 #[cfg(test)]
 pub(crate) use scripted::{PRIMARY, Scripted, Working};

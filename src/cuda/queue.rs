@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::copy::register;
 use super::driver::{DevicePointer, Driver, EventHandle, StreamHandle};
 use super::gpu::PrimaryContext;
 use super::kernels::Launch;
@@ -207,7 +208,7 @@ impl GpuQueue {
                 let (begin, flags) =
                     (memory.as_volatile().as_ptr(), HOST_REGISTER_PORTABLE | HOST_REGISTER_DEVICEMAP);
                 // SAFETY: the queue has the memory, and unregisters it first.
-                if let Ok(pointer) = unsafe { driver.register_host(begin, PAGE_SIZE, flags) } {
+                if let Ok(pointer) = unsafe { register(driver, begin, PAGE_SIZE, flags) } {
                     queue.counter = Counter::Word { memory, pointer };
                 }
             }
@@ -226,7 +227,8 @@ impl GpuQueue {
     }
 
     /// Puts work behind all that the queue has, and behind what the caller's stream has now. Returns its number, if it
-    /// is under way, also when a later call of the driver has failed; its memory is kept until it is done.
+    /// may be under way, also when that call of the driver or a later one has failed; its memory is kept until it is
+    /// done.
     pub(super) fn put(
         &self,
         work: GpuWork,
@@ -241,9 +243,9 @@ impl GpuQueue {
             if let Some(stream) = stream {
                 self.hold_behind(driver, stream.handle)?;
             }
-            work.issue(driver, self.stream).map_err(failed)?;
-            // From here on the work cannot be called off. If its number is not written behind it, that of the next one
-            // is, or the stream has nothing to do any more.
+            let begun = work.issue(driver, self.stream);
+            // From here on the work cannot be called off: a call that fails late has begun it all the same. If its
+            // number is not written behind it, that of the next one is, or the stream has nothing to do any more.
             state.issued += 1;
             let number = state.issued;
             under_way = Some(number);
@@ -254,7 +256,7 @@ impl GpuQueue {
                 Some(CallersStream { handle, waits: true }) => self.order_before(driver, handle),
                 _ => Ok(()),
             };
-            written.and(ordered).map_err(failed)
+            begun.and(written).and(ordered).map_err(failed)
         });
         (under_way, issued)
     }

@@ -2,11 +2,12 @@
 //!
 //! It is as unkind as streams and events permit. Work is done only when a test lets it be done, one piece at a time, of
 //! a stream that chance picks; a copy is made in pieces, and reads and writes at that time, not at the time of the
-//! call. Memory of the GPU is at addresses that no access of the processor survives. Each call can be made to fail, and
-//! what is not given back is counted.
+//! call. Memory of the GPU is at addresses that no access of the processor survives. Each call can be made to fail,
+//! before it takes effect or once it has, and what is not given back is counted.
 //!
-//! It fails the test where work touches memory that is not there, not locked, or for reading only, and where memory is
-//! given back that work still uses. A fault ends the work of one device. The work of a stream that is ended goes on.
+//! It fails the test where work touches memory that is not there, not locked, or for reading only, where memory is
+//! given back that work still uses, and where a stream of the caller's gets more than events. A fault ends the work of
+//! one device. The work of a stream that is ended goes on.
 //!
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
@@ -56,6 +57,15 @@ pub(crate) struct Scripted {
     state: Mutex<ScriptedState>,
 }
 
+/// A call that fails.
+#[derive(Clone, Copy)]
+struct ScriptedFailure {
+    call: u32,
+    code: Code,
+    /// It fails once it has taken effect.
+    is_late: bool,
+}
+
 struct ScriptedState {
     /// The primary context of the first device.
     primary: Context,
@@ -76,7 +86,7 @@ struct ScriptedState {
     sees_rdma_writes: bool,
     flush: Option<Arc<dyn Fn() + Send + Sync>>,
     calls: u32,
-    fail: Option<(u32, Code)>,
+    fail: Option<ScriptedFailure>,
     /// What it answers, if it does not say whether work is done.
     unanswered: Option<Code>,
     /// The error that all calls give once the driver is gone, and that of each device whose context has failed.
@@ -163,13 +173,12 @@ impl Scripted {
         let mut state = self.state();
         let number = state.calls;
         state.calls += 1;
-        if let Some((_, code)) = state.fail.take_if(|(fails, _)| *fails == number) {
-            return Err(code);
-        }
-        match state.gone {
-            Some(code) => Err(code),
-            None => call(&mut state),
-        }
+        let fails = state.fail.take_if(|fails| fails.call == number);
+        let result = match (fails, state.gone) {
+            (Some(ScriptedFailure { code, is_late: false, .. }), _) | (_, Some(code)) => Err(code),
+            _ => call(&mut state),
+        };
+        fails.map_or(result, |fails| Err(fails.code))
     }
 
     /// The same, where a context must be current.
@@ -257,9 +266,10 @@ impl Driver for Scripted {
     }
 
     fn release_primary_context(&self, _: i32) -> Result<(), Code> {
-        // Also after a fault, and never by order: it is how the tests count.
-        self.state().retained -= 1;
-        Ok(())
+        self.call(|state| {
+            state.retained -= 1;
+            Ok(())
+        })
     }
 
     fn push_context(&self, context: Context) -> Result<(), Code> {
@@ -270,14 +280,14 @@ impl Driver for Scripted {
     }
 
     fn pop_context(&self) -> Result<(), Code> {
-        let mut state = self.state();
-        state.current.get_mut(&std::thread::current().id()).and_then(Vec::pop).map(drop).ok_or(NO_CONTEXT)
+        self.call(|state| {
+            let stack = state.current.get_mut(&std::thread::current().id());
+            stack.and_then(Vec::pop).map(drop).ok_or(NO_CONTEXT)
+        })
     }
 
     fn exchange_capture_mode(&self, mode: i32) -> Result<i32, Code> {
-        // Whether it is restored is told by the next call, not by its own failure.
-        let mut state = self.state();
-        Ok(state.capture_modes.insert(std::thread::current().id(), mode).unwrap_or(0))
+        self.call(|state| Ok(state.capture_modes.insert(std::thread::current().id(), mode).unwrap_or(0)))
     }
 
     fn pointer_attribute(&self, attribute: PointerAttribute, pointer: DevicePointer) -> Result<u64, Code> {

@@ -43,12 +43,13 @@ fn unlock(driver: &Scripted, region: &MemoryRegion) -> Result<(), Code> {
     unsafe { driver.unregister_host(region.as_volatile().as_ptr()) }
 }
 
-/// Has a stream write a word to the begin of a region's memory.
-fn write_word(driver: &Scripted, stream: usize, region: &MemoryRegion) -> Result<(), Code> {
+/// Has a stream of the library's write a word to the begin of a region's memory.
+fn write_word(driver: &Scripted, region: &MemoryRegion) -> Result<(), Code> {
     driver.push_context(PRIMARY)?;
+    let stream = driver.create_stream()?;
     let to = region.as_volatile().as_ptr().expose_provenance() as u64;
     // SAFETY: the scripted driver fails the test unless it is a word of registered memory.
-    unsafe { driver.write_word(StreamHandle(stream), to, 5) }
+    unsafe { driver.write_word(stream, to, 5) }
 }
 
 fn bytes_of(slice: &LocalSlice) -> Vec<u8> {
@@ -193,22 +194,26 @@ fn each_call_that_fails_is_a_typed_error_and_leaves_nothing_behind() {
         });
         out.and(back).and(ended.expect("the copies end").map(drop))
     };
-    for without_words in [false, true] {
+    for (case, fail) in Scripted::FAILURES.into_iter().cycle().take(4).enumerate() {
+        let (without_words, is_late) = (case < 2, case % 2 == 1);
         let mut failures = 0;
         loop {
             let driver = match without_words {
                 true => Arc::new(Scripted::new().without_stream_words()),
                 false => Arc::new(Scripted::new()),
             };
-            driver.fail(failures, Code::OUT_OF_MEMORY);
+            fail(&driver, failures, Code::OUT_OF_MEMORY);
             let outcome = run(&driver);
             if !driver.has_failed() {
-                assert!(outcome.is_ok());
+                assert!(outcome.is_ok() && driver.left_current() == 0);
                 break;
             }
             assert!(outcome.is_err() || driver.open() <= 1, "call {failures} failed and nobody was told");
-            // What could not be given back, since that is what failed, is one thing.
-            assert!(driver.open() <= usize::from(outcome.is_ok()), "call {failures}: {} left", driver.open());
+            // What could not be given back, since that is what failed, is one thing, and so is what a call that
+            // failed late has made.
+            let left = driver.open();
+            assert!(left <= usize::from(outcome.is_ok() || is_late), "call {failures}: {left} left");
+            assert!(driver.left_current() <= 1, "call {failures}: contexts are current");
             failures += 1;
         }
         assert!(failures > 40, "only {failures} calls");
@@ -453,13 +458,13 @@ fn two_handles_of_one_gpu_have_tickets_of_their_own() {
 #[test]
 fn a_number_that_cannot_be_written_ends_no_copy_early() {
     for without_words in [false, true] {
-        for call in 0..12 {
+        for (call, fail) in (0..20).flat_map(|call| Scripted::FAILURES.map(|fail| (call, fail))) {
             let driver = Scripted::new();
             let driver = if without_words { driver.without_stream_words() } else { driver };
             let Scene { driver, stream, memory, is_freed, .. } = scene(driver).unwrap();
             let into = region(4096).slice(0, BYTES).unwrap();
             let mut copies = Tickets::default();
-            driver.fail(call, Code::NOT_PERMITTED);
+            fail(&driver, call, Code::NOT_PERMITTED);
             let copied = stream.copy_to_host(&memory.whole(), &into, &mut copies);
             drop(memory);
             if copied.is_err() && driver.is_copying() {

@@ -9,6 +9,8 @@ mod look;
 mod measured;
 #[cfg(test)]
 mod scripted;
+#[cfg(test)]
+mod workers;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -184,10 +184,10 @@ mod tests {
     /// Tests of these names by RDMA within one process, with payloads of owners on a GPU that the scripted device
     /// reaches.
     macro_rules! over_gpudirect {
-        ($($name:ident),* $(,)?) => {
+        ($($(#[$attribute:meta])* $name:ident),* $(,)?) => {
             #[cfg(feature = "verbs")]
             mod gpudirect {
-                $(#[test] fn $name() { super::$name::<crate::node::of_gpu::GpuDirect>() })*
+                $(#[test] $(#[$attribute])* fn $name() { super::$name::<crate::node::of_gpu::GpuDirect>() })*
             }
         };
     }

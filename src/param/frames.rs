@@ -263,6 +263,20 @@ impl Frames {
         memory.store(header_at + FrameHeader::VERSION, 0, Release);
     }
 
+    /// Lends the frames to another writer, which writes all words of versions and of their headers from here on, and
+    /// says which is the latest; this one publishes no more. Returns where in the control page the word is that names
+    /// the latest, and where the headers begin.
+    pub fn lend(&mut self) -> (usize, usize) {
+        let label = self.label(self.latest.frame);
+        for frame in (0..self.geometry.frames).filter(|frame| *frame != self.latest.frame) {
+            let marked = self.mark(frame, Version::new(0), &|_| false);
+            debug_assert!(marked);
+            self.set_label(frame, label);
+        }
+        self.control.as_volatile().store(ControlLayout::WRITING, 0, Release);
+        (ControlLayout::LATEST, self.layout.frame_header(0))
+    }
+
     /// Ends writing: the frame is `version`, whole, and the latest.
     pub fn commit(&mut self, frame: u8, version: Version, smallest_clock: Clock) {
         assert_ne!(frame, self.latest.frame, "the latest frame is never written");

@@ -42,6 +42,7 @@ macro_rules! tests_of_claims {
             no_version_is_torn_from_gpu_to_gpu,
             no_version_is_torn_from_gpu_to_host,
             no_version_is_torn_from_host_to_gpu,
+            no_version_of_a_kernel_that_publishes_is_torn,
             after_a_publisher_is_killed_the_next_one_is_read,
             a_fault_is_an_error_and_other_processes_go_on,
             what_a_busy_stream_writes_is_published_and_no_call_waits,
@@ -75,7 +76,7 @@ pub(crate) use super::dma_bufs::dma_bufs_have_the_whole_of_what_they_are_of_and_
 pub(crate) use super::folds::folds_have_the_bits_that_processors_make;
 pub(crate) use super::litmus::{
     no_version_is_torn_from_gpu_to_gpu, no_version_is_torn_from_gpu_to_host,
-    no_version_is_torn_from_host_to_gpu,
+    no_version_is_torn_from_host_to_gpu, no_version_of_a_kernel_that_publishes_is_torn,
 };
 pub(crate) use super::measures::{
     folds_are_within_a_millionth_of_float64, halves_are_published_with_the_bits_that_processors_make,

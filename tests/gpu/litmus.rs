@@ -12,7 +12,21 @@ use super::peer::{Outcome, PATIENCE, Peer, fill_of};
 
 pub(crate) fn no_version_is_torn_from_gpu_to_gpu(scene: &Scene) -> Outcome<()> {
     let (mut bare, into) = (BareGpu::new(&scene.gpu, BYTES)?, GpuMemory::allocate(&scene.gpu, BYTES)?);
-    litmus(scene, "publish", |reader, expect| {
+    litmus(scene, ("publish", "run", BYTES), scene.reads.0, |reader, expect| {
+        let (version, seen) = pull(reader, &mut bare, &into)?;
+        expect(version, &seen);
+        Ok(version)
+    })
+}
+
+/// A kernel publishes, and never ends by itself: no call of the owner's, and no processor, comes between two versions.
+pub(crate) fn no_version_of_a_kernel_that_publishes_is_torn(scene: &Scene) -> Outcome<()> {
+    // Whole words.
+    const WHOLE: usize = BYTES / 8 * 8;
+    let (mut bare, into) = (BareGpu::new(&scene.gpu, WHOLE)?, GpuMemory::allocate(&scene.gpu, WHOLE)?);
+    // The processes take turns on one GPU: a read waits until the kernel is taken off it.
+    let fewest = (scene.reads.0 / 100).max(30);
+    litmus(scene, ("publish", "run-kernel", WHOLE), fewest, |reader, expect| {
         let (version, seen) = pull(reader, &mut bare, &into)?;
         expect(version, &seen);
         Ok(version)
@@ -20,7 +34,7 @@ pub(crate) fn no_version_is_torn_from_gpu_to_gpu(scene: &Scene) -> Outcome<()> {
 }
 
 pub(crate) fn no_version_is_torn_from_gpu_to_host(scene: &Scene) -> Outcome<()> {
-    litmus(scene, "publish", |reader, expect| {
+    litmus(scene, ("publish", "run", BYTES), scene.reads.0, |reader, expect| {
         let snapshot = reader.snapshot(Wanted::newest(), PATIENCE)?;
         expect(snapshot.fresh().version.get(), snapshot.bytes());
         Ok(snapshot.fresh().version.get())
@@ -29,24 +43,26 @@ pub(crate) fn no_version_is_torn_from_gpu_to_host(scene: &Scene) -> Outcome<()> 
 
 pub(crate) fn no_version_is_torn_from_host_to_gpu(scene: &Scene) -> Outcome<()> {
     let (mut bare, into) = (BareGpu::new(&scene.gpu, BYTES)?, GpuMemory::allocate(&scene.gpu, BYTES)?);
-    litmus(scene, "publish-host", |reader, expect| {
+    litmus(scene, ("publish-host", "run", BYTES), scene.reads.0, |reader, expect| {
         let (version, seen) = pull(reader, &mut bare, &into)?;
         expect(version, &seen);
         Ok(version)
     })
 }
 
-/// Reads with `read`, which shows each version and its bytes to the function that it is given.
+/// Reads with `read`, which shows each version and its bytes to the function that it is given. The other process has
+/// this role, publishes at this line, and its versions have so many bytes. There are to be so many reads at least.
 fn litmus(
     scene: &Scene,
-    role: &str,
+    (role, run, bytes): (&str, &str, usize),
+    fewest: u64,
     mut read: impl FnMut(&mut Reader<Shm>, &dyn Fn(u64, &[u8])) -> Outcome<u64>,
 ) -> Outcome<()> {
-    let mut peer = Peer::start((scene.peer)(), role, BYTES)?;
+    let mut peer = Peer::start((scene.peer)(), role, bytes)?;
     let mut reader = connect(Shm::new().with_gpu(&scene.gpu), peer.address()?)?;
     peer.publish()?;
-    peer.ask("run")?;
-    let ((fewest, shortest, longest), begun) = (scene.reads, Instant::now());
+    peer.ask(run)?;
+    let ((_, shortest, longest), begun) = (scene.reads, Instant::now());
     let (mut reads, mut versions, mut last) = (0_u64, 0_u64, 0);
     let is_enough = |reads| begun.elapsed() >= shortest && reads >= fewest;
     while !is_enough(reads) && begun.elapsed() < longest {

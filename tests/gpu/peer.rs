@@ -142,6 +142,16 @@ fn publish<T: Transport + 'static>(gpu: &Gpu, bytes: usize, transport: T, addres
                 answer(fault(gpu, &publisher, &mut bare, &weights)?)?;
                 continue;
             }
+            // The same by a kernel, after which nothing is published by other means.
+            "run-kernel" => {
+                let frames = publisher.lend_frames().ok_or("its frames are in host memory")?;
+                let mut kernel = BareGpu::on_another_stream(gpu, 8)?;
+                kernel.publish(&frames)?;
+                answer("it runs")?;
+                let _line = next_line();
+                answer(kernel.stop_publishing(&frames)?)?;
+                continue;
+            }
             // Versions without a pause, until the next line.
             "run" => {
                 let is_over = AtomicBool::new(false);

@@ -64,7 +64,9 @@ fn compile(sources: &Path, name: &str, flags: &[&str]) -> PathBuf {
     let host = root().join("tests/kernels");
     let mut compiler = Command::new("c++");
     // Contraction would make one rounding of two, and the kernels see one memory as elements of several types.
-    compiler.args(["-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-rdynamic"]).args(flags);
+    compiler
+        .args(["-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-rdynamic", "-pthread"])
+        .args(flags);
     compiler.arg("-I").arg(&host).arg("-I").arg(sources);
     compiler.arg(host.join("program.cpp")).arg("-o").arg(&written).arg("-ldl");
     let status = compiler.status().expect("a C++ compiler `c++`");

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -57,6 +58,40 @@ void launch(void *kernel, const std::vector<char> &bytes) {
     }
 }
 
+// Runs the kernel that publishes beside a reader, as readers of frames are: it looks at a header before and behind the
+// words, and takes what they have for the version if both are the same. It reads few words, so that most of the time
+// for which a frame is written is longer than that, and any frame. Behind the word that ends the kernel it leaves how
+// many words were not those of their version.
+void launch_beside_a_reader(void *kernel, const std::vector<char> &bytes) {
+    slackline_publish block;
+    if (bytes.size() != sizeof block) {
+        fail("the parameter block has another size");
+    }
+    std::memcpy(&block, bytes.data(), sizeof block);
+    const auto load = [](const unsigned long long *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); };
+    std::thread publisher([&] { launch<slackline_publish>(kernel, bytes); });
+    unsigned long long torn = 0;
+    unsigned long long seen[8];
+    for (unsigned read = 0, look = 0; read < 50000; look++) {
+        const unsigned long long frame = look % block.count, *header = block.headers + 8 * frame;
+        const unsigned long long before = load(header), number = load(header + 1);
+        for (std::size_t at = 0; at < 8; at++) {
+            seen[at] = load(block.frames + block.stride * frame + at * (block.words - 1) / 7);
+        }
+        if (before % 2 != 0 || load(header) != before || number <= block.version) {
+            continue;
+        }
+        for (const unsigned long long word : seen) {
+            torn += word != number % 251 * 0x0101010101010101ull;
+        }
+        read++;
+    }
+    unsigned long long *stop = const_cast<unsigned long long *>(block.stop);
+    __atomic_store_n(stop, 1, __ATOMIC_RELEASE);
+    publisher.join();
+    stop[1] = torn;
+}
+
 void launch(const std::string &name, const std::vector<char> &bytes) {
     void *kernel = dlsym(RTLD_DEFAULT, name.c_str());
     if (kernel == nullptr) {
@@ -71,6 +106,8 @@ void launch(const std::string &name, const std::vector<char> &bytes) {
         launch<slackline_softmax>(kernel, bytes);
     } else if (name.rfind("slackline_train_", 0) == 0) {
         launch<slackline_layer>(kernel, bytes);
+    } else if (name == "slackline_publish_versions") {
+        launch_beside_a_reader(kernel, bytes);
     } else {
         fail("it is not known what this kernel takes");
     }

@@ -57,6 +57,12 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "`Ok` value",
     ),
     (
+        "gpu_copy_completes_at_once",
+        "node::folder_gpu::scripted::tests::shm::\
+         a_gradient_is_announced_once_the_workers_gpu_has_copied_it",
+        "the worker's GPU has copied nothing",
+    ),
+    (
         "fold_counts_before_it_is_made",
         "node::folder_gpu::scripted::tests::\
          a_version_is_announced_once_the_gpu_has_folded_it_and_not_before",
@@ -127,6 +133,12 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "transport::verbs::unordered::gpudirect::by_dma_buf::\
          a_device_reads_and_writes_a_gpu_after_the_work_that_was_before",
         "the kernel has not run",
+    ),
+    (
+        "offset_in_export",
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
+         a_tensor_inside_its_allocation_is_read_and_written_where_it_lies",
+        "read elsewhere",
     ),
     (
         "rdma_writes_not_flushed",

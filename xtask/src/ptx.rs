@@ -21,10 +21,11 @@ pub(crate) const COMMAND: Command = Command {
 
 const PTX: &str = "cuda/kernels.ptx";
 const SOURCE: &str = "cuda/kernels.cu";
-/// Uses the operations of `version.cuh`, which no kernel does: they are compiled for the check alone.
+/// Uses each operation of `version.cuh` once: it is compiled for the check alone.
 const VERSION: &str = "xtask/ptx/version.cu";
 /// What they must become.
-const VERSION_INSTRUCTIONS: [&str; 2] = ["ld.acquire.sys.b64", "st.release.sys.b64"];
+const VERSION_INSTRUCTIONS: [&str; 4] =
+    ["ld.acquire.sys.b64", "st.release.sys.b64", "st.relaxed.sys.b64", "fence.acq_rel.sys"];
 /// Calls NVRTC, which is a library: to load one takes `unsafe`, which the chores do without.
 const NVRTC: &str = "xtask/ptx/nvrtc.py";
 /// `--fmad=false` is for the kernels that use plain operators; those of the folds are never contracted.
@@ -205,7 +206,7 @@ mod tests {
                 assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
             }
         }
-        let others = ["moments", "encode_bf16", "encode_f16"];
+        let others = ["moments", "encode_bf16", "encode_f16", "publish_versions"];
         let training = ["train_linear", "train_softmax", "train_gradient", "train_deltas"];
         for name in others.into_iter().chain(training).map(|name| format!("slackline_{name}")) {
             assert!(names.contains(&name.as_str()), "{name} is not in {names:?}");
@@ -239,11 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_acquired_and_released_by_one_instruction_each() {
-        let both = "ld.acquire.sys.b64 a, [b];\nst.release.sys.b64 [c], a;\n";
-        assert!(held_to_order(both).is_ok());
-        let text = held_to_order(&both.replace("release.sys", "release.gpu")).unwrap_err().to_string();
-        assert!(text.contains("st.release.sys.b64"), "{text}");
+    fn each_operation_on_versions_is_one_instruction() {
+        let all = VERSION_INSTRUCTIONS.join(" a, [b];\n");
+        assert!(held_to_order(&all).is_ok());
+        for instruction in VERSION_INSTRUCTIONS {
+            let narrower = all.replace(instruction, &instruction.replace(".sys", ".gpu"));
+            let text = held_to_order(&narrower).unwrap_err().to_string();
+            assert!(text.contains(instruction), "{text}");
+        }
     }
 
     /// What comes out one run after the other, and then the last again and again.

@@ -9,7 +9,7 @@ use super::super::driver::{Context, DevicePointer, StreamHandle};
 use super::super::sys::Code;
 use super::streams::Stream;
 use super::work::StreamWork;
-use super::{OTHER_CONTEXT, Scripted};
+use super::{OTHER_CONTEXT, Scripted, ScriptedFailure, ScriptedState};
 use crate::mem::PAGE_SIZE;
 
 impl Scripted {
@@ -82,11 +82,17 @@ impl Scripted {
         (state.sees_rdma_writes, state.flush) = (false, flush);
     }
 
-    /// Makes the call with this number, counted from now on from 0, fail.
+    /// Both ways in which a call may fail, for tests that hold for each.
+    pub(crate) const FAILURES: [fn(&Scripted, u32, Code); 2] = [Scripted::fail, Scripted::fail_late];
+
+    /// Makes the call with this number, counted from now on from 0, fail without taking effect.
     pub(crate) fn fail(&self, call: u32, code: Code) {
-        let mut state = self.state();
-        state.calls = 0;
-        state.fail = Some((call, code));
+        self.state().fail_at(ScriptedFailure { call, code, is_late: false });
+    }
+
+    /// The same, once it has taken effect.
+    pub(crate) fn fail_late(&self, call: u32, code: Code) {
+        self.state().fail_at(ScriptedFailure { call, code, is_late: true });
     }
 
     /// From now on it answers with this error whether work is done, if with any.
@@ -106,7 +112,7 @@ impl Scripted {
 
     /// A kernel of the caller's that fails once it runs, after which nothing succeeds on its device.
     pub(crate) fn fault_in_work(&self, stream: usize, code: Code) {
-        self.state().put(StreamHandle(stream), StreamWork::Fault(code)).expect("a stream");
+        self.state().put_of_caller(StreamHandle(stream), StreamWork::Fault(code)).expect("a stream");
     }
 
     /// Ends the driver, as it does with the process.
@@ -160,19 +166,19 @@ impl Scripted {
     /// A kernel of the caller's: fills memory of the device.
     pub(crate) fn launch_fill(&self, stream: usize, pointer: DevicePointer, bytes: usize, value: u8) {
         let work = StreamWork::Fill { pointer, bytes, value };
-        self.state().put(StreamHandle(stream), work).expect("a stream");
+        self.state().put_of_caller(StreamHandle(stream), work).expect("a stream");
     }
 
     /// A kernel of the caller's: copies memory of the device, which stands for computing with it.
     pub(crate) fn launch_copy(&self, stream: usize, to: DevicePointer, from: DevicePointer, bytes: usize) {
         let work = StreamWork::Kernel { to, from, bytes };
-        self.state().put(StreamHandle(stream), work).expect("a stream");
+        self.state().put_of_caller(StreamHandle(stream), work).expect("a stream");
     }
 
     /// A kernel of the caller's that does not end.
     pub(crate) fn launch_wait_for_ever(&self, stream: usize) {
         let mut state = self.state();
-        state.put(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
+        state.put_of_caller(StreamHandle(stream), StreamWork::Wait(u64::MAX)).expect("a stream");
     }
 
     /// True if a stream has a copy to host memory to make.
@@ -236,6 +242,17 @@ impl Scripted {
         let made = state.streams.values().filter(|stream| stream.is_open()).count();
         let memory = state.registered.count() + state.device.own;
         made + state.events.len() + memory + state.modules.len() + state.retained as usize
+    }
+
+    /// Contexts that calls have made current and not taken away again.
+    pub(crate) fn left_current(&self) -> usize {
+        self.state().current.values().map(Vec::len).sum()
+    }
+}
+
+impl ScriptedState {
+    fn fail_at(&mut self, fails: ScriptedFailure) {
+        (self.calls, self.fail) = (0, Some(fails));
     }
 }
 

@@ -3,15 +3,18 @@
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::super::driver::DevicePointer;
 use super::super::encode::EncodeParameters;
 use super::super::fold::FoldParameters;
 use super::super::kernels::{GROUP, LANES, LaneParameters, SUMS, groups};
 use super::super::model::{LayerParameters, SoftmaxParameters};
+use super::super::publish::PublishParameters;
 use super::host::ScriptedHost;
 use super::memory::ScriptedMemory;
 use super::model::{self, ModelParameters};
+use crate::mem::fence;
 
 /// A kernel that was launched, with its parameter.
 pub(super) enum ScriptedKernel {
@@ -19,6 +22,7 @@ pub(super) enum ScriptedKernel {
     Moments(LaneParameters),
     Encode { is_bf16: bool, parameters: EncodeParameters },
     Model { name: String, parameters: ModelParameters },
+    Publish(PublishParameters),
 }
 
 impl ScriptedKernel {
@@ -35,6 +39,10 @@ impl ScriptedKernel {
         if name == "slackline_moments" && bytes == size_of::<LaneParameters>() {
             // SAFETY: as above.
             return Some(ScriptedKernel::Moments(unsafe { parameter.cast::<LaneParameters>().read() }));
+        }
+        if name == "slackline_publish_versions" && bytes == size_of::<PublishParameters>() {
+            // SAFETY: as above.
+            return Some(ScriptedKernel::Publish(unsafe { parameter.cast::<PublishParameters>().read() }));
         }
         if name == "slackline_train_softmax" && bytes == size_of::<SoftmaxParameters>() {
             // SAFETY: as above.
@@ -62,14 +70,26 @@ impl ScriptedKernel {
             ScriptedKernel::Moments(_) => SUMS,
             ScriptedKernel::Encode { parameters, .. } => parameters.count as usize,
             ScriptedKernel::Model { name, parameters } => model::results(name, parameters),
+            ScriptedKernel::Publish(parameters) => parameters.words as usize,
         }
+    }
+
+    /// True if it begins again once it has gone through all of them: one that publishes, with the next version.
+    pub(super) fn goes_on(&mut self, memory: &Memory<'_>) -> bool {
+        let ScriptedKernel::Publish(parameters) = self else { return false };
+        parameters.version += 1;
+        parameters.frame = (parameters.frame + 1) % parameters.count;
+        memory.host_word(parameters.stop) == 0
     }
 
     /// True unless it folds arrays at an address that the device has no memory at.
     pub(super) fn is_there(&self, device: &ScriptedMemory) -> bool {
         match self {
             ScriptedKernel::Fold { parameters, .. } => device.range(parameters.from[0]).is_some(),
-            ScriptedKernel::Moments(_) | ScriptedKernel::Encode { .. } | ScriptedKernel::Model { .. } => true,
+            ScriptedKernel::Moments(_)
+            | ScriptedKernel::Encode { .. }
+            | ScriptedKernel::Model { .. }
+            | ScriptedKernel::Publish(_) => true,
         }
     }
 
@@ -83,6 +103,7 @@ impl ScriptedKernel {
             ScriptedKernel::Moments(of) => vec![of.lanes, of.sums],
             ScriptedKernel::Encode { parameters: of, .. } => vec![of.from, of.to],
             ScriptedKernel::Model { parameters, .. } => parameters.addresses(),
+            ScriptedKernel::Publish(of) => vec![of.stop, of.latest, of.headers, of.frames],
         };
         // An array that it has not.
         addresses.retain(|address| *address != 0);
@@ -107,6 +128,9 @@ impl ScriptedKernel {
             }
             ScriptedKernel::Moments(parameters) => moments(memory, parameters, part),
             ScriptedKernel::Model { name, parameters } => model::compute(memory, name, parameters, part),
+            ScriptedKernel::Publish(parameters) => {
+                publish(memory, parameters, part.clone(), part.end == self.count());
+            }
             ScriptedKernel::Encode { is_bf16, parameters } => {
                 let begin = parameters.offset as usize;
                 for index in begin + part.start..begin + part.end {
@@ -131,6 +155,13 @@ pub(super) struct Memory<'a> {
 }
 
 impl Memory<'_> {
+    /// A word of the host's that it may be reading or writing, too.
+    fn host_word(&self, address: DevicePointer) -> u64 {
+        let mut word = [0; 8];
+        self.registered.read(self.by, address as usize, &mut word);
+        u64::from_le_bytes(word)
+    }
+
     pub(super) fn load<const N: usize>(&self, address: DevicePointer) -> [u8; N] {
         let bytes = self.device.read(address, N).expect("an element of an array that is allocated");
         bytes.try_into().expect("as many bytes")
@@ -210,6 +241,25 @@ fn moments(memory: &mut Memory<'_>, parameters: &LaneParameters, part: Range<usi
             let sum = lanes.map(square).fold(0.0, |sum, square| sum + square);
             memory.store(parameters.sums + 16 * at as u64 + half, &sum.to_le_bytes());
         }
+    }
+}
+
+/// Writes these words of the next version, and before the first what says so, and announces it behind the last.
+fn publish(memory: &mut Memory<'_>, parameters: &PublishParameters, part: Range<usize>, is_last: bool) {
+    let version = parameters.version + 1;
+    let frame = u64::from((parameters.frame + 1) % parameters.count);
+    let header = parameters.headers + 64 * frame;
+    let (registered, by) = (memory.registered, memory.by);
+    if part.start == 0 {
+        registered.store(by, header as usize, (memory.host_word(header) + 1) | 1);
+        fence(SeqCst);
+        registered.store(by, header as usize + 8, version);
+    }
+    let begin = parameters.frames + 8 * parameters.stride * frame;
+    memory.store(begin + 8 * part.start as u64, &vec![(version % 251) as u8; 8 * part.len()]);
+    if is_last {
+        registered.store(by, header as usize, memory.host_word(header) + 1);
+        registered.store(by, parameters.latest as usize, version << 8 | frame);
     }
 }
 

@@ -39,7 +39,17 @@ impl ScriptedState {
         stream.ok_or(INVALID_HANDLE)
     }
 
+    /// Puts work of the library's on a stream. Fails the test if that is one of the caller's, which gets events alone.
+    /// On the default stream the programs for a GPU have work of their own (`BareGpu`).
     pub(super) fn put(&mut self, stream: StreamHandle, work: StreamWork) -> Result<(), Code> {
+        let is_callers = stream != StreamHandle(0) && self.stream(stream)?.is_callers;
+        let orders = matches!(work, StreamWork::Record(_) | StreamWork::Wait(_));
+        assert!(orders || !is_callers, "a stream of the caller's gets more than events");
+        self.put_of_caller(stream, work)
+    }
+
+    /// Puts work on a stream, as the caller may do.
+    pub(super) fn put_of_caller(&mut self, stream: StreamHandle, work: StreamWork) -> Result<(), Code> {
         let context = self.stream(stream)?.context;
         work.expect_locked(&self.registered, self.device_of(context));
         self.stream(stream)?.work.push_back(work);

@@ -84,7 +84,11 @@ impl ScriptedState {
             }
             StreamWork::Launch { kernel, done } => {
                 let (piece, offset) = next_piece(kernel.count(), done);
-                kernel.run(offset..offset + piece, &mut Memory { device: memory, registered, by });
+                let mut memory = Memory { device: memory, registered, by };
+                kernel.run(offset..offset + piece, &mut memory);
+                if *done == kernel.count() && kernel.goes_on(&memory) {
+                    *done = 0;
+                }
                 *done == kernel.count()
             }
             StreamWork::Word { host, value } => {

@@ -94,55 +94,61 @@ fn the_rows_of_a_batch_stay_until_the_gpu_has_copied_them() {
 
 #[test]
 fn a_call_that_fails_while_a_model_is_made_is_told_or_done_without() {
-    let (mut failures, mut told) = (0, 0);
-    loop {
-        let driver = Arc::new(Scripted::new());
-        driver.fail(failures, Code::OUT_OF_MEMORY);
-        let made = Gpu::with_driver(driver.clone(), 0).and_then(|gpu| model(&gpu, layers(&[5, 4, 3])));
-        if !driver.has_failed() {
-            assert!(made.is_ok());
-            break;
-        }
-        driver.finish();
-        told += u32::from(made.is_err());
-        // Without words that a stream writes there are events.
-        if let Ok(mut model) = made {
-            model.begin(&[0, 6]).unwrap();
+    for fail in Scripted::FAILURES {
+        let (mut failures, mut told) = (0, 0);
+        loop {
+            let driver = Arc::new(Scripted::new());
+            fail(&driver, failures, Code::OUT_OF_MEMORY);
+            let made = Gpu::with_driver(driver.clone(), 0).and_then(|gpu| model(&gpu, layers(&[5, 4, 3])));
+            if !driver.has_failed() {
+                assert!(made.is_ok());
+                break;
+            }
             driver.finish();
-            let loss = (0..1000).find_map(|_| model.loss().transpose()).expect("it ends");
-            assert!(loss.is_ok(), "call {failures} failed, and the model computes nothing");
+            told += u32::from(made.is_err());
+            // Without words that a stream writes there are events.
+            if let Ok(mut model) = made {
+                model.begin(&[0, 6]).unwrap();
+                driver.finish();
+                let loss = (0..1000).find_map(|_| model.loss().transpose()).expect("it ends");
+                assert!(loss.is_ok(), "call {failures} failed, and the model computes nothing");
+            }
+            failures += 1;
         }
-        failures += 1;
+        assert!(failures > 60 && told > failures / 2, "{told} of {failures} calls");
     }
-    assert!(failures > 60 && told > failures / 2, "{told} of {failures} calls");
 }
 
 #[test]
 fn each_call_of_a_gradient_that_fails_is_told_and_leaves_nothing() {
-    let run = |driver: &Arc<Scripted>, failing: u32| -> Result<(), GpuError> {
-        let gpu = Gpu::with_driver(driver.clone(), 0)?;
-        let mut model = model(&gpu, layers(&[5, 4, 3]))?;
-        driver.finish();
-        driver.fail(failing, Code::OUT_OF_MEMORY);
-        let begun = model.begin(&[0, 6]);
-        driver.finish();
-        begun?;
-        let ended = (0..1000).find_map(|_| model.loss().transpose());
-        ended.expect("it ends").map(drop)
-    };
-    let mut failures = 0;
-    loop {
-        let driver = Arc::new(Scripted::new());
-        let outcome = run(&driver, failures);
-        if !driver.has_failed() {
-            assert!(outcome.is_ok());
-            break;
+    let run =
+        |driver: &Arc<Scripted>, failing: u32, fail: fn(&Scripted, u32, Code)| -> Result<(), GpuError> {
+            let gpu = Gpu::with_driver(driver.clone(), 0)?;
+            let mut model = model(&gpu, layers(&[5, 4, 3]))?;
+            driver.finish();
+            fail(driver, failing, Code::OUT_OF_MEMORY);
+            let begun = model.begin(&[0, 6]);
+            driver.finish();
+            begun?;
+            let ended = (0..1000).find_map(|_| model.loss().transpose());
+            ended.expect("it ends").map(drop)
+        };
+    for (is_late, fail) in [false, true].into_iter().zip(Scripted::FAILURES) {
+        let mut failures = 0;
+        loop {
+            let driver = Arc::new(Scripted::new());
+            let outcome = run(&driver, failures, fail);
+            if !driver.has_failed() {
+                assert!(outcome.is_ok());
+                break;
+            }
+            assert!(outcome.is_err() || driver.open() <= 1, "call {failures} failed and was not told");
+            let left = driver.open();
+            assert!(left <= usize::from(outcome.is_ok() || is_late), "call {failures}: {left} left");
+            failures += 1;
         }
-        assert!(outcome.is_err() || driver.open() <= 1, "call {failures} failed and was not told");
-        assert!(driver.open() <= usize::from(outcome.is_ok()), "call {failures}: {} left", driver.open());
-        failures += 1;
+        assert!(failures > 40, "only {failures} calls");
     }
-    assert!(failures > 40, "only {failures} calls");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn host_memory_that_is_locked_for_reading_only_is_never_written() {
     assert_eq!(scene.driver.bytes(scene.pointer, BYTES), [0; BYTES]);
     let told = complaint(|| drop(scene.to_host(&locked)));
     assert!(told.contains("for reading only"), "{told}");
-    let told = complaint(|| write_word(&scene.driver, scene.raw, &locked).unwrap());
+    let told = complaint(|| write_word(&scene.driver, &locked).unwrap());
     assert!(told.contains("for reading only"), "{told}");
 }
 
@@ -205,13 +205,26 @@ fn what_a_kernel_uses_is_kept_until_it_is_done() {
 }
 
 #[test]
+fn a_stream_of_the_callers_gets_events_and_nothing_else() {
+    let scene = scene(Scripted::new()).unwrap();
+    scene.driver.push_context(PRIMARY).unwrap();
+    let (stream, pointer) = (StreamHandle(scene.raw), scene.memory.pointer());
+    let event = scene.driver.create_event().unwrap();
+    scene.driver.record(event, stream).unwrap();
+    scene.driver.wait_for(stream, event).unwrap();
+    // SAFETY: the scripted driver does not do it.
+    let told = complaint(|| unsafe { scene.driver.fill_with_zeros(pointer, BYTES, stream) }.unwrap());
+    assert!(told.contains("more than events"), "{told}");
+}
+
+#[test]
 fn words_are_written_to_memory_that_is_locked_until_they_are() {
     let scene = scene(Scripted::new()).unwrap();
     let (driver, page) = (&scene.driver, region(4096));
-    let told = complaint(|| write_word(driver, scene.raw, &page).unwrap());
+    let told = complaint(|| write_word(driver, &page).unwrap());
     assert!(told.contains("not locked"), "{told}");
     driver.lock_host(page.as_volatile().as_ptr().addr(), 4096, HOST_REGISTER_DEVICEMAP);
-    write_word(driver, scene.raw, &page).unwrap();
+    write_word(driver, &page).unwrap();
     let told = complaint(|| unlock(driver, &page).unwrap());
     assert!(told.contains("still uses"), "{told}");
     driver.finish();

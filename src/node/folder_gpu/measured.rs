@@ -78,45 +78,47 @@ mod tests {
 
     #[test]
     fn a_run_whose_measuring_is_refused_is_folded_and_measured_again() {
-        let (mut call, mut made_again) = (0, 0);
-        loop {
-            let (driver, _gpu, transport) = gpu::<Shm>();
-            let (their_driver, _their_gpu, theirs) = gpu::<Shm>();
-            let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
-            let options = measuring(SGD, 1);
-            let mut server =
-                Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
-            driver.fail(call, NOT_PERMITTED);
-            let address = server.address();
-            let (mut refused, mut left) = (0, false);
-            let ended = std::thread::scope(|scope| {
-                let working = scope.spawn(move || {
-                    let options = WorkerOptions::new(SchemeConfig::Bsp);
-                    let mut worker = Worker::connect(theirs, &[address], options, PATIENCE)?;
-                    let mut step = worker.step(PATIENCE)?;
-                    step.gradient()?.fill(0.5);
-                    step.publish(None, PATIENCE)?;
-                    worker.flush(PATIENCE)
-                });
-                while !left && !working.is_finished() {
-                    match server.drive(|server| server.status().left == 1, Duration::from_millis(50)) {
-                        Ok(has_left) => left = has_left,
-                        Err(_) => refused += 1,
+        for fail in Scripted::FAILURES {
+            let (mut call, mut made_again) = (0, 0);
+            loop {
+                let (driver, _gpu, transport) = gpu::<Shm>();
+                let (their_driver, _their_gpu, theirs) = gpu::<Shm>();
+                let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
+                let options = measuring(SGD, 1);
+                let mut server =
+                    Server::new(transport, &Address::random(), table(), &initial(), options).unwrap();
+                fail(&driver, call, NOT_PERMITTED);
+                let address = server.address();
+                let (mut refused, mut left) = (0, false);
+                let ended = std::thread::scope(|scope| {
+                    let working = scope.spawn(move || {
+                        let options = WorkerOptions::new(SchemeConfig::Bsp);
+                        let mut worker = Worker::connect(theirs, &[address], options, PATIENCE)?;
+                        let mut step = worker.step(PATIENCE)?;
+                        step.gradient()?.fill(0.5);
+                        step.publish(None, PATIENCE)?;
+                        worker.flush(PATIENCE)
+                    });
+                    while !left && !working.is_finished() {
+                        match server.drive(|server| server.status().left == 1, Duration::from_millis(50)) {
+                            Ok(has_left) => left = has_left,
+                            Err(_) => refused += 1,
+                        }
                     }
+                    working.join().unwrap()
+                });
+                if !driver.has_failed() {
+                    break;
                 }
-                working.join().unwrap()
-            });
-            if !driver.has_failed() {
-                break;
+                if ended.is_ok() {
+                    let expected = Some(0.25 * ELEMENTS as f64);
+                    assert_eq!(server.status().mean_norm_squared, expected, "call {call}");
+                    made_again += refused;
+                }
+                call += 1;
             }
-            if ended.is_ok() {
-                let expected = Some(0.25 * ELEMENTS as f64);
-                assert_eq!(server.status().mean_norm_squared, expected, "call {call}");
-                made_again += refused;
-            }
-            call += 1;
+            assert!(made_again > 0, "no run was refused");
         }
-        assert!(made_again > 0, "no run was refused");
     }
 
     /// Zeroed host memory of a node.

@@ -3,7 +3,8 @@
 
 #[cfg(test)]
 pub(super) use tests::{
-    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, initial, options, publish_while_the_gpu_rests, table, train,
+    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, options, publish_while_the_gpu_rests,
+    table, train,
 };
 
 #[cfg(test)]
@@ -59,7 +60,12 @@ mod tests {
     }
 
     /// The regression of a sine on each worker's own half of the data: its gradient depends on all that was folded.
-    fn gradient(worker: usize, clock: usize, parameters: &[f32], gradient: &mut [f32]) {
+    pub(in crate::node::folder_gpu) fn gradient(
+        worker: usize,
+        clock: usize,
+        parameters: &[f32],
+        gradient: &mut [f32],
+    ) {
         for (index, (g, p)) in gradient.iter_mut().zip(parameters).enumerate() {
             let target = ((index * 2 + worker) as f32 * 0.11 + clock as f32).cos();
             *g = (p - target) * (1.0 + worker as f32);
@@ -301,6 +307,44 @@ mod tests {
         matches!(begun, Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })))
     }
 
+    fn a_gradient_is_announced_once_the_workers_gpu_has_copied_it<T: OfGpu>() {
+        let (driver, _gpu, transport) = gpu::<T>();
+        let _working = driver.work_in_a_thread();
+        let options = options(Optimizer::Sgd { weight_decay: 0.0 }, 1);
+        let mut server = Server::new(transport, &T::address(), table(), &[1.0; ELEMENTS], options).unwrap();
+        let address = server.address();
+        let (is_begun, may_copy) = (&AtomicBool::new(false), &AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let their_driver = T::driver();
+                let (gpu, raw, stream) = their_driver.open_gpu();
+                let gradient = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                their_driver.launch_fill(raw, gradient.pointer(), 4 * ELEMENTS, 0x3f);
+                let working = their_driver.work_in_a_thread();
+                let options = WorkerOptions::new(SchemeConfig::Bsp);
+                let mut worker = Worker::connect(T::with(&gpu), &[address], options, PATIENCE).unwrap();
+                let step = worker.step(PATIENCE).unwrap();
+                drop(working);
+                let begun = step.publish_from_gpu(&gradient.whole(), &stream, None, Duration::ZERO);
+                is_begun.store(true, Relaxed);
+                assert!(is_on_its_way(&begun), "{begun:?}");
+                while !may_copy.load(Relaxed) {
+                    worker.poll(now()).unwrap();
+                }
+                let _working = their_driver.work_in_a_thread();
+                worker.flush(PATIENCE).unwrap();
+            });
+            assert!(server.drive(|_| is_begun.load(Relaxed), PATIENCE).unwrap());
+            let is_published = |server: &Server<T>| server.status().version > Version::new(0);
+            let published = server.drive(is_published, Duration::from_millis(30)).unwrap();
+            may_copy.store(true, Relaxed);
+            assert!(server.drive(|server| server.status().left == 1, PATIENCE).unwrap());
+            assert!(!published, "the worker's GPU has copied nothing");
+        });
+        let expected = 1.0 - 0.05 * f32::from_bits(0x3f3f_3f3f);
+        assert_eq!(server.parameters().unwrap(), vec![expected; ELEMENTS]);
+    }
+
     fn a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server<T: OfGpu>() {
         let (driver, _gpu, transport) = gpu::<T>();
         let _working = driver.work_in_a_thread();
@@ -369,7 +413,7 @@ mod tests {
     }
 
     fn a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made<T: OfGpu>() {
-        const CLOCKS: usize = 3;
+        const CLOCKS: usize = 2;
         let run = |server: &mut Server<T>, worker: T| {
             let address = server.address();
             let (mut refused, mut left) = (0, false);
@@ -402,26 +446,29 @@ mod tests {
         let mut server = Server::new(T::without(), &T::address(), table(), &initial(), options()).unwrap();
         assert_eq!(run(&mut server, T::without()), Some(0));
         let expected = bits(&server.parameters().unwrap());
-        let mut made_again = 0;
-        for call in 0.. {
-            let (driver, _gpu, transport) = gpu::<T>();
-            let (their_driver, _their_gpu, theirs) = gpu::<T>();
-            let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
-            let mut server = Server::new(transport, &T::address(), table(), &initial(), options()).unwrap();
-            driver.fail(call, crate::cuda::NOT_PERMITTED);
-            let ended = run(&mut server, theirs);
-            if !driver.has_failed() {
-                break;
+        for fail in Scripted::FAILURES {
+            let mut made_again = 0;
+            for call in 0.. {
+                let (driver, _gpu, transport) = gpu::<T>();
+                let (their_driver, _their_gpu, theirs) = gpu::<T>();
+                let _working = [driver.work_in_a_thread(), their_driver.work_in_a_thread()];
+                let mut server =
+                    Server::new(transport, &T::address(), table(), &initial(), options()).unwrap();
+                fail(&driver, call, crate::cuda::NOT_PERMITTED);
+                let ended = run(&mut server, theirs);
+                if !driver.has_failed() {
+                    break;
+                }
+                // A call that fails elsewhere may end the worker: then there is nothing to compare.
+                if let Some(refused) = ended {
+                    assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
+                    let is_same = bits(&server.parameters().unwrap()) == expected;
+                    assert!(is_same, "call {call}: other parameters than on processors");
+                    made_again += refused;
+                }
             }
-            // A call that fails elsewhere may end the worker: then there is nothing to compare.
-            if let Some(refused) = ended {
-                assert_eq!(server.status().version, Version::new(CLOCKS as u64), "call {call}");
-                let is_same = bits(&server.parameters().unwrap()) == expected;
-                assert!(is_same, "call {call}: other parameters than on processors");
-                made_again += refused;
-            }
+            assert!(made_again > 0, "no fold was refused");
         }
-        assert!(made_again > 0, "no fold was refused");
     }
 
     #[cfg(feature = "checkpoint")]
@@ -540,40 +587,43 @@ mod tests {
 
     #[test]
     fn each_failing_call_of_the_servers_driver_is_told_and_leaves_nothing() {
-        let mut failures = 0;
-        loop {
-            let driver = Arc::new(Scripted::new());
-            let (gpu, ..) = driver.open_gpu();
-            let transport = Shm::new().with_gpu(&gpu);
-            driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let working = driver.work_in_a_thread();
-            let options = ServerOptions {
-                measure_moments: true,
-                non_finite: NonFinite::Drop,
-                ..options(OPTIMIZERS[1], 1)
-            };
-            let made = Server::new(transport, &Address::random(), table(), &initial(), options);
-            drop(working);
-            let outcome = made.map(drop);
-            driver.finish();
-            drop(gpu);
-            let has_failed = driver.has_failed();
-            if let Err(error) = &outcome {
-                let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
-                assert!(is_typed, "call {failures}: {error}");
+        for fail in Scripted::FAILURES {
+            let mut failures = 0;
+            loop {
+                let driver = Arc::new(Scripted::new());
+                let (gpu, ..) = driver.open_gpu();
+                let transport = Shm::new().with_gpu(&gpu);
+                fail(&driver, failures, crate::cuda::NOT_PERMITTED);
+                let working = driver.work_in_a_thread();
+                let options = ServerOptions {
+                    measure_moments: true,
+                    non_finite: NonFinite::Drop,
+                    ..options(OPTIMIZERS[1], 1)
+                };
+                let made = Server::new(transport, &Address::random(), table(), &initial(), options);
+                drop(working);
+                let outcome = made.map(drop);
+                driver.finish();
+                drop(gpu);
+                let has_failed = driver.has_failed();
+                if let Err(error) = &outcome {
+                    let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
+                    assert!(is_typed, "call {failures}: {error}");
+                }
+                // What could not be given back, since that is what failed, is one thing.
+                assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
+                if !has_failed {
+                    assert!(outcome.is_ok() && failures > 20, "{failures} calls");
+                    break;
+                }
+                failures += 1;
             }
-            // What could not be given back, since that is what failed, is one thing.
-            assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
-            if !has_failed {
-                assert!(outcome.is_ok() && failures > 20, "{failures} calls");
-                return;
-            }
-            failures += 1;
         }
     }
     over_each_transport! {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,
@@ -581,6 +631,7 @@ mod tests {
 
     over_rdma! {
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
     }
@@ -588,6 +639,7 @@ mod tests {
     over_gpudirect! {
         a_training_folded_on_a_gpu_ends_bit_for_bit_as_one_on_processors,
         a_gradient_goes_from_gpu_to_gpu_and_through_the_host_only_where_it_must,
+        a_gradient_is_announced_once_the_workers_gpu_has_copied_it,
         a_gradient_out_of_a_gpu_waits_for_the_one_in_the_background,
         a_fault_under_a_publish_is_told_and_is_no_loss_of_the_server,
         a_fold_that_the_driver_refuses_is_made_again_and_not_taken_for_made,

@@ -60,7 +60,7 @@ const AWAKE_FOR: Duration = Duration::from_millis(100);
 /// ```
 #[derive(Debug)]
 pub struct BackgroundPublisher<T: Transport> {
-    shared: Arc<Shared<T>>,
+    pub(super) shared: Arc<Shared<T>>,
     thread: Option<JoinHandle<()>>,
 }
 

@@ -12,12 +12,12 @@ use super::super::Error;
 use super::super::copies::Copies;
 use super::super::runtime::{Runtime, complete};
 use super::super::wait::{WaitTurn, wait};
-use super::background::{Draft, Shared};
+use super::background::{BackgroundPublisher, Draft, Shared};
 use crate::clock::{Version, VersionTag};
-use crate::cuda::{GpuError, GpuSlice, GpuStream};
+use crate::cuda::{GpuError, GpuFrames, GpuSlice, GpuStream};
 use crate::table::Encoding;
 use crate::time::Duration;
-use crate::transport::{PayloadSlice, Transport};
+use crate::transport::{PayloadMemory, PayloadSlice, Transport};
 
 /// A draft that its owner has let go of, while a GPU may still write it.
 #[derive(Debug)]
@@ -82,6 +82,29 @@ impl Drop for Copying {
 }
 
 const GONE: Error = Error::OutOfTurn { operation: "publish", reason: "the publisher was dropped" };
+
+impl<T: Transport> BackgroundPublisher<T> {
+    /// Lends the frames to a kernel that publishes, if they are on a GPU. This publisher publishes no more, and still
+    /// takes readers in.
+    #[doc(hidden)]
+    pub fn lend_frames(&self) -> Option<GpuFrames> {
+        let mut publisher = self.shared.publisher();
+        let frames = &mut publisher.shard.frames;
+        let PayloadMemory::Gpu(memory) = frames.memory() else { return None };
+        let whole = memory.whole();
+        let (latest, headers) = frames.lend();
+        let geometry = frames.geometry();
+        Some(GpuFrames {
+            control: frames.control().clone(),
+            latest,
+            headers,
+            frames: whole,
+            stride: geometry.stride() as usize,
+            bytes: geometry.payload_bytes as usize,
+            count: geometry.frames,
+        })
+    }
+}
 
 impl<T: Transport> Draft<T> {
     /// Has the GPU copy `from` into the table, from the byte `offset` on, behind the work that `stream` has now, and

@@ -285,9 +285,10 @@ mod with_cuda {
             let export = GpuExport::new(self.import, memory, pages.clone())?;
             let mut keys = DeviceKeys { domain: shared.first().domain.serial, ..DeviceKeys::NONE };
             let mut registered = Vec::with_capacity(shared.rails.len());
+            let first = if mutant!("offset_in_export") { memory.pointer() } else { pages.pointer };
             for (rail, key) in shared.rails.iter().zip(&mut keys.local) {
                 // What devices write here are answers to READs, at which no one looks before their completion.
-                let here = export.register(&rail.domain, pages.bytes, pages.pointer, Access::RELAXED);
+                let here = export.register(&rail.domain, pages.bytes, first, Access::RELAXED);
                 let here = here.map_err(failed)?;
                 *key = here.local_key();
                 registered.push(here);

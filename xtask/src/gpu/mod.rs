@@ -46,7 +46,7 @@ const WATCHED: [&str; 2] =
     ["folds_have_the_bits_that_processors_make", "parts_at_odd_offsets_come_and_go_as_they_are"];
 
 /// Most bytes of a pack.
-const PACK_MAX: u64 = 60 << 20;
+const PACK_MAX: u64 = 60_000_000;
 
 /// The files of a pack: the tests, also as a build of mutants, the measurements, this program, and the tree that they
 /// are of.
@@ -164,18 +164,26 @@ fn expect_gpu() -> Result<(), Failure> {
     })
 }
 
-/// Builds the programs, and puts them into a folder.
-fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
+/// The programs of a pack besides this one, and what builds each.
+fn programs() -> [(&'static str, Cmd); 3] {
     let tests = ["test", "--release", "--package", "slackline", "--test", TARGET];
     let rows = ["bench", "--package", "slackline-benches", "--bench", TARGET];
     let tests = Cmd::new("cargo", &[&tests[..], &AS_JSON].concat());
     let rows = Cmd::new("cargo", &[&rows[..], &AS_JSON].concat());
     let mutants = tests.clone().flags("RUSTFLAGS", "--cfg slackline_mutants").target("mutants");
-    let (tests, mutants, rows) = (built(site, &tests)?, built(site, &mutants)?, built(site, &rows)?);
+    [(TESTS, tests), (MUTANTS, mutants), (ROWS, rows)]
+}
+
+/// Builds the programs, and puts them into a folder.
+fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     let this = std::env::current_exe().map_err(|error| unusable("this program", &error))?;
+    let mut files = vec![(XTASK, this)];
+    for (name, cargo) in programs() {
+        files.push((name, built(site, &cargo)?));
+    }
     fs::create_dir_all(pack).map_err(|error| unusable(&pack.display().to_string(), &error))?;
     let mut bytes = 0;
-    for (from, name) in [(&tests, TESTS), (&mutants, MUTANTS), (&rows, ROWS), (&this, XTASK)] {
+    for (name, from) in files {
         // Lines of the sources are most of a program; the names of its functions stay.
         let to = pack.join(name);
         let strip = Cmd::new("strip", &["--strip-debug", "-o"]);
@@ -188,13 +196,16 @@ fn make_pack(site: &Site, pack: &Path) -> Result<(), Failure> {
     let about = json!({ "commit": commit, "sources": check::sources(&site.root)? }).to_string();
     fs::write(pack.join(ABOUT), about).map_err(|error| unusable(ABOUT, &error))?;
     println!("{} has {} MB", pack.display(), bytes.div_ceil(1_000_000));
-    if bytes > PACK_MAX {
-        return Err(Failure::Check {
-            what: "the pack of cargo xtask gpu".into(),
-            status: "over 60 MB".into(),
-        });
+    expect_size(bytes)
+}
+
+/// Fails if a pack has more bytes than it may have.
+fn expect_size(bytes: u64) -> Result<(), Failure> {
+    let status = format!("{bytes} bytes, over {} MB", PACK_MAX / 1_000_000);
+    match bytes <= PACK_MAX {
+        true => Ok(()),
+        false => Err(Failure::Check { what: "the pack of cargo xtask gpu".into(), status }),
     }
-    Ok(())
 }
 
 /// Has cargo build, run nothing, and name what it has built.
@@ -313,6 +324,28 @@ mod tests {
     fn tests_that_are_processes_of_others_are_not_run_by_name() {
         let all = "a: test\nother: test\n\n2 tests, 0 benchmarks\n";
         assert_eq!(names(all, "other: test\n\n1 test, 0 benchmarks\n"), ["a"]);
+    }
+
+    #[test]
+    fn a_pack_has_the_tests_with_and_without_mutants_and_the_rows() {
+        let programs = programs().map(|(name, cargo)| (name, cargo.to_string()));
+        assert_eq!(programs.each_ref().map(|(name, _)| *name), [TESTS, MUTANTS, ROWS]);
+        let [tests, mutants, rows] = programs.map(|(_, cargo)| cargo);
+        assert!(mutants.contains("--cfg slackline_mutants") && !tests.contains("slackline_mutants"));
+        for tests in [&tests, &mutants] {
+            assert!(
+                tests.contains("cargo test --release --package slackline --test gpu --no-run"),
+                "{tests}"
+            );
+        }
+        assert!(rows.contains("cargo bench --package slackline-benches --bench gpu --no-run"), "{rows}");
+    }
+
+    #[test]
+    fn a_pack_of_more_than_sixty_megabytes_is_refused() {
+        assert!(expect_size(60_000_000).is_ok());
+        let refused = expect_size(60_000_001).unwrap_err().to_string();
+        assert!(refused.contains("60000001 bytes, over 60 MB"), "{refused}");
     }
 
     /// A pack whose programs are scripts.

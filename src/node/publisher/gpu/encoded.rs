@@ -98,39 +98,41 @@ mod tests {
 
     #[test]
     fn each_call_that_fails_of_a_conversion_is_told_and_leaves_nothing() {
-        let (mut failures, mut told) = (0, 0);
-        loop {
-            let driver = Arc::new(Scripted::new());
-            let (gpu, _, stream) = driver.open_gpu();
-            let table = Table::flat(2 * ELEMENTS as u64, ElementType::U8).unwrap();
-            let publisher =
-                Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default());
-            let publisher = publisher.unwrap().into_background().unwrap();
-            let weights = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
-            driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let working = driver.work_in_a_thread();
-            let outcome = || -> Result<Version, Error> {
-                let mut draft = publisher.draft(PATIENCE)?;
-                draft.encode_from_gpu(0, &weights.whole(), Encoding::F16, &stream)?;
-                draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)
-            };
-            let outcome = outcome();
-            drop(working);
-            driver.finish();
-            drop((publisher, weights, stream, gpu));
-            let has_failed = driver.has_failed();
-            // What asks for the end of a conversion, and what gives something back, is not told.
-            told += u32::from(outcome.is_err());
-            if let Err(error) = &outcome {
-                let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
-                assert!(is_typed, "call {failures}: {error}");
+        for fail in Scripted::FAILURES {
+            let (mut failures, mut told) = (0, 0);
+            loop {
+                let driver = Arc::new(Scripted::new());
+                let (gpu, _, stream) = driver.open_gpu();
+                let table = Table::flat(2 * ELEMENTS as u64, ElementType::U8).unwrap();
+                let publisher =
+                    Publisher::new(Shm::new(), &Address::random(), table, PublisherOptions::default());
+                let publisher = publisher.unwrap().into_background().unwrap();
+                let weights = GpuMemory::allocate(&gpu, 4 * ELEMENTS).unwrap();
+                fail(&driver, failures, crate::cuda::NOT_PERMITTED);
+                let working = driver.work_in_a_thread();
+                let outcome = || -> Result<Version, Error> {
+                    let mut draft = publisher.draft(PATIENCE)?;
+                    draft.encode_from_gpu(0, &weights.whole(), Encoding::F16, &stream)?;
+                    draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)
+                };
+                let outcome = outcome();
+                drop(working);
+                driver.finish();
+                drop((publisher, weights, stream, gpu));
+                let has_failed = driver.has_failed();
+                // What asks for the end of a conversion, and what gives something back, is not told.
+                told += u32::from(outcome.is_err());
+                if let Err(error) = &outcome {
+                    let is_typed = matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. }));
+                    assert!(is_typed, "call {failures}: {error}");
+                }
+                assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
+                if !has_failed {
+                    assert!(outcome.is_ok() && told > 10, "{told} of {failures} calls");
+                    break;
+                }
+                failures += 1;
             }
-            assert!(driver.open() <= usize::from(has_failed), "call {failures}: {} left", driver.open());
-            if !has_failed {
-                assert!(outcome.is_ok() && told > 10, "{told} of {failures} calls");
-                return;
-            }
-            failures += 1;
         }
     }
 

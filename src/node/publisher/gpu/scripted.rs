@@ -177,39 +177,41 @@ mod tests {
 
     #[test]
     fn each_call_of_the_driver_that_fails_is_told_and_the_peers_go_on() {
-        let mut failures = 0;
-        loop {
-            let mut scene = shm();
-            scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
-            scene.compute(2);
-            scene.driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let working = scene.driver.work_in_a_thread();
-            let mut round = || -> Result<(), Error> {
-                let mut draft = scene.publisher.draft(PATIENCE)?;
-                draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream)?;
-                let version = draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?;
-                let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE)?;
-                assert_eq!(snapshot.bytes(), [2; BYTES]);
-                snapshot.copy_to_gpu(0, &scene.weights.whole(), &scene.stream)
-            };
-            let outcome = round();
-            drop(working);
-            let has_failed = scene.driver.has_failed();
-            if let Err(error) = &outcome {
-                assert!(
-                    matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. })),
-                    "call {failures}: {error}"
-                );
+        for fail in Scripted::FAILURES {
+            let mut failures = 0;
+            loop {
+                let mut scene = shm();
+                scene.publisher.publish(&[1; BYTES], VersionTag::default(), PATIENCE).unwrap();
+                scene.compute(2);
+                fail(&scene.driver, failures, crate::cuda::NOT_PERMITTED);
+                let working = scene.driver.work_in_a_thread();
+                let mut round = || -> Result<(), Error> {
+                    let mut draft = scene.publisher.draft(PATIENCE)?;
+                    draft.copy_from_gpu(0, &scene.weights.whole(), &scene.stream)?;
+                    let version = draft.commit_when_copied(VersionTag::default()).wait(PATIENCE)?;
+                    let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE)?;
+                    assert_eq!(snapshot.bytes(), [2; BYTES]);
+                    snapshot.copy_to_gpu(0, &scene.weights.whole(), &scene.stream)
+                };
+                let outcome = round();
+                drop(working);
+                let has_failed = scene.driver.has_failed();
+                if let Err(error) = &outcome {
+                    assert!(
+                        matches!(error, Error::Gpu(GpuError::Driver { code: 800, .. })),
+                        "call {failures}: {error}"
+                    );
+                }
+                scene.driver.finish();
+                let version = scene.publisher.publish(&[3; BYTES], VersionTag::default(), PATIENCE).unwrap();
+                let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
+                assert_eq!(snapshot.bytes(), [3; BYTES], "call {failures}");
+                if !has_failed {
+                    assert!(outcome.is_ok() && failures > 15, "{failures} calls");
+                    break;
+                }
+                failures += 1;
             }
-            scene.driver.finish();
-            let version = scene.publisher.publish(&[3; BYTES], VersionTag::default(), PATIENCE).unwrap();
-            let snapshot = scene.reader.snapshot(Wanted::exactly(version), PATIENCE).unwrap();
-            assert_eq!(snapshot.bytes(), [3; BYTES], "call {failures}");
-            if !has_failed {
-                assert!(outcome.is_ok() && failures > 15, "{failures} calls");
-                return;
-            }
-            failures += 1;
         }
     }
 

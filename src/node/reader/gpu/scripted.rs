@@ -316,34 +316,36 @@ mod tests {
     }
 
     fn after_each_failing_call_of_the_readers_driver_the_next_pull_is_right<T: OfGpu>() {
-        let mut failures = 0;
-        loop {
-            let scene = scene::<T>();
-            let Scene { publisher, into, .. } = &scene;
-            let version = scene.publish(5);
-            into.driver.fail(failures, crate::cuda::NOT_PERMITTED);
-            let _working = scene.work_in_threads();
-            let (address, options) = (publisher.address(), ReaderOptions::default());
-            // Blocks that could not be unregistered must not be others' memory in the pull after that.
-            let mut kept = Vec::new();
-            let mut pull = || -> Result<Version, Error> {
-                let mut reader = Reader::connect(into.transport.clone(), &address, options, PATIENCE)?;
-                let weights = into.weights.whole();
-                let pulled = reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, PATIENCE);
-                kept.extend(T::IS_STAGED.then_some(reader));
-                Ok(pulled?.version)
-            };
-            let outcome = pull();
-            let has_failed = into.driver.has_failed();
-            // One that was not made so far is not to fail later.
-            into.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
-            assert_eq!(pull().unwrap(), version, "call {failures}");
-            assert_eq!(into.bytes(), [5; BYTES], "call {failures}");
-            if !has_failed {
-                assert!(outcome.is_ok() && failures > 5, "{failures} calls");
-                return;
+        for fail in Scripted::FAILURES {
+            let mut failures = 0;
+            loop {
+                let scene = scene::<T>();
+                let Scene { publisher, into, .. } = &scene;
+                let version = scene.publish(5);
+                fail(&into.driver, failures, crate::cuda::NOT_PERMITTED);
+                let _working = scene.work_in_threads();
+                let (address, options) = (publisher.address(), ReaderOptions::default());
+                // Blocks that could not be unregistered must not be others' memory in the pull after that.
+                let mut kept = Vec::new();
+                let mut pull = || -> Result<Version, Error> {
+                    let mut reader = Reader::connect(into.transport.clone(), &address, options, PATIENCE)?;
+                    let weights = into.weights.whole();
+                    let pulled = reader.pull_to_gpu(Wanted::newest(), &weights, &into.stream, PATIENCE);
+                    kept.extend(T::IS_STAGED.then_some(reader));
+                    Ok(pulled?.version)
+                };
+                let outcome = pull();
+                let has_failed = into.driver.has_failed();
+                // One that was not made so far is not to fail later.
+                into.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
+                assert_eq!(pull().unwrap(), version, "call {failures}");
+                assert_eq!(into.bytes(), [5; BYTES], "call {failures}");
+                if !has_failed {
+                    assert!(outcome.is_ok() && failures > 5, "{failures} calls");
+                    break;
+                }
+                failures += 1;
             }
-            failures += 1;
         }
     }
 

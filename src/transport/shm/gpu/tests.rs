@@ -197,32 +197,37 @@ fn words_come_behind_payloads_that_cross_the_host() {
 
 #[test]
 fn each_failing_call_of_a_copy_across_the_host_ends_the_connection() {
-    const BYTES: usize = 3 * MIB;
+    const BYTES: usize = 2 * MIB + 4096;
     let sent = noise(1, BYTES + 1);
-    for call in 0.. {
-        let mut scene = two_gpus(false, BYTES);
-        let mine = scene.memory(BYTES + 1);
-        scene.peer.set_bytes(mine.pointer(), &sent);
-        scene.peer.fail(call, crate::cuda::NOT_PERMITTED);
-        let (local, remote) =
-            (mine.slice(1, BYTES).unwrap(), scene.remote[0].slice(0, BYTES as u64).unwrap());
-        scene.client.post(&[WorkRequest::signalled(1, Operation::WriteFromGpu { local, remote })]).unwrap();
-        match scene.complete().result {
-            Ok(()) => assert!(scene.seen(0, BYTES) == sent[1..], "call {call}"),
-            Err(error) => assert_eq!(error, CompletionError::Gpu, "call {call}"),
-        }
-        let told = scene.seen(0, BYTES);
-        scene.peer.finish();
-        assert!(
-            scene.seen(0, BYTES) == told,
-            "call {call}: something was written after the failure was told"
-        );
-        let TwoGpus { peer, gpu, client, .. } = scene;
-        drop((mine, client, gpu));
-        if !peer.has_failed() {
-            assert!(call > 20, "only {call} calls");
-            assert_eq!(peer.open(), 0);
-            break;
+    for fail in Scripted::FAILURES {
+        for call in 0.. {
+            let mut scene = two_gpus(false, BYTES);
+            let mine = scene.memory(BYTES + 1);
+            scene.peer.set_bytes(mine.pointer(), &sent);
+            fail(&scene.peer, call, crate::cuda::NOT_PERMITTED);
+            let (local, remote) =
+                (mine.slice(1, BYTES).unwrap(), scene.remote[0].slice(0, BYTES as u64).unwrap());
+            scene
+                .client
+                .post(&[WorkRequest::signalled(1, Operation::WriteFromGpu { local, remote })])
+                .unwrap();
+            match scene.complete().result {
+                Ok(()) => assert!(scene.seen(0, BYTES) == sent[1..], "call {call}"),
+                Err(error) => assert_eq!(error, CompletionError::Gpu, "call {call}"),
+            }
+            let told = scene.seen(0, BYTES);
+            scene.peer.finish();
+            assert!(
+                scene.seen(0, BYTES) == told,
+                "call {call}: something was written after the failure was told"
+            );
+            let TwoGpus { peer, gpu, client, .. } = scene;
+            drop((mine, client, gpu));
+            if !peer.has_failed() {
+                assert!(call > 20, "only {call} calls");
+                assert_eq!(peer.open(), 0);
+                break;
+            }
         }
     }
 }

@@ -378,48 +378,50 @@ fn a_peer_that_goes_in_mid_copy_leaves_others_served_and_nothing_behind() {
 #[test]
 fn each_failing_call_of_either_driver_is_told_and_leaves_nothing() {
     const BYTES: usize = 5000;
-    for failing in [0, 1] {
-        for call in 0.. {
-            let devices = [Device::new(), Device::new()];
-            let [tcp, server] = devices.each_ref().map(|device| Tcp::new().with_gpu(&device.gpu));
-            let mut listener = listen(&server);
-            let mut wire = connect([&tcp, &server], &mut listener, devices[1].memory(BYTES), ALL);
-            let mine = devices[0].memory(BYTES);
-            devices[0].driver.set_bytes(mine.pointer(), &[3; BYTES]);
-            devices[failing].driver.fail(call, crate::cuda::NOT_PERMITTED);
-            let working = devices.each_ref().map(|device| device.driver.work_in_a_thread());
-            let (data, remote) = (Inline::word(1), wire.remote[1].slice(0, 8).unwrap());
-            let batch = [
-                WorkRequest::signalled(0, Operation::WriteInline { data, remote }),
-                WorkRequest::signalled(1, write_from(&mine, 0, wire.remote[0])),
-                WorkRequest::signalled(2, read_to(&mine, 0, wire.remote[0])),
-            ];
-            wire.client.post(&batch).unwrap();
-            // The word before them is told of, too, whatever became of it.
-            let [_, results @ ..] = [(); 3].map(|()| complete(&mut wire.client).result);
-            drop(working);
-            let has_failed = devices[failing].driver.has_failed();
-            devices[failing].driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
-            match results.into_iter().find_map(Result::err) {
-                None => assert_eq!(devices[1].driver.bytes(wire.ours.pointer(), BYTES), [3; BYTES]),
-                Some(error) => {
-                    let told = [CompletionError::Gpu, CompletionError::Flushed][failing];
-                    assert!(has_failed && error == told, "call {call} of side {failing}: {error}");
-                    assert!(wire.client.check().is_err());
+    for fail in Scripted::FAILURES {
+        for failing in [0, 1] {
+            for call in 0.. {
+                let devices = [Device::new(), Device::new()];
+                let [tcp, server] = devices.each_ref().map(|device| Tcp::new().with_gpu(&device.gpu));
+                let mut listener = listen(&server);
+                let mut wire = connect([&tcp, &server], &mut listener, devices[1].memory(BYTES), ALL);
+                let mine = devices[0].memory(BYTES);
+                devices[0].driver.set_bytes(mine.pointer(), &[3; BYTES]);
+                fail(&devices[failing].driver, call, crate::cuda::NOT_PERMITTED);
+                let working = devices.each_ref().map(|device| device.driver.work_in_a_thread());
+                let (data, remote) = (Inline::word(1), wire.remote[1].slice(0, 8).unwrap());
+                let batch = [
+                    WorkRequest::signalled(0, Operation::WriteInline { data, remote }),
+                    WorkRequest::signalled(1, write_from(&mine, 0, wire.remote[0])),
+                    WorkRequest::signalled(2, read_to(&mine, 0, wire.remote[0])),
+                ];
+                wire.client.post(&batch).unwrap();
+                // The word before them is told of, too, whatever became of it.
+                let [_, results @ ..] = [(); 3].map(|()| complete(&mut wire.client).result);
+                drop(working);
+                let has_failed = devices[failing].driver.has_failed();
+                devices[failing].driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
+                match results.into_iter().find_map(Result::err) {
+                    None => assert_eq!(devices[1].driver.bytes(wire.ours.pointer(), BYTES), [3; BYTES]),
+                    Some(error) => {
+                        let told = [CompletionError::Gpu, CompletionError::Flushed][failing];
+                        assert!(has_failed && error == told, "call {call} of side {failing}: {error}");
+                        assert!(wire.client.check().is_err());
+                    }
                 }
-            }
-            honest_peers_are_served(&server, &mut listener);
-            drop((batch, wire, mine, listener, tcp, server));
-            for Device { driver, gpu } in devices {
-                driver.finish();
-                drop(gpu);
-                // What could not be given back, since that is what failed, is one thing.
-                let left = driver.open();
-                assert!(left <= usize::from(has_failed), "call {call} of side {failing}: {left} left");
-            }
-            if !has_failed {
-                assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
-                break;
+                honest_peers_are_served(&server, &mut listener);
+                drop((batch, wire, mine, listener, tcp, server));
+                for Device { driver, gpu } in devices {
+                    driver.finish();
+                    drop(gpu);
+                    // What could not be given back, since that is what failed, is one thing.
+                    let left = driver.open();
+                    assert!(left <= usize::from(has_failed), "call {call} of side {failing}: {left} left");
+                }
+                if !has_failed {
+                    assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
+                    break;
+                }
             }
         }
     }

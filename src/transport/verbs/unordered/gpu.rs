@@ -413,40 +413,42 @@ fn what_was_not_granted_is_refused_after_what_was() {
 #[test]
 fn each_failing_call_of_the_driver_is_told_and_leaves_nothing() {
     const BYTES: usize = 5000;
-    for call in 0.. {
-        let mut scene = scene(0, 1, BYTES);
-        let registered = scene.device.regions();
-        let mine = scene.memory(BYTES);
-        scene.driver.set_bytes(mine.pointer(), &[3; BYTES]);
-        scene.driver.fail(call, crate::cuda::NOT_PERMITTED);
-        let payload = scene.remote[1].slice(0, BYTES as u64).unwrap();
-        let batch = [
-            WorkRequest::signalled(0, scene.set_word(0, 1)),
-            WorkRequest::signalled(1, write_from(&mine, 0, payload)),
-            WorkRequest::signalled(2, read_to(&mine, 0, payload)),
-        ];
-        scene.post(&batch);
-        // The word before them is told of, too, whatever became of it.
-        let [_, results @ ..] = [(); 3].map(|()| scene.complete().result);
-        let has_failed = scene.driver.has_failed();
-        scene.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
-        if let Some(error) = results.into_iter().find_map(Result::err) {
-            assert!(has_failed && error == CompletionError::Gpu, "call {call}: {error}");
-            let over = scene.poster.check().unwrap_err();
-            assert!(over.reason.contains("a GPU of this process did not copy"), "{}", over.reason);
-        }
-        // What is under way on the device is carried out before the endpoint goes.
-        (0..100).for_each(|_| scene.turn());
-        let StagedScene { device, driver, gpu, poster, target, verbs, .. } = scene;
-        drop((batch, poster, target, mine, verbs));
-        driver.finish();
-        drop(gpu);
-        // What could not be given back, since that is what failed, is one thing.
-        assert!(driver.open() <= usize::from(has_failed), "call {call}: {} left", driver.open());
-        assert!(device.regions() <= registered, "call {call}: blocks stay registered");
-        if !has_failed {
-            assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
-            return;
+    for fail in Scripted::FAILURES {
+        for call in 0.. {
+            let mut scene = scene(0, 1, BYTES);
+            let registered = scene.device.regions();
+            let mine = scene.memory(BYTES);
+            scene.driver.set_bytes(mine.pointer(), &[3; BYTES]);
+            fail(&scene.driver, call, crate::cuda::NOT_PERMITTED);
+            let payload = scene.remote[1].slice(0, BYTES as u64).unwrap();
+            let batch = [
+                WorkRequest::signalled(0, scene.set_word(0, 1)),
+                WorkRequest::signalled(1, write_from(&mine, 0, payload)),
+                WorkRequest::signalled(2, read_to(&mine, 0, payload)),
+            ];
+            scene.post(&batch);
+            // The word before them is told of, too, whatever became of it.
+            let [_, results @ ..] = [(); 3].map(|()| scene.complete().result);
+            let has_failed = scene.driver.has_failed();
+            scene.driver.fail(u32::MAX, crate::cuda::NOT_PERMITTED);
+            if let Some(error) = results.into_iter().find_map(Result::err) {
+                assert!(has_failed && error == CompletionError::Gpu, "call {call}: {error}");
+                let over = scene.poster.check().unwrap_err();
+                assert!(over.reason.contains("a GPU of this process did not copy"), "{}", over.reason);
+            }
+            // What is under way on the device is carried out before the endpoint goes.
+            (0..100).for_each(|_| scene.turn());
+            let StagedScene { device, driver, gpu, poster, target, verbs, .. } = scene;
+            drop((batch, poster, target, mine, verbs));
+            driver.finish();
+            drop(gpu);
+            // What could not be given back, since that is what failed, is one thing.
+            assert!(driver.open() <= usize::from(has_failed), "call {call}: {} left", driver.open());
+            assert!(device.regions() <= registered, "call {call}: blocks stay registered");
+            if !has_failed {
+                assert!(call > 5 && results == [Ok(()); 2], "{call} calls");
+                break;
+            }
         }
     }
 }

@@ -318,6 +318,26 @@ fn memory_of_the_caller_is_registered_once_for_its_allocation(import: Import) {
     assert_eq!(scene.device.regions(), before + 1, "the registration of what was freed is gone");
 }
 
+fn a_tensor_inside_its_allocation_is_read_and_written_where_it_lies(import: Import) {
+    let mut scene = scene(import, 12, 1, PAGE);
+    scene.driver.set_bytes(scene.frames.pointer(), &noise(4, PAGE));
+    for offset in [3 * PAGE, 0, 2 * PAGE + 100] {
+        // Of each allocation this is the first tensor that is named.
+        let pointer = scene.driver.memory(8 * PAGE);
+        let mut expected = noise(5, 8 * PAGE);
+        scene.driver.set_bytes(pointer, &expected);
+        let tensor = memory_with_owner(&scene.gpu, pointer + offset as u64, PAGE, ());
+        scene.carry_out(write_from(&tensor, 0, scene.remote[2]));
+        scene.until(|scene| (!scene.device.step()).then_some(()));
+        let written = scene.driver.bytes(scene.slots.pointer(), PAGE);
+        assert!(written == expected[offset..offset + PAGE], "read elsewhere: {offset} bytes in");
+        scene.carry_out(read_to(&tensor, 0, scene.remote[1]));
+        expected[offset..offset + PAGE].copy_from_slice(&noise(4, PAGE));
+        assert!(scene.driver.bytes(pointer, 8 * PAGE) == expected, "written elsewhere: {offset} bytes in");
+    }
+    assert_eq!(scene.gpu.host_bytes_copied(), 0, "staged");
+}
+
 fn registrations_end_with_their_transport_and_not_with_the_memory(import: Import) {
     let mut scene = scene(import, 10, 1, PAGE);
     let mine = scene.memory(PAGE);
@@ -395,12 +415,13 @@ fn where_no_way_to_the_gpu_works_each_says_why_and_owners_have_host_memory() {
 }
 
 fn each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing(import: Import) {
-    for is_write in [true, false] {
+    for (is_write, fail) in [true, false].into_iter().flat_map(|it| Scripted::FAILURES.map(|fail| (it, fail)))
+    {
         let mut call = 0;
         loop {
             let mut scene = scene(import, 9, 1, PAGE);
             let mine = scene.memory(PAGE);
-            scene.driver.fail(call, crate::cuda::NOT_PERMITTED);
+            fail(&scene.driver, call, crate::cuda::NOT_PERMITTED);
             let remote = scene.remote[if is_write { 2 } else { 1 }];
             let operation = if is_write { write_from(&mine, 0, remote) } else { read_to(&mine, 0, remote) };
             scene.post(&[WorkRequest::signalled(1, operation)]);
@@ -545,6 +566,7 @@ by_each_import! {
     a_device_reads_and_writes_a_gpu_after_the_work_that_was_before,
     a_grant_covers_its_bytes_and_not_the_page_that_they_are_in,
     memory_of_the_caller_is_registered_once_for_its_allocation,
+    a_tensor_inside_its_allocation_is_read_and_written_where_it_lies,
     registrations_end_with_their_transport_and_not_with_the_memory,
     each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing,
     fenced_requests_wait_for_what_devices_bring_to_a_gpu,
