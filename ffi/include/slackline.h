@@ -3002,8 +3002,8 @@ slackline_status slackline_reader_begin_refresh(struct slackline_reader *reader,
  * (`fresh->size` must be set); to 0 before that, and while there is no refresh. After a failure the refresh has
  * ended.
  *
- * Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a frame
- * while a refresh that has begun is not moved on.
+ * Over TCP and RDMA a copy that would come too late pins its frame until it has ended: a publisher may wait for a
+ * frame while a refresh that has begun is not moved on.
  */
 slackline_status slackline_reader_poll(struct slackline_reader *reader,
                                        uint32_t *done,

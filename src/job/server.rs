@@ -142,7 +142,8 @@ impl Job {
         let mut options =
             ServerOptions { workers, shard: (shard as u16, self.plan.servers as u16), ..options };
         // Servers that follow the one that decides are peers of it, too.
-        options.memory.peers = options.memory.peers.max((workers + self.plan.servers as usize) as u16);
+        let peers = u16::try_from(workers + self.plan.servers as usize).unwrap_or(u16::MAX);
+        options.memory.peers = options.memory.peers.max(peers);
         // A process that replaces one that was lost goes on where that one was. Before that one was up, it had written
         // nothing: what is there is of another run.
         let resume = match self.plan.resume {
