@@ -134,6 +134,7 @@ impl Attendance {
                 // It runs its clocks again.
                 if let Role::Worker(worker) = who {
                     self.finished[worker as usize] = false;
+                    self.causes[worker as usize] = None;
                 }
                 self.served.join(who, now);
             }

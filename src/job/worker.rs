@@ -313,6 +313,7 @@ fn published(job: &Job, published: Result<bool, node::Error>) -> Result<Publishe
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
 
     use super::*;
     use crate::job::env::Placement;
@@ -354,18 +355,19 @@ mod tests {
                 let placement = Placement { rank: 1, world: 2, meeting_point, ..Placement::default() };
                 part(Job::join(plan, &placement, None).unwrap())
             });
-            loop {
-                // What it has said by its end has come.
-                let has_ended = working.is_finished();
+            let (deadline, mut has_left) = (Instant::now() + PATIENCE, false);
+            while !has_left {
+                assert!(Instant::now() < deadline, "the worker does not leave: {told:?}");
                 while let Some(event) = hub.poll() {
-                    if let HubEvent::Said(_, message) = event
-                        && let Ok(FromMember::Failed(why)) = postcard::from_bytes(&message)
-                    {
-                        told.push(why);
+                    match event {
+                        HubEvent::Said(_, message) => match postcard::from_bytes(&message) {
+                            Ok(FromMember::Failed(why)) => told.push(why),
+                            _ => {}
+                        },
+                        // Its server stays until it is told to end.
+                        HubEvent::Left { .. } => has_left = true,
+                        _ => {}
                     }
-                }
-                if has_ended {
-                    break;
                 }
                 hub.wait(Duration::from_millis(1));
             }

@@ -241,7 +241,7 @@ impl<T: Transport> Server<T> {
         // for another.
         let is_decided = options.scheme.needs().counts_versions && options.shard.1 > 1;
         let followers = if is_decided && options.shard.0 == 0 { usize::from(options.shard.1) - 1 } else { 0 };
-        if options.workers + followers > usize::from(options.memory.peers) {
+        if options.workers.saturating_add(followers) > usize::from(options.memory.peers) {
             return Err(Error::Option {
                 option: "memory.peers",
                 value: options.memory.peers.to_string(),

@@ -30,6 +30,12 @@ const CHOICES: usize = 3;
 /// passed on faster. Links that are shared now and then stay far above it.
 const SLOW: u64 = 4;
 
+/// Leases for which an owner that was lost counts as one that is not to be had: a minute, unless a lease is long.
+const LOST_FOR: u32 = 20;
+
+/// Most of them that are kept.
+const LOST_MAX: usize = 16;
+
 /// Most relays; beyond them the ones that were heard of longest ago are forgotten first.
 const RELAYS_MAX: usize = 4096;
 
@@ -60,8 +66,8 @@ struct TreeRelay {
     heard: Instant,
     /// Readers that were sent there since.
     sent: u16,
-    /// The owner that it has lost last, or that has refused it.
-    lost: Option<u64>,
+    /// The owners that it has lost or that have refused it, and when.
+    lost: Vec<(u64, Instant)>,
 }
 
 impl Tree {
@@ -129,17 +135,16 @@ impl Tree {
         let current = notice.reads_from.filter(|owner| {
             joiner.lost != Some(*owner) && self.is_before(*owner, number) && self.has_branch(*owner, &taken)
         });
-        let before = self.relays.get(&number).and_then(|member| member.lost);
-        let lost = joiner.lost.or(before);
+        let lost = self.lost_of(number, joiner.lost, now);
         let mut chosen = self.choose_for_relay(joiner, number, &taken);
         if let Some(current) = current {
             // It leaves a slow owner, from which versions come over a link, for one that is not slow, has room, and has
-            // never been lost to it.
-            let is_better =
-                |owner: &u64| !self.is_slow(*owner) && self.has_room(*owner) && lost != Some(*owner);
+            // not been lost to it of late.
+            let is_lost = |owner: &u64| lost.iter().any(|(lost, _)| lost == owner);
+            let is_better = |owner: &u64| !self.is_slow(*owner) && self.has_room(*owner) && !is_lost(owner);
+            let is_far = !self.is_in_memory(current, &joiner.host);
             chosen.retain(|owner| *owner != current);
-            let leaves = notice.speed > 0 && self.is_slow(current) && chosen.iter().any(is_better);
-            match leaves {
+            match is_far && self.is_slow(current) && chosen.iter().any(is_better) {
                 true => chosen.sort_by_key(|owner| !is_better(owner)),
                 false => chosen.insert(0, current),
             }
@@ -157,6 +162,16 @@ impl Tree {
         self.relays
             .insert(number, TreeRelay { host: joiner.host.clone(), notice, heard: now, sent: 0, lost });
         (number, chosen)
+    }
+
+    /// The owners that a relay of this number has lost of late, or been refused by.
+    fn lost_of(&self, number: u64, lost: Option<u64>, now: Instant) -> Vec<(u64, Instant)> {
+        let before = self.relays.get(&number).map_or(&[][..], |member| &member.lost);
+        let is_recent = |at: Instant| now.saturating_since(at) < self.lease * LOST_FOR;
+        let kept = before.iter().filter(|(owner, at)| Some(*owner) != lost && is_recent(*at));
+        let mut all: Vec<_> = kept.copied().chain(lost.map(|owner| (owner, now))).collect();
+        all.drain(..all.len().saturating_sub(LOST_MAX));
+        all
     }
 
     /// The owners from which a relay of this number may read, the best one first: on its own host, then over a link
@@ -243,8 +258,8 @@ impl Tree {
     }
 
     /// The median speed of the relays that no other one slows down: they read from the publisher, or from a relay to
-    /// which versions come over no link. One whose link is far faster, as between two pods of one host, makes no other
-    /// one slow.
+    /// which versions come over no link. Of two it is the speed of the faster one. Of three and more, one whose link is
+    /// far faster, as between two pods of one host, makes no other one slow.
     fn median_speed(&self) -> u64 {
         let is_first =
             |member: &&TreeRelay| member.notice.reads_from.is_some_and(|owner| self.speed(owner) == 0);
@@ -252,6 +267,12 @@ impl Tree {
         let mut speeds: Vec<u64> = first.filter(|speed| *speed > 0).collect();
         speeds.sort_unstable();
         speeds.get(speeds.len() / 2).copied().unwrap_or(0)
+    }
+
+    /// Whether a process on `host` reads from this relay over shared memory.
+    fn is_in_memory(&self, owner: u64, host: &Host) -> bool {
+        let has_memory = |member: &TreeRelay| each(&member.notice.address).any(is_local);
+        self.is_on(owner, host) && self.relays.get(&owner).is_some_and(has_memory)
     }
 
     fn is_on(&self, owner: u64, host: &Host) -> bool {
@@ -442,9 +463,15 @@ mod tests {
         fast.announce(&mut tree, 1.3);
         third.joiner.lost = Some(fast.number());
         third.announce(&mut tree, 1.3);
-        third.joiner.lost = None;
         third.announce(&mut tree, 1.4);
         assert_eq!(third.reads_from(), Some(slow.number()));
+        // That is not kept in mind for ever.
+        for turn in 1..80 {
+            for relay in [&mut slow, &mut fast, &mut third] {
+                relay.announce(&mut tree, 1.4 + f64::from(turn));
+            }
+        }
+        assert_eq!(third.reads_from(), Some(fast.number()));
     }
 
     #[test]

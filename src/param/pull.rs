@@ -322,6 +322,10 @@ impl Pull {
 
     /// Gives up waiting. Reads in flight own the destination until they have completed, and no pull begins before that.
     pub fn cancel(&mut self) {
+        if !matches!(self.state, PullStep::Idle | PullStep::Done) {
+            // It may have taken longer than its caller has time: more of the next one is to be proved before its end.
+            self.calm_parts = 0;
+        }
         self.state = PullStep::Idle;
         self.release();
     }

@@ -12,7 +12,7 @@ use super::relay::until;
 
 const BYTES: usize = 2 << 20;
 
-/// Bytes that the link carries at once, and the time that they take: a version takes half a second.
+/// Bytes that a link carries at once, and the time that they take over one on which a version takes half a second.
 const PIECE: (usize, Duration) = (16 << 10, Duration::from_millis(4));
 
 #[test]
@@ -24,7 +24,7 @@ fn a_relay_leaves_an_owner_behind_a_slow_link_for_another_one() {
     let publisher = Publisher::new(Tcp::new(), &any, table, options.clone()).unwrap();
     let publisher = publisher.into_background().unwrap();
     let join = |root: &Address| Relay::join(Tcp::new(), root, &any, options.clone(), TIMEOUT).unwrap();
-    let slow = join(&behind_a_slow_link(&publisher.address()));
+    let slow = join(&behind_a_link(&publisher.address(), PIECE.1));
     let fast = join(&publisher.address());
     // Both are as near to the publisher, so that it reads from the one that came first.
     let last = join(&publisher.address());
@@ -46,25 +46,26 @@ fn a_relay_behind_another_is_not_slow_where_versions_are_far_apart() {
     let (any, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(BYTES as u64, ElementType::U8).unwrap());
     let publisher = Publisher::new(Tcp::new(), &any, table, options.clone()).unwrap();
     let publisher = publisher.into_background().unwrap();
-    let root = publisher.address();
+    // A tenth of a second for each version, and half a second between two.
+    let root = behind_a_link(&publisher.address(), PIECE.1 / 5);
     let join = || Relay::join(Tcp::new(), &root, &any, options.clone(), TIMEOUT).unwrap();
     let (first, second) = (join(), join());
     for step in 1..=6 {
         publisher.publish(&vec![step as u8; BYTES], VersionTag::step(step), TIMEOUT).unwrap();
         until("the second relay has it", || second.version() == publisher.version());
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(Duration::from_millis(500));
     }
     // Each has told its speed since.
     std::thread::sleep(lease);
     let options = ReaderOptions { in_tree: true, ..ReaderOptions::default() };
-    let connect = || Reader::connect(Tcp::new(), &root, options.clone(), TIMEOUT).unwrap();
+    let connect = || Reader::connect(Tcp::new(), &root, options, TIMEOUT).unwrap();
     let readers: Vec<_> = (0..4).map(|_| connect()).collect();
-    until("readers are at both", || first.readers().len() == 3 && second.readers().len() == 2);
+    until("readers are at both", || first.readers().len() > 1 && !second.readers().is_empty());
     drop(readers);
 }
 
 /// An address at which the owner at `to` is reached, and sends slowly.
-fn behind_a_slow_link(to: &Address) -> Address {
+fn behind_a_link(to: &Address, pause: Duration) -> Address {
     let Address::Tcp(to) = *to else { panic!("{to} is no address of TCP") };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -73,7 +74,7 @@ fn behind_a_slow_link(to: &Address) -> Address {
             let Ok(far) = TcpStream::connect(to) else { continue };
             let (asking, asked) = (near.try_clone().unwrap(), far.try_clone().unwrap());
             std::thread::spawn(move || carry(asking, asked, Duration::ZERO));
-            std::thread::spawn(move || carry(far, near, PIECE.1));
+            std::thread::spawn(move || carry(far, near, pause));
         }
     });
     Address::Tcp(at)

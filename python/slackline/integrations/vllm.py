@@ -105,13 +105,15 @@ class SlacklineWeightTransferEngine(
                 (name, snapshot[name].torch(read_only=is_copied).to(self.device)) for name in snapshot
             )
         except Exception as error:
-            # Whatever vLLM does next, the next load begins with whole layers.
-            self.finish_weight_update()
             step = update_info.step
-            raise RuntimeError(
-                f"vLLM failed to load step {step}, and the model has a part of it and a part of the weights before: "
-                "send the weights again before it generates"
-            ) from error
+            try:
+                # Whatever vLLM does next, the next load begins with whole layers.
+                self.finish_weight_update()
+            finally:
+                raise RuntimeError(
+                    f"vLLM failed to load step {step}, and the model has a part of it and a part of the weights "
+                    "before: send the weights again before it generates"
+                ) from error
 
     def finish_weight_update(self) -> None:
         if self._loading:

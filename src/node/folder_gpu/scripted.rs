@@ -3,8 +3,8 @@
 
 #[cfg(test)]
 pub(super) use tests::{
-    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, options, publish_while_the_gpu_rests,
-    table, train,
+    ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, is_on_its_way, options,
+    publish_while_the_gpu_rests, table, train,
 };
 
 #[cfg(test)]
@@ -303,7 +303,7 @@ mod tests {
     }
 
     /// Whether the publish goes on, which has had no time.
-    fn is_on_its_way(begun: &Result<(), Error>) -> bool {
+    pub(in crate::node::folder_gpu) fn is_on_its_way(begun: &Result<(), Error>) -> bool {
         matches!(begun, Err(Error::Deadline { .. } | Error::Gpu(GpuError::NotCopied { .. })))
     }
 

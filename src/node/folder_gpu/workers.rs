@@ -8,7 +8,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::scripted::{
-        ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, options, table,
+        ELEMENTS, OPTIMIZERS, PATIENCE, bits, gpu, gradient, initial, is_on_its_way, options, table,
     };
     use crate::node::of_gpu::{OfGpu, over_each_transport, over_gpudirect};
     use crate::node::{Server, ServerOptions, Worker, WorkerOptions};
@@ -91,7 +91,7 @@ mod tests {
 
         use crate::clock::Version;
         use crate::cuda::GpuMemory;
-        use crate::node::{Checkpoint, CheckpointOptions, Error, now};
+        use crate::node::{Checkpoint, CheckpointOptions, now};
 
         /// Clocks before the restart, and as many after it.
         const CLOCKS: usize = 2;
@@ -137,7 +137,7 @@ mod tests {
                             let step = worker.step(PATIENCE).unwrap();
                             drop(working);
                             let begun = step.publish_from_gpu(&lost.whole(), &stream, None, Duration::ZERO);
-                            assert!(matches!(begun, Err(Error::Deadline { .. })), "{begun:?}");
+                            assert!(is_on_its_way(&begun), "{begun:?}");
                             waiting.fetch_add(1, Relaxed);
                             let deadline = Instant::now() + PATIENCE;
                             let told = loop {

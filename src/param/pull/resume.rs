@@ -1,5 +1,6 @@
 //! Copies that go on where an earlier one has stopped, at the same owner or at another that has the same version.
 
+use super::copy::READ_AHEAD;
 use super::{AFTER_LINE, Consistency, Pull, PullError};
 use crate::clock::Version;
 use crate::mem::PAGE_SIZE;
@@ -82,11 +83,15 @@ impl Pull {
     }
 
     /// Parts that may be in flight at once. Of an owner that has not published during the last copy that may be all of
-    /// a short one, since else each round trip brings no more than two. A part of a long one is proved soon, and not
-    /// read again after a loss.
+    /// a short one, once the first has come: else each round trip would bring no more than two. Looks go along from
+    /// then on. A part of a long one is proved soon, and not read again after a loss.
     pub(super) fn parts_ahead(&self) -> usize {
+        let calm = match self.has_batch {
+            true => self.calm_parts,
+            false => self.calm_parts.min(READ_AHEAD),
+        };
         match self.source.geometry.payload_bytes <= RESUMED_BYTES {
-            true => self.calm_parts.max(PARTS_AHEAD),
+            true => calm.max(PARTS_AHEAD),
             false => PARTS_AHEAD,
         }
     }
