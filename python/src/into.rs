@@ -191,14 +191,10 @@ fn pull_to_gpu(
     deadline: Deadline,
 ) -> PyResult<(Facts, Asked)> {
     let asked = reading.begin(request);
-    let (least, mut newest) = (reading.least(&request), 0);
-    let closing = reading.closing.clone();
-    let is_there = closing.in_slices(py, PULLING, deadline, |slice| {
-        let there = newest_from(&mut reading.reader, least, slice)?;
-        newest = there.unwrap_or(newest);
-        Ok(there)
-    })?;
-    is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, newest)))?;
+    let (least, closing) = (reading.least(&request), reading.closing.clone());
+    let reader = &mut reading.reader;
+    let is_there = closing.in_slices(py, PULLING, deadline, |slice| newest_from(reader, least, slice))?;
+    is_there.ok_or_else(|| PyErr::from(request.late(deadline.timeout, reader.newest_seen().get())))?;
     let facts = py.detach(|| -> Result<Facts, Failure> {
         let bytes = reading.reader.copy_bytes();
         let (array, _) = targets.on_gpu().next().ok_or_else(no_snapshot)?;

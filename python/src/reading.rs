@@ -152,8 +152,9 @@ impl Pulling {
         let reads = if self.is_prefetch { &mut reading.prefetches } else { &mut reading.calls };
         let asked = reads.begin(self.request);
         let at_least = self.request.exactly.unwrap_or(self.request.at_least);
-        let Some(newest) = newest_from(&mut reading.reader, at_least, slice)? else { return Ok(Begun::Late) };
-        self.newest = newest;
+        let there = newest_from(&mut reading.reader, at_least, slice)?;
+        self.newest = reading.reader.newest_seen().get();
+        let Some(newest) = there else { return Ok(Begun::Late) };
         reading.begins_whole();
         if let Some((facts, lease)) = &reading.newest
             && !lease.written().may_be()
@@ -211,10 +212,8 @@ pub(crate) fn hold(
     deadline: Deadline,
 ) -> PyResult<(Facts, usize, usize, PinCheck)> {
     let (reader, closing) = (&mut reading.reader, &reading.closing);
-    let mut seen = 0;
     let held = closing.in_slices(py, PINNING, deadline, |slice| {
         let Some(newest) = newest_from(reader, request.at_least, slice)? else { return Ok(None) };
-        seen = newest;
         match reader.hold(Bound::version(Version::new(request.oldest(newest))), slice) {
             Ok(_pulled) => {
                 let not_mapped = || Error::Pin { shard: 0, source: PinError::NotMapped };
@@ -232,7 +231,7 @@ pub(crate) fn hold(
             Err(error) => Err(error.into()),
         }
     })?;
-    held.ok_or_else(|| request.late(deadline.timeout, seen).into())
+    held.ok_or_else(|| request.late(deadline.timeout, reader.newest_seen().get()).into())
 }
 
 impl Reading {

@@ -111,6 +111,26 @@ def test_a_version_is_waited_for_and_the_wait_has_a_deadline(pair: Pair) -> None
     assert reader.pull(min_version=1, max_staleness=5).version == 1
 
 
+@pytest.mark.parametrize("way", ["pull", "version", "into", "pin", "swap"])
+def test_a_read_that_is_late_tells_the_newest_version(pair: Pair, transport: str, way: str) -> None:
+    if (transport, way) == ("tcp", "pin"):
+        pytest.skip("pins are of shared memory")
+    publisher, reader = pair
+    for value in range(1, 8):
+        publisher.publish(version(value))
+    if way == "swap":
+        reader.prefetch(min_version=99, timeout=0.25)
+    calls: dict[str, Callable[[], object]] = {
+        "pull": lambda: reader.pull(min_version=99, timeout=0.25),
+        "version": lambda: reader.pull(version=99, timeout=0.25),
+        "into": lambda: reader.pull(version(0), min_version=99, timeout=0.25),
+        "pin": lambda: reader.pin(min_version=99, timeout=0.25).__enter__(),
+        "swap": reader.swap,
+    }
+    with pytest.raises(slackline.DeadlineError, match="needed version 99 .* the server has version 7 "):
+        calls[way]()
+
+
 def test_a_pull_fills_the_arrays_of_the_caller(pair: Pair) -> None:
     publisher, reader = pair
     publisher.publish(version(4))

@@ -523,6 +523,12 @@ impl<T: Transport> Reader<T> {
         Ok(complete(self.ask_newest(at_least, timeout))?.0)
     }
 
+    /// The newest version's number as the owner has said it last, without asking.
+    #[doc(hidden)]
+    pub fn newest_seen(&self) -> Version {
+        self.link.line.seen.version
+    }
+
     async fn ask_newest(
         &mut self,
         at_least: Version,
