@@ -239,8 +239,8 @@ fn room(limits: &Limits) -> Limit {
     let (peers, pushed_to) = (peers_with(0), peers_with(PUSHING_EACH));
     let text = format!(
         "for {peers} peers of one owner ({PAIRS_EACH} queue pairs with a completion queue each, up to {REGIONS_EACH} \
-         regions and a protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP: {PUSHING_EACH} \
-         of pairs, queues and regions more)"
+         regions and a protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP, \
+         DBW with delivery=wait: {PUSHING_EACH} of pairs, queues and regions more)"
     );
     let help = (peers < PEERS_MANY).then(|| {
         let which = match peers {
@@ -313,8 +313,8 @@ mod tests {
             let room = room(&limits);
             let expected = format!(
                 "for {peers} peers of one owner (3 queue pairs with a completion queue each, up to 5 regions and a \
-                 protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP: 2 of pairs, queues \
-                 and regions more)"
+                 protection domain for each peer), {pushed_to} if it pushes copies (ESSP, BAP, DBW with \
+                 delivery=wait: 2 of pairs, queues and regions more)"
             );
             assert_eq!(room.text, expected);
             let help = room.help.unwrap_or_default();
