@@ -360,10 +360,11 @@ mod tests {
                 assert!(Instant::now() < deadline, "the worker does not leave: {told:?}");
                 while let Some(event) = hub.poll() {
                     match event {
-                        HubEvent::Said(_, message) => match postcard::from_bytes(&message) {
-                            Ok(FromMember::Failed(why)) => told.push(why),
-                            _ => {}
-                        },
+                        HubEvent::Said(_, message) => {
+                            if let Ok(FromMember::Failed(why)) = postcard::from_bytes(&message) {
+                                told.push(why);
+                            }
+                        }
                         // Its server stays until it is told to end.
                         HubEvent::Left { .. } => has_left = true,
                         _ => {}
