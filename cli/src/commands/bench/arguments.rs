@@ -29,8 +29,8 @@ use crate::optimizer_name::OptimizerName;
 /// fold alone, in the server. memcpy: private memory to shared, by libc and past the caches. apply: a fold of K
 /// gradients; --bytes are those of the parameters. triad: STREAM's, over three arrays of --bytes each.
 ///
-/// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs, with the same
-/// --transport.
+/// The other process is started on this host, unless --peer names another one, where `slackline bench --listen` runs,
+/// with the same --transport.
 ///
 /// --peers measures one server with many workers (round, BSP), one publisher with many readers (pull), or one target of
 /// many sides that post (write, read, fetch-add): how fast they join, the memory that each takes there, and their
