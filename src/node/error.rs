@@ -331,6 +331,9 @@ impl Error {
     /// The remedy, where it is the same for all errors of a kind.
     fn help(&self) -> &'static str {
         match self {
+            Error::Deadline { needed, .. } if needs_a_number(needed) => {
+                "it may not be published yet, or the timeout may be too short"
+            }
             Error::Deadline { needed, .. } if *needed != Bound::NONE => {
                 "a worker may be slow or gone, or the timeout too short"
             }
@@ -413,13 +416,20 @@ impl std::fmt::Display for Lack<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Lack(needed, seen) = self;
         let (is_bound, is_answered) = (**needed != Bound::NONE, **seen != Bound::NONE);
-        let (needed, seen) = (Show(needed), Show(seen));
         match (is_bound, is_answered) {
             (false, false) => f.write_str("the server accepted the connection but does not answer"),
-            (false, true) => write!(f, "the server has {seen} and comes no further"),
-            (true, _) => write!(f, "needed {needed}, the server has {seen}"),
+            (false, true) => write!(f, "the server has {} and comes no further", Show(seen)),
+            (true, _) if needs_a_number(needed) => {
+                write!(f, "needed version {}, the newest is {}", needed.version.get(), seen.version.get())
+            }
+            (true, _) => write!(f, "needed {}, the server has {}", Show(needed), Show(seen)),
         }
     }
+}
+
+/// True for a reader's bound, which is a version's number, and no clock.
+fn needs_a_number(bound: &Bound) -> bool {
+    *bound == Bound::version(bound.version) && *bound != Bound::NONE
 }
 
 /// Rounds to whole milliseconds: a computed timeout may have fractions of one.
@@ -488,6 +498,11 @@ mod tests {
         assert!(
             text(seen, Bound::NONE)
                 .contains("4s: needed version 28 with all clocks before 2, the server has ")
+        );
+        let reader = text(Bound::version(Version::new(99)), Bound::version(Version::new(7)));
+        assert!(
+            reader.contains("4s: needed version 99, the newest is 7; it may not be published yet, "),
+            "{reader}"
         );
     }
 }
