@@ -61,7 +61,7 @@
 /**
  * The patch version of this header. It grows with every addition to the ABI.
  */
-#define SLACKLINE_VERSION_PATCH 10
+#define SLACKLINE_VERSION_PATCH 11
 
 /**
  * The version of this header as one number that grows with it.
