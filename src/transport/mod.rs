@@ -86,7 +86,7 @@ pub use simulator::Simulator;
 pub use verbs::sys::bindings as verbs_bindings;
 pub use work::{Flags, Inline, Operation, WorkCompletion, WorkRequest, WorkRequestId};
 
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", not(loom)))]
 use crate::cuda::Tickets;
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::{Access, HostMemory, LocalSlice, MemoryRegion, RemoteSlice};
@@ -389,7 +389,7 @@ pub trait Endpoint: Send {
     }
 
     /// The copies by GPUs of this process that its requests wait for, while nothing else holds them up.
-    #[cfg(feature = "cuda")]
+    #[cfg(all(feature = "cuda", not(loom)))]
     fn awaited_copies(&self) -> Option<&Tickets> {
         None
     }
