@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use slackline::weights::{Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
+use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Relay};
 use slackline::{Address, ElementType, ShardOptions, Table, Tcp, VersionTag};
 
 use super::plane::TIMEOUT;
@@ -15,15 +15,19 @@ const BYTES: usize = 2 << 20;
 /// Bytes that a link carries at once, and the time that they take over one on which a version takes half a second.
 const PIECE: (usize, Duration) = (16 << 10, Duration::from_millis(4));
 
-#[test]
-fn a_relay_leaves_an_owner_behind_a_slow_link_for_another_one() {
-    let lease = Duration::from_millis(1500);
+/// A publisher with so many branches, and how relays join it at an address.
+fn publisher(branches: u16, lease: Duration) -> (BackgroundPublisher<Tcp>, impl Fn(&Address) -> Relay) {
     let memory = ShardOptions { lease, ..ShardOptions::default() };
-    let options = PublisherOptions { memory, branches: 2, ..PublisherOptions::default() };
+    let options = PublisherOptions { memory, branches, ..PublisherOptions::default() };
     let (any, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(BYTES as u64, ElementType::U8).unwrap());
     let publisher = Publisher::new(Tcp::new(), &any, table, options.clone()).unwrap();
-    let publisher = publisher.into_background().unwrap();
-    let join = |root: &Address| Relay::join(Tcp::new(), root, &any, options.clone(), TIMEOUT).unwrap();
+    let join = move |root: &Address| Relay::join(Tcp::new(), root, &any, options.clone(), TIMEOUT).unwrap();
+    (publisher.into_background().unwrap(), join)
+}
+
+#[test]
+fn a_relay_leaves_an_owner_behind_a_slow_link_for_another_one() {
+    let (publisher, join) = publisher(2, Duration::from_millis(1500));
     let slow = join(&behind_a_link(&publisher.address(), PIECE.1));
     let fast = join(&publisher.address());
     // Both are as near to the publisher, so that it reads from the one that came first.
@@ -41,15 +45,10 @@ fn a_relay_leaves_an_owner_behind_a_slow_link_for_another_one() {
 #[test]
 fn a_relay_behind_another_is_not_slow_where_versions_are_far_apart() {
     let lease = Duration::from_millis(900);
-    let memory = ShardOptions { lease, ..ShardOptions::default() };
-    let options = PublisherOptions { memory, branches: 1, ..PublisherOptions::default() };
-    let (any, table) = ("127.0.0.1:0".parse().unwrap(), Table::flat(BYTES as u64, ElementType::U8).unwrap());
-    let publisher = Publisher::new(Tcp::new(), &any, table, options.clone()).unwrap();
-    let publisher = publisher.into_background().unwrap();
+    let (publisher, join) = publisher(1, lease);
     // A tenth of a second for each version, and half a second between two.
     let root = behind_a_link(&publisher.address(), PIECE.1 / 5);
-    let join = || Relay::join(Tcp::new(), &root, &any, options.clone(), TIMEOUT).unwrap();
-    let (first, second) = (join(), join());
+    let (first, second) = (join(&root), join(&root));
     for step in 1..=6 {
         publisher.publish(&vec![step as u8; BYTES], VersionTag::step(step), TIMEOUT).unwrap();
         until("the second relay has it", || second.version() == publisher.version());
