@@ -244,21 +244,29 @@ impl Attendance {
         let all_lost = lost == self.finished.len();
         // The time without any worker begins when the last one is lost.
         let latest = absent().filter(|(role, ..)| is_worker(role)).map(|(_, time, _)| time).min();
+        // The servers begin once each worker has come to them: one that was lost before holds up all others.
+        let holds_up = |worker: u32| {
+            let is_lost = self.roster.lost_since(Role::Worker(worker)).is_some();
+            is_lost && self.plan.servers > 0 && has_servers && !self.served.has_come(worker)
+        };
         for (role, waited, was_lost) in absent() {
-            // The others go on without a worker that was lost, and take it back when it comes.
             let (waited, cause) = match role {
                 Role::Server(_) => (waited, None),
-                Role::Worker(_) if was_lost && !all_lost => continue,
-                Role::Worker(worker) if was_lost => {
-                    (latest.unwrap_or(waited), self.causes[worker as usize].as_ref())
+                // The others go on without a worker that was lost, and take it back when it comes.
+                Role::Worker(worker) if was_lost && !all_lost && !holds_up(worker) => continue,
+                Role::Worker(worker) => {
+                    let waited = latest.filter(|_| all_lost).unwrap_or(waited);
+                    (waited, self.causes[worker as usize].as_ref())
                 }
-                Role::Worker(_) => (waited, None),
             };
             if waited >= self.plan.timeout {
                 let is_never_in = matches!(role, Role::Worker(worker) if never_in(worker).is_some());
                 let what = match (was_lost, self.roster.member(role)) {
                     (true, Some(_)) if is_never_in => "joined and did not come to the servers",
                     (true, Some(_)) => "was evicted by the servers and did not come back",
+                    (true, None) if !all_lost => {
+                        "was lost before it came to the servers and did not come back"
+                    }
                     (true, None) => "was lost and did not come back",
                     (false, _) => "did not join",
                 };
@@ -400,6 +408,27 @@ mod tests {
         assert_eq!(attendance.end(later + TIMEOUT / 2), None);
         let why = abort(attendance.end(later + TIMEOUT));
         assert_eq!(why, "worker 0 was lost and did not come back within 10s: no transport");
+    }
+
+    #[test]
+    fn a_worker_that_is_lost_before_it_comes_to_the_servers_ends_the_job() {
+        let now = Instant::now();
+        let mut attendance = complete(plan(), now);
+        attendance.take(in_at_the_server(&[0]), now);
+        attendance.take(said(3, &FromMember::Failed("no data".into())), now);
+        attendance.take(left(3, MemberRole::Worker, 1), now);
+        assert_eq!(attendance.end(now + TIMEOUT / 2), None, "another process may take its part");
+        let why = abort(attendance.end(now + TIMEOUT));
+        let expected =
+            "worker 1 was lost before it came to the servers and did not come back within 10s: no data";
+        assert_eq!(why, expected);
+        attendance.take(HubEvent::Joined(member(4, MemberRole::Worker, 1)), now + TIMEOUT);
+        attendance.take(in_at_the_server(&[0, 1]), now + TIMEOUT);
+        attendance.take(left(4, MemberRole::Worker, 1), now + TIMEOUT);
+        assert_eq!(attendance.end(now + 3 * TIMEOUT), None, "the servers have begun, and go on without it");
+        attendance.take(HubEvent::Joined(member(5, MemberRole::Worker, 1)), now + 3 * TIMEOUT);
+        attendance.take(left(5, MemberRole::Worker, 1), now + 3 * TIMEOUT);
+        assert_eq!(attendance.end(now + 5 * TIMEOUT), None, "they have begun before");
     }
 
     fn in_at_the_server(workers: &[u32]) -> HubEvent {

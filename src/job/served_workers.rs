@@ -10,6 +10,8 @@ pub(super) struct ServedWorkers {
     /// The workers at each process that serves some, in order of their numbers.
     said: Vec<(Role, Vec<u32>)>,
     workers: Vec<WorkerPresence>,
+    /// Whether some process with its number has been in, now or before.
+    have_come: Vec<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +25,8 @@ enum WorkerPresence {
 
 impl ServedWorkers {
     pub(super) fn new(workers: usize, now: Instant) -> ServedWorkers {
-        ServedWorkers { said: Vec::new(), workers: vec![WorkerPresence::Never(now); workers] }
+        let (presence, have_come) = (vec![WorkerPresence::Never(now); workers], vec![false; workers]);
+        ServedWorkers { said: Vec::new(), workers: presence, have_come }
     }
 
     /// A process says which workers are in at its server.
@@ -58,14 +61,20 @@ impl ServedWorkers {
 
     fn look(&mut self, now: Instant) {
         let said = &self.said;
-        for (worker, presence) in (0..).zip(&mut self.workers) {
+        for ((worker, presence), has_come) in (0..).zip(&mut self.workers).zip(&mut self.have_come) {
             let is_in = said.iter().any(|(_, workers)| workers.binary_search(&worker).is_ok());
+            *has_come |= is_in;
             *presence = match (is_in, *presence) {
                 (true, _) => WorkerPresence::In,
                 (false, WorkerPresence::In) => WorkerPresence::Out(now),
                 (false, out) => out,
             };
         }
+    }
+
+    /// Whether a worker of this number has ever been in at a server. Until all have, the servers begin nothing.
+    pub(super) fn has_come(&self, worker: u32) -> bool {
+        self.have_come.get(worker as usize).is_some_and(|has_come| *has_come)
     }
 
     /// The time for which a worker has been in at no server, if it was in before.
