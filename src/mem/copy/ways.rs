@@ -95,6 +95,9 @@ mod x86 {
     /// Bytes copied in one turn: four cache lines, so that the loads run ahead of the stores.
     const STEP: usize = 256;
 
+    /// Bytes in a page, at whose end the processor's own prefetchers stop.
+    const PAGE: usize = 4096;
+
     /// Keeps non-temporal stores that follow behind all stores before.
     #[inline]
     pub(in super::super) fn store_fence() {
@@ -163,6 +166,18 @@ mod x86 {
         (head, body)
     }
 
+    /// Asks for the first line of each of the two pages behind these, so that their translations are there when the
+    /// copy comes to them: it takes a sixth to a fifth less time (docs/measurements.md). Any address may be asked for;
+    /// this is a hint, and never faults.
+    #[inline(always)]
+    fn ask_for_next_pages(destination: *mut u8, source: *const u8) {
+        // SAFETY: every x86-64 processor has SSE, and a prefetch of an invalid address does nothing.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(source.wrapping_add(PAGE).cast());
+            _mm_prefetch::<_MM_HINT_T0>(destination.wrapping_add(PAGE).cast_const().cast());
+        }
+    }
+
     /// # Safety
     /// As [`super::super::copy_bytes`], on a processor with AVX-512F.
     #[target_feature(enable = "avx512f")]
@@ -174,15 +189,18 @@ mod x86 {
         unsafe {
             libc::memcpy(destination.cast(), source.cast(), head);
             let (to, from) = (destination.add(head), source.add(head));
-            for at in (0..body).step_by(STEP) {
-                let line0 = _mm512_loadu_si512(from.add(at).cast());
-                let line1 = _mm512_loadu_si512(from.add(at + 64).cast());
-                let line2 = _mm512_loadu_si512(from.add(at + 128).cast());
-                let line3 = _mm512_loadu_si512(from.add(at + 192).cast());
-                _mm512_stream_si512(to.add(at).cast(), line0);
-                _mm512_stream_si512(to.add(at + 64).cast(), line1);
-                _mm512_stream_si512(to.add(at + 128).cast(), line2);
-                _mm512_stream_si512(to.add(at + 192).cast(), line3);
+            for page in (0..body).step_by(PAGE) {
+                ask_for_next_pages(to.add(page), from.add(page));
+                for at in (page..body.min(page + PAGE)).step_by(STEP) {
+                    let line0 = _mm512_loadu_si512(from.add(at).cast());
+                    let line1 = _mm512_loadu_si512(from.add(at + 64).cast());
+                    let line2 = _mm512_loadu_si512(from.add(at + 128).cast());
+                    let line3 = _mm512_loadu_si512(from.add(at + 192).cast());
+                    _mm512_stream_si512(to.add(at).cast(), line0);
+                    _mm512_stream_si512(to.add(at + 64).cast(), line1);
+                    _mm512_stream_si512(to.add(at + 128).cast(), line2);
+                    _mm512_stream_si512(to.add(at + 192).cast(), line3);
+                }
             }
             libc::memcpy(to.add(body).cast(), from.add(body).cast(), len - head - body);
             _mm_sfence();
@@ -198,8 +216,11 @@ mod x86 {
         unsafe {
             libc::memcpy(destination.cast(), source.cast(), head);
             let (to, from) = (destination.add(head), source.add(head));
-            for at in (0..body).step_by(32) {
-                _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast()));
+            for page in (0..body).step_by(PAGE) {
+                ask_for_next_pages(to.add(page), from.add(page));
+                for at in (page..body.min(page + PAGE)).step_by(32) {
+                    _mm256_stream_si256(to.add(at).cast(), _mm256_loadu_si256(from.add(at).cast()));
+                }
             }
             libc::memcpy(to.add(body).cast(), from.add(body).cast(), len - head - body);
             _mm_sfence();
