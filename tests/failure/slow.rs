@@ -15,7 +15,7 @@ use slackline::{
     Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::SchemeConfig,
 };
 
-use super::second::{PATIENCE, table, train, wait_for, worker};
+use super::second::{PATIENCE, at_once, table, train, wait_for, worker};
 
 /// Slow memory: anything that a peer is granted takes time to be made.
 #[derive(Default)]
@@ -162,7 +162,7 @@ fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
 
 #[test]
 fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
-    for scheme in [SchemeConfig::Asp, SchemeConfig::Bsp] {
+    at_once([SchemeConfig::Asp, SchemeConfig::Bsp], |scheme| {
         let (server, _worker) = serve(scheme, 2, |address, slowness| {
             let mut first = worker(address, scheme);
             train(&mut first, 1.0).unwrap();
@@ -188,7 +188,7 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
         });
         let status = server.status();
         assert_eq!((status.joined, status.left, status.folded), (1, 0, 101), "{scheme:?}");
-    }
+    });
 }
 
 #[test]

@@ -13,8 +13,8 @@ use slackline::{Address, Server, ServerOptions, Shm, Transport, Version, scheme:
 
 use super::raw::{Raw, worker_role};
 use super::second::{
-    EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, told, train,
-    train_until_it_fails, wait_for, worker,
+    EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, at_once, drive, retry, scheme, server, told,
+    train, train_until_it_fails, wait_for, worker,
 };
 
 /// Longer than a busy machine keeps a heartbeat from its turn.
@@ -97,7 +97,7 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
     if let Some(words) = told() {
         train_until_it_fails(&words);
     }
-    for name in SCHEMES {
+    at_once(SCHEMES, |name| {
         let claim = a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues;
         three_workers(claim, name, LEASE, |victim, server, survivors| {
             assert_eq!(server.status().left, 0, "no live worker is evicted");
@@ -113,7 +113,7 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
             });
             assert_eq!(ended.get().and_then(|status| status.code()), Some(EVICTED), "{name}");
         });
-    }
+    });
 }
 
 #[test]
