@@ -11,8 +11,9 @@ use slackline::{
     scheme::SchemeConfig,
 };
 
+use super::at_once::at_once;
 use super::raw::{HEARTBEAT, Raw, worker_role};
-use super::second::{EVICTED, PATIENCE, Second, at_once, retry, server, table, told};
+use super::second::{EVICTED, PATIENCE, Second, retry, server, table, told};
 
 const LEASE: Duration = Duration::from_secs(3);
 

@@ -11,9 +11,8 @@ use slackline::{
     scheme::SchemeConfig,
 };
 
-use super::second::{
-    PATIENCE, SCHEMES, Second, at_once, drive, scheme, server, table, told, train, wait_for, worker,
-};
+use super::at_once::at_once;
+use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};
 
 /// Clocks of the job in which each gradient has an element of its own.
 const CLOCKS: usize = 3000;

@@ -128,16 +128,6 @@ pub(super) fn train(worker: &mut Worker<Shm>, value: f32) -> Result<Clock, Error
     Ok(view.clock)
 }
 
-/// Tries a claim in all cases at once, each in a thread of its own: most of its time it waits.
-pub(super) fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, claim: impl Fn(T) + Sync) {
-    std::thread::scope(|scope| {
-        for case in cases {
-            let claim = &claim;
-            scope.spawn(move || claim(case));
-        }
-    });
-}
-
 pub(super) const SCHEMES: [&str; 4] = ["bsp", "asp", "ssp", "essp"];
 
 pub(super) fn scheme(name: &str) -> SchemeConfig {

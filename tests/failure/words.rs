@@ -8,8 +8,9 @@ use slackline::{
     scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, StepRule, Strength, WaitFor},
 };
 
+use super::at_once::at_once;
 use super::raw::{HEARTBEAT, Raw, worker_role};
-use super::second::{PATIENCE, at_once, server, wait_for};
+use super::second::{PATIENCE, server, wait_for};
 
 /// Chunks of a gradient: so many that the fold of one version takes several polls.
 const CHUNKS: usize = 40;

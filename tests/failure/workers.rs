@@ -11,10 +11,11 @@ use slackline::internals::transport::Endpoint;
 use slackline::optim::Optimizer;
 use slackline::{Address, Server, ServerOptions, Shm, Transport, Version, scheme::SchemeConfig};
 
+use super::at_once::at_once;
 use super::raw::{Raw, worker_role};
 use super::second::{
-    EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, at_once, drive, retry, scheme, server, told,
-    train, train_until_it_fails, wait_for, worker,
+    EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, told, train,
+    train_until_it_fails, wait_for, worker,
 };
 
 /// Longer than a busy machine keeps a heartbeat from its turn.
