@@ -2,6 +2,8 @@
 //! process. What dies in a process of its own is in `tests/failure/restarts.rs`.
 
 mod checkpoint {
+    #[path = "../failure/at_once.rs"]
+    mod at_once;
     mod finite;
     mod job;
     mod learned;

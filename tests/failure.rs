@@ -3,6 +3,7 @@
 
 mod failure {
     mod asleep;
+    mod at_once;
     mod behind;
     mod credits;
     mod deadlines;

@@ -6,6 +6,8 @@ mod weights {
     pub(super) mod claims;
 
     pub(super) mod admission;
+    #[path = "../failure/at_once.rs"]
+    mod at_once;
     pub(super) mod counting;
     pub(super) mod deltas;
     mod failing;

@@ -22,7 +22,7 @@ mod work;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 use super::driver::{
@@ -98,6 +98,8 @@ struct ScriptedState {
     capture_modes: HashMap<ThreadId, i32>,
     handles: usize,
     streams: HashMap<usize, Stream>,
+    /// Told of all work that is put on a stream.
+    more: Arc<Condvar>,
     /// The number of the newest record of each event.
     events: HashMap<usize, u64>,
     records: u64,
@@ -137,6 +139,7 @@ impl Scripted {
                 capture_modes: HashMap::new(),
                 handles: 0x10,
                 streams: HashMap::from([(0, Stream::new(PRIMARY, true))]),
+                more: Arc::default(),
                 events: HashMap::new(),
                 records: 0,
                 registered: ScriptedHost::new(),

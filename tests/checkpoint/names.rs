@@ -6,6 +6,7 @@ use slackline::{
     Address, Clock, Error, Server, ServerOptions, Shm, Worker, WorkerOptions, scheme::SchemeConfig,
 };
 
+use super::at_once::at_once;
 use super::job::{PATIENCE, Serving, checkpointing, resume, table};
 
 const ELEMENTS: usize = 64;
@@ -72,7 +73,7 @@ fn a_worker_started_again_begins_after_what_was_applied_of_it() {
 
 #[test]
 fn a_publish_that_reached_one_shard_of_two_is_not_applied_there_again() {
-    for scheme in AHEAD {
+    at_once(AHEAD, |scheme| {
         let shard = |shard| {
             let options = ServerOptions { shard: (shard, 2), ..ServerOptions::new(scheme, 2, -2.0) };
             let half = [0.0; ELEMENTS / 2];
@@ -96,7 +97,7 @@ fn a_publish_that_reached_one_shard_of_two_is_not_applied_there_again() {
         assert!(applied.iter().all(|count| *count <= 1.0), "{scheme}: {applied:?}");
         assert!(applied.iter().sum::<f32>() >= 6.0, "{scheme}: {applied:?}");
         partial.stop();
-    }
+    });
 }
 
 #[test]

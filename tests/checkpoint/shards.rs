@@ -10,6 +10,7 @@ use slackline::{
     scheme::SchemeConfig,
 };
 
+use super::at_once::at_once;
 use super::job::{PATIENCE, Serving, checkpointing, schemes, table, train, wait_for};
 
 const ELEMENTS: usize = 320;
@@ -42,7 +43,7 @@ fn connect(addresses: &[Address], scheme: SchemeConfig) -> Worker<Shm> {
 
 #[test]
 fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
-    for scheme in schemes() {
+    at_once(schemes(), |scheme| {
         let folder = tempfile::tempdir().unwrap();
         let [survivor, mut victim] = start(scheme, 2, folder.path());
         // The addresses of the servers now, as the process that starts them would tell them.
@@ -102,7 +103,7 @@ fn workers_rejoin_two_shards_in_any_order_though_one_is_at_an_older_clock() {
             assert!(scheme == SchemeConfig::Asp || status.smallest_clock >= end, "{scheme}: {status:?}");
         }
         assert!(statuses[1].lost_updates > Some(0), "{scheme}");
-    }
+    });
 }
 
 #[test]

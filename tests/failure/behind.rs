@@ -100,7 +100,8 @@ fn a_newcomer_has_the_time_of_a_handshake_until_its_first_heartbeat() {
     let mut time = now();
     for beats in [false, true] {
         let mut silent = Raw::join(&address, worker_role(SchemeConfig::Asp), || {
-            server.poll(now()).unwrap();
+            time = time + Duration::from_micros(200);
+            server.poll(time).unwrap();
         });
         if beats {
             silent.beat_once();

@@ -161,7 +161,7 @@ fn poll(server: &mut Server<Shm>) {
 fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mut Server<Shm>))) {
     let mut options = ServerOptions::new(SchemeConfig::Asp, 1, -1.0);
     options.memory.frames = 2;
-    // Long enough for the zombie to publish, which has no heart.
+    // The zombie has no heart: it has the time of a handshake, too, until it beats once.
     options.memory.lease = Duration::from_secs(2);
     let mut server = server(4, options);
     let address = server.address();
@@ -185,6 +185,7 @@ fn with_a_zombie(after: impl FnOnce(&mut Server<Shm>, Zombie, &mut dyn FnMut(&mu
         poll(&mut server);
         zombie.start(1000.0);
         assert_eq!(zombie.go_on(), Ok(false), "both slots are full");
+        zombie.raw.beat_once();
         drive(&mut server, "the eviction", |server| server.status().left == 1);
         let mut unpin = |server: &mut Server<Shm>| {
             pinned.take();

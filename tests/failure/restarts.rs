@@ -11,6 +11,7 @@ use slackline::{
     scheme::SchemeConfig,
 };
 
+use super::at_once::at_once;
 use super::second::{PATIENCE, SCHEMES, Second, drive, scheme, server, table, told, train, wait_for, worker};
 
 /// Clocks of the job in which each gradient has an element of its own.
@@ -82,7 +83,7 @@ fn a_worker_killed_beside_a_slow_one_has_no_clock_applied_twice() {
     if let Some(words) = told() {
         mark_clocks_of_rank(&words);
     }
-    for name in SCHEMES {
+    at_once(SCHEMES, |name| {
         // Two workers: each gradient counts half, so a step of -2 counts how often that of a clock was applied.
         let mut server = server(MARKED, ServerOptions::new(scheme(name), 2, -2.0));
         let address = server.address();
@@ -125,7 +126,7 @@ fn a_worker_killed_beside_a_slow_one_has_no_clock_applied_twice() {
         assert!(counts.iter().all(|count| *count == 0.0 || *count == 1.0), "{name}: {counts:?}");
         // Where the smallest clock has moved past it while it was away, it begins later.
         assert!(counts.contains(&1.0), "{name}");
-    }
+    });
 }
 
 const ELEMENTS: usize = 1000;

@@ -15,6 +15,7 @@ use slackline::{
     Address, ConnectError, Instant, Server, ServerOptions, Shm, Transport, scheme::SchemeConfig,
 };
 
+use super::at_once::at_once;
 use super::second::{PATIENCE, table, train, wait_for, worker};
 
 /// Slow memory: anything that a peer is granted takes time to be made.
@@ -143,26 +144,28 @@ fn serve<R: Send>(
 
 #[test]
 fn memory_that_takes_longer_than_the_lease_to_register_evicts_nobody() {
-    let (server, _workers) = serve(SchemeConfig::Asp, 2, |address, slowness| {
-        slowness.set(3 * LEASE);
-        let mut first = worker(address, SchemeConfig::Asp);
-        let mut second = worker(address, SchemeConfig::Asp);
-        for _ in 0..20 {
-            train(&mut first, 1.0).unwrap();
-            train(&mut second, 1.0).unwrap();
-            sleep(LEASE / 10);
-        }
-        first.flush(PATIENCE).unwrap();
-        second.flush(PATIENCE).unwrap();
-        (first, second)
+    at_once([1, 2], |workers| {
+        let (server, _workers) = serve(SchemeConfig::Asp, 2, |address, slowness| {
+            let mut all: Vec<_> = (1..workers).map(|_| worker(address, SchemeConfig::Asp)).collect();
+            // The last one comes when all others are in.
+            slowness.set(3 * LEASE);
+            all.push(worker(address, SchemeConfig::Asp));
+            for _ in 0..20 {
+                all.iter_mut().for_each(|worker| _ = train(worker, 1.0).unwrap());
+                sleep(LEASE / 10);
+            }
+            all.iter_mut().for_each(|worker| worker.flush(PATIENCE).unwrap());
+            all
+        });
+        let status = server.status();
+        let expected = (workers, 0, 0);
+        assert_eq!((status.joined, status.left, status.refused), expected, "each joins at its first attempt");
     });
-    let status = server.status();
-    assert_eq!((status.joined, status.left, status.refused), (2, 0, 0), "each joins at its first attempt");
 }
 
 #[test]
 fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
-    for scheme in [SchemeConfig::Asp, SchemeConfig::Bsp] {
+    at_once([SchemeConfig::Asp, SchemeConfig::Bsp], |scheme| {
         let (server, _worker) = serve(scheme, 2, |address, slowness| {
             let mut first = worker(address, scheme);
             train(&mut first, 1.0).unwrap();
@@ -188,13 +191,13 @@ fn a_server_serves_the_others_while_it_registers_memory_for_a_newcomer() {
         });
         let status = server.status();
         assert_eq!((status.joined, status.left, status.folded), (1, 0, 101), "{scheme:?}");
-    }
+    });
 }
 
 #[test]
 fn a_peer_that_is_being_prepared_counts_as_one() {
     let (server, _worker) = serve(SchemeConfig::Asp, 1, |address, slowness| {
-        slowness.set(2 * LEASE);
+        slowness.set(LEASE);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| worker(address, SchemeConfig::Asp));
             slowness.wait_until_felt();

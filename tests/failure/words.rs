@@ -8,6 +8,7 @@ use slackline::{
     scheme::{Choice, Damping, Delivery, SchemeConfig, Shrink, StepRule, Strength, WaitFor},
 };
 
+use super::at_once::at_once;
 use super::raw::{HEARTBEAT, Raw, worker_role};
 use super::second::{PATIENCE, server, wait_for};
 
@@ -172,19 +173,17 @@ proptest! {
         moment in 0usize..16,
         partner in 0usize..12,
     ) {
-        for scheme in schemes() {
-            spoil(scheme, &words, moment, partner);
-        }
+        at_once(schemes(), |scheme| spoil(scheme, &words, moment, partner));
     }
 }
 
 #[test]
 fn an_announcement_that_is_taken_back_stops_no_fold() {
-    for scheme in schemes() {
+    at_once(schemes(), |scheme| {
         for moment in 0..12 {
             spoil(scheme, &[(PUBLISHED, 0), (LANDED, 0)], moment, 2);
         }
-    }
+    });
 }
 
 #[test]

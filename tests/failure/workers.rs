@@ -11,6 +11,7 @@ use slackline::internals::transport::Endpoint;
 use slackline::optim::Optimizer;
 use slackline::{Address, Server, ServerOptions, Shm, Transport, Version, scheme::SchemeConfig};
 
+use super::at_once::at_once;
 use super::raw::{Raw, worker_role};
 use super::second::{
     EVICTED, LONG_LEASE, NOTICE, PATIENCE, SCHEMES, Second, drive, retry, scheme, server, told, train,
@@ -97,7 +98,7 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
     if let Some(words) = told() {
         train_until_it_fails(&words);
     }
-    for name in SCHEMES {
+    at_once(SCHEMES, |name| {
         let claim = a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues;
         three_workers(claim, name, LEASE, |victim, server, survivors| {
             assert_eq!(server.status().left, 0, "no live worker is evicted");
@@ -113,7 +114,7 @@ fn a_stopped_worker_is_evicted_after_its_lease_and_told_when_it_continues() {
             });
             assert_eq!(ended.get().and_then(|status| status.code()), Some(EVICTED), "{name}");
         });
-    }
+    });
 }
 
 #[test]

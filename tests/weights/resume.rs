@@ -11,8 +11,8 @@ use slackline::{Address, ElementType, Server, ServerOptions, Table, Tcp, Transpo
 use super::counting::Counting;
 use super::plane::TIMEOUT;
 
-/// More than a reader reads between two looks, and much more than a relay does.
-const BYTES: u64 = 200 << 20;
+/// Three quarters of it are more than a reader reads between two looks, and much more than a relay does.
+const BYTES: u64 = 128 << 20;
 
 fn at() -> Address {
     "127.0.0.1:0".parse().unwrap()

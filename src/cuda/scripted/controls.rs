@@ -1,8 +1,8 @@
 //! What tests do with the scripted driver, besides its calls: they say what it is, let it work and look at it.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use super::super::driver::{Context, DevicePointer, StreamHandle};
@@ -222,6 +222,14 @@ impl Scripted {
         while self.work() {}
     }
 
+    /// Waits until there is some that may be done, or until it is over.
+    fn wait_for_work(&self, is_over: &AtomicBool) {
+        let state = self.state();
+        let more = state.more.clone();
+        let waits = |state: &mut ScriptedState| !state.has_work() && !is_over.load(Relaxed);
+        drop(more.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Does work, whenever there is some, until the result is dropped.
     pub(crate) fn work_in_a_thread(self: &Arc<Self>) -> Working {
         let is_over = Arc::new(AtomicBool::new(false));
@@ -229,11 +237,11 @@ impl Scripted {
         let work = move || {
             while !over.load(Relaxed) {
                 if !driver.work() {
-                    std::thread::yield_now();
+                    driver.wait_for_work(&over);
                 }
             }
         };
-        Working { is_over, thread: Some(std::thread::spawn(work)) }
+        Working { driver: self.clone(), is_over, thread: Some(std::thread::spawn(work)) }
     }
 
     /// Streams, events, allocations, registrations and contexts that were not given back.
@@ -258,13 +266,17 @@ impl ScriptedState {
 
 /// A thread that does the work of a driver.
 pub(crate) struct Working {
+    driver: Arc<Scripted>,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Working {
     fn drop(&mut self) {
+        let state = self.driver.state();
         self.is_over.store(true, Relaxed);
+        state.more.notify_all();
+        drop(state);
         let Some(joined) = self.thread.take().map(JoinHandle::join) else { return };
         // A test that fails already is left to do so.
         if !std::thread::panicking() {

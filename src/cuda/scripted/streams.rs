@@ -53,6 +53,7 @@ impl ScriptedState {
         let context = self.stream(stream)?.context;
         work.expect_locked(&self.registered, self.device_of(context));
         self.stream(stream)?.work.push_back(work);
+        self.more.notify_all();
         Ok(())
     }
 
@@ -102,6 +103,11 @@ impl ScriptedState {
             Some(StreamWork::Wait(record)) => !self.is_ahead(*record),
             Some(_) => true,
         }
+    }
+
+    /// True if a stream has work that may be done.
+    pub(super) fn has_work(&self) -> bool {
+        self.streams.values().any(|stream| self.is_ready(stream))
     }
 
     /// Does one piece of work of a stream that chance picks.
