@@ -132,6 +132,7 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--compute", "gauss(1)"], "--compute", "exp(MEAN)");
     misused(&["--compute", "exp(-1)"], "--compute", "at least 0");
     misused(&["--compute", "trace:/nowhere/at/all"], "/nowhere/at/all", "one number of seconds");
+    misused(&["--compute", "trace:/dev/null"], "not a regular file", "one number of seconds");
     misused(&["--compute", "constant(0)"], "--compute", "mean above 0");
     for workers in ["0", "1000001", "1000000000000", "18446744073709551615"] {
         misused(&["--workers", workers], "--workers", "1 to 1000000");
