@@ -36,3 +36,10 @@ pub trait Diagnostic: std::error::Error {
 pub(crate) fn remedy_of(error: &impl Diagnostic) -> Cow<'_, str> {
     error.remedy().unwrap_or_default()
 }
+
+/// The text of an error without the remedy that it ends in.
+pub(crate) fn cause_of(error: &dyn Diagnostic) -> String {
+    let (text, remedy) = (error.to_string(), error.remedy());
+    let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy)).map(str::trim_end);
+    cause.map_or(&*text, |cause| cause.strip_suffix([':', ';']).unwrap_or(cause)).to_owned()
+}

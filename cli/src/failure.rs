@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use slackline::Diagnostic;
 use slackline::internals::job::ErrorReport;
+use slackline_lab::stderr;
 
 /// The reason that a command gives up.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ impl Failure {
     /// Tells the user, and gives the exit code. A process that a signal asked to end does so by that signal, as its
     /// parent expects.
     pub(crate) fn report(&self) -> ExitCode {
-        eprintln!("{self}");
+        stderr::tell(self);
         if let Some(signal) = self.signal {
             // An error leaves the exit code.
             let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -6,6 +6,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use slackline_lab::stderr;
+
 use crate::failure::Failure;
 
 /// Finds out whether `path`, given by `option`, can be written, leaving everything as it was.
@@ -59,8 +61,29 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// Prints results as a text, and writes them as JSON to the file that `--json` names; where that is `-` the JSON goes
+/// to stdout, and the text to stderr. One that cannot be written does not keep the other back; the error is the first.
+pub(crate) fn give(text: &str, json: &str, json_path: Option<&Path>) -> Result<(), Failure> {
+    match json_path {
+        None => print(text),
+        Some(path) if path == Path::new("-") => {
+            stderr::tell(text.trim_end());
+            print(json)
+        }
+        Some(path) => keep("--json", path, json).and(print(text)),
+    }
+}
+
+/// Writes results to the file that `option` names, whole or not at all.
+pub(crate) fn keep(option: &str, path: &Path, text: &str) -> Result<(), Failure> {
+    replace(path, text.as_bytes()).map_err(|error| {
+        Failure::failed(format!("{option} {}: cannot be written: {error}", path.display()))
+            .help("check the folder, its permissions and the space left")
+    })
+}
+
 /// Writes a file whole or not at all.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let partial = beside(path, name, "partial");
     let write = || {

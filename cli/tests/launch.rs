@@ -117,10 +117,28 @@ fn the_signal_to_quit_is_passed_on_as_others_that_end() {
     assert!(child.wait().unwrap().success(), "all processes ended with 0");
 }
 
+#[test]
+fn a_signal_that_it_is_started_to_ignore_ends_no_process() {
+    // As `nohup` starts it.
+    let (mut child, _lines) = start_by("--ignore-signal=HUP", "echo up; exec sleep 1000");
+    let sleeping = children(&child);
+    send(&child, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(sleeping.iter().all(|process| state(process).is_some()), "they go on");
+    send(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+}
+
 /// Starts two processes that run a script, and waits until both have said that they are up.
 fn start(script: &str) -> (Child, impl Iterator<Item = String>) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_slackline"));
-    command.args(["launch", "-n", "2", "--", "sh", "-c", script]);
+    // Where a script's `&` has started the tests, some signals are ignored.
+    start_by("--default-signal", script)
+}
+
+/// As [`start`], with an option of `env` about signals.
+fn start_by(signals: &str, script: &str) -> (Child, impl Iterator<Item = String>) {
+    let mut command = Command::new("env");
+    command.args([signals, env!("CARGO_BIN_EXE_slackline"), "launch", "-n", "2", "--", "sh", "-c", script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     for _ in 0..2 {

@@ -41,6 +41,22 @@ fn rows(reproduction: &str) -> Vec<Value> {
 }
 
 #[test]
+fn a_plot_that_cannot_be_written_keeps_no_other_result_back() {
+    let folder = TempDir::new().unwrap();
+    let limited =
+        "trap '' XFSZ; ulimit -f 8; exec \"$0\" sim --clocks 20 --plot \"$1/a.svg\" --json \"$1/b.json\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_slackline")]).arg(folder.path());
+    let output = command.output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("error: --plot ") && text.contains("a.svg: cannot be written"), "{text}");
+    assert!(!output.stdout.is_empty(), "the text is printed");
+    let json: Value = serde_json::from_slice(&std::fs::read(folder.path().join("b.json")).unwrap()).unwrap();
+    assert!(json.is_object(), "{json}");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_run_and_another_one_another() {
     let options = ["--problem", "softmax", "--clocks", "20"];
     let [one, same, other] = ["1", "1", "2"].map(|seed| json(&[&options[..], &["--seed", seed]].concat()));
@@ -132,6 +148,7 @@ fn what_cannot_be_is_told_with_its_option_and_its_mend() {
     misused(&["--compute", "gauss(1)"], "--compute", "exp(MEAN)");
     misused(&["--compute", "exp(-1)"], "--compute", "at least 0");
     misused(&["--compute", "trace:/nowhere/at/all"], "/nowhere/at/all", "one number of seconds");
+    misused(&["--compute", "trace:/dev/null"], "not a regular file", "one number of seconds");
     misused(&["--compute", "constant(0)"], "--compute", "mean above 0");
     for workers in ["0", "1000001", "1000000000000", "18446744073709551615"] {
         misused(&["--workers", workers], "--workers", "1 to 1000000");

@@ -1,5 +1,7 @@
 //! `slackline train` as a user meets it: the program is run, and judged by its exit code, its output and its files.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader, read_to_string};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -283,6 +285,41 @@ fn json_goes_to_a_file_and_the_table_to_stdout() {
     let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(json["epochs"], 1);
     assert_eq!(names(folder.path()), [path], "nothing else is left there");
+}
+
+#[test]
+fn a_run_whose_stderr_cannot_be_written_ends_as_any_other() {
+    let unheard = |arguments: &[&str]| {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        command(arguments).stderr(full).output().unwrap()
+    };
+    let output = unheard(&["--epochs", "1", "--json", "-"]);
+    assert!(output.status.success(), "{output:?}");
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["epochs"], 1);
+    assert_eq!(unheard(&["--epochs", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_model_that_cannot_be_saved_keeps_no_other_result_back() {
+    let folder = TempDir::new().unwrap();
+    let (models, json) = (folder.path().join("models"), folder.path().join("run.json"));
+    std::fs::create_dir(&models).unwrap();
+    let (model, to) = (models.join("model"), json.to_str().unwrap());
+    let slow =
+        ["--epochs", "1", "--jitter", "constant(0.05)", "--json", to, "--save", model.to_str().unwrap()];
+    let mut run = command(&slow).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(run.stderr.take().unwrap());
+    // It has found that it can write both.
+    said.read_line(&mut String::new()).unwrap();
+    std::fs::remove_dir(&models).unwrap();
+    let text = read_to_string(said).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: --save ") && text.contains("model"), "{text}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("staleness"));
+    let json: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(json["epochs"], 1);
 }
 
 #[test]

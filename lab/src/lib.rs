@@ -17,4 +17,5 @@ pub mod problem;
 pub mod program;
 pub mod reproduce;
 pub mod statistics;
+pub mod stderr;
 pub mod table;

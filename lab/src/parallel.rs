@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::stderr;
+
 /// Least time between two lines where no bar can be shown.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -79,7 +81,7 @@ impl Progress {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.elapsed() >= LINE_EVERY {
             *told = Instant::now();
-            eprintln!("{}: {done} of {}", self.what, self.all);
+            stderr::tell(format_args!("{}: {done} of {}", self.what, self.all));
         }
     }
 }

@@ -97,6 +97,12 @@ pub enum SecretError {
         /// Its length.
         bytes: usize,
     },
+    /// Control characters in it. It could not be handed on: an environment variable holds no NUL, for example.
+    #[error("the secret from {origin} holds control characters; {}", remedy_of(self))]
+    Control {
+        /// The source of the secret, such as a file or an environment variable.
+        origin: String,
+    },
     /// A reader's secret that was changed.
     #[error("the reader's secret from {origin} is damaged; {}", remedy_of(self))]
     Damaged {
@@ -142,6 +148,9 @@ impl Diagnostic for SecretError {
                  chosen phrase can be tried out by a process that records a connection"
             )
             .into(),
+            SecretError::Control { .. } => {
+                "use text, best of random bytes (head -c 32 /dev/urandom | base64)".into()
+            }
             SecretError::Damaged { .. } => "make it of the job's secret again (`Secret::reading`)".into(),
             SecretError::NotText { .. } => {
                 "use text, or name a file of mode 600 in SLACKLINE_SECRET_FILE".into()
@@ -157,11 +166,15 @@ impl Diagnostic for SecretError {
 
 impl Secret {
     /// From text that is hard to guess, best from [`random`](Self::random), 16 to 4096 bytes; blanks around it do not
-    /// count. `origin` says where it came from if it cannot be used.
+    /// count, and control characters are refused, but for tabs and line ends. `origin` says where it came from if it
+    /// cannot be used.
     pub fn from_text(text: &str, origin: &str) -> Result<Secret, SecretError> {
         let text = text.trim();
         if !(BYTES_MIN..=BYTES_MAX).contains(&text.len()) {
             return Err(SecretError::Unusable { origin: origin.to_owned(), bytes: text.len() });
+        }
+        if text.contains(|c: char| c.is_control() && !c.is_whitespace()) {
+            return Err(SecretError::Control { origin: origin.to_owned() });
         }
         let opens = match text.strip_prefix(READING) {
             None => Opens::All { key: hash(b"slackline secret\0", text.as_bytes()) },
@@ -390,6 +403,15 @@ mod tests {
             assert!(error.contains("/dev/urandom"), "{error}");
         }
         assert!(Secret::from_text(&"x".repeat(5000), "a test").is_err());
+    }
+
+    #[test]
+    fn a_secret_that_no_environment_variable_holds_is_refused() {
+        for text in ["a\0bcdefghijklmnopqrst", "colours \x1b[31m in a file"] {
+            let error = Secret::from_text(text, "a test").unwrap_err();
+            assert!(matches!(error, SecretError::Control { .. }), "{error}");
+        }
+        assert!(Secret::from_text("what base64 wraps\nafter 76 characters", "a test").is_ok());
     }
 
     #[test]

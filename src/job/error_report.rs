@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, cause_of};
 
 /// The cause and the remedy of an error, apart: the process that hears of several puts the causes into one sentence,
 /// and one remedy behind it.
@@ -26,10 +26,8 @@ impl ErrorReport {
 
     /// The two parts of an error, whose text ends in its remedy.
     pub fn of(error: &dyn Diagnostic) -> ErrorReport {
-        let (text, remedy) = (error.to_string(), error.remedy());
-        let cause = remedy.as_deref().and_then(|remedy| text.strip_suffix(remedy)).map(str::trim_end);
-        let cause = cause.map_or(&*text, |cause| cause.strip_suffix([':', ';']).unwrap_or(cause));
-        ErrorReport { cause: cause.to_owned(), remedy: remedy.map(Into::into), lost_server: false }
+        let remedy = error.remedy().map(Into::into);
+        ErrorReport { cause: cause_of(error), remedy, lost_server: false }
     }
 }
 

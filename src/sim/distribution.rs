@@ -3,6 +3,8 @@
 use crate::diagnostic::Diagnostic;
 use std::borrow::Cow;
 use std::fmt;
+use std::fs;
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -204,8 +206,12 @@ impl Distribution {
     /// A distribution with the times of a file: one number of seconds in each line; empty lines, and what follows a
     /// `#`, count for nothing.
     pub fn trace(file: &str) -> Result<Distribution, TraceError> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|source| TraceError::Unreadable { file: file.to_owned(), source })?;
+        // Asked before opening: to open a named pipe would wait for its other end, and a device may never end.
+        let text = match fs::metadata(file) {
+            Ok(metadata) if !metadata.is_file() => Err(io::Error::other("it is not a regular file")),
+            metadata => metadata.and_then(|_| fs::read_to_string(file)),
+        };
+        let text = text.map_err(|source| TraceError::Unreadable { file: file.to_owned(), source })?;
         Trace::parse(file, &text).map(Distribution::Trace)
     }
 

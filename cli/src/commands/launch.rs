@@ -1,7 +1,7 @@
 //! `slackline launch`: the processes of a job on this host, for programs that no other launcher starts.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ use crate::secret_args;
 /// Time between two looks at the processes.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Signals that go on to the processes.
+/// Signals that go on to the processes, but for those that this command was started to ignore.
 const PASSED_ON: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT];
 
 /// Start the processes of a job on this host.
@@ -32,7 +32,7 @@ const PASSED_ON: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2,
 ///
 /// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to all of them, and a second one kills them. SIGUSR1 and SIGUSR2
 /// are passed on, too, and end nothing by themselves. So are SIGTSTP (Ctrl-Z), which stops this command as well, and
-/// SIGCONT.
+/// SIGCONT. A signal that this command is started to ignore, as SIGHUP by `nohup`, is ignored by all of them.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -62,7 +62,9 @@ pub(crate) fn run(args: &LaunchArgs) -> ExitCode {
 }
 
 fn launch(args: &LaunchArgs) -> Result<(), Failure> {
-    let mut signals = Signals::new(PASSED_ON)
+    let ignored = ignored_signals();
+    let heard = PASSED_ON.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let mut signals = Signals::new(heard)
         .map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))?;
     let secret = secret_args::random(args.encrypt)?;
     let rendezvous = MeetingPoint::free(Ipv4Addr::LOCALHOST.into())
@@ -118,6 +120,15 @@ fn launch(args: &LaunchArgs) -> Result<(), Failure> {
         (false, None) => Err(Failure::failed(failed.join(", ")).help("see the output above")),
         (false, Some(signal)) => Err(Failure::stopped(signal, failed.join(", "))),
     }
+}
+
+/// The signals that this process ignores, a bit for each. `nohup` starts programs so, and the `&` of a script; programs
+/// that this one starts ignore them, too.
+fn ignored_signals() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Without the file none is known to be ignored.
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or_default()
 }
 
 /// One process of the job, before it is PROGRAM; started by `launch`.

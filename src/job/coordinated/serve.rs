@@ -10,6 +10,7 @@ use super::member::CoordinatedMember;
 use super::orders::Message;
 use super::reports::{Origin, ServerReport};
 use super::{LAST_CHECKPOINT_WITHIN, ServerOrder};
+use crate::diagnostic::cause_of;
 use crate::node::{CheckpointOptions, Error, Idle, Server, ServerOptions, ServerStatus, ShardOptions};
 use crate::transport::mixed::Mixed;
 
@@ -182,7 +183,8 @@ impl CoordinatedMember {
         let origin = checkpoint.as_ref().map(|checkpoint| Origin {
             version: checkpoint.version().get(),
             clock: checkpoint.smallest_clock().get(),
-            instead_of: checkpoint.instead_of().map(ToString::to_string),
+            // Its remedy is for a server that has no other one.
+            instead_of: checkpoint.instead_of().map(|error| cause_of(error)),
         });
         let table = order.table.clone();
         let server = self.member.make_server(&order.listen, table, values, checkpoint, options)?;

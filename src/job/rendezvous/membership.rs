@@ -56,21 +56,31 @@ impl Membership {
         let identity = Identity { role: 1 + introduction.role as u32, rank: introduction.rank, epoch: 0 };
         let terms = ChannelTerms { secret, identity, limit: LIMIT, ..ChannelTerms::new(Purpose::Rendezvous) };
         let introduction = encode(&ToHub::Introduce(introduction));
-        let (mut last, mut answered) = ("it has no address".to_owned(), false);
+        let (mut last, mut refusal) = ("it has no address".to_owned(), None);
         let mut pause = TRY_EVERY.0;
         loop {
             let sockets = resolve(address, deadline)?;
             let is_only = sockets.len() == 1;
+            let mut refused_now = false;
             for socket in sockets {
                 let connected_by =
                     if is_only { deadline } else { deadline.min(Instant::now() + CONNECT_MAX) };
                 match join_at(socket, address, &introduction, &terms, (connected_by, deadline)) {
                     Ok(membership) => return Ok(membership),
                     Err(JoinFailure::Final(error)) => return Err(error),
-                    Err(JoinFailure::Passing(why)) => (last, answered) = (why, false),
-                    Err(JoinFailure::Full(why)) => (last, answered) = (why, true),
+                    Err(JoinFailure::Full(why)) => {
+                        refused_now = true;
+                        last = refusal.insert(why).clone();
+                    }
+                    // It refuses at another of its addresses.
+                    Err(JoinFailure::Passing(_)) if refused_now => {}
+                    Err(JoinFailure::Passing(why)) => {
+                        last = refusal
+                            .as_ref()
+                            .map_or(why, |why| format!("it refused until it was gone: {why}"));
+                    }
                     // The deadline has cut this try short: an answer to one before says more.
-                    Err(JoinFailure::Unanswered) if answered => {}
+                    Err(JoinFailure::Unanswered) if refusal.is_some() => {}
                     Err(JoinFailure::Unanswered) => last = "it does not answer".into(),
                 }
             }
@@ -79,12 +89,12 @@ impl Membership {
                     address: address.into(),
                     waited: timeout,
                     last,
-                    answered,
+                    answered: refusal.is_some(),
                 });
             }
             // There is one more try before the deadline.
             std::thread::sleep(pause.min(deadline - TRY_EVERY.0 - Instant::now()).max(TRY_EVERY.0));
-            pause = if answered { (2 * pause).min(TRY_EVERY.1) } else { TRY_EVERY.0 };
+            pause = if refusal.is_some() { (2 * pause).min(TRY_EVERY.1) } else { TRY_EVERY.0 };
         }
     }
 

@@ -187,9 +187,9 @@ pub enum RendezvousError {
         address: String,
         /// The time that was spent on trying.
         waited: std::time::Duration,
-        /// The outcome of the last try.
+        /// The outcome of the last try; the refusal, where rank 0 had refused before and is gone.
         last: String,
-        /// Rank 0 answered, and has no rank for this process.
+        /// Rank 0 answered, and had no rank for this process.
         answered: bool,
     },
     /// The conversation cannot be had.

@@ -152,6 +152,26 @@ fn a_rank_that_is_taken_is_waited_for() {
 }
 
 #[test]
+fn the_reason_of_a_refusal_is_told_though_rank_0_is_gone_since() {
+    let mut hub = hub(HubOptions::default());
+    let introduction = Introduction { role_rank: Some(0), ..worker() };
+    let first = join(&hub, introduction.clone());
+    wait_for(&mut hub, joined);
+    let _first = finish(&mut hub, first).unwrap();
+    let address = hub.address().to_string();
+    let timeout = Duration::from_secs(3);
+    let second = std::thread::spawn(move || Membership::join(&address, introduction, None, timeout));
+    while hub.turned_away() == 0 {
+        assert!(hub.poll().is_none() && !second.is_finished());
+        hub.wait(Duration::from_millis(5));
+    }
+    drop(hub);
+    let error = second.join().unwrap().err().expect("no free rank").to_string();
+    assert!(error.contains("it refused until it was gone: worker 0 is there already"), "{error}");
+    assert!(error.contains("start no more processes than the job has ranks"), "{error}");
+}
+
+#[test]
 fn a_full_job_says_so_by_the_deadline() {
     let mut hub = hub(HubOptions { ranks: vec![(MemberRole::Server, 1)], ..HubOptions::default() });
     let address = hub.address().to_string();

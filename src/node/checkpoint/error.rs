@@ -123,7 +123,7 @@ pub enum CheckpointError {
     },
     /// The file was a checkpoint once, and is damaged.
     #[error(
-        "{}: a damaged checkpoint: {reason}, and no earlier one beside it can be read; {}",
+        "{}: a damaged checkpoint: {reason}; {}",
         file.display(), remedy_of(self)
     )]
     Damaged {

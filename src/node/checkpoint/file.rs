@@ -10,6 +10,7 @@ use super::format::{self, Fault};
 use super::header::Header;
 pub(super) use super::owner::claim;
 use super::{Checkpoint, CheckpointError, owner};
+use crate::diagnostic::cause_of;
 
 /// The path with a suffix at its name's end.
 pub(super) fn beside(file: &Path, suffix: &str) -> Result<PathBuf, CheckpointError> {
@@ -129,9 +130,18 @@ pub(super) fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
         Ok(Ok(earlier)) => earlier,
         // It is missing only where there is neither: a job that then begins at its initial values loses nothing.
         Ok(Err(unusable)) if is_missing(&error) && !is_missing(&unusable) => return Err(unusable),
-        _ => return Err(error),
+        _ => {
+            return Err(match error {
+                CheckpointError::Damaged { file, reason } => {
+                    let reason = format!("{reason}, and no earlier one beside it can be read");
+                    CheckpointError::Damaged { file, reason }
+                }
+                error => error,
+            });
+        }
     };
-    tracing::warn!(%error, version = earlier.version().get(), "the newest checkpoint is unusable; took the one before");
+    let (why, version) = (cause_of(&error), earlier.version().get());
+    tracing::warn!(error = why, version, "the newest checkpoint is unusable; took the one before");
     Ok(Checkpoint { instead_of: Some(Arc::new(error)), ..earlier })
 }
 

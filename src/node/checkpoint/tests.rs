@@ -293,6 +293,7 @@ fn the_checkpoint_before_is_kept_and_read_when_the_newest_is_unusable() {
         assert_eq!((earlier.version(), earlier.file()), (Version::new(77), &*previous));
         let why = earlier.instead_of().unwrap().to_string();
         assert!(why.contains(file.to_str().unwrap()), "{why}");
+        assert!(!why.contains("no earlier one"), "there is one: {why}");
     }
     // As a process leaves it that ends between the two renames.
     fs::remove_file(&file).unwrap();

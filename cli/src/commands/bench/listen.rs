@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use slackline::TransportKind;
 use slackline::internals::channel::{Channel, ChannelError, listen as listen_at};
+use slackline_lab::stderr;
 
 use super::carrier;
 use super::client::{Client, ClientLine};
@@ -47,14 +48,14 @@ pub(super) fn listen(
         let ((channel, first), from) = match greeted {
             Ok(greeted) => greeted,
             Err(error) => {
-                eprintln!("slackline bench: turned a client away: {error}");
+                stderr::tell(format_args!("slackline bench: turned a client away: {error}"));
                 continue;
             }
         };
         let served = attend(channel, first, transport, means);
         match served {
             Ok(count) => tell(&format!("served {count} measurements of {from}"))?,
-            Err(error) if keep => eprintln!("slackline bench: {from}: {error}"),
+            Err(error) if keep => stderr::tell(format_args!("slackline bench: {from}: {error}")),
             Err(error) => return Err(error),
         }
         if !keep {

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use slackline::internals::kernel::ticks;
+use slackline_lab::stderr;
 
 use super::error::BenchError;
 use super::settings::Settings;
@@ -215,7 +216,7 @@ impl Progress {
     pub(super) fn tick(&mut self, unit: &str, done: u64, all: u64) {
         if self.told.elapsed() >= PROGRESS_EVERY {
             self.told = Instant::now();
-            eprintln!("slackline bench: {}: {unit} {done} of {all}", self.what);
+            stderr::tell(format_args!("slackline bench: {}: {unit} {done} of {all}", self.what));
         }
     }
 }

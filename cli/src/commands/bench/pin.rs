@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use slackline_lab::stderr;
 
 /// The cores that this process may run on, as it was started.
 pub(super) fn cores() -> &'static [usize] {
@@ -19,7 +20,9 @@ pub(super) fn pin_to(core: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     if let Err(error) = sched_setaffinity(None, &set) {
-        eprintln!("slackline bench: cannot keep a thread on core {core}: {error}; going on without");
+        stderr::tell(format_args!(
+            "slackline bench: cannot keep a thread on core {core}: {error}; going on without"
+        ));
     }
 }
 

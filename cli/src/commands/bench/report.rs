@@ -166,10 +166,8 @@ impl Results<'_> {
         if all.is_empty() {
             return Ok(());
         }
-        if !json.is_some_and(is_stdout) {
-            output::print(&notes(&all))?;
-        }
-        let Some(target) = json else { return Ok(()) };
+        let noted = if json.is_some_and(is_stdout) { Ok(()) } else { output::print(&notes(&all)) };
+        let Some(target) = json else { return noted };
         let text = match &all[..] {
             [one] if !are_many => serde_json::to_string_pretty(one),
             many => serde_json::to_string_pretty(many),
@@ -178,10 +176,7 @@ impl Results<'_> {
         if is_stdout(target) {
             return output::print(&text);
         }
-        output::replace(target, text.as_bytes()).map_err(|error| {
-            Failure::failed(format!("--json {}: cannot be written: {error}", target.display()))
-                .help("check the folder, its permissions and the space left")
-        })
+        noted.and(output::keep("--json", target, &text))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackline::Diagnostic;
+use slackline_lab::stderr;
 
 use crate::commands::bench::{duration, rate, size};
 use crate::failure;
@@ -163,8 +164,8 @@ impl CurrentCheck {
             match &*now {
                 None => return,
                 Some((what, begun)) if timeout.timed_out() => match begun.elapsed().as_secs() {
-                    0 => eprintln!("slackline doctor: {what}"),
-                    seconds => eprintln!("slackline doctor: {what}, {seconds} s"),
+                    0 => stderr::tell(format_args!("slackline doctor: {what}")),
+                    seconds => stderr::tell(format_args!("slackline doctor: {what}, {seconds} s")),
                 },
                 Some(_) => {}
             }

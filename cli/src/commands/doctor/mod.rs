@@ -94,11 +94,8 @@ fn examine(args: &DoctorArgs) -> Result<(), Failure> {
     match (&args.json, file) {
         (Some(_), None) => output::print(&json())?,
         (_, file) => {
-            output::print(&show::text(&report))?;
-            if let Some(file) = file {
-                let keep = output::replace(file, json().as_bytes());
-                keep.map_err(|error| Failure::failed(format!("--json {}: {error}", file.display())))?;
-            }
+            let kept = file.map_or(Ok(()), |file| output::keep("--json", file, &json()));
+            kept.and(output::print(&show::text(&report)))?;
         }
     }
     // A device is named because it is to be used.

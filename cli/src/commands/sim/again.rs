@@ -1,9 +1,11 @@
 //! `slackline sim --reproduce NAME --again N`: how often each claim holds with other seeds.
 
 use std::process::ExitCode;
+use std::slice;
 
 use serde_json::Value;
 use slackline_lab::reproduce::{Again, Outcome, Recipe};
+use slackline_lab::stderr;
 
 use super::args::SimArgs;
 use super::errors;
@@ -16,19 +18,21 @@ use crate::failure::Failure;
 pub(super) fn run(args: &SimArgs, recipes: &[&'static Recipe], times: u64) -> Result<ExitCode, Failure> {
     let mut all = Vec::new();
     for recipe in recipes {
-        let first: Outcome = recipe.run(args.seed, args.seeds).map_err(|error| errors::of_recipe(&error))?;
+        let mut first: Outcome =
+            recipe.run(args.seed, args.seeds).map_err(|error| errors::of_recipe(&error))?;
         let docs = args.docs.as_deref();
         let recorded = docs.and_then(|docs| read_again(docs, recipe.name));
         let own = recorded.filter(|again| again.is_of(&first));
         let mut again = own.unwrap_or_else(|| Again::none_yet(&first));
         if again.times() > 0 {
-            eprintln!("{}: {} runs are on record, {times} are asked for", recipe.name, again.times());
+            let (name, recorded) = (recipe.name, again.times());
+            stderr::tell(format_args!("{name}: {recorded} runs are on record, {times} are asked for"));
         }
         while again.times() < times {
             again.once_more(&first, args.seeds).map_err(|error| errors::of_recipe(&error))?;
             docs.map_or(Ok(()), |docs| write_again(docs, &again))?;
         }
-        docs.map_or(Ok(()), |docs| write_docs(docs, vec![first]).map(drop))?;
+        docs.map_or(Ok(()), |docs| write_docs(docs, slice::from_mut(&mut first)))?;
         all.push(again);
     }
     give_text(args, &Again::table(&all).text(), &all.iter().map(Again::json).collect::<Value>())?;

@@ -14,9 +14,10 @@ use slackline_lab::reproduce::{
 
 use super::args::SimArgs;
 use super::errors;
-use super::give::{give_text, keep};
+use super::give::give_text;
 use super::records::{ALL_SCHEMES, read};
 use crate::failure::Failure;
+use crate::output::keep;
 
 /// File name of the record of the comparisons.
 const RECORD: &str = "real.json";
@@ -90,16 +91,15 @@ pub(super) fn run_all_schemes(args: &SimArgs) -> Result<ExitCode, Failure> {
     tell(args, &format!("{ALL_SCHEMES}.json"), &all_schemes(&table, &occasion), &record)
 }
 
-/// Shows a part of the page, and writes it with its record where that is asked for.
+/// Shows a part of the page, and writes it with its record where that is asked for. The error is the first.
 fn tell(args: &SimArgs, file: &str, part: &str, record: &Value) -> Result<ExitCode, Failure> {
-    if let Some(docs) = &args.docs {
+    let recorded = args.docs.as_ref().map_or(Ok(()), |docs| {
         keep("--docs", &docs.join(RECORDS).join(file), &lab::record(record))?;
         let page = docs.join(REAL_PAGE);
         let earlier = fs::read_to_string(&page).unwrap_or_default();
-        keep("--docs", &page, &real_page(&earlier, part))?;
-    }
-    give_text(args, part, record)?;
-    Ok(ExitCode::SUCCESS)
+        keep("--docs", &page, &real_page(&earlier, part))
+    });
+    recorded.and(give_text(args, part, record)).map(|()| ExitCode::SUCCESS)
 }
 
 /// Where and when this was, if it began then.

@@ -7,11 +7,11 @@ use serde_json::Value;
 use slackline_lab::reproduce::{
     self, AGAIN, Again, Outcome, PAGE, PLOTS, Part, RECIPES, RECORDS, Race, Recipe,
 };
+use slackline_lab::stderr;
 
 use super::errors;
-use super::give::keep;
 use crate::failure::Failure;
-use crate::output;
+use crate::output::{self, keep};
 
 /// The name by which the table of all schemes is asked for, as a result is, and that of its record.
 pub(super) const ALL_SCHEMES: &str = "all-schemes";
@@ -48,13 +48,13 @@ pub(super) fn write_again(docs: &Path, again: &Again) -> Result<(), Failure> {
     keep("--docs", &record_again(docs, &again.result), &reproduce::record(&again.json()))
 }
 
-/// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others. Gives what
-/// was run, judged by its runs with other seeds where there were any.
-pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outcome>, Failure> {
-    for outcome in &mut done {
+/// Writes the page, and the plots and records of what was run; the page keeps what it tells of all others. What was
+/// run is judged by its runs with other seeds where there were any.
+pub(super) fn write_docs(docs: &Path, done: &mut [Outcome]) -> Result<(), Failure> {
+    for outcome in &mut *done {
         read_again(docs, outcome.name()).into_iter().for_each(|again| outcome.held(again));
     }
-    for outcome in &done {
+    for outcome in &*done {
         let name = outcome.name();
         keep("--docs", &docs.join(PLOTS).join(format!("{name}.svg")), &outcome.figure().svg())?;
         keep(
@@ -73,9 +73,9 @@ pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outc
         let part = outcome.map(Part::of).or_else(kept);
         if part.is_none() {
             let (name, docs) = (recipe.name, docs.display());
-            eprintln!(
+            stderr::tell(format_args!(
                 "warning: --docs {docs} has nothing of {name} yet, nor has the page; run --reproduce {name}"
-            );
+            ));
         }
         part
     };
@@ -84,6 +84,5 @@ pub(super) fn write_docs(docs: &Path, mut done: Vec<Outcome>) -> Result<Vec<Outc
     let all_schemes = read(&docs.join(RECORDS).join(format!("{}.json", ALL_SCHEMES)));
     let real = all_schemes.map_or_else(Vec::new, |record| race.borne_out(&record));
     let page = reproduce::page(&parts, &real).map_err(|error| errors::of_recipe(&error))?;
-    keep("--docs", &docs.join(PAGE), &page)?;
-    Ok(done)
+    keep("--docs", &docs.join(PAGE), &page)
 }

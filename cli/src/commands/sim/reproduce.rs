@@ -59,17 +59,16 @@ pub(super) fn run(args: &SimArgs, name: &str) -> Result<ExitCode, Failure> {
         Ok(())
     });
     // One that fails loses nothing of those before it.
-    if let Some(docs) = args.docs.as_deref().filter(|_| !done.is_empty()) {
-        done = write_docs(docs, done)?;
-    }
+    let docs = args.docs.as_deref().filter(|_| !done.is_empty());
+    let recorded = docs.map_or(Ok(()), |docs| write_docs(docs, &mut done));
     ran.map_err(|error| errors::of_recipe(&error))?;
     let text: Vec<_> = done.iter().map(Outcome::text).collect();
     let json = || match &done[..] {
         [outcome] => outcome.json(),
         many => many.iter().map(Outcome::json).collect(),
     };
-    give(args, &text.join("\n"), json, || done[0].figure().clone())?;
-    Ok(ExitCode::SUCCESS)
+    let given = give(args, &text.join("\n"), json, || done[0].figure().clone());
+    recorded.and(given).map(|()| ExitCode::SUCCESS)
 }
 
 fn list() -> String {

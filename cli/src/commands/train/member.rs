@@ -6,6 +6,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use slackline::Placement;
 use slackline::internals::job::MemberRole as Role;
 use slackline::internals::job::env;
+use slackline_lab::stderr;
 
 use super::job_args::JobArgs;
 use super::part::Part;
@@ -74,7 +75,9 @@ fn run(args: &MemberArgs, role: Role) -> ExitCode {
     if args.child {
         // The end of its connection says the same, but a process that is stuck does not see it.
         if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            eprintln!("warning: this process may outlive its coordinator if it hangs: {error}");
+            stderr::tell(format_args!(
+                "warning: this process may outlive its coordinator if it hangs: {error}"
+            ));
         }
     }
     let timeout = match values::timeout(args.timeout) {

@@ -81,22 +81,13 @@ fn train(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// Writes everything that was asked for; the model first, since it is what took the time.
+/// Writes everything that was asked for; the model first, since it is what took the time. What cannot be written keeps
+/// nothing else back; the error is the first.
 fn keep(plan: &Plan, outcome: &Outcome) -> Result<(), Failure> {
-    if let Some(path) = &plan.save {
-        model::save(path, &plan.spec, &outcome.parameters)
-            .map_err(|error| Failure::failed(format!("--save {error}")))?;
-    }
-    let table = report::text(plan, outcome);
-    if plan.json_on_stdout() {
-        eprint!("{table}");
-        return output::print(&report::json(plan, outcome));
-    }
-    if let Some(path) = &plan.json {
-        output::replace(path, report::json(plan, outcome).as_bytes()).map_err(|error| {
-            Failure::failed(format!("--json {}: cannot be written: {error}", path.display()))
-                .help("check the folder, its permissions and the space left")
-        })?;
-    }
-    output::print(&table)
+    let saved = plan.save.as_ref().map_or(Ok(()), |path| {
+        let saved = model::save(path, &plan.spec, &outcome.parameters);
+        saved.map_err(|error| Failure::failed(format!("--save {error}")))
+    });
+    let (table, json) = (report::text(plan, outcome), report::json(plan, outcome));
+    saved.and(output::give(&table, &json, plan.json.as_deref()))
 }

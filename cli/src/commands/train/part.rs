@@ -14,6 +14,7 @@ use slackline::internals::job::member::{End, WaitError};
 use slackline::internals::job::{ErrorReport, MemberRole as Role};
 use slackline::{Error, JobError};
 use slackline_lab::program::Program;
+use slackline_lab::stderr;
 
 use super::job_args::JobArgs;
 use super::measure::serve_metrics;
@@ -84,7 +85,9 @@ impl Part {
         let member = CoordinatedMember::join(&address, options).map_err(|error| Failure::of(&error))?;
         if !quiet {
             let role_rank = member.role_rank();
-            eprintln!("joined the job at {address} as {role} {role_rank}; waiting for it to begin");
+            stderr::tell(format_args!(
+                "joined the job at {address} as {role} {role_rank}; waiting for it to begin"
+            ));
         }
         Ok(Taken { member, local_rank, registry, _served, quiet, ending: Arc::default() })
     }
@@ -110,7 +113,7 @@ impl Taken {
         );
         let ServeEnd { end, checkpoint_error } = ended?;
         if let Some(error) = checkpoint_error {
-            eprintln!("warning: the last checkpoint is not written: {error}");
+            stderr::tell(format_args!("warning: the last checkpoint is not written: {error}"));
         }
         if let Some(end) = end {
             return Ok(end);
@@ -238,7 +241,7 @@ fn tell(end: End, quiet: bool) -> i32 {
         End::Dismissed => 0,
         End::Told(why) | End::Refused(why) | End::Lost(why) => {
             if !quiet {
-                eprintln!("{}", Failure::failed(why));
+                stderr::tell(Failure::failed(why));
             }
             1
         }

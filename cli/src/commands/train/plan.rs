@@ -352,11 +352,6 @@ impl Plan {
             TaskKind::Values => "entries",
         }
     }
-
-    /// Whether stdout is for the JSON alone.
-    pub(super) fn json_on_stdout(&self) -> bool {
-        self.json.as_deref() == Some(Path::new("-"))
-    }
 }
 
 fn between(option: &str, value: usize, most: usize) -> Result<(), Failure> {

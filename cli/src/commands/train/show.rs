@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use slackline_lab::model::Evaluation;
+use slackline_lab::stderr;
 
 use super::plan::Plan;
 
@@ -71,12 +72,8 @@ impl Display {
             self.line = Some(Instant::now());
             let part = progress.done as f64 / self.all as f64;
             let epoch = part * f64::from(self.epochs);
-            eprintln!(
-                "epoch {epoch:.1} of {} ({:.0} %): {}",
-                self.epochs,
-                100.0 * part,
-                self.describe(progress)
-            );
+            let (percent, what) = (100.0 * part, self.describe(progress));
+            stderr::tell(format_args!("epoch {epoch:.1} of {} ({percent:.0} %): {what}", self.epochs));
         }
     }
 
@@ -109,8 +106,8 @@ impl Display {
     pub(super) fn tell(&self, line: &str) {
         let line: String = line.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect();
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(|| stderr::tell(line)),
+            None => stderr::tell(line),
         }
     }
 }
