@@ -11,7 +11,7 @@ mod posting;
 pub(super) use posting::StagedPosting;
 
 use super::{PostError, RegisterError, WorkCompletion, WorkRequest};
-use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice, Tickets};
 use crate::mem::{HostMemory, LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE};
 
 /// Blocks of one side of a connection, and the bytes of each where payloads are not shorter.
@@ -20,12 +20,13 @@ const BLOCK_BYTES: usize = 2 << 20;
 
 /// What carries the pieces of requests between blocks and a peer, in order. It completes each signalled request once.
 pub(super) trait StagedLane {
-    /// True if the lane carries this memory of a GPU without blocks.
+    /// How many bytes from the begin of this memory of a GPU the lane carries with one request and without blocks; none
+    /// if it takes blocks.
     ///
     /// # Errors
-    /// It does not, and the memory may not be staged.
-    fn reaches(&self, _memory: &GpuMemory) -> Result<bool, GpuError> {
-        Ok(false)
+    /// It takes blocks, and the memory may not be staged.
+    fn reaches(&self, _memory: &GpuSlice) -> Result<usize, GpuError> {
+        Ok(0)
     }
 
     /// Has later work of the GPU see what the lane has written to its memory itself.

@@ -50,7 +50,7 @@ impl Verbs {
         let (gpu, bytes) = (&own.gpu, bytes.max(VERSION_BYTES));
         let allocate = || GpuMemory::allocate(gpu, bytes).map_err(|error| error.to_string());
         let (mine, target) = (allocate()?, allocate()?);
-        if !registrations.reach(&self.shared, gpu, &mine).map_err(|error| error.to_string())? {
+        if registrations.reach(&self.shared, gpu, &mine.whole()).map_err(|error| error.to_string())? == 0 {
             return Err("the device does not register the memory; the log has the reason".into());
         }
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED;
