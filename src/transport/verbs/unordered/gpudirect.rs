@@ -3,10 +3,10 @@
 
 use super::super::tests::connect_granting;
 use super::*;
-use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner};
+use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner, rdma_of, rows_told};
 use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
-use crate::transport::verbs::VerbsEndpoint;
+use crate::transport::verbs::{OpenError, VerbsEndpoint};
 use crate::transport::{
     Address, CompletionError, ConnectError, Endpoint, Flags, GpuGrant, GpuPath, Inline, Offer, Operation,
     PostError, Transport, WorkCompletion, WorkRequest, WorkRequestId,
@@ -479,6 +479,26 @@ fn transfers_that_are_tried_are_whole_or_say_what_is_missing() {
 }
 
 #[test]
+fn every_row_is_measured_where_the_rdma_device_reaches_the_gpu() {
+    for row in rows_told(|gpu| rdma_of(gpu, Ok(super::lingering().verbs(None)))) {
+        let is_positive =
+            |pair: &serde_json::Value| pair[0].as_f64() > Some(0.0) && pair[1].as_f64() > Some(0.0);
+        let pairs = row["pairs"].as_array().unwrap_or_else(|| panic!("{row}"));
+        assert!(pairs.len() == 3 && pairs.iter().all(is_positive), "{row}");
+    }
+}
+
+#[test]
+fn rows_of_rdma_say_why_no_device_reaches_the_gpu() {
+    let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
+    let none = (Err(OpenError::NoDevice), "this host has no RDMA device");
+    for (verbs, reason) in [none, (Ok(super::common()), "the GPU's driver exports none")] {
+        let missing = rdma_of(&gpu, verbs).unwrap_err();
+        assert!(missing.contains(reason), "{missing}");
+    }
+}
+
+#[test]
 fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
     let driver = Arc::new(Scripted::new().with_dma_bufs());
     let (gpu, ..) = driver.open_gpu();
@@ -493,30 +513,6 @@ fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
     }
 }
 
-#[test]
-fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
-    let mut scene = scene(Import::DmaBuf, 14, 1, 2 * PAGE);
-    let first = scene.driver.memory(PAGE);
-    // Its driver exports whole pages, and of these it has none.
-    scene.driver.memory_behind(first, 100);
-    scene.driver.set_bytes(first, &noise(6, PAGE + 100));
-    let tensor = memory_with_owner(&scene.gpu, first + 96, PAGE, ());
-    let remote = scene.remote[2].slice(0, PAGE as u64).unwrap();
-    scene.carry_out(write_from(&tensor, 0, remote));
-    scene.until(|scene| (!scene.device.step()).then_some(()));
-    assert!(scene.driver.bytes(scene.slots.pointer(), PAGE) == noise(6, PAGE + 100)[96..96 + PAGE]);
-    assert_eq!(scene.gpu.host_bytes_copied(), 96);
-}
-
-#[test]
-fn peers_are_granted_no_memory_of_the_caller() {
-    let scene = scene(Import::DmaBuf, 15, 1, PAGE);
-    let tensor = memory_with_owner(&scene.gpu, scene.driver.memory(2 * PAGE) + 100, PAGE, ());
-    let refused = scene.verbs.register_on_gpu(&tensor).unwrap_err().to_string();
-    assert!(refused.contains("is the caller's"), "{refused}");
-}
-
-fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
 /// The pieces of one tensor, as PyTorch's expandable segments have them: their lengths, one right behind the other.
 const PIECES: [usize; 3] = [32 * PAGE, 16 * PAGE, 64 * PAGE];
 
@@ -583,6 +579,30 @@ fn a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept(impo
     assert_eq!(third, second + PIECES[1] as u64);
 }
 
+#[test]
+fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
+    let mut scene = scene(Import::DmaBuf, 14, 1, 2 * PAGE);
+    let first = scene.driver.memory(PAGE);
+    // Its driver exports whole pages, and of these it has none.
+    scene.driver.memory_behind(first, 100);
+    scene.driver.set_bytes(first, &noise(6, PAGE + 100));
+    let tensor = memory_with_owner(&scene.gpu, first + 96, PAGE, ());
+    let remote = scene.remote[2].slice(0, PAGE as u64).unwrap();
+    scene.carry_out(write_from(&tensor, 0, remote));
+    scene.until(|scene| (!scene.device.step()).then_some(()));
+    assert!(scene.driver.bytes(scene.slots.pointer(), PAGE) == noise(6, PAGE + 100)[96..96 + PAGE]);
+    assert_eq!(scene.gpu.host_bytes_copied(), 96);
+}
+
+#[test]
+fn peers_are_granted_no_memory_of_the_caller() {
+    let scene = scene(Import::DmaBuf, 15, 1, PAGE);
+    let tensor = memory_with_owner(&scene.gpu, scene.driver.memory(2 * PAGE) + 100, PAGE, ());
+    let refused = scene.verbs.register_on_gpu(&tensor).unwrap_err().to_string();
+    assert!(refused.contains("is the caller's"), "{refused}");
+}
+
+fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
     let scene = scene(import, 11, 1, PAGE);
     let frames = scene.memory(PAGE);
     lock(&scene.device.world.state).registering = libc::ENOMEM;
@@ -638,10 +658,10 @@ by_each_import! {
     a_grant_covers_its_bytes_and_not_the_page_that_they_are_in,
     memory_of_the_caller_is_registered_once_for_its_allocation,
     a_tensor_inside_its_allocation_is_read_and_written_where_it_lies,
+    a_tensor_over_pieces_of_memory_is_carried_without_blocks,
+    a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept,
     registrations_end_with_their_transport_and_not_with_the_memory,
     each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing,
     fenced_requests_wait_for_what_devices_bring_to_a_gpu,
     an_owner_whose_frames_no_device_registers_says_so_at_once,
 }
-    a_tensor_over_pieces_of_memory_is_carried_without_blocks,
-    a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept,
