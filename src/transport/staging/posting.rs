@@ -343,6 +343,7 @@ impl StagedPosting {
                     return Err(failed(GpuError::NotDirect { bytes: reached, reason: reason.into() }));
                 }
             }
+            request.is_staged = true;
             let blocks = match &mut self.blocks {
                 Some(blocks) => blocks,
                 none => none.insert(lane.blocks(&self.gpu, self.longest).map_err(failed)?),
@@ -355,7 +356,6 @@ impl StagedPosting {
                 true => PieceWork::Read { block, remote, into: local },
                 false => PieceWork::Write { copy: blocks.copy_out(local, &block).map_err(failed)?, remote },
             };
-            request.is_staged = true;
             request.begun += bytes;
             request.pieces += 1;
             self.begun.push_back(LanePiece { number, flags, work });
