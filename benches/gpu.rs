@@ -8,9 +8,10 @@ mod rows;
 
 use std::process::Command;
 
-use rows::{Rows, Sizes};
+use rows::{Rows, Sizes, rdma_of};
 use serde_json::json;
 use slackline::gpu::Gpu;
+use slackline::{Verbs, VerbsOptions};
 
 const SIZES: Sizes = Sizes {
     pairs: 9,
@@ -46,7 +47,9 @@ fn main() -> peer::Outcome<()> {
             "names": Rows::names(SIZES.versions.map(|(name, _)| name)),
         })
     );
-    Rows { gpu: &gpu, other_process, sizes: SIZES }.measure(|row| println!("{row}"));
+    let options = VerbsOptions { near: Some(properties.pci_address), ..VerbsOptions::default() };
+    let rdma = rdma_of(&gpu, Verbs::open(options));
+    Rows { gpu: &gpu, other_process, sizes: SIZES, rdma }.measure(|row| println!("{row}"));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The costs of publishing, pulling and folding on a GPU, each beside a limit of the device that is measured by turns
 //! with it. The library's unit tests run the same code over the scripted driver, where its figures mean nothing.
 
+use std::cell::RefCell;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ use slackline::optim::{AdamParameters, Optimizer};
 use slackline::scheme::SchemeConfig;
 use slackline::weights::{BackgroundPublisher, Publisher, PublisherOptions, Reader, ReaderOptions, Wanted};
 use slackline::{
-    Address, ElementType, Encoding, Shm, Table, Tcp, Transport, VersionTag, Worker, WorkerOptions,
+    Address, ElementType, Encoding, OpenError, Shm, Table, Tcp, Transport, Verbs, VersionTag, Worker,
+    WorkerOptions,
 };
 
 use super::peer::{Outcome, PATIENCE, Peer, fill_of, publish_filled};
@@ -35,6 +37,7 @@ pub(crate) struct Rows<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) other_process: fn() -> Command,
     pub(crate) sizes: Sizes,
+    pub(crate) rdma: Rdma,
 }
 
 /// The bound that our number, divided by the limit's, is to keep.
@@ -46,11 +49,8 @@ pub(crate) enum Goal {
     Reported,
 }
 
-/// Rows that take an RDMA adapter, and are not written yet.
-const NOT_THERE: [&str; 2] = [
-    "WRITE and READ by an RDMA device from memory of a GPU",
-    "registering 1 GiB, second time from the cache",
-];
+/// The longest time of a registration that is known, in ns.
+const REGISTERED_AGAIN: f64 = 10_000.0;
 
 /// After so long a server has folded a gradient.
 const FOLDED: Duration = Duration::from_millis(50);
@@ -164,41 +164,64 @@ impl Arrays {
     }
 }
 
+/// Takes each row: its name, the name of its limit, the unit of both, the goal, and how it is measured.
+type EachRow<'a> = dyn FnMut(&str, &str, &str, Goal, &dyn Fn(&Rows<'_>) -> Outcome<Pairs>) + 'a;
+
+/// RDMA with a GPU whose memory its device carries, or the reason why there is none.
+pub(crate) type Rdma = Result<Verbs, String>;
+
+pub(crate) fn rdma_of(gpu: &Gpu, verbs: Result<Verbs, OpenError>) -> Rdma {
+    let verbs = verbs.map_err(|error| format!("there is no RDMA device to measure: {error}"))?.with_gpu(gpu);
+    let memory = GpuMemory::allocate(gpu, 1).map_err(|error| error.to_string())?;
+    match (verbs.gpu(), verbs.register_tensor(&memory)) {
+        (None, Err(reason)) => Err(format!("no RDMA device of this host reaches memory of a GPU: {reason}")),
+        _ => Ok(verbs),
+    }
+}
+
 impl Rows<'_> {
     /// The names of all rows, in the order in which they are measured.
     pub(crate) fn names(versions: [&str; 2]) -> Vec<String> {
         let mut names = Vec::new();
-        Rows::each(versions, &mut |name, _, _, _, _| names.push(name.to_owned()));
-        names.extend(NOT_THERE.map(String::from));
+        let mut add = |name: &str, _: &str, _: &str, _: Goal, _: &dyn Fn(&Rows<'_>) -> Outcome<Pairs>| {
+            names.push(name.to_owned());
+        };
+        Rows::each(versions, &mut add);
+        Rows::each_of_rdma(versions, &mut add);
         names
     }
 
     /// Measures every row, and tells each as soon as it is measured.
     pub(crate) fn measure(&self, mut tell: impl FnMut(Value)) {
         let versions = self.sizes.versions.map(|(name, _)| name);
-        Rows::each(versions, &mut |name, against, unit, goal, row| {
-            let outcome = row(self).map_err(|error| error.to_string());
-            let (at_least, at_most) = match goal {
-                Goal::AtLeast(least) => (Some(least), None),
-                Goal::AtMost(most) => (None, Some(most)),
-                Goal::Reported => (None, None),
+        let mut measure =
+            |name: &str, against: &str, unit: &str, goal, row: &dyn Fn(&Rows<'_>) -> Outcome<Pairs>| {
+                let outcome = row(self).map_err(|error| error.to_string());
+                let (at_least, at_most) = match goal {
+                    Goal::AtLeast(least) => (Some(least), None),
+                    Goal::AtMost(most) => (None, Some(most)),
+                    Goal::Reported => (None, None),
+                };
+                tell(json!({
+                    "name": name, "against": against, "unit": unit, "at_least": at_least, "at_most": at_most,
+                    "pairs": outcome.as_ref().ok(), "failure": outcome.as_ref().err(),
+                }));
             };
-            tell(json!({
-                "name": name, "against": against, "unit": unit, "at_least": at_least, "at_most": at_most,
-                "pairs": outcome.as_ref().ok(), "failure": outcome.as_ref().err(),
-            }));
-        });
-        for name in NOT_THERE {
-            tell(json!({ "name": name, "missing": "this benchmark has no such row yet" }));
+        Rows::each(versions, &mut measure);
+        match &self.rdma {
+            Ok(_) => Rows::each_of_rdma(versions, &mut measure),
+            Err(reason) => Rows::each_of_rdma(versions, &mut |name, _, _, _, _| {
+                tell(json!({ "name": name, "missing": reason }));
+            }),
         }
     }
 
-    /// Gives each row: its name, the name of its limit, the unit of both, the goal, and how it is measured.
-    #[expect(clippy::type_complexity, reason = "the columns of one table")]
-    fn each(
-        versions: [&str; 2],
-        row: &mut dyn FnMut(&str, &str, &str, Goal, &dyn Fn(&Rows<'_>) -> Outcome<Pairs>),
-    ) {
+    fn rdma(&self) -> Outcome<&Verbs> {
+        Ok(self.rdma.as_ref().map_err(String::clone)?)
+    }
+
+    /// Gives each row that takes no RDMA device.
+    fn each(versions: [&str; 2], row: &mut EachRow<'_>) {
         let (sgd, adamw) = (
             Optimizer::Sgd { weight_decay: 0.0 },
             Optimizer::AdamW(AdamParameters { weight_decay: 0.01, ..AdamParameters::default() }),
@@ -261,6 +284,17 @@ impl Rows<'_> {
         }
         let name = format!("folds of the caller's stream while {} are published", versions[1]);
         row(&name, "the same alone", "s", Goal::Reported, &|rows| rows.busy());
+    }
+
+    /// Gives each row that takes an RDMA device.
+    fn each_of_rdma(versions: [&str; 2], row: &mut EachRow<'_>) {
+        let (goal, host) = (Goal::AtLeast(0.95), "the same of host memory");
+        let name = format!("WRITE of {} out of memory of a GPU by an RDMA device", versions[0]);
+        row(&name, host, "bytes_per_s", goal, &|rows| rows.carried(true));
+        let name = format!("READ of {} into memory of a GPU by an RDMA device", versions[0]);
+        row(&name, host, "bytes_per_s", goal, &|rows| rows.carried(false));
+        let name = format!("registering {}, second time from the cache", versions[1]);
+        row(&name, "10 us", "ns", Goal::AtMost(1.0), &|rows| rows.registered_again());
     }
 
     fn version(&self, size: usize) -> usize {
@@ -349,7 +383,7 @@ impl Rows<'_> {
         let transport = Tcp::new().with_gpu(self.gpu);
         let options = WorkerOptions::new(SchemeConfig::Bsp);
         let worker = Worker::connect(transport, &[peer.address()?.clone()], options, PATIENCE)?;
-        let worker = std::cell::RefCell::new(worker);
+        let worker = RefCell::new(worker);
         let (mut bare, gradient) = (BareGpu::new(self.gpu, bytes)?, GpuMemory::allocate(self.gpu, bytes)?);
         bare.write(&gradient.whole(), &vec![0; bytes])?;
         let stream = bare.stream()?;
@@ -464,5 +498,28 @@ impl Rows<'_> {
             Ok(took.as_secs_f64())
         };
         pairs(self.sizes.pairs, || folds(true), || folds(false))
+    }
+
+    /// Between a device and itself, with the memory at its other end on the host.
+    fn carried(&self, is_write: bool) -> Outcome<Pairs> {
+        let bytes = self.version(0);
+        let memory = GpuMemory::allocate(self.gpu, bytes)?;
+        let transfers = RefCell::new(self.rdma()?.transfers_to_measure(&memory)?);
+        let carry = |is_on_gpu| Ok(rate(bytes, transfers.borrow_mut().carry(is_write, is_on_gpu)?));
+        pairs(self.sizes.pairs, || carry(true), || carry(false))
+    }
+
+    /// The time until memory of the caller's that was registered before is registered under another name of it.
+    fn registered_again(&self) -> Outcome<Pairs> {
+        let bytes = self.version(1);
+        let (memory, bare) = (GpuMemory::allocate(self.gpu, bytes)?, BareGpu::new(self.gpu, 1)?);
+        let rdma = self.rdma()?;
+        let again = || {
+            let tensor = bare.imported(&memory, 0, bytes)?;
+            let begun = Instant::now();
+            rdma.register_tensor(&tensor)?;
+            Ok(begun.elapsed().as_nanos() as f64)
+        };
+        pairs(self.sizes.pairs, again, || Ok(REGISTERED_AGAIN))
     }
 }

@@ -27,8 +27,8 @@ impl NoGpu {
         match *self {}
     }
 
-    /// The keys of its registration in a domain.
-    pub fn device_keys(&self, _: u32, _: bool) -> Option<DeviceKeys> {
+    /// The keys of its registration in a domain, and how many bytes are in there.
+    pub fn device_keys(&self, _: u32) -> Option<(DeviceKeys, usize)> {
         match *self {}
     }
 

@@ -90,7 +90,7 @@ impl BareGpu {
     /// # Errors
     /// The driver exports none.
     pub fn dma_buf(&self, memory: &GpuMemory) -> Result<(OwnedFd, usize), GpuError> {
-        let pages = memory.pages()?;
+        let pages = memory.whole().pages()?;
         let pages = pages.first().ok_or(GpuError::Empty)?;
         Ok((memory.dma_buf(pages)?, pages.bytes))
     }
@@ -103,6 +103,21 @@ impl BareGpu {
         let pointer = memory.pointer() + offset as u64;
         // SAFETY: the owner is the memory itself.
         unsafe { GpuMemory::of_caller(&self.gpu, pointer, bytes, memory.clone()) }
+    }
+
+    /// Memory as allocators of callers map it: two pieces of at least `bytes`, one right behind the other. It is never
+    /// given back: this is for programs that end.
+    ///
+    /// # Errors
+    /// The GPU is out of memory, or the driver refuses.
+    pub fn two_pieces(&self, bytes: usize) -> Result<GpuMemory, GpuError> {
+        let primary = &self.gpu.inner().primary;
+        let allocated = primary.call("allocating memory of a GPU in two pieces", |driver| {
+            driver.allocate_two_pieces(primary.device(), bytes)
+        });
+        let (pointer, length) = allocated?;
+        // SAFETY: it is never freed.
+        unsafe { GpuMemory::of_caller(&self.gpu, pointer, 2 * length, ()) }
     }
 
     /// Copies `from` to host memory; the time until its end was seen.

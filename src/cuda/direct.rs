@@ -1,19 +1,25 @@
 //! Memory of a GPU as RDMA devices reach it: its dma-bufs, registrations that go with it, and how kernels come to see
 //! what devices have written there.
+//!
+//! What peers are granted is memory of this library's own, which is one allocation. The caller's memory is only read
+//! and written by requests of this process. It may have been mapped piece by piece, as PyTorch's expandable segments
+//! are: each piece is registered by itself, and a request is cut where the registrations end.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::{SmallVec, smallvec};
 
+use super::driver::Allocation;
 use super::error::EXPORTING;
 use super::gpu::PrimaryContext;
 use super::memory::{GpuBacking, GpuBlock};
 use super::queue::GpuWork;
 use super::sys::{Attribute, Code, FLUSH_OPTION_HOST, ORDERING_OWNER, PointerAttribute};
 use super::{Gpu, GpuError, GpuMemory, GpuSlice, Tickets};
-use crate::mem::{DeviceKeys, PAGE_SIZE, Registration};
+use crate::mem::{DeviceKeys, MAX_RAILS, PAGE_SIZE, Registration};
 
 /// How a kernel comes to see what RDMA devices have written to the GPU's memory before it was launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +36,19 @@ pub(crate) enum RdmaVisibility {
 /// all peers.
 pub(crate) struct GpuRegistration {
     keys: DeviceKeys,
+    /// What of the GPU's memory it has.
+    addresses: Range<u64>,
     _registration: Box<dyn Registration>,
 }
 
 impl GpuRegistration {
     /// Its keys have some for `readers` if it is for READs of peers, and for nothing else.
-    pub(crate) fn new(keys: DeviceKeys, registration: impl Registration + 'static) -> Arc<GpuRegistration> {
-        Arc::new(GpuRegistration { keys, _registration: Box::new(registration) })
-    }
-
-    fn is_of(&self, domain: u32, is_for_peers: bool) -> bool {
-        self.keys.domain == domain && self.keys.readers.is_some() == is_for_peers
+    pub(crate) fn new(
+        keys: DeviceKeys,
+        addresses: Range<u64>,
+        registration: impl Registration + 'static,
+    ) -> Arc<GpuRegistration> {
+        Arc::new(GpuRegistration { keys, addresses, _registration: Box::new(registration) })
     }
 }
 
@@ -78,85 +86,96 @@ impl Drop for RegisteredMemory {
 }
 
 /// Whole pages of memory of a GPU that are registered together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GpuPages {
     pub(crate) pointer: u64,
     pub(crate) bytes: usize,
-    /// The driver's numbers of the allocations that they are of, where they are the caller's and each has one: no other
-    /// allocation of the process ever has it.
-    pub(crate) allocations: Option<SmallVec<[u64; 1]>>,
+    /// The driver's number of the allocation, or of the piece of one, that they are of, where they are the caller's and
+    /// it has one: no other of the process ever has it.
+    pub(crate) allocation: Option<u64>,
 }
 
 impl GpuPages {
-    fn around(pointer: u64, end: u64, allocations: Option<SmallVec<[u64; 1]>>) -> GpuPages {
+    fn around(pointer: u64, end: u64, allocation: Option<u64>) -> GpuPages {
         let page = PAGE_SIZE as u64;
         let begin = pointer / page * page;
-        GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocations }
+        GpuPages { pointer: begin, bytes: (end.next_multiple_of(page) - begin) as usize, allocation }
     }
 
-    fn end(&self) -> u64 {
-        self.pointer + self.bytes as u64
+    /// Those of memory of this library's own.
+    fn of(own: &Allocation) -> GpuPages {
+        GpuPages { pointer: own.pointer, bytes: own.bytes, allocation: None }
     }
 
-    fn holds(&self, other: &GpuPages) -> bool {
-        self.pointer <= other.pointer && other.end() <= self.end()
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.pointer..self.pointer + self.bytes as u64
     }
 
-    /// True if some of these pages are at the addresses of `now`, which there are now, and one of the allocations that
-    /// they are of is not there any more. Allocations that lie outside of `now` are not known to be gone.
+    /// True if some of these pages are at the addresses of `now`, where there is another allocation now.
     pub(crate) fn are_gone(&self, now: &GpuPages) -> bool {
-        let (Some(known), Some(found)) = (&self.allocations, &now.allocations) else { return false };
-        let overlap = self.pointer < now.end() && now.pointer < self.end();
-        let is_among = |numbers: &[u64], number: &u64| numbers.contains(number);
-        overlap
-            && match (now.holds(self), self.holds(now)) {
-                (true, _) => !known.iter().all(|number| is_among(found, number)),
-                (false, true) => !found.iter().all(|number| is_among(known, number)),
-                (false, false) => !known.iter().any(|number| is_among(found, number)),
-            }
+        let (ours, theirs) = (self.addresses(), now.addresses());
+        let numbers = self.allocation.zip(now.allocation);
+        ours.start < theirs.end
+            && theirs.start < ours.end
+            && numbers.is_some_and(|(known, found)| known != found)
     }
 }
 
-impl GpuMemory {
-    /// The keys of the registration in this domain, if there is one.
-    pub(crate) fn device_keys(&self, domain: u32, is_for_peers: bool) -> Option<DeviceKeys> {
-        let registrations = self.block().registrations();
-        registrations.iter().find(|one| one.is_of(domain, is_for_peers)).map(|one| one.keys)
+impl GpuSlice {
+    /// The keys of the registration in this domain that its first byte is in, for requests of this process, and how
+    /// many of its bytes are in there.
+    pub(crate) fn device_keys(&self, domain: u32) -> Option<(DeviceKeys, usize)> {
+        let (begin, registrations) = (self.pointer(), self.memory().block().registrations());
+        let is_here = |one: &&Arc<GpuRegistration>| {
+            one.keys.domain == domain && one.keys.readers.is_none() && one.addresses.contains(&begin)
+        };
+        let found = registrations.iter().find(is_here)?;
+        let bytes =
+            if mutant!("registration_border") { usize::MAX } else { (found.addresses.end - begin) as usize };
+        Some((found.keys, self.bytes().min(bytes)))
     }
 
-    /// The pages to register for it, the best first: those of the whole allocation, so that all tensors in it have them
-    /// in common; and those of this memory alone. Memory that was mapped piece by piece, as PyTorch's expandable
-    /// segments are, has the latter alone, and a number for each piece.
+    /// The pages to register for its first byte, the best first: those of the whole allocation, so that all tensors in
+    /// it have them in common; and those of its memory alone. Where memory was mapped piece by piece, the driver tells
+    /// of a piece what it tells of an allocation elsewhere.
     ///
     /// # Errors
     /// The driver does not know the memory.
     pub(crate) fn pages(&self) -> Result<SmallVec<[GpuPages; 2]>, GpuError> {
-        let GpuBlock { primary, pointer, bytes, backing, .. } = &**self.block();
+        let GpuBlock { primary, pointer, bytes, backing, .. } = &**self.memory().block();
         if let GpuBacking::Own(allocation) = backing {
-            return Ok(smallvec![GpuPages { pointer: *pointer, bytes: allocation.bytes, allocations: None }]);
+            return Ok(smallvec![GpuPages::of(allocation)]);
         }
-        let end = pointer + *bytes as u64;
-        primary.call("asking for the memory of a pointer", |driver| {
-            let (mut at, mut numbers, mut pages) = (*pointer, Some(SmallVec::new()), SmallVec::new());
-            while at < end {
-                let (begin, length) = driver.address_range(at)?;
-                let number = driver.pointer_attribute(PointerAttribute::BUFFER_ID, at);
-                match (number, &mut numbers) {
-                    (Ok(number), Some(numbers)) if number != 0 => numbers.push(number),
-                    _ => numbers = None,
-                }
-                let behind = begin + length as u64;
-                if at == *pointer && end <= behind {
-                    pages.push(GpuPages::around(begin, behind, numbers.clone()));
-                }
-                at = behind.max(at + 1);
+        let at = self.pointer();
+        let (begin, length, number) = primary.call("asking for the memory of a pointer", |driver| {
+            let (begin, length) = driver.address_range(at)?;
+            Ok((begin, length, driver.pointer_attribute(PointerAttribute::BUFFER_ID, at)))
+        })?;
+        let (end, number) = (begin + length as u64, number.ok().filter(|number| *number != 0));
+        let whole = GpuPages::around(begin, end, number);
+        let own = GpuPages::around(begin.max(*pointer), end.min(pointer + *bytes as u64), number);
+        Ok(if own == whole { smallvec![whole] } else { smallvec![whole, own] })
+    }
+}
+
+impl GpuMemory {
+    /// The keys by which peers read it, of the registration in this domain, if there is one.
+    pub(crate) fn keys_of_readers(&self, domain: u32) -> Option<[u32; MAX_RAILS]> {
+        let registrations = self.block().registrations();
+        registrations.iter().filter(|one| one.keys.domain == domain).find_map(|one| one.keys.readers)
+    }
+
+    /// The pages to register where peers are granted it.
+    ///
+    /// # Errors
+    /// It is not this library's own: the pages may have bytes of others before it, and be of several allocations.
+    pub(crate) fn pages_to_grant(&self) -> Result<GpuPages, GpuError> {
+        match &self.block().backing {
+            GpuBacking::Own(allocation) => Ok(GpuPages::of(allocation)),
+            GpuBacking::Caller { .. } | GpuBacking::Lent { .. } => {
+                Err(GpuError::NotOurs { pointer: self.pointer() })
             }
-            let own = GpuPages::around(*pointer, end, numbers);
-            if !pages.contains(&own) {
-                pages.push(own);
-            }
-            Ok(pages)
-        })
+        }
     }
 
     /// A dma-buf of these pages.
@@ -243,22 +262,19 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    fn pages(pages: std::ops::Range<u64>, allocations: &[u64]) -> GpuPages {
-        let (pointer, bytes) = (pages.start * 4096, (pages.end - pages.start) as usize * 4096);
-        GpuPages { pointer, bytes, allocations: Some(allocations.into()) }
+    fn pages(pages: Range<u64>, allocation: u64) -> GpuPages {
+        GpuPages::around(pages.start * 4096, pages.end * 4096, Some(allocation))
     }
 
     #[test]
-    fn pages_are_gone_once_one_of_their_allocations_is() {
-        // Two pieces of one segment, of two pages each.
-        let both = pages(0..4, &[1, 2]);
-        assert!(!both.are_gone(&pages(0..2, &[1])) && !pages(2..4, &[2]).are_gone(&both));
-        assert!(!both.are_gone(&pages(8..9, &[7])), "it is elsewhere");
-        // The second piece was freed, and there is another one now.
-        assert!(both.are_gone(&pages(0..4, &[1, 3])) && both.are_gone(&pages(2..4, &[3])));
-        assert!(pages(2..4, &[2]).are_gone(&pages(0..4, &[1, 3])));
-        assert!(!both.are_gone(&pages(0..2, &[1])), "what is known of the first piece does not tell");
-        // Of the pages that overlap in part, nothing is told but that there is one allocation in both, or none.
-        assert!(!both.are_gone(&pages(2..6, &[2, 4])) && both.are_gone(&pages(2..6, &[3, 4])));
+    fn pages_are_gone_once_another_allocation_is_at_their_addresses() {
+        let known = pages(2..4, 1);
+        assert!(!known.are_gone(&pages(2..4, 1)) && !known.are_gone(&pages(0..8, 1)));
+        assert!(!known.are_gone(&pages(4..6, 7)) && !known.are_gone(&pages(0..2, 7)), "it is elsewhere");
+        for now in [2..4, 0..8, 3..4, 3..9, 0..3] {
+            assert!(known.are_gone(&pages(now.clone(), 7)), "{now:?}");
+            let unnumbered = GpuPages { allocation: None, ..pages(now, 7) };
+            assert!(!known.are_gone(&unnumbered) && !unnumbered.are_gone(&known));
+        }
     }
 }

@@ -87,6 +87,10 @@ pub(crate) trait Driver: Send + Sync {
     /// Memory of a device, which other processes can be given.
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code>;
 
+    /// Memory of a device in two pieces of at least so many bytes, one right behind the other, as allocators of callers
+    /// make it. Returns its begin and the length of each. It stays until the process ends: tests alone take it.
+    fn allocate_two_pieces(&self, device: i32, bytes: usize) -> Result<(DevicePointer, usize), Code>;
+
     /// A descriptor by which another process of this host maps memory of [`allocate`](Self::allocate).
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code>;
 

@@ -193,28 +193,60 @@ impl DriverLibrary {
         Ok(handle)
     }
 
-    /// Maps memory of a handle for a device; the handle is given back after an error.
-    fn map(&self, device: c_int, handle: u64, bytes: usize, flags: c_int) -> Result<Allocation, Code> {
+    /// A handle of new memory of a device, and the bytes that it has.
+    fn create(&self, device: c_int, bytes: usize) -> Result<(u64, usize), Code> {
+        let properties = self.properties(device);
+        let (mut granularity, mut handle) = (0, 0);
+        // SAFETY: as for all calls below.
+        check(unsafe {
+            (self.functions.mem_get_granularity)(&mut granularity, &properties, GRANULARITY_MINIMUM)
+        })?;
+        let bytes = bytes.checked_next_multiple_of(granularity.max(1)).ok_or(Code::INVALID_VALUE)?;
+        // SAFETY: as above.
+        check(unsafe { (self.functions.mem_create)(&mut handle, bytes, &properties, 0) })?;
+        Ok((handle, bytes))
+    }
+
+    /// Addresses that nothing is mapped at yet.
+    fn reserve(&self, bytes: usize) -> Result<DevicePointer, Code> {
         let mut pointer = 0;
         // SAFETY: as for all calls below.
-        let reserved = check(unsafe { (self.functions.mem_address_reserve)(&mut pointer, bytes, 0, 0, 0) });
-        let mapped = reserved.and_then(|()| {
-            // SAFETY: as below; the range was just reserved.
-            let mapped = check(unsafe { (self.functions.mem_map)(pointer, bytes, 0, handle, 0) });
-            let location = MemoryLocation { kind: LOCATION_DEVICE, id: device };
-            let access = AccessDescriptor { location, flags };
-            // SAFETY: as above; the range was just mapped.
-            let set = || check(unsafe { (self.functions.mem_set_access)(pointer, bytes, &access, 1) });
-            // SAFETY: no other code has the address yet.
-            let unmap = || check(unsafe { (self.functions.mem_unmap)(pointer, bytes) });
+        check(unsafe { (self.functions.mem_address_reserve)(&mut pointer, bytes, 0, 0, 0) })?;
+        Ok(pointer)
+    }
+
+    /// Maps memory of a handle for a device; the handle is given back after an error.
+    fn map(&self, device: c_int, handle: u64, bytes: usize, flags: c_int) -> Result<Allocation, Code> {
+        let mapped = self.reserve(bytes).and_then(|pointer| {
             // SAFETY: no other code has the address yet, and nothing is mapped there.
             let give_back = || check(unsafe { (self.functions.mem_address_free)(pointer, bytes) });
-            let set = mapped.and_then(|()| set().inspect_err(|_| ignore(unmap())));
-            set.inspect_err(|_| ignore(give_back()))
+            let mapped = self.map_at(pointer, device, handle, bytes, flags);
+            mapped.inspect_err(|_| ignore(give_back())).map(|()| pointer)
         });
         // SAFETY: the handle is not used any more after an error.
-        mapped.inspect_err(|_| ignore(check(unsafe { (self.functions.mem_release)(handle) })))?;
+        let release = || check(unsafe { (self.functions.mem_release)(handle) });
+        let pointer = mapped.inspect_err(|_| ignore(release()))?;
         Ok(Allocation { pointer, bytes, handle })
+    }
+
+    /// The same at addresses that were reserved and that no other code has yet.
+    fn map_at(
+        &self,
+        pointer: DevicePointer,
+        device: c_int,
+        handle: u64,
+        bytes: usize,
+        flags: c_int,
+    ) -> Result<(), Code> {
+        // SAFETY: as for all calls below; the range was reserved.
+        check(unsafe { (self.functions.mem_map)(pointer, bytes, 0, handle, 0) })?;
+        let location = MemoryLocation { kind: LOCATION_DEVICE, id: device };
+        let access = AccessDescriptor { location, flags };
+        // SAFETY: as above; the range was just mapped.
+        let set = check(unsafe { (self.functions.mem_set_access)(pointer, bytes, &access, 1) });
+        // SAFETY: no other code has the address yet.
+        let unmap = || check(unsafe { (self.functions.mem_unmap)(pointer, bytes) });
+        set.inspect_err(|_| ignore(unmap()))
     }
 }
 
@@ -328,16 +360,17 @@ impl Driver for DriverLibrary {
     }
 
     fn allocate(&self, device: i32, bytes: usize) -> Result<Allocation, Code> {
-        let properties = self.properties(device);
-        let (mut granularity, mut handle) = (0, 0);
-        // SAFETY: as above.
-        check(unsafe {
-            (self.functions.mem_get_granularity)(&mut granularity, &properties, GRANULARITY_MINIMUM)
-        })?;
-        let bytes = bytes.checked_next_multiple_of(granularity.max(1)).ok_or(Code::INVALID_VALUE)?;
-        // SAFETY: as above.
-        check(unsafe { (self.functions.mem_create)(&mut handle, bytes, &properties, 0) })?;
+        let (handle, bytes) = self.create(device, bytes)?;
         self.map(device, handle, bytes, ACCESS_READ_WRITE)
+    }
+
+    fn allocate_two_pieces(&self, device: i32, bytes: usize) -> Result<(DevicePointer, usize), Code> {
+        let (first, length) = self.create(device, bytes)?;
+        let (second, _) = self.create(device, bytes)?;
+        let pointer = self.reserve(2 * length)?;
+        self.map_at(pointer, device, first, length, ACCESS_READ_WRITE)?;
+        self.map_at(pointer + length as u64, device, second, length, ACCESS_READ_WRITE)?;
+        Ok((pointer, length))
     }
 
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {

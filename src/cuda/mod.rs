@@ -66,6 +66,8 @@ pub(crate) use queue::HostBytes;
 #[cfg(test)]
 pub(crate) use scripted::{PRIMARY, Scripted, Working};
 pub use stream::GpuStream;
+#[cfg(test)]
+pub(crate) use tests::{rdma_of, rows_told};
 pub use window::{GpuWindow, GpuWindowError};
 
 /// Errors that tests give to the scripted driver.

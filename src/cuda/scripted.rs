@@ -332,6 +332,10 @@ impl Driver for Scripted {
         })
     }
 
+    fn allocate_two_pieces(&self, device: i32, bytes: usize) -> Result<(DevicePointer, usize), Code> {
+        self.within(|state| state.device.reserve_two(device, bytes).ok_or(Code::OUT_OF_MEMORY))
+    }
+
     fn export(&self, allocation: Allocation) -> Result<OwnedFd, Code> {
         self.within(|state| state.device.export(allocation.pointer).ok_or(Code::INVALID_VALUE))
     }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+pub(crate) use programs::{rdma_of, rows_told};
+
 use super::driver::{Context, Driver, StreamHandle};
 use super::scripted::{OTHER_CONTEXT, PRIMARY};
 use super::sys::{Code, HOST_REGISTER_DEVICEMAP, HOST_REGISTER_PORTABLE};

@@ -8,7 +8,8 @@
 //!    (one RC queue pair, announcing regions without relaxed ordering; where a device keeps no order among the writes
 //!    of a queue pair, a READ proves those before each that announces). Nothing orders the bytes *inside* one write,
 //!    except that an aligned 8-byte word never tears. (Where a kernel copies, in requests of up to 4 KiB: words that
-//!    announce something are short writes.) Writes into memory that was granted with
+//!    announce something are short writes. Where memory of a GPU was mapped in pieces, a word that comes from two of
+//!    them may tear: payloads come from there, and no words.) Writes into memory that was granted with
 //!    [`Access::RELAXED`] are bound by half of this: they are there before what is written elsewhere *later*, but may
 //!    overtake each other and what was posted earlier.
 //! 2. **Reads promise nothing** but whole aligned 8-byte words: a READ is not a snapshot, its bytes may be fetched in

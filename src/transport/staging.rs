@@ -10,22 +10,46 @@ mod posting;
 #[cfg(any(feature = "tcp", feature = "verbs"))]
 pub(super) use posting::StagedPosting;
 
+use std::ops::RangeInclusive;
+use std::sync::LazyLock;
+
 use super::{PostError, RegisterError, WorkCompletion, WorkRequest};
-use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
+use crate::cuda::{Gpu, GpuCopy, GpuError, GpuSlice, Tickets};
 use crate::mem::{HostMemory, LocalSlice, MemoryRegion, OutOfBounds, PAGE_SIZE};
 
-/// Blocks of one side of a connection, and the bytes of each where payloads are not shorter.
-const BLOCKS: usize = 8;
+/// The bytes of a block where payloads are not shorter.
 const BLOCK_BYTES: usize = 2 << 20;
+
+/// Blocks of one side of a connection, where the user says nothing, and what the user may say: one is copied while
+/// another one is sent.
+const BLOCKS: usize = 8;
+const BLOCKS_ALLOWED: RangeInclusive<usize> = 2..=128;
+
+/// The variable that says it.
+const VARIABLE: &str = "SLACKLINE_GPU_STAGING_BLOCKS";
+
+/// Blocks of one side of a connection of this process.
+static BLOCKS_OF_PROCESS: LazyLock<usize> =
+    LazyLock::new(|| blocks_of(&std::env::var(VARIABLE).unwrap_or_default()));
+
+fn blocks_of(text: &str) -> usize {
+    let blocks = text.parse().ok().filter(|blocks| BLOCKS_ALLOWED.contains(blocks));
+    if blocks.is_none() && !text.is_empty() {
+        let (least, most) = BLOCKS_ALLOWED.into_inner();
+        tracing::warn!("{VARIABLE} is {text:?}, and not a number from {least} to {most}: there are {BLOCKS}");
+    }
+    blocks.unwrap_or(BLOCKS)
+}
 
 /// What carries the pieces of requests between blocks and a peer, in order. It completes each signalled request once.
 pub(super) trait StagedLane {
-    /// True if the lane carries this memory of a GPU without blocks.
+    /// How many bytes from the begin of this memory of a GPU the lane carries with one request and without blocks; none
+    /// if it takes blocks.
     ///
     /// # Errors
-    /// It does not, and the memory may not be staged.
-    fn reaches(&self, _memory: &GpuMemory) -> Result<bool, GpuError> {
-        Ok(false)
+    /// It takes blocks, and the memory may not be staged.
+    fn reaches(&self, _memory: &GpuSlice) -> Result<usize, GpuError> {
+        Ok(0)
     }
 
     /// Has later work of the GPU see what the lane has written to its memory itself.
@@ -79,19 +103,19 @@ impl StagingBlocks {
         reason: &str,
         register: impl FnOnce(HostMemory) -> Result<MemoryRegion, RegisterError>,
     ) -> Result<StagingBlocks, GpuError> {
-        let bytes = longest.clamp(1, BLOCK_BYTES).next_multiple_of(PAGE_SIZE);
+        let (blocks, bytes) = (*BLOCKS_OF_PROCESS, longest.clamp(1, BLOCK_BYTES).next_multiple_of(PAGE_SIZE));
         tracing::info!(
             gpu = gpu.ordinal(),
-            blocks = BLOCKS,
+            blocks,
             bytes,
             reason,
             "payloads of a GPU go through blocks of host memory"
         );
-        let memory = HostMemory::anonymous(BLOCKS * bytes).map_err(RegisterError::from);
+        let memory = HostMemory::anonymous(blocks * bytes).map_err(RegisterError::from);
         let region = memory.and_then(register);
         let region = region.map_err(|error| GpuError::Host { reason: error.to_string() })?;
         let free: Result<_, OutOfBounds> =
-            (0..BLOCKS).map(|block| region.slice(block * bytes, bytes)).collect();
+            (0..blocks).map(|block| region.slice(block * bytes, bytes)).collect();
         Ok(StagingBlocks { gpu: gpu.clone(), free: free.map_err(outside)? })
     }
 
@@ -160,4 +184,15 @@ impl StagedCopy {
 
 fn outside(error: OutOfBounds) -> GpuError {
     GpuError::Host { reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_of_blocks_is_taken_and_what_is_none_leaves_the_usual_ones() {
+        assert_eq!(["2", "16", "128"].map(blocks_of), [2, 16, 128]);
+        assert_eq!(["", "1", "129", "-4", "8 blocks"].map(blocks_of), [BLOCKS; 5]);
+    }
 }

@@ -35,6 +35,7 @@ macro_rules! tests_of_claims {
         claims::tests_of_claims! {
             $scene;
             parts_at_odd_offsets_come_and_go_as_they_are,
+            tensors_over_two_pieces_of_memory_come_and_go_as_they_are,
             a_version_goes_from_gpu_to_gpu_between_processes,
             a_version_on_a_gpu_is_read_into_host_memory_by_another_process,
             a_version_in_host_memory_is_pulled_to_a_gpu_by_another_process,
@@ -143,6 +144,39 @@ pub(crate) fn parts_at_odd_offsets_come_and_go_as_they_are(scene: &Scene) -> Out
     assert!(snapshot.bytes() == pattern, "it was published otherwise");
     drop(snapshot);
     assert!(pull(&mut reader, &mut bare, &into)?.1 == pattern, "it was pulled otherwise");
+    Ok(())
+}
+
+pub(crate) fn tensors_over_two_pieces_of_memory_come_and_go_as_they_are(scene: &Scene) -> Outcome<()> {
+    let (shm, tcp) = (|| Shm::new().with_gpu(&scene.gpu), || Tcp::new().with_gpu(&scene.gpu));
+    over_two_pieces(scene, shm(), shm(), &Address::random())?;
+    over_two_pieces(scene, Shm::new(), shm(), &Address::random())?;
+    over_two_pieces(scene, tcp(), tcp(), &Address::Tcp(([127, 0, 0, 1], 0).into()))
+}
+
+/// The pieces are mapped one behind the other, as those of PyTorch's expandable segments are.
+fn over_two_pieces<T: Transport + 'static, R: Transport>(
+    scene: &Scene,
+    owner: T,
+    peer: R,
+    address: &Address,
+) -> Outcome<()> {
+    let mut bare = BareGpu::new(&scene.gpu, BYTES)?;
+    let table = Table::flat(BYTES as u64, ElementType::U8)?;
+    let publisher = Publisher::new(owner, address, table, PublisherOptions::default())?.into_background()?;
+    let mut reader = connect(peer, &publisher.address())?;
+    let (from, to) = (bare.two_pieces(BYTES)?, bare.two_pieces(BYTES)?);
+    for before in [BYTES / 2, 1, BYTES - 3] {
+        let tensor = |memory: &GpuMemory| bare.imported(memory, memory.bytes() / 2 - before, BYTES);
+        let (weights, into) = (tensor(&from)?, tensor(&to)?);
+        let pattern: Vec<u8> = (0..BYTES).map(|at| ((at + before) * 7 % 253) as u8).collect();
+        bare.write(&weights.whole(), &pattern)?;
+        let mut draft = publisher.draft(PATIENCE)?;
+        draft.copy_from_gpu(0, &weights.whole(), &bare.stream()?)?;
+        draft.commit_when_copied(Default::default()).wait(PATIENCE)?;
+        let pulled = pull(&mut reader, &mut bare, &into)?.1;
+        assert!(pulled == pattern, "{before} bytes of it are in the first piece");
+    }
     Ok(())
 }
 

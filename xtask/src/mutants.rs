@@ -141,6 +141,12 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "read elsewhere",
     ),
     (
+        "registration_border",
+        "transport::verbs::unordered::gpudirect::by_dma_buf::\
+         a_tensor_over_pieces_of_memory_is_carried_without_blocks",
+        "left: WorkCompletion",
+    ),
+    (
         "rdma_writes_not_flushed",
         "transport::verbs::unordered::gpudirect::by_dma_buf::\
          a_gradient_on_a_gpu_is_there_when_its_word_is_seen",

@@ -204,12 +204,12 @@ impl Scripted {
 
     /// What is in memory of the device.
     pub(crate) fn bytes(&self, pointer: DevicePointer, bytes: usize) -> Vec<u8> {
-        self.state().device.read(pointer, bytes).expect("memory of the device").to_vec()
+        self.state().device.load(pointer, bytes).expect("memory of the device")
     }
 
     /// Sets memory of the device, as if it had always been so.
     pub(crate) fn set_bytes(&self, pointer: DevicePointer, bytes: &[u8]) {
-        self.state().device.write(pointer, bytes.len()).expect("memory of the device").copy_from_slice(bytes);
+        self.state().device.store(pointer, bytes).expect("memory of the device");
     }
 
     /// Does one piece of work of a stream that chance picks; false if none has any that may be done.

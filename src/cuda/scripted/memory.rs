@@ -114,6 +114,14 @@ impl ScriptedMemory {
         is_free.then(|| self.map_at(device, begin, file, (bytes, true))).flatten()
     }
 
+    /// Two blocks of the caller's, one right behind the other: the begin, and the length of each.
+    pub(super) fn reserve_two(&mut self, device: i32, bytes: usize) -> Option<(DevicePointer, usize)> {
+        let whole = bytes.next_multiple_of(GRANULARITY);
+        let begin = self.reserve(device, whole)?;
+        self.reserve_behind(begin, whole)?;
+        Some((begin, whole))
+    }
+
     /// A block whose bytes are those of a file.
     fn map(&mut self, device: i32, file: File, bytes: usize, is_writable: bool) -> Option<DevicePointer> {
         let end =
@@ -245,6 +253,32 @@ impl ScriptedMemory {
         let offset = (pointer - begin) as usize;
         // SAFETY: as above, and nothing reads the range either.
         Some(unsafe { std::slice::from_raw_parts_mut(block.backing.as_mut_ptr().add(offset), bytes) })
+    }
+
+    /// The bytes of a range that may go on in the blocks right behind its first one.
+    pub(super) fn load(&self, pointer: DevicePointer, bytes: usize) -> Option<Vec<u8>> {
+        let mut all = Vec::with_capacity(bytes);
+        while all.len() < bytes {
+            let at = pointer + all.len() as u64;
+            all.extend_from_slice(self.read(at, self.run(at)?.min(bytes - all.len()))?);
+        }
+        Some(all)
+    }
+
+    /// Sets the bytes of such a range.
+    pub(super) fn store(&mut self, pointer: DevicePointer, bytes: &[u8]) -> Option<()> {
+        let (mut at, mut left) = (pointer, bytes);
+        while !left.is_empty() {
+            let (now, rest) = left.split_at(self.run(at)?.min(left.len()));
+            self.write(at, now.len())?.copy_from_slice(now);
+            (at, left) = (at + now.len() as u64, rest);
+        }
+        Some(())
+    }
+
+    /// The bytes from an address to the end of its block.
+    fn run(&self, pointer: DevicePointer) -> Option<usize> {
+        self.block(pointer).map(|(begin, block)| block.bytes - (pointer - begin) as usize)
     }
 
     /// The block that has a range.

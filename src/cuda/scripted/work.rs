@@ -9,6 +9,8 @@ use super::kernel::{Memory, ScriptedKernel};
 /// A copy is made in so many pieces.
 const PIECES: usize = 3;
 
+const NOT_ALLOCATED: &str = "memory of the device that is allocated";
+
 /// Work that a stream has. A fault is a kernel that fails.
 pub(super) enum StreamWork {
     Record(u64),
@@ -61,22 +63,21 @@ impl ScriptedState {
             StreamWork::Record(_) | StreamWork::Wait(_) => true,
             StreamWork::ToHost { host, device, bytes, done } => {
                 let (piece, offset) = next_piece(*bytes, done);
-                let from = memory.read(*device + offset as u64, piece);
-                registered.write(by, *host + offset, from.expect("a copy of memory that is not allocated"));
+                let from = memory.load(*device + offset as u64, piece).expect(NOT_ALLOCATED);
+                registered.write(by, *host + offset, &from);
                 done == bytes
             }
             StreamWork::FromHost { host, device, bytes, done } => {
                 let (piece, offset) = next_piece(*bytes, done);
-                let to = memory.write(*device + offset as u64, piece);
-                registered.read(by, *host + offset, to.expect("a copy to memory that is not allocated"));
+                let mut copied = vec![0; piece];
+                registered.read(by, *host + offset, &mut copied);
+                memory.store(*device + offset as u64, &copied).expect(NOT_ALLOCATED);
                 done == bytes
             }
             StreamWork::Within { to, from, bytes, done } => {
                 let (piece, offset) = next_piece(*bytes, done);
-                let copied = memory.read(*from + offset as u64, piece);
-                let copied = copied.expect("a copy of memory that is not allocated").to_vec();
-                let to = memory.write(*to + offset as u64, piece);
-                to.expect("a copy to memory that is not allocated").copy_from_slice(&copied);
+                let copied = memory.load(*from + offset as u64, piece).expect(NOT_ALLOCATED);
+                memory.store(*to + offset as u64, &copied).expect(NOT_ALLOCATED);
                 done == bytes
             }
             StreamWork::Launch { kernel, .. } if !kernel.is_there(memory) => {
@@ -96,12 +97,12 @@ impl ScriptedState {
                 true
             }
             StreamWork::Fill { pointer, bytes, value } => {
-                memory.write(*pointer, *bytes).expect("memory of the device").fill(*value);
+                memory.store(*pointer, &vec![*value; *bytes]).expect(NOT_ALLOCATED);
                 true
             }
             StreamWork::Kernel { to, from, bytes } => {
-                let copied = memory.read(*from, *bytes).expect("memory of the device").to_vec();
-                memory.write(*to, *bytes).expect("memory of the device").copy_from_slice(&copied);
+                let copied = memory.load(*from, *bytes).expect(NOT_ALLOCATED);
+                memory.store(*to, &copied).expect(NOT_ALLOCATED);
                 true
             }
             StreamWork::Fault(code) => return Err(*code),

@@ -3,10 +3,10 @@
 //! into blocks of host memory, which it sends and receives.
 //!
 //! Requests take effect in the order of posting. What the lane carries itself it is given once the GPU has done the
-//! work before it. A WRITE from a GPU that is staged is sent block by block, each once its copy is done. What was
-//! posted behind either is held until then; meanwhile the copies of later blocks, also of later requests, are begun. A
-//! READ to a GPU is complete once the copy of its last block is, or once kernels see what the lane has written. Nothing
-//! here waits.
+//! work before it, in pieces where the memory is registered in pieces. A WRITE from a GPU that is staged is sent block
+//! by block, each once its copy is done. What was posted behind either is held until then; meanwhile the copies of
+//! later blocks, also of later requests, are begun. A READ to a GPU is complete once the copy of its last block is, or
+//! once kernels see what the lane has written. Nothing here waits.
 
 use std::collections::VecDeque;
 
@@ -49,7 +49,7 @@ struct StagedRequest {
     begun: usize,
     /// Pieces that are begun and not done.
     pieces: usize,
-    /// It goes through blocks: the lane does not carry its memory itself.
+    /// What is not begun of it goes through blocks: the lane does not carry its memory itself.
     is_staged: bool,
     error: Option<CompletionError>,
 }
@@ -64,8 +64,8 @@ struct LanePiece {
 enum PieceWork {
     /// A request as it is.
     Whole,
-    /// The same of memory of a GPU, once the work before it is done.
-    Direct { before: Tickets },
+    /// One whose memory of a GPU the lane carries itself, once the work before it is done.
+    Direct { before: Tickets, operation: Operation },
     /// A block, once the GPU has filled it.
     Write { copy: StagedCopy, remote: RemoteSlice },
     /// A block, and where its bytes go then.
@@ -97,7 +97,7 @@ impl StagedPosting {
     /// The copies that its requests wait for, while the lane carries nothing.
     pub(in crate::transport) fn awaited_copies(&self) -> Option<&Tickets> {
         let begun = || match &self.begun.front()?.work {
-            PieceWork::Direct { before } => Some(before),
+            PieceWork::Direct { before, .. } => Some(before),
             PieceWork::Write { copy, .. } => Some(copy.tickets()),
             PieceWork::Whole | PieceWork::Read { .. } => None,
         };
@@ -272,9 +272,9 @@ impl StagedPosting {
             let index = (number - self.first) as usize;
             let Some(request) = self.queue.get(index) else { return Ok(()) };
             let flags = request.request.flags;
-            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request that is
-            // staged carry no fence: each of them would wait for those before it, and a lane that stripes would let
-            // later ones pass the first.
+            // What a fenced request has to come behind the lane knows, but for copies. Pieces of a request carry no
+            // fence: each of them would wait for those before it, and a lane that stripes would let later ones pass the
+            // first.
             let waits_for: fn(&Operation) -> bool = match request.request.operation {
                 Operation::ReadToGpu { .. } | Operation::WriteFromGpu { .. } => Operation::brings,
                 _ => |operation| matches!(operation, Operation::ReadToGpu { .. }),
@@ -302,47 +302,63 @@ impl StagedPosting {
                 continue;
             }
             let failed = |error| (number, error);
-            let is_reached = !request.is_staged && lane.reaches(gpu.memory()).map_err(failed)?;
-            let fits = lane.parts(&request.request) <= self.depth;
-            if is_reached && !fits && self.gpu.requires_gpudirect() {
-                let reason =
-                    "the queue is shorter than a request that may not be staged: ask for a longer one";
-                let (bytes, reason) = (gpu.bytes(), reason.into());
-                return Err(failed(GpuError::NotDirect { bytes, reason }));
-            }
-            request.is_staged = !(is_reached && fits);
-            if !request.is_staged {
-                let mark = &mut marks[usize::from(reads)];
-                if mark.is_none() {
-                    let mut before = Tickets::default();
-                    self.gpu.mark(gpu, reads, &mut before).map_err(failed)?;
-                    *mark = Some(before);
+            let outside = |error: OutOfBounds| (number, GpuError::Host { reason: error.to_string() });
+            let begun = request.begun;
+            let cut = |bytes: usize| -> Result<(GpuSlice, RemoteSlice), (u64, GpuError)> {
+                let remote = remote.slice(begun as u64, bytes as u64).map_err(outside)?;
+                Ok((gpu.slice(begun, bytes).map_err(outside)?, remote))
+            };
+            let left = gpu.bytes() - begun;
+            let flags_of =
+                |bytes| Flags::SIGNALLED | if bytes == left { flags & Flags::NOTIFY } else { Flags::empty() };
+            let reached = match request.is_staged {
+                true => 0,
+                false => lane.reaches(&cut(left)?.0).map_err(failed)?,
+            };
+            if reached > 0 {
+                let (local, remote) = cut(reached)?;
+                let operation = match reads {
+                    true => Operation::ReadToGpu { local, remote },
+                    false => Operation::WriteFromGpu { local, remote },
+                };
+                let piece = WorkRequest::signalled(number, operation);
+                if lane.parts(&piece) <= self.depth {
+                    let mark = &mut marks[usize::from(reads)];
+                    if mark.is_none() {
+                        let mut before = Tickets::default();
+                        self.gpu.mark(gpu, reads, &mut before).map_err(failed)?;
+                        *mark = Some(before);
+                    }
+                    let before = mark.clone().filter(|_| !mutant!("direct_before_its_ticket"));
+                    let (before, operation) = (before.unwrap_or_default(), piece.operation);
+                    let (flags, work) = (flags_of(reached), PieceWork::Direct { before, operation });
+                    request.begun += reached;
+                    request.pieces += 1;
+                    self.begun.push_back(LanePiece { number, flags, work });
+                    continue;
                 }
-                let before = mark.clone().filter(|_| !mutant!("direct_before_its_ticket"));
-                let work = PieceWork::Direct { before: before.unwrap_or_default() };
-                request.pieces = 1;
-                self.next += 1;
-                self.begun.push_back(LanePiece { number, flags: flags | Flags::SIGNALLED, work });
-                continue;
+                if self.gpu.requires_gpudirect() {
+                    let reason =
+                        "the queue is shorter than a request that may not be staged: ask for a longer one";
+                    return Err(failed(GpuError::NotDirect { bytes: reached, reason: reason.into() }));
+                }
             }
+            request.is_staged = true;
             let blocks = match &mut self.blocks {
                 Some(blocks) => blocks,
                 none => none.insert(lane.blocks(&self.gpu, self.longest).map_err(failed)?),
             };
             let Some(block) = blocks.take() else { return Ok(()) };
-            let bytes = block.len().min(gpu.bytes() - request.begun);
-            let outside = |error: OutOfBounds| (number, GpuError::Host { reason: error.to_string() });
-            let local = gpu.slice(request.begun, bytes).map_err(outside)?;
-            let remote = remote.slice(request.begun as u64, bytes as u64).map_err(outside)?;
-            let is_last = request.begun + bytes == gpu.bytes();
-            let notify = if is_last { flags & Flags::NOTIFY } else { Flags::empty() };
+            let bytes = block.len().min(left);
+            let (local, remote) = cut(bytes)?;
+            let flags = flags_of(bytes);
             let work = match reads {
                 true => PieceWork::Read { block, remote, into: local },
                 false => PieceWork::Write { copy: blocks.copy_out(local, &block).map_err(failed)?, remote },
             };
             request.begun += bytes;
             request.pieces += 1;
-            self.begun.push_back(LanePiece { number, flags: Flags::SIGNALLED | notify, work });
+            self.begun.push_back(LanePiece { number, flags, work });
         }
     }
 
@@ -404,7 +420,7 @@ impl StagedPosting {
         {
             return Ok(None);
         }
-        if let PieceWork::Direct { before } = work
+        if let PieceWork::Direct { before, .. } = work
             && !before.are_done().map_err(failed)?
         {
             return Ok(None);
@@ -415,9 +431,8 @@ impl StagedPosting {
         };
         let streaming = Streaming::ByLength;
         let operation = match work {
-            PieceWork::Whole | PieceWork::Direct { .. } => {
-                self.queue[(*number - self.first) as usize].request.operation.clone()
-            }
+            PieceWork::Whole => self.queue[(*number - self.first) as usize].request.operation.clone(),
+            PieceWork::Direct { operation, .. } => operation.clone(),
             PieceWork::Write { copy, remote } => {
                 Operation::Write { local: cut(&copy.block, remote)?, remote: *remote, streaming }
             }

@@ -28,7 +28,7 @@ impl VerbsGpu {
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use std::collections::VecDeque;
+    use std::collections::HashMap;
     use std::io;
     use std::os::fd::{AsFd, OwnedFd};
     use std::path::Path;
@@ -37,7 +37,9 @@ mod with_cuda {
     use std::time::{Duration, Instant};
 
     use super::VerbsGpu;
-    use crate::cuda::{FULL_WINDOW, Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, RdmaVisibility};
+    use crate::cuda::{
+        FULL_WINDOW, Gpu, GpuError, GpuMemory, GpuPages, GpuRegistration, GpuSlice, RdmaVisibility,
+    };
     use crate::mem::{Access, DeviceKeys, MAX_RAILS};
     use crate::transport::GpuPath;
     use crate::transport::verbs::dma_buf::{IMPORTS_DMA_BUFS, imports_none};
@@ -50,8 +52,9 @@ mod with_cuda {
     /// The folder of the module when it is loaded.
     pub(in crate::transport::verbs) const PEERMEM_FOLDER: &str = "/sys/module/nvidia_peermem";
 
-    /// Registrations of the caller's memory that are kept for when it is used again.
-    const RECENT: usize = 1024;
+    /// Registrations of the caller's memory that are kept for when it is used again: as many pieces of 20 MiB, of which
+    /// PyTorch makes its segments, as the largest GPUs have room for.
+    const RECENT: usize = 8192;
 
     /// The time after which pages that were not registered are tried again: what was in the way may be gone.
     const REFUSED_FOR: Duration = Duration::from_secs(5);
@@ -149,8 +152,7 @@ mod with_cuda {
 
         /// The same of memory of this library's own.
         fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
-            let pages = memory.pages()?.into_iter().next().ok_or(GpuError::Empty)?;
-            GpuExport::new(import, memory, pages)
+            GpuExport::new(import, memory, memory.pages_to_grant()?)
         }
 
         /// Registers the first `bytes`, which the device knows by addresses from `first` on.
@@ -174,11 +176,40 @@ mod with_cuda {
     /// How memory of a GPU is registered with the devices of one transport.
     pub(in crate::transport::verbs) struct GpuRegistrations {
         import: GpuImport,
-        /// Registrations of the caller's memory, the one that was used last behind all others, and when pages were
-        /// refused. A trainer names its tensors in each step, and a registration takes far longer than a copy.
-        recent: Mutex<VecDeque<(GpuPages, Outcome)>>,
+        /// Of the caller's memory: a trainer names its tensors in each step, and a registration takes far longer than a
+        /// copy.
+        recent: Mutex<RecentPages>,
         /// Whether the log has told that memory is staged.
         is_told: AtomicBool,
+    }
+
+    /// The registrations of the pages that were used last, and when pages were refused.
+    #[derive(Default)]
+    struct RecentPages {
+        /// Each with the number of its last use.
+        outcomes: HashMap<GpuPages, (Outcome, u64)>,
+        uses: u64,
+    }
+
+    impl RecentPages {
+        /// What is known of pages, which are used by that.
+        fn find(&mut self, pages: &GpuPages) -> Option<Outcome> {
+            let (outcome, used) = self.outcomes.get_mut(pages)?;
+            self.uses += 1;
+            *used = self.uses;
+            Some(outcome.clone())
+        }
+
+        fn keep(&mut self, pages: GpuPages, outcome: Outcome) {
+            if self.outcomes.len() >= RECENT && !self.outcomes.contains_key(&pages) {
+                let oldest = self.outcomes.iter().min_by_key(|(_, (_, used))| *used);
+                if let Some(pages) = oldest.map(|(pages, _)| pages.clone()) {
+                    self.outcomes.remove(&pages);
+                }
+            }
+            self.uses += 1;
+            self.outcomes.insert(pages, (outcome, self.uses));
+        }
     }
 
     impl GpuRegistrations {
@@ -194,8 +225,8 @@ mod with_cuda {
             })
         }
 
-        /// Registers memory for requests of this process, if it is not yet. False if that fails, and the memory is to
-        /// be staged.
+        /// Registers memory from its begin on for requests of this process, if it is not yet. Returns how many bytes of
+        /// it have one registration then; none if that fails, and the memory is to be staged.
         ///
         /// # Errors
         /// It fails, and memory of this GPU may not be staged.
@@ -203,21 +234,24 @@ mod with_cuda {
             &self,
             shared: &VerbsShared,
             gpu: &Gpu,
-            memory: &GpuMemory,
-        ) -> Result<bool, GpuError> {
-            if memory.device_keys(shared.first().domain.serial, false).is_some() {
-                return Ok(true);
+            slice: &GpuSlice,
+        ) -> Result<usize, GpuError> {
+            let domain = shared.first().domain.serial;
+            let reached = || slice.device_keys(domain).map_or(0, |(_, bytes)| bytes);
+            let found = reached();
+            if found > 0 {
+                return Ok(found);
             }
-            match self.register(shared, memory) {
+            match self.register(shared, slice) {
                 Ok(registration) => {
                     gpu.expect_rdma_writes();
-                    shared.on_gpus.keep(memory, registration);
-                    Ok(true)
+                    shared.on_gpus.keep(slice.memory(), registration);
+                    Ok(reached())
                 }
                 Err(error) if gpu.requires_gpudirect() => {
                     let (bytes, reason) = match error {
                         GpuError::NotDirect { bytes, reason } => (bytes, reason),
-                        error => (memory.bytes(), error.to_string()),
+                        error => (slice.bytes(), error.to_string()),
                     };
                     let reason = format!("{reason}, and `Gpu::require_gpudirect` forbids to stage them");
                     Err(GpuError::NotDirect { bytes, reason })
@@ -226,43 +260,29 @@ mod with_cuda {
                     if !self.is_told.swap(true, Ordering::Relaxed) {
                         tracing::warn!(%error, "memory of a GPU is staged: no RDMA device reaches it");
                     }
-                    Ok(false)
+                    Ok(0)
                 }
             }
         }
 
-        /// Registers the first of the pages of memory that can be.
-        fn register(
-            &self,
-            shared: &VerbsShared,
-            memory: &GpuMemory,
-        ) -> Result<Arc<GpuRegistration>, GpuError> {
+        /// Registers the first of the pages for the begin of a slice that can be.
+        fn register(&self, shared: &VerbsShared, slice: &GpuSlice) -> Result<Arc<GpuRegistration>, GpuError> {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             let mut told = GpuError::NotDirect {
-                bytes: memory.bytes(),
+                bytes: slice.bytes(),
                 reason: "no device registers them; the log has the reason".into(),
             };
-            for pages in memory.pages()? {
-                let known = recent.iter().position(|(known, _)| *known == pages);
-                match known.and_then(|at| recent.remove(at)) {
-                    Some((pages, Ok(registration))) => {
-                        recent.push_back((pages, Ok(registration.clone())));
-                        return Ok(registration);
-                    }
-                    Some((pages, Err(refused))) if refused.elapsed() < REFUSED_FOR => {
-                        recent.push_back((pages, Err(refused)));
-                        continue;
-                    }
+            for pages in slice.pages()? {
+                match recent.find(&pages) {
+                    Some(Ok(registration)) => return Ok(registration),
+                    Some(Err(refused)) if refused.elapsed() < REFUSED_FOR => continue,
                     _ => {}
                 }
                 // Where there is other memory now, what there was is freed.
-                recent.retain(|(known, _)| !known.are_gone(&pages));
-                let registered = self.register_pages(shared, memory, &pages);
-                if pages.allocations.is_some() {
-                    if recent.len() == RECENT {
-                        recent.pop_front();
-                    }
-                    recent.push_back((pages, registered.as_ref().cloned().map_err(|_| Instant::now())));
+                recent.outcomes.retain(|known, _| !known.are_gone(&pages));
+                let registered = self.register_pages(shared, slice, &pages);
+                if pages.allocation.is_some() {
+                    recent.keep(pages, registered.as_ref().cloned().map_err(|_| Instant::now()));
                 }
                 match registered {
                     Ok(registration) => return Ok(registration),
@@ -275,17 +295,17 @@ mod with_cuda {
         fn register_pages(
             &self,
             shared: &VerbsShared,
-            memory: &GpuMemory,
+            slice: &GpuSlice,
             pages: &GpuPages,
         ) -> Result<Arc<GpuRegistration>, GpuError> {
             let failed = |error: io::Error| GpuError::NotDirect {
                 bytes: pages.bytes,
                 reason: format!("a device does not register them: {error}; {}", registration_help(&error)),
             };
-            let export = GpuExport::new(self.import, memory, pages.clone())?;
+            let export = GpuExport::new(self.import, slice.memory(), pages.clone())?;
             let mut keys = DeviceKeys { domain: shared.first().domain.serial, ..DeviceKeys::NONE };
             let mut registered = Vec::with_capacity(shared.rails.len());
-            let first = if mutant!("offset_in_export") { memory.pointer() } else { pages.pointer };
+            let first = if mutant!("offset_in_export") { slice.pointer() } else { pages.pointer };
             for (rail, key) in shared.rails.iter().zip(&mut keys.local) {
                 // What devices write here are answers to READs, at which no one looks before their completion.
                 let here = export.register(&rail.domain, pages.bytes, first, Access::RELAXED);
@@ -293,7 +313,7 @@ mod with_cuda {
                 *key = here.local_key();
                 registered.push(here);
             }
-            Ok(GpuRegistration::new(keys, registered))
+            Ok(GpuRegistration::new(keys, pages.addresses(), registered))
         }
     }
 
@@ -305,7 +325,8 @@ mod with_cuda {
         }
     }
 
-    /// The keys by which all peers read memory that they may only read: it is registered once for each device.
+    /// The keys by which all peers read memory that they may only read: it is registered once for each device. The
+    /// memory is this library's own, as all that peers are granted.
     pub(in crate::transport::verbs) fn readers(
         shared: &VerbsShared,
         registrations: &GpuRegistrations,
@@ -313,7 +334,7 @@ mod with_cuda {
     ) -> io::Result<[u32; MAX_RAILS]> {
         let serial = shared.first().domain.serial;
         // Two threads may get here at once: then there are two, and each is kept.
-        if let Some(readers) = memory.device_keys(serial, true).and_then(|keys| keys.readers) {
+        if let Some(readers) = memory.keys_of_readers(serial) {
             return Ok(readers);
         }
         let export = registrations.export(memory)?;
@@ -326,7 +347,32 @@ mod with_cuda {
             registered.push(here);
         }
         let keys = DeviceKeys { domain: serial, readers: Some(readers), ..DeviceKeys::NONE };
-        shared.on_gpus.keep(memory, GpuRegistration::new(keys, registered));
+        let addresses = memory.pointer()..memory.pointer() + memory.bytes() as u64;
+        shared.on_gpus.keep(memory, GpuRegistration::new(keys, addresses, registered));
         Ok(readers)
+    }
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn the_registrations_that_were_used_last_are_kept() {
+            let pages = |number: usize| GpuPages {
+                pointer: (number * 4096) as u64,
+                bytes: 4096,
+                allocation: Some(number as u64),
+            };
+            let mut recent = RecentPages::default();
+            for number in 0..RECENT {
+                recent.keep(pages(number), Ok(GpuRegistration::new(DeviceKeys::NONE, 0..4096, ())));
+            }
+            assert!(recent.find(&pages(0)).is_some());
+            recent.keep(pages(RECENT), Err(Instant::now()));
+            assert!(recent.find(&pages(1)).is_none(), "of all it was used least recently");
+            assert!([0, 2, RECENT].iter().all(|number| recent.find(&pages(*number)).is_some()));
+            // What was refused and is registered now takes no more room.
+            recent.keep(pages(RECENT), Ok(GpuRegistration::new(DeviceKeys::NONE, 0..4096, ())));
+            assert_eq!(recent.outcomes.len(), RECENT);
+        }
     }
 }

@@ -240,7 +240,7 @@ impl Initiator {
             let checked = match (&request.operation, gpu) {
                 (_, Some(gpu)) => request.check_with(gpu),
                 (Operation::ReadToGpu { local, .. } | Operation::WriteFromGpu { local, .. }, None)
-                    if self.takes_gpu && local.memory().device_keys(self.domain, false).is_some() =>
+                    if self.takes_gpu && self.key_on_gpu(local).is_some() =>
                 {
                     request.check_ranges()
                 }
@@ -375,10 +375,15 @@ impl Initiator {
         }
     }
 
+    /// The key of the one registration that has a range of memory of a GPU.
+    fn key_on_gpu(&self, local: &GpuSlice) -> Option<u32> {
+        let (keys, bytes) = local.device_keys(self.domain)?;
+        (bytes == local.bytes()).then(|| keys.local[self.rail])
+    }
+
     /// Memory of a GPU that was checked to be registered.
     fn on_gpu<'a>(&self, local: &'a GpuSlice) -> LocalMemory<'a> {
-        let keys = local.memory().device_keys(self.domain, false);
-        LocalMemory::Gpu(local, keys.map_or(0, |keys| keys.local[self.rail]))
+        LocalMemory::Gpu(local, self.key_on_gpu(local).unwrap_or(0))
     }
 
     #[inline]

@@ -114,7 +114,7 @@ pub use open::devices;
 pub use path::PathSettings;
 pub use pci::{PciWay, pci_way};
 #[cfg(feature = "cuda")]
-pub use probe::GpuTransfers;
+pub use probe::{GpuTransfers, MeasuredTransfers};
 pub use sys::LibraryError;
 
 use self::direct::VerbsGpu;

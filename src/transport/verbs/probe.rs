@@ -17,7 +17,7 @@ use crate::mem::{Access, HostMemory, MemoryRegion, RemoteSlice};
 use crate::transport::{Operation, WorkRequest};
 
 #[cfg(feature = "cuda")]
-pub use gpu::GpuTransfers;
+pub use gpu::{GpuTransfers, MeasuredTransfers};
 
 /// Longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use super::direct::VerbsGpu;
 use super::rails::Rails;
 #[cfg(feature = "cuda")]
 use crate::{
-    cuda::{Gpu, GpuError, GpuMemory},
+    cuda::{Gpu, GpuError, GpuSlice},
     mem::{Access, PAGE_SIZE},
     transport::staging::{StagedLane, StagingBlocks},
     transport::{PostError, WorkCompletion, WorkRequest},
@@ -50,10 +50,10 @@ impl StagedLane for StagedRails<'_> {
         self.rails.poll()
     }
 
-    fn reaches(&self, memory: &GpuMemory) -> Result<bool, GpuError> {
+    fn reaches(&self, memory: &GpuSlice) -> Result<usize, GpuError> {
         match &self.gpu.registrations {
             Some(registrations) => registrations.reach(self.shared, &self.gpu.gpu, memory),
-            None => Ok(false),
+            None => Ok(0),
         }
     }
 

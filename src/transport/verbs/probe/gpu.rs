@@ -1,13 +1,18 @@
-//! Trying whether the first device reads and writes memory of a GPU, and whether the GPU sees what it has written.
+//! Trying whether the first device reads and writes memory of a GPU, and whether the GPU sees what it has written, and
+//! what takes how long.
 
 use std::time::{Duration, Instant};
 
 use super::{Loopback, PATIENCE};
 use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
-use crate::mem::{Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice};
+use crate::mem::{
+    Access, DeviceKeys, HostMemory, LocalSlice, MemoryRegion, OutOfBounds, RemoteSlice, Streaming,
+};
 use crate::transport::verbs::Verbs;
 use crate::transport::verbs::grants::GrantedMemory;
 use crate::transport::{Inline, Operation, WorkRequest};
+
+const NO_GPU: &str = "the transport has no GPU";
 
 /// Bytes of a version of the litmus.
 const VERSION_BYTES: usize = 64 << 10;
@@ -45,14 +50,11 @@ impl Verbs {
     /// The device does not reach the GPU, or a transfer fails; the text says which.
     #[doc(hidden)]
     pub fn try_gpu(&self, bytes: usize, litmus: Duration) -> Result<GpuTransfers, String> {
-        let own = self.gpu.as_ref().ok_or("the transport has no GPU")?;
-        let registrations = own.registrations.as_ref().ok_or_else(|| own.path.to_string())?;
+        let own = self.gpu.as_ref().ok_or(NO_GPU)?;
         let (gpu, bytes) = (&own.gpu, bytes.max(VERSION_BYTES));
-        let allocate = || GpuMemory::allocate(gpu, bytes).map_err(|error| error.to_string());
+        let allocate = || GpuMemory::allocate(gpu, bytes).map_err(of_gpu);
         let (mine, target) = (allocate()?, allocate()?);
-        if !registrations.reach(&self.shared, gpu, &mine).map_err(|error| error.to_string())? {
-            return Err("the device does not register the memory; the log has the reason".into());
-        }
+        self.register_tensor(&mine)?;
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED;
         let granted = GrantedMemory::Gpu { memory: target.clone(), access, gpu: own.clone() };
         let words = Access::REMOTE_READ | Access::REMOTE_WRITE;
@@ -61,6 +63,70 @@ impl Verbs {
         let memory = HostMemory::anonymous(bytes).map_err(|error| error.to_string())?;
         let host = MemoryRegion::new(memory, Access::LOCAL, DeviceKeys::NONE, ()).whole();
         GpuLoopback { loopback, gpu, mine, target, host }.try_all(litmus)
+    }
+}
+
+/// Transfers of one length between the first device's own memory of the host and memory of the GPU, or of the host:
+/// what they take is measured.
+pub struct MeasuredTransfers {
+    loopback: Loopback,
+    on_gpu: GpuSlice,
+    on_host: LocalSlice,
+}
+
+impl Verbs {
+    /// Registers memory of the GPU as the first request does that names it. Nothing is done if it is registered.
+    ///
+    /// # Errors
+    /// The device does not reach the GPU, or does not register the memory; the text says which.
+    #[doc(hidden)]
+    pub fn register_tensor(&self, memory: &GpuMemory) -> Result<(), String> {
+        let own = self.gpu.as_ref().ok_or(NO_GPU)?;
+        let registrations = own.registrations.as_ref().ok_or_else(|| own.path.to_string())?;
+        match registrations.reach(&self.shared, &own.gpu, &memory.whole()).map_err(of_gpu)? {
+            reached if reached == memory.bytes() => Ok(()),
+            _ => Err("the device does not register the memory; the log has the reason".into()),
+        }
+    }
+
+    /// A connection of the first device with itself, for transfers of this memory of the GPU and of as much of the
+    /// host's.
+    ///
+    /// # Errors
+    /// As [`register_tensor`](Self::register_tensor), or there is no such connection or memory.
+    #[doc(hidden)]
+    pub fn transfers_to_measure(&self, memory: &GpuMemory) -> Result<MeasuredTransfers, String> {
+        self.register_tensor(memory)?;
+        let registered = |access: Access| {
+            let host = HostMemory::anonymous(memory.bytes()).map_err(|error| error.to_string())?;
+            self.shared.register(host, access).map(|region| region.whole()).map_err(|error| error.to_string())
+        };
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::RELAXED;
+        let (target, on_host) = (registered(access)?, registered(Access::LOCAL)?);
+        let granted = vec![GrantedMemory::Host(target)];
+        let mut loopback = Loopback::new(&self.shared, Access::REMOTE_READ | Access::REMOTE_WRITE, granted)?;
+        loopback.data.takes_gpu = true;
+        Ok(MeasuredTransfers { loopback, on_gpu: memory.whole(), on_host })
+    }
+}
+
+impl MeasuredTransfers {
+    /// The time of a WRITE or of a READ of all of it.
+    ///
+    /// # Errors
+    /// The device does not carry it out.
+    pub fn carry(&mut self, is_write: bool, is_on_gpu: bool) -> Result<Duration, String> {
+        let (remote, streaming) = (self.loopback.remote[1], Streaming::ByLength);
+        let (on_gpu, on_host) = (self.on_gpu.clone(), self.on_host.clone());
+        let operation = match (is_write, is_on_gpu) {
+            (true, true) => Operation::WriteFromGpu { local: on_gpu, remote },
+            (true, false) => Operation::Write { local: on_host, remote, streaming },
+            (false, true) => Operation::ReadToGpu { local: on_gpu, remote },
+            (false, false) => Operation::Read { local: on_host, remote, streaming },
+        };
+        let begun = Instant::now();
+        self.loopback.run(operation)?;
+        Ok(begun.elapsed())
     }
 }
 

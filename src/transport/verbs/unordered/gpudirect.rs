@@ -3,10 +3,10 @@
 
 use super::super::tests::connect_granting;
 use super::*;
-use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner};
+use crate::cuda::{Gpu, GpuError, GpuMemory, Scripted, memory_with_owner, rdma_of, rows_told};
 use crate::diagnostic::Diagnostic;
 use crate::mem::{Access, MemoryRegion, RemoteSlice, Streaming};
-use crate::transport::verbs::VerbsEndpoint;
+use crate::transport::verbs::{OpenError, VerbsEndpoint};
 use crate::transport::{
     Address, CompletionError, ConnectError, Endpoint, Flags, GpuGrant, GpuPath, Inline, Offer, Operation,
     PostError, Transport, WorkCompletion, WorkRequest, WorkRequestId,
@@ -377,7 +377,8 @@ fn what_the_device_does_not_register_is_staged_unless_that_is_forbidden() {
     assert_eq!(scene.gpu.host_bytes_copied(), 100);
 
     let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
-    let reach = |memory| registrations.reach(&scene.verbs.shared, &gpu, memory).unwrap_err();
+    let reach =
+        |memory: &GpuMemory| registrations.reach(&scene.verbs.shared, &gpu, &memory.whole()).unwrap_err();
     let (odd, whole) = (reach(&odd), scene.memory(PAGE));
     assert!(matches!(odd, GpuError::NotDirect { bytes: 100, .. }), "{odd}");
     lock(&scene.device.world.state).registering = libc::ENOMEM;
@@ -478,6 +479,26 @@ fn transfers_that_are_tried_are_whole_or_say_what_is_missing() {
 }
 
 #[test]
+fn every_row_is_measured_where_the_rdma_device_reaches_the_gpu() {
+    for row in rows_told(|gpu| rdma_of(gpu, Ok(super::lingering().verbs(None)))) {
+        let is_positive =
+            |pair: &serde_json::Value| pair[0].as_f64() > Some(0.0) && pair[1].as_f64() > Some(0.0);
+        let pairs = row["pairs"].as_array().unwrap_or_else(|| panic!("{row}"));
+        assert!(pairs.len() == 3 && pairs.iter().all(is_positive), "{row}");
+    }
+}
+
+#[test]
+fn rows_of_rdma_say_why_no_device_reaches_the_gpu() {
+    let (gpu, ..) = Arc::new(Scripted::new()).open_gpu();
+    let none = (Err(OpenError::NoDevice), "this host has no RDMA device");
+    for (verbs, reason) in [none, (Ok(super::common()), "the GPU's driver exports none")] {
+        let missing = rdma_of(&gpu, verbs).unwrap_err();
+        assert!(missing.contains(reason), "{missing}");
+    }
+}
+
+#[test]
 fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
     let driver = Arc::new(Scripted::new().with_dma_bufs());
     let (gpu, ..) = driver.open_gpu();
@@ -492,23 +513,93 @@ fn in_a_guest_the_probe_says_that_soft_roce_imports_none() {
     }
 }
 
+/// The pieces of one tensor, as PyTorch's expandable segments have them: their lengths, one right behind the other.
+const PIECES: [usize; 3] = [32 * PAGE, 16 * PAGE, 64 * PAGE];
+
+/// The begin of each piece.
+fn pieces(driver: &Scripted) -> [u64; 3] {
+    let first = driver.memory(PIECES[0]);
+    let second = driver.memory_behind(first, PIECES[1]);
+    [first, second, driver.memory_behind(second, PIECES[2])]
+}
+
+fn a_tensor_over_pieces_of_memory_is_carried_without_blocks(import: Import) {
+    const ROOM: usize = 112 * PAGE;
+    for (rails, seed) in [(1, 0), (1, 1), (2, 2), (2, 3)] {
+        let mut scene = scene(import, seed, rails, ROOM);
+        let before = scene.device.regions();
+        let [first, ..] = pieces(&scene.driver);
+        scene.driver.set_bytes(scene.frames.pointer(), &noise(4, ROOM));
+        // What is cut may begin anywhere, and so may what is read and written behind a cut.
+        for (begin, bytes) in
+            [(104, ROOM - 200), (32 * PAGE - 1, 2), (3, 48 * PAGE), (40 * PAGE, 30 * PAGE + 1)]
+        {
+            let mut expected = noise(5, ROOM);
+            scene.driver.set_bytes(first, &expected);
+            let tensor = memory_with_owner(&scene.gpu, first + begin as u64, bytes, ());
+            let remote = |grant: usize| scene.remote[grant].slice(8, bytes as u64).unwrap();
+            let (write, read) = (write_from(&tensor, 0, remote(2)), read_to(&tensor, 0, remote(1)));
+            scene.carry_out(write);
+            scene.until(|scene| (!scene.device.step()).then_some(()));
+            let written = scene.driver.bytes(scene.slots.pointer() + 8, bytes);
+            assert!(
+                written == expected[begin..begin + bytes],
+                "{rails} rails: read elsewhere, from {begin} on"
+            );
+            scene.carry_out(read);
+            expected[begin..begin + bytes].copy_from_slice(&noise(4, ROOM)[8..8 + bytes]);
+            let seen = scene.driver.bytes(first, ROOM);
+            assert!(seen == expected, "{rails} rails: written elsewhere, from {begin} on");
+        }
+        assert_eq!(scene.gpu.host_bytes_copied(), 0, "staged");
+        assert_eq!(scene.device.regions(), before + 3 * rails, "each piece once for each device");
+    }
+}
+
+fn a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept(import: Import) {
+    let mut scene = scene(import, 13, 1, 40 * PAGE);
+    let before = scene.device.regions();
+    let [first, second, third] = pieces(&scene.driver);
+    let carry_out = |scene: &mut DirectScene, round: usize| {
+        scene.driver.set_bytes(scene.frames.pointer(), &noise(round, 40 * PAGE));
+        let tensor = memory_with_owner(&scene.gpu, first + 20 * PAGE as u64, 40 * PAGE, ());
+        let read = read_to(&tensor, 0, scene.remote[1]);
+        scene.carry_out(read);
+        assert!(scene.driver.bytes(tensor.pointer(), 40 * PAGE) == noise(round, 40 * PAGE), "round {round}");
+        assert_eq!(scene.device.regions(), before + 3, "round {round}");
+    };
+    carry_out(&mut scene, 1);
+    let registered = lock(&scene.device.world.state).next;
+    carry_out(&mut scene, 2);
+    assert_eq!(lock(&scene.device.world.state).next, registered, "they are kept");
+    scene.driver.free_memory(second);
+    assert_eq!(scene.driver.memory_behind(first, PIECES[1]), second);
+    carry_out(&mut scene, 3);
+    assert_eq!(lock(&scene.device.world.state).next, registered + 1, "of three pieces one is another");
+    assert_eq!(third, second + PIECES[1] as u64);
+}
+
 #[test]
-fn a_piece_that_was_mapped_anew_is_other_memory() {
-    let driver = Arc::new(Scripted::new().with_dma_bufs());
-    let (gpu, ..) = driver.open_gpu();
-    let first = driver.memory(PAGE);
-    let second = driver.memory_behind(first, PAGE);
-    let pages = || memory_with_owner(&gpu, first + 100, 2 * PAGE - 100, ()).pages().unwrap();
-    let before = pages();
-    let [own] = &before[..] else { panic!("no piece has all of it: {before:?}") };
-    assert_eq!((own.pointer, own.bytes), (first, 2 * PAGE));
-    assert_eq!(own.allocations.as_ref().map(|numbers| numbers.len()), Some(2));
-    driver.free_memory(second);
-    assert_eq!(driver.memory_behind(first, PAGE), second);
-    assert_ne!(pages(), before);
-    // What is inside one piece has that, and its own pages where it shares them with others.
-    let inside = memory_with_owner(&gpu, second + 100, 100, ()).pages().unwrap();
-    assert_eq!(inside[0].pointer, second);
+fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
+    let mut scene = scene(Import::DmaBuf, 14, 1, 2 * PAGE);
+    let first = scene.driver.memory(PAGE);
+    // Its driver exports whole pages, and of these it has none.
+    scene.driver.memory_behind(first, 100);
+    scene.driver.set_bytes(first, &noise(6, PAGE + 100));
+    let tensor = memory_with_owner(&scene.gpu, first + 96, PAGE, ());
+    let remote = scene.remote[2].slice(0, PAGE as u64).unwrap();
+    scene.carry_out(write_from(&tensor, 0, remote));
+    scene.until(|scene| (!scene.device.step()).then_some(()));
+    assert!(scene.driver.bytes(scene.slots.pointer(), PAGE) == noise(6, PAGE + 100)[96..96 + PAGE]);
+    assert_eq!(scene.gpu.host_bytes_copied(), 96);
+}
+
+#[test]
+fn peers_are_granted_no_memory_of_the_caller() {
+    let scene = scene(Import::DmaBuf, 15, 1, PAGE);
+    let tensor = memory_with_owner(&scene.gpu, scene.driver.memory(2 * PAGE) + 100, PAGE, ());
+    let refused = scene.verbs.register_on_gpu(&tensor).unwrap_err().to_string();
+    assert!(refused.contains("is the caller's"), "{refused}");
 }
 
 fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
@@ -534,7 +625,7 @@ fn where_the_window_of_the_gpu_is_full_the_errors_name_it_and_not_the_gpu() {
     let remedy = refused.remedy().unwrap().into_owned();
     let registrations = scene.verbs.gpu.as_ref().and_then(|gpu| gpu.registrations.clone()).unwrap();
     let gpu = scene.gpu.clone().require_gpudirect();
-    let reached = registrations.reach(&scene.verbs.shared, &gpu, &mine).unwrap_err();
+    let reached = registrations.reach(&scene.verbs.shared, &gpu, &mine.whole()).unwrap_err();
     let next = scene.device.verbs(None).with_gpu(&gpu);
     let listening = next.listen(&Address::Verbs(([127, 0, 0, 1], 0).into())).map(drop).unwrap_err();
     for told in [refused.to_string(), remedy, reached.to_string(), listening.to_string()] {
@@ -567,6 +658,8 @@ by_each_import! {
     a_grant_covers_its_bytes_and_not_the_page_that_they_are_in,
     memory_of_the_caller_is_registered_once_for_its_allocation,
     a_tensor_inside_its_allocation_is_read_and_written_where_it_lies,
+    a_tensor_over_pieces_of_memory_is_carried_without_blocks,
+    a_piece_that_is_mapped_again_is_registered_again_and_the_others_are_kept,
     registrations_end_with_their_transport_and_not_with_the_memory,
     each_failing_call_of_the_driver_is_told_or_staged_and_leaves_nothing,
     fenced_requests_wait_for_what_devices_bring_to_a_gpu,
