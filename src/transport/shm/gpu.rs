@@ -4,6 +4,8 @@
 //! way is held, and is carried out once the copy's ticket says that its bytes are there. Copies that one stream makes
 //! in order do not wait for each other. Nothing here waits.
 
+#[cfg(test)]
+mod conformance;
 mod crossing;
 #[cfg(test)]
 mod tests;
