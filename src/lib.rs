@@ -104,7 +104,8 @@
 // Without one of the features, what only it uses lies idle.
 #![cfg_attr(not(all(feature = "tcp", feature = "verbs", feature = "checkpoint")), allow(dead_code))]
 
-// Unit tests also run the programs of `tests/gpu` and `benches/gpu`, which name the library.
+// Unit tests also run the programs of `tests/gpu` and `benches/gpu` and the suite of `tests/transport`, which name the
+// library.
 #[cfg(test)]
 extern crate self as slackline;
 

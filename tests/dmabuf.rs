@@ -14,6 +14,7 @@ mod transport {
     pub(crate) mod handshake;
     pub(crate) mod here;
     pub(crate) mod ordering;
+    pub(crate) mod payloads;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
@@ -27,6 +28,7 @@ use std::os::fd::AsFd;
 use slackline::internals::mem::HostMemory;
 use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::fixture::Fixture;
+use transport::payloads::InHostMemory;
 
 /// The device that `SLACKLINE_RIG_DEVICE` names, or the best one, with all memory in dma-bufs. The order in which it
 /// applies writes is as it says, or as is said here.
@@ -48,6 +50,7 @@ struct DmaBufFixture;
 
 impl Fixture for DmaBufFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "dma_bufs";
     const ROUNDS: u64 = 20_000;
 
@@ -65,6 +68,7 @@ struct ProvedFixture;
 
 impl Fixture for ProvedFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "dma_bufs_proved";
     const ROUNDS: u64 = 5_000;
 

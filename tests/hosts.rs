@@ -15,6 +15,7 @@ mod transport {
     pub(crate) mod handshake;
     pub(crate) mod here;
     pub(crate) mod ordering;
+    pub(crate) mod payloads;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
@@ -48,6 +49,7 @@ use network::namespaces::{Host, Hosts};
 use processes::{Meeting, Processes, all_succeeded};
 use slackline::{Address, Secret, Tcp};
 use transport::fixture::Fixture;
+use transport::payloads::InHostMemory;
 use transport::process::second_process;
 
 /// The hosts of this process: the first for the side that listens, the second for the side that connects.
@@ -59,6 +61,7 @@ struct BetweenHosts;
 
 impl Fixture for BetweenHosts {
     type Transport = Far<Tcp>;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "tcp_between_hosts";
     const ROUNDS: u64 = 20_000;
 

@@ -11,6 +11,7 @@ mod transport {
     pub(crate) mod handshake;
     pub(crate) mod here;
     pub(crate) mod ordering;
+    pub(crate) mod payloads;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
@@ -38,6 +39,7 @@ use litmus::over_network::{self, Setup, Size};
 use litmus::writing::{DEVICES, first_process};
 use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::fixture::Fixture;
+use transport::payloads::InHostMemory;
 
 fn environment(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name}: these tests need two RDMA devices"))
@@ -66,6 +68,7 @@ struct RailsFixture;
 
 impl Fixture for RailsFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "contract";
     const ROUNDS: u64 = 5_000;
 

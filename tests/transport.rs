@@ -13,6 +13,7 @@ mod transport {
     pub(crate) mod handshake;
     pub(crate) mod here;
     pub(crate) mod ordering;
+    pub(crate) mod payloads;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
@@ -23,11 +24,13 @@ mod transport {
 use slackline::{Address, Secret, Shm, Tcp, sim::fabric::SimTransport};
 use transport::apart::Apart;
 use transport::fixture::Fixture;
+use transport::payloads::InHostMemory;
 
 struct ShmFixture;
 
 impl Fixture for ShmFixture {
     type Transport = Shm;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "shm";
     const GRANTS_END_WITH_THEIR_PART: bool = false;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;
@@ -48,6 +51,7 @@ struct TcpFixture;
 
 impl Fixture for TcpFixture {
     type Transport = Tcp;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "tcp";
     const ROUNDS: u64 = 20_000;
 
@@ -69,6 +73,7 @@ struct EncryptedTcpFixture;
 
 impl Fixture for EncryptedTcpFixture {
     type Transport = Tcp;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "tcp_encrypted";
     const ROUNDS: u64 = TcpFixture::ROUNDS;
 
@@ -89,6 +94,7 @@ struct SimFixture;
 
 impl Fixture for SimFixture {
     type Transport = SimTransport;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "sim";
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = false;

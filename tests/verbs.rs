@@ -15,6 +15,7 @@ mod transport {
     pub(crate) mod handshake;
     pub(crate) mod here;
     pub(crate) mod ordering;
+    pub(crate) mod payloads;
     pub(crate) mod process;
     pub(crate) mod requests;
     pub(crate) mod rights;
@@ -63,6 +64,7 @@ use slackline::{Address, Secret, Verbs, VerbsOptions};
 use transport::apart::{Apart, own_address, process_of};
 use transport::fixture::Fixture;
 use transport::here::this_process;
+use transport::payloads::InHostMemory;
 use transport::server::Server;
 
 /// Returns the address at which second processes listen.
@@ -102,6 +104,7 @@ struct VerbsFixture;
 
 impl Fixture for VerbsFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "verbs";
     const ROUNDS: u64 = 20_000;
 
@@ -123,6 +126,7 @@ struct ProvedFixture;
 
 impl Fixture for ProvedFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "verbs_proved";
     const ROUNDS: u64 = 5_000;
 

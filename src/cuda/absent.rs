@@ -57,6 +57,11 @@ impl NoGpu {
         match *self {}
     }
 
+    /// True if work of this process may write it.
+    pub fn is_writable(&self) -> bool {
+        match *self {}
+    }
+
     /// The range as memory of its own.
     pub fn lent(&self) -> NoGpu {
         match *self {}

@@ -1,6 +1,7 @@
 //! The calls of the driver that are used here, as a trait: the library of the system implements it, and so does the
 //! scripted driver of the tests.
 
+use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -41,7 +42,7 @@ pub(crate) struct Allocation {
 /// Calls of the driver. A context must be current where a stream, an event or memory is named. All handles are those
 /// that this driver has given, or that the caller has promised to be such
 /// ([`GpuStream::of_caller`](super::GpuStream::of_caller)).
-pub(crate) trait Driver: Send + Sync {
+pub(crate) trait Driver: Any + Send + Sync {
     /// Version of the driver: 1000 times the major number, and 10 times the minor one.
     fn version(&self) -> Result<i32, Code>;
 

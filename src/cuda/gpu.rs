@@ -101,6 +101,11 @@ impl PrimaryContext {
         self.0.context
     }
 
+    #[cfg(test)]
+    pub(super) fn driver(&self) -> &dyn Driver {
+        &*self.0.driver
+    }
+
     /// Calls the driver with the context current.
     pub(super) fn call<R>(
         &self,

@@ -25,6 +25,8 @@ pub(super) struct GpuBlock {
     pub(super) pointer: DevicePointer,
     pub(super) bytes: usize,
     pub(super) backing: GpuBacking,
+    /// False where it is a peer's, and this process may only read it.
+    is_writable: bool,
     /// With RDMA devices. They are undone before the memory goes.
     registrations: Mutex<Vec<Arc<GpuRegistration>>>,
 }
@@ -62,7 +64,7 @@ impl GpuMemory {
     ) -> Result<GpuMemory, GpuError> {
         let primary = gpu.inner().primary.clone();
         expect_memory_of(&primary, pointer, bytes)?;
-        Ok(GpuMemory::new(primary, pointer, bytes, GpuBacking::Caller { _owner: Box::new(owner) }))
+        Ok(GpuMemory::new(primary, pointer, bytes, GpuBacking::Caller { _owner: Box::new(owner) }, true))
     }
 
     /// `bytes` of memory of this library's own on the GPU. It is freed with its last clone, also while kernels of the
@@ -84,7 +86,7 @@ impl GpuMemory {
                 error => error,
             })
         })?;
-        Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
+        Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation), true))
     }
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
@@ -106,7 +108,8 @@ impl GpuMemory {
             let device = primary.device();
             let allocation =
                 primary.call(MAPPING, |driver| driver.import(device, file, bytes, is_writable))?;
-            Ok(GpuMemory::new(primary, allocation.pointer, bytes, GpuBacking::Own(allocation)))
+            let backing = GpuBacking::Own(allocation);
+            Ok(GpuMemory::new(primary, allocation.pointer, bytes, backing, is_writable))
         };
         let refused = match map(gpu) {
             Ok(memory) => return Ok((Gpu::clone(gpu), memory)),
@@ -138,8 +141,15 @@ impl GpuMemory {
         Ok((exported?, allocation.bytes))
     }
 
-    fn new(primary: PrimaryContext, pointer: DevicePointer, bytes: usize, backing: GpuBacking) -> GpuMemory {
-        let block = GpuBlock { primary, pointer, bytes, backing, registrations: Mutex::default() };
+    fn new(
+        primary: PrimaryContext,
+        pointer: DevicePointer,
+        bytes: usize,
+        backing: GpuBacking,
+        is_writable: bool,
+    ) -> GpuMemory {
+        let registrations = Mutex::default();
+        let block = GpuBlock { primary, pointer, bytes, backing, is_writable, registrations };
         GpuMemory { block: Arc::new(block) }
     }
 
@@ -242,18 +252,20 @@ impl GpuSlice {
     /// The range as memory of its own, which nothing of this process may write: it is a peer's.
     pub(crate) fn lent(&self) -> GpuMemory {
         let backing = GpuBacking::Lent { _whole: self.memory.clone() };
-        GpuMemory::new(self.primary().clone(), self.pointer(), self.bytes, backing)
+        GpuMemory::new(self.primary().clone(), self.pointer(), self.bytes, backing, false)
     }
 
-    /// Checks that work of this process may write it.
+    /// True if work of this process may write it: it is not a peer's, granted for reading only.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.memory.block.is_writable
+    }
+
+    /// Checks that.
     ///
     /// # Errors
     /// It is lent by a peer.
     pub(crate) fn expect_own(&self) -> Result<(), GpuError> {
-        match self.memory.block.backing {
-            GpuBacking::Lent { .. } => Err(GpuError::Lent { pointer: self.pointer() }),
-            GpuBacking::Own(_) | GpuBacking::Caller { .. } => Ok(()),
-        }
+        if self.is_writable() { Ok(()) } else { Err(GpuError::Lent { pointer: self.pointer() }) }
     }
 
     /// What it is a range of.

@@ -37,6 +37,9 @@
 #[cfg(all(not(all(feature = "tcp", feature = "verbs")), not(loom)))]
 pub(crate) mod absent;
 mod address;
+#[cfg(all(test, not(loom)))]
+#[macro_use]
+mod conformance;
 pub(crate) mod doorbell;
 mod error;
 mod host;

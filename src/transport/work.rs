@@ -185,11 +185,14 @@ impl WorkRequest {
     #[inline]
     pub(crate) fn check_ranges(&self) -> Result<(), &'static str> {
         let same = |local: &LocalSlice, remote: &RemoteSlice| local.len() as u64 == remote.len;
-        if let Operation::Read { local, .. }
-        | Operation::FetchAdd { local, .. }
-        | Operation::CompareSwap { local, .. } = &self.operation
-            && !local.is_writable()
-        {
+        let is_writable = match &self.operation {
+            Operation::Read { local, .. }
+            | Operation::FetchAdd { local, .. }
+            | Operation::CompareSwap { local, .. } => local.is_writable(),
+            Operation::ReadToGpu { local, .. } => local.is_writable(),
+            Operation::Write { .. } | Operation::WriteFromGpu { .. } | Operation::WriteInline { .. } => true,
+        };
+        if !is_writable {
             return Err("the local memory is a peer's, granted for reading only");
         }
         match &self.operation {

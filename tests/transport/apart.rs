@@ -24,12 +24,16 @@ pub(crate) struct Apart<F>(PhantomData<F>);
 
 impl<F: Fixture> Fixture for Apart<F> {
     type Transport = F::Transport;
+    type Payloads = F::Payloads;
     const MODULE: &'static str = F::MODULE;
     /// Fewer: `F` itself has seen all of them.
     const ROUNDS: u64 = F::ROUNDS / 4;
+    const AHEAD: u64 = F::AHEAD;
     const ADDS: u64 = F::ADDS / 4;
     const KEYS_ARE_OF_ONE_CONNECTION: bool = F::KEYS_ARE_OF_ONE_CONNECTION;
     const GRANTS_END_WITH_THEIR_PART: bool = F::GRANTS_END_WITH_THEIR_PART;
+    const WRITTEN_MAY_BE_READ: bool = F::WRITTEN_MAY_BE_READ;
+    const REFUSES_WORDS_ON_A_GPU: bool = F::REFUSES_WORDS_ON_A_GPU;
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = F::ACCESS_VIOLATIONS_ARE_COUNTED;
     const ALLOCATES_NOTHING: bool = F::ALLOCATES_NOTHING;
 
@@ -39,6 +43,10 @@ impl<F: Fixture> Fixture for Apart<F> {
 
     fn address() -> Address {
         F::address()
+    }
+
+    fn transport_to_serve(transport: &F::Transport) -> F::Transport {
+        F::transport_to_serve(transport)
     }
 
     fn serving(_: &F::Transport) -> Box<dyn Serving> {
@@ -111,7 +119,7 @@ impl Drop for Elsewhere {
 fn serve<F: Fixture>() -> bool {
     let Ok(address) = std::env::var(ASKED_FROM) else { return false };
     let mut stream = prepared(TcpStream::connect(address).expect("call back"));
-    let mut here = Here::<F>::new(F::transport());
+    let mut here = Here::<F>::new(F::transport_to_serve(&F::transport()));
     while let Some((head, bytes)) = receive(&mut stream).expect("what is asked") {
         let ask = postcard::from_bytes(&head).expect("something asked");
         let (reply, bytes) = match here.answer(ask, &bytes) {

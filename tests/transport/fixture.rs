@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use slackline::internals::mem::{Access, LocalSlice, RemoteSlice, Streaming};
 use slackline::internals::transport::{
-    CompletionError, Connecting, Endpoint, Operation, PostError, WorkCompletion, WorkRequest,
+    CompletionError, Connecting, Endpoint, Operation, PayloadSlice, PostError, WorkCompletion, WorkRequest,
 };
 use slackline::{Address, ConnectError, Instant, Transport};
 
 use super::here::{Here, Serving};
+use super::payloads::Payloads;
 
 /// Longest time that any wait in this suite may take: far more than any of them needs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -20,17 +21,26 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// A transport under test.
 pub(crate) trait Fixture: Sized + 'static {
     type Transport: Transport + Clone;
+    /// Where payloads are.
+    type Payloads: Payloads<Self::Transport>;
     /// The module of the test binary that holds this transport's tests, for tests that run a process of their own.
     const MODULE: &'static str;
     /// Number of payloads that are announced while a thread watches that none is late. Fewer where each takes more
     /// switches between threads than this machine may have processors for.
     const ROUNDS: u64 = 100_000;
+    /// Number of them that the writer may be ahead of the watcher: without a limit, a watcher that gets no processor
+    /// sees little. 1 where nothing may write what the watcher looks at.
+    const AHEAD: u64 = 256;
     /// Number of times that each of two endpoints adds to a word.
     const ADDS: u64 = 20_000;
     /// False where keys are handed out that open something on other connections, too, as some devices do.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = true;
     /// False where a grant of a part of a region opens all of it, as where the region is mapped.
     const GRANTS_END_WITH_THEIR_PART: bool = true;
+    /// True where peers may read what they were granted to write, as a device proves writes to a GPU by READs.
+    const WRITTEN_MAY_BE_READ: bool = false;
+    /// True where a short write into memory of a GPU is refused if it carries words, as a processor stores those.
+    const REFUSES_WORDS_ON_A_GPU: bool = false;
     /// False where access violations, of peers that reach for what they were not granted, are not counted.
     const ACCESS_VIOLATIONS_ARE_COUNTED: bool = true;
     /// False where the data path may allocate: where it is a model of one.
@@ -38,9 +48,13 @@ pub(crate) trait Fixture: Sized + 'static {
     fn transport() -> Self::Transport;
     /// Returns an address at which no process listens.
     fn address() -> Address;
+    /// Returns the transport of the side that serves. `transport` is that of the clients.
+    fn transport_to_serve(transport: &Self::Transport) -> Self::Transport {
+        transport.clone()
+    }
     /// Returns the side that serves in a claim. `transport` is that of the clients.
     fn serving(transport: &Self::Transport) -> Box<dyn Serving> {
-        Box::new(Here::<Self>::new(transport.clone()))
+        Box::new(Here::<Self>::new(Self::transport_to_serve(transport)))
     }
     /// Starts the second process of a test where it belongs.
     fn start(command: &mut Command) -> io::Result<Child> {
@@ -86,7 +100,14 @@ pub(crate) fn connect_error<F: Fixture>(
     })
 }
 
-/// Memory for one's own side, filled with `bytes`.
+/// A payload of one's own side: these bytes.
+pub(crate) fn payload<F: Fixture>(transport: &F::Transport, bytes: &[u8]) -> PayloadSlice {
+    let slice = F::Payloads::own(transport, bytes.len().max(8)).slice(0, bytes.len()).unwrap();
+    F::Payloads::set(&slice, bytes);
+    slice
+}
+
+/// Host memory of one's own side, filled with `bytes`.
 pub(crate) fn local(transport: &impl Transport, bytes: &[u8]) -> LocalSlice {
     let region = transport.allocate(bytes.len().max(8), Access::LOCAL).expect("allocate");
     let slice = region.slice(0, bytes.len()).unwrap();
@@ -112,12 +133,12 @@ pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     std::iter::repeat_with(step).take(len).collect()
 }
 
-pub(crate) fn write(local: LocalSlice, remote: RemoteSlice) -> Operation {
-    Operation::Write { local, remote, streaming: Streaming::default() }
+pub(crate) fn write(local: impl Into<PayloadSlice>, remote: RemoteSlice) -> Operation {
+    local.into().write(remote, Streaming::default())
 }
 
-pub(crate) fn read(local: LocalSlice, remote: RemoteSlice) -> Operation {
-    Operation::Read { local, remote, streaming: Streaming::default() }
+pub(crate) fn read(local: impl Into<PayloadSlice>, remote: RemoteSlice) -> Operation {
+    local.into().read(remote, Streaming::default())
 }
 
 /// Posts a batch, polling while the queue is full. Completions that come meanwhile must be successes.

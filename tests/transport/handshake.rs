@@ -5,8 +5,9 @@ use slackline::internals::transport::{Connecting, Endpoint, MAX_MESSAGE_BYTES, O
 use slackline::{ConnectError, Transport};
 
 use super::fixture::{
-    Fixture, bytes_of, connect_error, local, noise, now, read, run, wait_for, wait_until_gone,
+    Fixture, bytes_of, connect_error, noise, now, payload, read, run, wait_for, wait_until_gone,
 };
+use super::payloads::Payloads;
 use super::server::{Listening, Server};
 use super::service::{Joined, join};
 
@@ -58,7 +59,7 @@ pub(crate) fn grants_arrive_in_order_and_reach_the_memory_they_name<F: Fixture>(
         }
     };
 
-    let far = [server.allocate(8192, rights), server.allocate(4096, Access::REMOTE_READ)];
+    let far = [server.allocate_words(8192, rights), server.allocate(4096, Access::REMOTE_READ)];
     far[0].write(0, &there.0);
     far[1].write(0, &there.1);
     let far = [far[0].part(17..1017), far[1].whole(), far[0].part(4096..8192)];
@@ -70,9 +71,9 @@ pub(crate) fn grants_arrive_in_order_and_reach_the_memory_they_name<F: Fixture>(
 
     let mut joined = join(&transport, &listening, Offer { message: b"x".to_vec(), grants: near }, b"x", &far);
     checks(&joined.at_client.grants, &there, &mut |remote| {
-        let into = local(&transport, &vec![0; remote.len as usize]);
+        let into = payload::<F>(&transport, &vec![0; remote.len as usize]);
         run(&mut joined.client, read(into.clone(), remote)).unwrap();
-        bytes_of(&into)
+        F::Payloads::bytes(&into)
     });
     checks(&joined.at_server.grants, &here, &mut |remote| joined.server.fetch(remote));
 }
@@ -127,11 +128,19 @@ pub(crate) fn a_peer_that_leaves_before_the_answer_is_an_error_and_no_more<F: Fi
 }
 
 pub(crate) fn memory_without_rights_cannot_be_granted<F: Fixture>() {
-    let (transport, _server, listening) = listening::<F>();
+    let (transport, server, listening) = listening::<F>();
     let region = transport.allocate(4096, Access::LOCAL).unwrap();
     let offer = Offer { message: Vec::new(), grants: vec![region.whole()] };
     let error = transport.connect(&listening.address, offer).err().unwrap();
     assert!(matches!(error, ConnectError::Offer { .. }), "{error}");
+    let memory = server.allocate(4096, Access::LOCAL);
+    let mut connecting = transport.connect(&listening.address, Offer::default()).unwrap();
+    let arrived = wait_for("a peer", || {
+        let _pending = connecting.poll(now());
+        listening.poll()
+    });
+    let error = arrived.accept(&[], &[memory.whole()]).err().unwrap();
+    assert!(error.starts_with("Offer"), "{error}");
 }
 
 pub(crate) fn registered_memory_has_the_rights_asked_for_and_is_zero<F: Fixture>() {

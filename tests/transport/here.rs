@@ -7,10 +7,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slackline::Transport;
 use slackline::internals::mem::{Access, MemoryRegion, RemoteKey, RemoteSlice};
-use slackline::internals::transport::{Endpoint, Incoming, Listener, Offer};
+use slackline::internals::transport::{Endpoint, GpuGrant, Incoming, Listener, Offer, PayloadMemory};
 
-use super::fixture::{EndpointOf, Fixture, ListenerOf, bytes_of, now, read, run};
+use super::fixture::{EndpointOf, Fixture, ListenerOf, now, payload, read, run};
 use super::ordering::watch;
+use super::payloads::Payloads;
 
 /// A request to the listening side. Each object that it makes gets the number that the answer tells, counted for each
 /// kind. Bytes travel beside the request.
@@ -18,12 +19,13 @@ use super::ordering::watch;
 pub(crate) enum Ask {
     Process,
     Allocate { bytes: usize, access: u32 },
+    AllocateWords { bytes: usize, access: u32 },
     Length { region: usize },
     Load { region: usize, at: usize },
     Store { region: usize, at: usize, value: u64 },
     Read { region: usize, part: Range<usize> },
     Write { region: usize, at: usize },
-    Watch { region: usize },
+    Watch { payload: usize, words: usize },
     Seen,
     Listen { address: Option<String> },
     Close { listener: usize },
@@ -74,7 +76,8 @@ type IncomingOf<F> = <ListenerOf<F> as Listener>::Incoming;
 /// The listening side itself.
 pub(crate) struct Here<F: Fixture> {
     transport: F::Transport,
-    regions: Vec<MemoryRegion>,
+    /// What is granted of each, with these rights.
+    regions: Vec<(PayloadMemory, Access)>,
     listeners: Vec<Option<ListenerOf<F>>>,
     arrived: Vec<Option<IncomingOf<F>>>,
     endpoints: Vec<Option<EndpointOf<F>>>,
@@ -90,6 +93,11 @@ impl<F: Fixture> Here<F> {
     pub(crate) fn new(transport: F::Transport) -> Here<F> {
         let (listeners, arrived, endpoints) = (Vec::new(), Vec::new(), Vec::new());
         Here { transport, regions: Vec::new(), listeners, arrived, endpoints, watching: None }
+    }
+
+    /// A region that has words.
+    fn words(&self, number: usize) -> &MemoryRegion {
+        self.regions[number].0.host().expect("words are in host memory")
     }
 
     fn listener(&mut self, number: usize) -> &mut ListenerOf<F> {
@@ -108,26 +116,36 @@ impl<F: Fixture> Serving for Here<F> {
             Ask::Process => Ok((Reply { text: Some(this_process()), ..Reply::default() }, Vec::new())),
             Ask::Allocate { bytes, access } => {
                 let access = Access::from_bits(access).expect("rights");
-                self.regions.push(self.transport.allocate(bytes, access).map_err(debug_text)?);
+                let memory = F::Payloads::granted(&self.transport, bytes, access).map_err(debug_text)?;
+                self.regions.push((memory, access));
                 number(self.regions.len() as u64 - 1)
             }
-            Ask::Length { region } => number(self.regions[region].len() as u64),
-            Ask::Load { region, at } => number(self.regions[region].as_volatile().load_u64(at)),
+            Ask::AllocateWords { bytes, access } => {
+                let access = Access::from_bits(access).expect("rights");
+                let region = self.transport.allocate(bytes, access).map_err(debug_text)?;
+                self.regions.push((region.into(), access));
+                number(self.regions.len() as u64 - 1)
+            }
+            Ask::Length { region } => number(self.regions[region].0.len() as u64),
+            Ask::Load { region, at } => number(self.words(region).as_volatile().load_u64(at)),
             Ask::Store { region, at, value } => {
-                self.regions[region].as_volatile().store_u64(at, value);
+                self.words(region).as_volatile().store_u64(at, value);
                 number(0)
             }
             Ask::Read { region, part } => {
-                let slice = self.regions[region].slice(part.start, part.len()).expect("a part of it");
-                Ok((Reply::default(), bytes_of(&slice)))
+                let slice = self.regions[region].0.slice(part.start, part.len()).expect("a part of it");
+                F::Payloads::see(&self.transport);
+                Ok((Reply::default(), F::Payloads::bytes(&slice)))
             }
             Ask::Write { region, at } => {
-                self.regions[region].slice(at, bytes.len()).expect("a part of it").as_volatile().write(bytes);
+                let slice = self.regions[region].0.slice(at, bytes.len()).expect("a part of it");
+                F::Payloads::set(&slice, bytes);
                 number(0)
             }
-            Ask::Watch { region } => {
-                let region = self.regions[region].clone();
-                self.watching = Some(std::thread::spawn(move || watch::<F>(&region)));
+            Ask::Watch { payload, words } => {
+                let (payload, words) = (self.regions[payload].0.clone(), self.words(words).clone());
+                let transport = self.transport.clone();
+                self.watching = Some(std::thread::spawn(move || watch::<F>(&transport, &payload, &words)));
                 number(0)
             }
             Ask::Seen => {
@@ -163,11 +181,24 @@ impl<F: Fixture> Serving for Here<F> {
                 Ok((Reply { number, grants, ..Reply::default() }, message))
             }
             Ask::Accept { incoming, grants } => {
-                let of = |part: &Part| self.regions[part.region].slice(part.range.start, part.range.len());
-                let grants = grants.iter().map(|part| of(part).expect("a part of it")).collect();
-                let incoming = self.arrived[incoming].take().expect("it is answered once");
-                let endpoint =
-                    incoming.accept(Offer { message: bytes.to_vec(), grants }).map_err(debug_text)?;
+                let mut incoming = self.arrived[incoming].take().expect("it is answered once");
+                let (mut offer, mut on_gpu) =
+                    (Offer { message: bytes.to_vec(), ..Offer::default() }, Vec::new());
+                for (at, Part { region, range }) in grants.into_iter().enumerate() {
+                    match &self.regions[region] {
+                        (PayloadMemory::Host(region), _) => {
+                            offer.grants.push(region.slice(range.start, range.len()).expect("a part of it"));
+                        }
+                        (PayloadMemory::Gpu(memory), access) => {
+                            assert_eq!(range, 0..memory.bytes(), "memory of a GPU is granted as a whole");
+                            on_gpu.push(GpuGrant { at, memory: memory.clone(), access: *access });
+                        }
+                    }
+                }
+                if !on_gpu.is_empty() {
+                    incoming.grant_gpu(on_gpu)?;
+                }
+                let endpoint = incoming.accept(offer).map_err(debug_text)?;
                 number(keep(&mut self.endpoints, endpoint))
             }
             Ask::Refuse { incoming } => {
@@ -178,10 +209,9 @@ impl<F: Fixture> Serving for Here<F> {
             Ask::Check { endpoint } => number(self.endpoint(endpoint).check().is_ok().into()),
             Ask::Fetch { endpoint, remote: (key, offset, len) } => {
                 let remote = RemoteSlice { key: RemoteKey(key), offset, len };
-                let region = self.transport.allocate(len as usize, Access::LOCAL).map_err(debug_text)?;
-                let local = region.slice(0, len as usize).expect("all of it");
+                let local = payload::<F>(&self.transport, &vec![0; len as usize]);
                 run(self.endpoint(endpoint), read(local.clone(), remote)).map_err(debug_text)?;
-                Ok((Reply::default(), bytes_of(&local)))
+                Ok((Reply::default(), F::Payloads::bytes(&local)))
             }
             Ask::Disconnect { endpoint } => {
                 self.endpoints[endpoint] = None;

@@ -6,49 +6,67 @@ use slackline::internals::transport::{
     AtomicDomain, CompletionError, Endpoint, Inline, Offer, Operation, PostError, WorkRequest,
 };
 
-use super::fixture::{Fixture, completion, read, run, wait_until_gone, write};
+use super::fixture::{Fixture, completion, read, run, wait_for, wait_until_gone, write};
+use super::payloads::Payloads;
 use super::service::{Caller, Service, join};
 
 const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 
-/// A peer grants `access` and carries `offence` out; another, with the same rights, does what is `allowed`.
+/// What a peer posts, to memory of payloads and to that of words.
+type Post<F> = fn(&Service<F>, &Caller<F>) -> Operation;
+
+/// A peer that is granted `access` carries `offence` out; another, with the same rights, does what is `allowed`.
 fn only_the_offender_suffers<F: Fixture>(
     access: Access,
-    offence: impl Fn(&Service<F>, RemoteSlice) -> Operation,
-    allowed: impl Fn(&Service<F>, RemoteSlice) -> Operation,
+    offence: impl Fn(&Service<F>, &Caller<F>) -> Operation,
+    allowed: Post<F>,
 ) {
     let service = Service::<F>::new(4096, access);
     let (mut offender, mut bystander) = (service.caller(), service.caller());
-    run(&mut offender.endpoint, allowed(&service, offender.remote)).expect("allowed before");
-    service.memory.store(0, 77);
-    service.memory.store(8, 88);
+    // What is allowed changes nothing, whenever it gets into memory.
+    let before = [[7; 8], [1; 8]].concat();
+    service.memory.write(0, &before);
+    service.words.write(0, &before);
+    let operation = allowed(&service, &offender);
+    run(&mut offender.endpoint, operation).expect("allowed before");
 
-    let result = run(&mut offender.endpoint, offence(&service, offender.remote));
+    let operation = offence(&service, &offender);
+    let result = run(&mut offender.endpoint, operation);
     assert_eq!(result, Err(CompletionError::RemoteAccess));
-    assert_eq!(service.memory.load(0), 77, "the memory is as it was");
-    assert_eq!(service.memory.load(8), 88);
+    assert_eq!(service.memory.bytes(0..16), before, "the memory is as it was");
+    assert_eq!(service.words.bytes(0..16), before, "the memory is as it was");
     wait_until_gone(&mut offender.endpoint);
     if F::ACCESS_VIOLATIONS_ARE_COUNTED {
         offender.server.wait_until_gone();
         assert_eq!(service.server.access_violations(), 1);
     }
-    let request = WorkRequest::signalled(1, allowed(&service, offender.remote));
+    let request = WorkRequest::signalled(1, allowed(&service, &offender));
     let error = offender.endpoint.post(&[request]).unwrap_err();
     assert!(matches!(error, PostError::Disconnected(_)), "{error}");
 
     bystander.endpoint.check().expect("no other peer notices");
     assert!(bystander.server.is_connected(), "no other peer notices");
-    run(&mut bystander.endpoint, allowed(&service, bystander.remote)).expect("allowed after");
+    let operation = allowed(&service, &bystander);
+    run(&mut bystander.endpoint, operation).expect("allowed after");
     let mut newcomer = service.caller();
-    run(&mut newcomer.endpoint, allowed(&service, newcomer.remote)).expect("others still get in");
+    let operation = allowed(&service, &newcomer);
+    run(&mut newcomer.endpoint, operation).expect("others still get in");
 }
 
-fn a_write<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Operation {
-    write(service.local(&[1; 8]), remote.slice(0, 8).unwrap())
+fn a_write<F: Fixture>(service: &Service<F>, caller: &Caller<F>) -> Operation {
+    write(service.payload(&[1; 8]), caller.remote.slice(0, 8).unwrap())
 }
 
-fn a_read<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Operation {
-    read(service.local(&[0; 8]), remote.slice(0, 8).unwrap())
+fn an_allowed_write<F: Fixture>(service: &Service<F>, caller: &Caller<F>) -> Operation {
+    write(service.payload(&[1; 8]), caller.remote.slice(8, 8).unwrap())
+}
+
+fn a_read<F: Fixture>(service: &Service<F>, caller: &Caller<F>) -> Operation {
+    read(service.payload(&[0; 8]), caller.remote.slice(0, 8).unwrap())
+}
+
+fn a_word(remote: RemoteSlice) -> Operation {
+    Operation::WriteInline { data: Inline::word(1), remote: remote.slice(0, 8).unwrap() }
 }
 
 fn an_add<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Operation {
@@ -56,43 +74,75 @@ fn an_add<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Operation {
 }
 
 fn a_forged_write<F: Fixture>(service: &Service<F>, remote: RemoteSlice) -> Operation {
-    write(service.local(&vec![1; remote.len as usize]), remote)
+    write(service.payload(&vec![1; remote.len as usize]), remote)
 }
 
 pub(crate) fn a_write_to_a_read_only_grant_is_refused_and_only_the_offender_suffers<F: Fixture>() {
     only_the_offender_suffers::<F>(Access::REMOTE_READ, a_write, a_read);
-    let inline = |_: &Service<F>, remote: RemoteSlice| Operation::WriteInline {
-        data: Inline::word(1),
-        remote: remote.slice(0, 8).unwrap(),
-    };
-    only_the_offender_suffers::<F>(Access::REMOTE_READ, inline, a_read);
+    only_the_offender_suffers::<F>(Access::REMOTE_READ, |_, caller| a_word(caller.words), a_read);
 }
 
 pub(crate) fn a_read_of_a_write_only_grant_is_refused_and_only_the_offender_suffers<F: Fixture>() {
-    only_the_offender_suffers::<F>(Access::REMOTE_WRITE, a_read, a_write);
+    if !(F::Payloads::ARE_GRANTED_ON_A_GPU && F::WRITTEN_MAY_BE_READ) {
+        only_the_offender_suffers::<F>(Access::REMOTE_WRITE, a_read, an_allowed_write);
+    }
+    let of_words = |service: &Service<F>, caller: &Caller<F>| {
+        read(service.payload(&[0; 8]), caller.words.slice(0, 8).unwrap())
+    };
+    only_the_offender_suffers::<F>(Access::REMOTE_WRITE, of_words, an_allowed_write);
 }
 
 pub(crate) fn an_atomic_without_the_right_is_refused_and_only_the_offender_suffers<F: Fixture>() {
     if F::transport().capabilities().atomics != AtomicDomain::None {
-        only_the_offender_suffers::<F>(ALL, an_add, a_read);
+        only_the_offender_suffers::<F>(ALL, |service, caller| an_add(service, caller.words), a_read);
     }
 }
 
+/// Words that are counted are never on a GPU, whatever was granted.
+pub(crate) fn an_atomic_on_a_gpu_is_refused_and_only_the_offender_suffers<F: Fixture>() {
+    if !F::Payloads::ARE_GRANTED_ON_A_GPU {
+        return;
+    }
+    let cas = |service: &Service<F>, caller: &Caller<F>| {
+        let (local, remote) = (service.local(&[0; 8]), caller.remote.slice(0, 8).unwrap());
+        Operation::CompareSwap { local, remote, compare: 0x0707_0707_0707_0707, swap: 0 }
+    };
+    let all = ALL | Access::REMOTE_ATOMIC;
+    only_the_offender_suffers::<F>(all, |service, caller| an_add(service, caller.remote), a_read);
+    only_the_offender_suffers::<F>(all, cas, a_read);
+}
+
+/// Where a processor stores words. Elsewhere they are bytes like any other.
+pub(crate) fn a_word_on_a_gpu_is_refused_or_arrives_as_a_payload_does<F: Fixture>() {
+    if !F::Payloads::ARE_GRANTED_ON_A_GPU {
+        return;
+    }
+    if F::REFUSES_WORDS_ON_A_GPU {
+        return only_the_offender_suffers::<F>(ALL, |_, caller| a_word(caller.remote), a_read);
+    }
+    let service = Service::<F>::new(4096, ALL);
+    let mut caller = service.caller();
+    run(&mut caller.endpoint, a_word(caller.remote)).unwrap();
+    let operation = a_read(&service, &caller);
+    run(&mut caller.endpoint, operation).unwrap();
+    assert_eq!(service.memory.bytes(0..16), [[1, 0, 0, 0, 0, 0, 0, 0], [0; 8]].concat());
+}
+
 pub(crate) fn an_unknown_key_is_refused_and_only_the_offender_suffers<F: Fixture>() {
-    let forged = |service: &Service<F>, remote: RemoteSlice| {
-        let key = RemoteKey(remote.key.0 ^ 0x5A5A);
+    let forged = |service: &Service<F>, caller: &Caller<F>| {
+        let key = RemoteKey(caller.remote.key.0 ^ 0x5A5A);
         a_forged_write(service, RemoteSlice { key, offset: 0, len: 8 })
     };
-    only_the_offender_suffers::<F>(ALL, forged, a_write);
+    only_the_offender_suffers::<F>(ALL, forged, an_allowed_write);
 }
 
 pub(crate) fn a_range_past_the_end_is_refused_and_only_the_offender_suffers<F: Fixture>() {
     for (behind, len) in [(-1i64, 8u64), (0, 1), (4096, 8), (-8, 9)] {
-        let forged = move |service: &Service<F>, remote: RemoteSlice| {
+        let forged = move |service: &Service<F>, caller: &Caller<F>| {
             let offset = (service.memory.len as i64 + behind) as u64;
-            a_forged_write(service, RemoteSlice { offset, len, ..remote })
+            a_forged_write(service, RemoteSlice { offset, len, ..caller.remote })
         };
-        only_the_offender_suffers::<F>(ALL, forged, a_write);
+        only_the_offender_suffers::<F>(ALL, forged, an_allowed_write);
     }
 }
 
@@ -119,47 +169,61 @@ pub(crate) fn a_part_that_is_granted_opens_nothing_beside_it<F: Fixture>() {
     }
     let is_untouched = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     assert!(is_untouched(&service.memory.bytes(0..17)) && is_untouched(&service.memory.bytes(1017..4096)));
-    run(&mut bystander.client, write(service.local(&[1; 1000]), granted)).expect("all of the part");
-    run(&mut bystander.client, read(service.local(&[0; 1000]), granted)).expect("and read");
+    run(&mut bystander.client, write(service.payload(&[1; 1000]), granted)).expect("all of the part");
+    run(&mut bystander.client, read(service.payload(&[0; 1000]), granted)).expect("and read");
     assert_eq!(service.memory.bytes(16..1018)[..], [&[0][..], &[1; 1000], &[0]].concat());
 }
 
 pub(crate) fn an_offset_that_overflows_is_refused_and_only_the_offender_suffers<F: Fixture>() {
     for offset in [u64::MAX, u64::MAX - 7, u64::MAX - 8, 1 << 63] {
-        let forged = move |service: &Service<F>, remote: RemoteSlice| {
-            a_forged_write(service, RemoteSlice { offset, len: 8, ..remote })
+        let forged = move |service: &Service<F>, caller: &Caller<F>| {
+            a_forged_write(service, RemoteSlice { offset, len: 8, ..caller.remote })
         };
-        only_the_offender_suffers::<F>(ALL, forged, a_write);
+        only_the_offender_suffers::<F>(ALL, forged, an_allowed_write);
     }
 }
 
 pub(crate) fn requests_behind_a_refused_one_are_flushed_in_order<F: Fixture>() {
-    let service = Service::<F>::new(4096, ALL);
-    let Caller { mut endpoint, remote, server: _server } = service.caller();
-    let word = |at, value| Operation::WriteInline {
-        data: Inline::word(value),
-        remote: RemoteSlice { offset: at, len: 8, ..remote },
-    };
-    let batch = [
-        WorkRequest::signalled(1, word(0, 1)),
-        WorkRequest::unsignalled(2, word(8, 2)),
-        WorkRequest::unsignalled(3, word(1 << 40, 3)),
-        WorkRequest::unsignalled(4, word(16, 4)),
-        WorkRequest::signalled(5, word(24, 5)),
+    fn beyond(remote: RemoteSlice, len: u64) -> RemoteSlice {
+        RemoteSlice { offset: 1 << 40, len, ..remote }
+    }
+    let offences: [Post<F>; 2] = [
+        |_, caller| a_word(beyond(caller.words, 8)),
+        |service, caller| write(service.payload(&[1; 100]), beyond(caller.remote, 100)),
     ];
-    endpoint.post(&batch).unwrap();
-    let mut next = || {
-        let completion = completion(&mut endpoint);
-        (completion.id.0, completion.result)
-    };
-    assert_eq!(next(), (1, Ok(())));
-    assert_eq!(next(), (3, Err(CompletionError::RemoteAccess)), "unsignalled, and heard of as it failed");
-    assert_eq!(next(), (4, Err(CompletionError::Flushed)));
-    assert_eq!(next(), (5, Err(CompletionError::Flushed)));
-    let words = [0, 8, 16, 24].map(|at| service.memory.load(at));
-    assert_eq!(words, [1, 2, 0, 0]);
-    wait_until_gone(&mut endpoint);
-    assert_eq!(endpoint.poll(), None);
+    for offence in offences {
+        let service = Service::<F>::new(4096, ALL);
+        let mut caller = service.caller();
+        let word = |at, value| Operation::WriteInline {
+            data: Inline::word(value),
+            remote: caller.words.slice(at, 8).unwrap(),
+        };
+        let payload = |at, byte| write(service.payload(&[byte; 100]), caller.remote.slice(at, 100).unwrap());
+        let batch = [
+            WorkRequest::signalled(1, word(0, 1)),
+            WorkRequest::unsignalled(2, payload(100, 2)),
+            WorkRequest::unsignalled(3, offence(&service, &caller)),
+            WorkRequest::unsignalled(4, payload(200, 4)),
+            WorkRequest::signalled(5, word(24, 5)),
+        ];
+        caller.endpoint.post(&batch).unwrap();
+        let mut next = || {
+            let completion = completion(&mut caller.endpoint);
+            (completion.id.0, completion.result)
+        };
+        assert_eq!(next(), (1, Ok(())));
+        assert_eq!(next(), (3, Err(CompletionError::RemoteAccess)), "unsignalled, and heard of as it failed");
+        assert_eq!(next(), (4, Err(CompletionError::Flushed)));
+        assert_eq!(next(), (5, Err(CompletionError::Flushed)));
+        wait_for("what was before it", || {
+            let is_there = service.words.load(0) == 1 && service.memory.bytes(100..200) == [2; 100];
+            is_there.then_some(())
+        });
+        assert_eq!(service.words.load(24), 0);
+        assert_eq!(service.memory.bytes(200..300), [0; 100]);
+        wait_until_gone(&mut caller.endpoint);
+        assert_eq!(caller.endpoint.poll(), None);
+    }
 }
 
 pub(crate) fn keys_of_one_connection_do_not_open_another<F: Fixture>() {
@@ -167,7 +231,7 @@ pub(crate) fn keys_of_one_connection_do_not_open_another<F: Fixture>() {
     let two = Service::<F>::new(4096, ALL);
     let (of_one, mut of_two) = (one.caller(), two.caller());
     if F::KEYS_ARE_OF_ONE_CONNECTION {
-        let result = run(&mut of_two.endpoint, a_write(&two, of_one.remote));
+        let result = run(&mut of_two.endpoint, a_write(&two, &of_one));
         assert_eq!(result, Err(CompletionError::RemoteAccess));
     }
 }

@@ -38,8 +38,18 @@ impl<F: Fixture> Server<F> {
         self.try_ask(ask, &[]).expect("the server does it").0.number
     }
 
+    /// Memory for payloads.
     pub(crate) fn allocate(&self, bytes: usize, access: Access) -> Memory<F> {
-        let region = self.ask(Ask::Allocate { bytes, access: access.bits() }) as usize;
+        self.memory(Ask::Allocate { bytes, access: access.bits() })
+    }
+
+    /// Host memory, for words.
+    pub(crate) fn allocate_words(&self, bytes: usize, access: Access) -> Memory<F> {
+        self.memory(Ask::AllocateWords { bytes, access: access.bits() })
+    }
+
+    fn memory(&self, ask: Ask) -> Memory<F> {
+        let region = self.ask(ask) as usize;
         let len = self.ask(Ask::Length { region }) as usize;
         Memory { server: self.clone(), region, len }
     }
@@ -61,11 +71,17 @@ impl<F: Fixture> Server<F> {
     }
 }
 
-/// Memory of the server.
+/// Memory of the server. Clones are the same memory.
 pub(crate) struct Memory<F: Fixture> {
     server: Server<F>,
     region: usize,
     pub(crate) len: usize,
+}
+
+impl<F: Fixture> Clone for Memory<F> {
+    fn clone(&self) -> Self {
+        Memory { server: self.server.clone(), ..*self }
+    }
 }
 
 impl<F: Fixture> Memory<F> {
@@ -93,9 +109,9 @@ impl<F: Fixture> Memory<F> {
         self.part(0..self.len)
     }
 
-    /// Begins to [`watch`] it.
-    pub(crate) fn watch(&self) {
-        self.server.ask(Ask::Watch { region: self.region });
+    /// Begins to [`watch`] it and the words that announce what is in it.
+    pub(crate) fn watch(&self, words: &Memory<F>) {
+        self.server.ask(Ask::Watch { payload: self.region, words: words.region });
     }
 
     /// Waits for what the watcher has to tell.

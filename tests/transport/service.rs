@@ -1,13 +1,14 @@
-//! A server with one region of memory, wherever it is, and clients in this process.
+//! A server with memory, wherever it is, and clients in this process.
 
 use std::task::Poll;
 
 use slackline::Transport;
 use slackline::internals::mem::{Access, LocalSlice, RemoteSlice};
-use slackline::internals::transport::{Connecting, Offer, Received};
+use slackline::internals::transport::{Connecting, Offer, PayloadSlice, Received};
 
-use super::fixture::{EndpointOf, Fixture, local, now, wait_for};
+use super::fixture::{EndpointOf, Fixture, local, now, payload, wait_for};
 use super::here::Part;
+use super::payloads::Payloads;
 use super::server::{Accepted, Listening, Memory, Server};
 
 /// One connection: the client's end of it, and the server's, wherever that is.
@@ -50,19 +51,24 @@ pub(crate) fn join<F: Fixture>(
     Joined { client, server, at_client, at_server }
 }
 
-/// A server that listens and has one region of memory.
+/// A server that listens and has memory for payloads and for words.
 pub(crate) struct Service<F: Fixture> {
     /// The clients'.
     pub(crate) transport: F::Transport,
     pub(crate) server: Server<F>,
     pub(crate) listening: Listening<F>,
+    /// Payloads are here.
     pub(crate) memory: Memory<F>,
+    /// The same memory, unless that is on a GPU: then as much host memory.
+    pub(crate) words: Memory<F>,
 }
 
 /// A client of a [`Service`], and the server's end that keeps it alive.
 pub(crate) struct Caller<F: Fixture> {
     pub(crate) endpoint: EndpointOf<F>,
     pub(crate) remote: RemoteSlice,
+    /// The memory of words.
+    pub(crate) words: RemoteSlice,
     pub(crate) server: Accepted<F>,
 }
 
@@ -71,17 +77,28 @@ impl<F: Fixture> Service<F> {
         let transport = F::transport();
         let server = Server::new(&transport);
         let memory = server.allocate(bytes, access);
-        Service { transport, listening: server.listen(), server, memory }
+        let words = if F::Payloads::ARE_GRANTED_ON_A_GPU {
+            server.allocate_words(bytes, access)
+        } else {
+            memory.clone()
+        };
+        Service { transport, listening: server.listen(), server, memory, words }
     }
 
-    /// Connects a client that is granted the whole region.
+    /// All of its memory: [`granted`] tells a client which is which.
+    fn grants(&self) -> Vec<Part> {
+        let on_host = F::Payloads::ARE_GRANTED_ON_A_GPU.then(|| self.words.whole());
+        std::iter::once(self.memory.whole()).chain(on_host).collect()
+    }
+
+    /// Connects a client that is granted all memory.
     pub(crate) fn caller(&self) -> Caller<F> {
-        let grants = [self.memory.whole()];
-        let joined = join(&self.transport, &self.listening, Offer::default(), &[], &grants);
-        Caller { endpoint: joined.client, remote: joined.at_client.grants[0], server: joined.server }
+        let joined = join(&self.transport, &self.listening, Offer::default(), &[], &self.grants());
+        let [remote, words] = granted(&joined.at_client);
+        Caller { endpoint: joined.client, remote, words, server: joined.server }
     }
 
-    /// Lets a second process in, granting it the whole region.
+    /// Lets a second process in, granting it all memory.
     pub(crate) fn accept(&self) -> Accepted<F> {
         let arrived = wait_for("a peer", || {
             let arrived = self.listening.poll();
@@ -90,11 +107,22 @@ impl<F: Fixture> Service<F> {
             }
             arrived
         });
-        arrived.accept(&[], &[self.memory.whole()]).expect("accept")
+        arrived.accept(&[], &self.grants()).expect("accept")
     }
 
-    /// Memory for the clients' own side, filled with `bytes`.
+    /// A payload of the clients' own side: these bytes.
+    pub(crate) fn payload(&self, bytes: &[u8]) -> PayloadSlice {
+        payload::<F>(&self.transport, bytes)
+    }
+
+    /// Host memory of the clients' own side, filled with `bytes`.
     pub(crate) fn local(&self, bytes: &[u8]) -> LocalSlice {
         local(&self.transport, bytes)
     }
+}
+
+/// The payloads and the words of a [`Service`], as it grants them.
+pub(crate) fn granted(received: &Received) -> [RemoteSlice; 2] {
+    let [payloads, .., words] = received.grants[..] else { return [received.grants[0]; 2] };
+    [payloads, words]
 }

@@ -1,10 +1,13 @@
 //! What tests do with the scripted driver, besides its calls: they say what it is, let it work and look at it.
 
+use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use super::super::GpuSlice;
 use super::super::driver::{Context, DevicePointer, StreamHandle};
 use super::super::sys::Code;
 use super::streams::Stream;
@@ -13,6 +16,12 @@ use super::{OTHER_CONTEXT, Scripted, ScriptedFailure, ScriptedState};
 use crate::mem::PAGE_SIZE;
 
 impl Scripted {
+    /// The driver of this memory.
+    pub(crate) fn of(memory: &GpuSlice) -> &Scripted {
+        let driver: &dyn Any = memory.primary().driver();
+        driver.downcast_ref().expect("a scripted driver")
+    }
+
     /// Says that it is of another version.
     pub(crate) fn set_version(&self, version: i32) {
         self.state().version = version;
@@ -242,6 +251,17 @@ impl Scripted {
             }
         };
         Working { driver: self.clone(), is_over, thread: Some(std::thread::spawn(work)) }
+    }
+
+    /// The same for as long as it is in use, as this says.
+    pub(crate) fn work_while(self: Arc<Self>, is_in_use: impl Fn(&Arc<Self>) -> bool + Send + 'static) {
+        std::thread::spawn(move || {
+            while is_in_use(&self) {
+                if !self.work() {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+            }
+        });
     }
 
     /// Streams, events, allocations, registrations and contexts that were not given back.

@@ -4,6 +4,8 @@
 //! way is held, and is carried out once the copy's ticket says that its bytes are there. Copies that one stream makes
 //! in order do not wait for each other. Nothing here waits.
 
+#[cfg(test)]
+mod conformance;
 mod crossing;
 #[cfg(test)]
 mod tests;
@@ -16,6 +18,7 @@ use super::handshake::{MappedOnGpu, ShmHandshakeError};
 use crate::cuda::{Gpu, GpuCopy, GpuError, GpuMemory, GpuSlice, Tickets};
 use crate::mem::{Access, DeviceKeys, MemoryRegion, RemoteSlice};
 use crate::transport::staging::StagingBlocks;
+use crate::transport::wireup::{Grant, lets_write};
 use crate::transport::{
     CompletionError, Disconnected, Endpoint, Flags, GpuPath, LocalEndpoint, Operation, PostError, WorkRequest,
 };
@@ -29,7 +32,8 @@ const NOT_COPIED: Disconnected = Disconnected {
 pub(super) struct ReachedMemory {
     /// The GPU that copies it: this side's, or the one that the memory is on where this side's does not reach it.
     gpu: Gpu,
-    memory: GpuMemory,
+    /// What was granted of what is mapped, which is whole units of the device.
+    memory: GpuSlice,
 }
 
 /// How a request is carried out.
@@ -308,18 +312,19 @@ pub(super) fn export(memory: &GpuMemory) -> Result<(OwnedFd, usize), ShmHandshak
     memory.export().map_err(|error| ShmHandshakeError::Gpu(error.to_string()))
 }
 
-/// Maps memory of a GPU that the peer has exported.
+/// Maps memory of a GPU that the peer has exported as a segment, of which it has granted what is before `end`.
 pub(super) fn import(
     gpu: Option<&Gpu>,
     file: BorrowedFd<'_>,
-    bytes: usize,
-    is_writable: bool,
+    segment: &Grant,
+    end: usize,
 ) -> Result<ReachedMemory, ShmHandshakeError> {
     let gpu = gpu.ok_or_else(|| {
         let reason = "its payloads are on a GPU; give this side that GPU, too (`Shm::with_gpu`)";
         ShmHandshakeError::Gpu(reason.into())
     })?;
-    let imported = GpuMemory::import(gpu, file, bytes, is_writable);
+    let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
+    let imported = GpuMemory::import(gpu, file, bytes, lets_write(segment.access));
     let (by, memory) = imported.map_err(|error| ShmHandshakeError::Gpu(error.to_string()))?;
     if gpu.requires_gpudirect() && !by.is(gpu) {
         let reason = no_peer_access(gpu, &by);
@@ -327,5 +332,6 @@ pub(super) fn import(
             "`Gpu::require_gpudirect` forbids to stage them: use one GPU on both sides, or leave it out";
         return Err(ShmHandshakeError::Gpu(format!("{reason}, and {forbids}")));
     }
+    let memory = memory.slice(0, end).map_err(|error| ShmHandshakeError::Gpu(error.to_string()))?;
     Ok(ReachedMemory { gpu: by, memory })
 }

@@ -11,7 +11,7 @@ use crate::cuda::Gpu;
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion, RemoteKey};
 use crate::transport::doorbell::{Doorbell, is_eventfd};
 use crate::transport::wireup::{Grant, Side, WireError, check_offer, lets_write, random};
-use crate::transport::{Address, ConnectError, GpuGrant, MAX_GRANTS, Offer, Received, Refusal};
+use crate::transport::{Address, ConnectError, GpuGrant, Offer, Received, Refusal};
 
 /// Bytes received at a time: a message grows as it arrives, never by what its sender claims.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -91,7 +91,7 @@ impl Outbox {
         gpu_grants: &[GpuGrant],
         doorbell: Option<Arc<Doorbell>>,
     ) -> Result<Outbox, ShmHandshakeError> {
-        check_offer(offer).map_err(ShmHandshakeError::Offer)?;
+        check_offer(offer, gpu_grants).map_err(ShmHandshakeError::Offer)?;
         let mut regions = Vec::<MemoryRegion>::new();
         let mut segments = Vec::new();
         let mut grants = Vec::new();
@@ -114,11 +114,6 @@ impl Outbox {
             segments.push(segment);
             grants.insert((*at).min(grants.len()), Grant { bytes: memory.bytes() as u64, ..segment });
             exported.push(file);
-        }
-        if grants.len() > MAX_GRANTS {
-            return Err(ShmHandshakeError::Offer(
-                "it grants more than 16 ranges; make them parts of one region",
-            ));
         }
         let blob = Segments { segments, on_gpu: exported.len() as u8, has_doorbell: doorbell.is_some() };
         let terms = Terms { grants, blob };
@@ -220,11 +215,11 @@ impl Inbox {
         self.length = None;
         let (hello, message) = Hello::decode(&std::mem::take(&mut self.bytes))?;
         let no_segments = Segments::default();
-        let segments = match &hello {
-            Hello::Offer(terms) | Hello::Accept(terms) => &terms.blob,
-            Hello::Refuse(_) | Hello::Note(_) => &no_segments,
+        let (segments, grants) = match &hello {
+            Hello::Offer(terms) | Hello::Accept(terms) => (&terms.blob, &terms.grants[..]),
+            Hello::Refuse(_) | Hello::Note(_) => (&no_segments, &[][..]),
         };
-        let (segments, on_gpu, doorbell) = segments.map(files, gpu)?;
+        let (segments, on_gpu, doorbell) = segments.map(files, grants, gpu)?;
         let mapped = |terms: wire::Terms| {
             let received = terms.received(message);
             MappedOffer { received, segments, on_gpu, doorbell }
@@ -264,8 +259,14 @@ pub(super) type MappedOnGpu = (RemoteKey, ReachedMemory, Access);
 type MappedSegments = (Vec<Mapped>, Vec<MappedOnGpu>, Option<Doorbell>);
 
 impl Segments {
-    /// Maps the files that came along, and takes the doorbell.
-    fn map(&self, mut files: Vec<OwnedFd>, gpu: Option<&Gpu>) -> Result<MappedSegments, ShmHandshakeError> {
+    /// Maps the files that came along, and takes the doorbell. Of memory of a GPU, whose files have whole units of the
+    /// device, no more is reached than what was granted.
+    fn map(
+        &self,
+        mut files: Vec<OwnedFd>,
+        grants: &[Grant],
+        gpu: Option<&Gpu>,
+    ) -> Result<MappedSegments, ShmHandshakeError> {
         let expected = self.segments.len() + if self.has_doorbell { Doorbell::FILES } else { 0 };
         if files.len() != expected {
             return Err(WireError::Rule("it passed more or fewer descriptors than segments").into());
@@ -283,8 +284,11 @@ impl Segments {
         let (host, on_gpu) = self.segments.split_at(on_host);
         let exported = files.split_off(on_host);
         let import = |(segment, file): (&Grant, &OwnedFd)| {
-            let bytes = usize::try_from(segment.bytes).unwrap_or(usize::MAX);
-            let memory = super::gpu::import(gpu, file.as_fd(), bytes, lets_write(segment.access))?;
+            let of_segment = grants.iter().filter(|grant| grant.key == segment.key);
+            // Grants lie inside their segments: that was checked.
+            let end = of_segment.map(|grant| grant.offset.saturating_add(grant.bytes)).max().unwrap_or(0);
+            let end = usize::try_from(end).unwrap_or(usize::MAX);
+            let memory = super::gpu::import(gpu, file.as_fd(), segment, end)?;
             Ok::<_, ShmHandshakeError>((segment.key, memory, segment.access))
         };
         let on_gpu = on_gpu.iter().zip(&exported).map(import).collect::<Result<_, _>>()?;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mem::{LocalSlice, RemoteKey};
 use crate::transport::wireup::{self, Blob, Grant, Side, check_offer, random};
-use crate::transport::{GpuGrant, MAX_GRANTS, Offer, PayloadSlice};
+use crate::transport::{GpuGrant, Offer, PayloadSlice};
 
 /// Identifies a connection to which a further lane belongs.
 pub(super) type Ticket = [u8; 16];
@@ -58,7 +58,7 @@ pub(super) fn terms(
     on_gpu: &[GpuGrant],
     ticket: Ticket,
 ) -> Result<(Terms, Vec<PayloadSlice>), &'static str> {
-    check_offer(offer)?;
+    check_offer(offer, on_gpu)?;
     let of_host = |slice: &LocalSlice| {
         let (offset, bytes) = (slice.offset() as u64, slice.len() as u64);
         Ok(Grant { key: RemoteKey(random()?), offset, bytes, access: slice.region().access() })
@@ -69,9 +69,6 @@ pub(super) fn terms(
         let (at, bytes) = ((*at).min(grants.len()), of_gpu.bytes() as u64);
         grants.insert(at, Grant { key: RemoteKey(random()?), offset: 0, bytes, access: *access });
         Vec::insert(&mut memory, at, of_gpu.whole().into());
-    }
-    if grants.len() > MAX_GRANTS {
-        return Err("it grants more than 16 ranges; make them parts of one region");
     }
     Ok((Terms { grants, blob: ConnectionIds { epoch: random()?, ticket } }, memory))
 }

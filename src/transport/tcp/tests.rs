@@ -1,6 +1,8 @@
 //! Tests of what only the inside can show: peers that misbehave, on either side.
 
 mod arrivals;
+#[cfg(feature = "cuda")]
+mod conformance;
 mod encrypted;
 mod fork;
 #[cfg(feature = "cuda")]

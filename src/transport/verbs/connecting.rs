@@ -50,7 +50,7 @@ impl VerbsConnecting {
     ) -> Result<VerbsConnecting, ConnectError> {
         let at = Address::Verbs(address);
         shared.check_own("connect", &at)?;
-        check_offer(&offer).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
+        check_offer(&offer, &[]).map_err(|reason| ConnectError::Offer { address: at.clone(), reason })?;
         let towards = Some(address.ip());
         let from = shared.rails.iter().map(|rail| rail.gid_towards(towards, &at));
         let from: Vec<_> = from.collect::<Result<_, _>>()?;

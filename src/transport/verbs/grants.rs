@@ -104,7 +104,11 @@ pub(super) struct Granting {
 
 impl Granting {
     pub(super) fn new(shared: &VerbsShared, memory: GrantedMemory) -> io::Result<Granting> {
-        let access = shared.served(memory.access());
+        let access = match &memory {
+            GrantedMemory::Host(_) => shared.served(memory.access()),
+            // Words are never on a GPU, and a device would count there.
+            GrantedMemory::Gpu { access, .. } => access.difference(Access::REMOTE_ATOMIC),
+        };
         #[cfg(feature = "cuda")]
         let export = match &memory {
             GrantedMemory::Gpu { memory, access, gpu } if !access.is_read_only() => {

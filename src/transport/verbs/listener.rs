@@ -234,7 +234,8 @@ type Made = (Option<Requester>, Option<Responder>, Terms);
 
 impl VerbsIncoming {
     fn check(&self, offer: &Offer) -> Result<(), ConnectError> {
-        check_offer(offer).map_err(|reason| ConnectError::Offer { address: self.address.clone(), reason })
+        let address = || self.address.clone();
+        check_offer(offer, &self.on_gpu).map_err(|reason| ConnectError::Offer { address: address(), reason })
     }
 
     /// Makes this side and connects it to the other.

@@ -1,14 +1,14 @@
 //! The check of what this side itself offers.
 
 use crate::mem::Access;
-use crate::transport::{MAX_GRANTS, MAX_MESSAGE_BYTES, Offer};
+use crate::transport::{GpuGrant, MAX_GRANTS, MAX_MESSAGE_BYTES, Offer};
 
 /// The reason why an offer cannot be made, if there is one.
-pub(crate) fn check_offer(offer: &Offer) -> Result<(), &'static str> {
+pub(crate) fn check_offer(offer: &Offer, on_gpu: &[GpuGrant]) -> Result<(), &'static str> {
     if offer.message.len() > MAX_MESSAGE_BYTES {
         return Err("its message is longer than 16 MiB; send it as memory");
     }
-    if offer.grants.len() > MAX_GRANTS {
+    if offer.grants.len() + on_gpu.len() > MAX_GRANTS {
         return Err("it grants more than 16 ranges; make them parts of one region");
     }
     for slice in &offer.grants {
@@ -22,6 +22,9 @@ pub(crate) fn check_offer(offer: &Offer) -> Result<(), &'static str> {
         if lets_write(access) && !slice.as_volatile().is_writable() {
             return Err("a region in it lets peers write memory that is mapped read-only");
         }
+    }
+    if on_gpu.iter().any(|grant| grant.access.is_local()) {
+        return Err("memory of a GPU in it is granted without any right for peers");
     }
     Ok(())
 }

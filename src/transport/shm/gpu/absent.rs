@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use super::handshake::{MappedOnGpu, ShmHandshakeError};
 use crate::cuda::{Gpu, GpuMemory, GpuSlice};
 use crate::mem::RemoteSlice;
+use crate::transport::wireup::Grant;
 use crate::transport::{GpuPath, LocalEndpoint, PostError, WorkRequest};
 
 pub(super) use crate::cuda::Gpu as GpuSide;
@@ -39,8 +40,8 @@ pub(super) fn export(memory: &GpuMemory) -> Result<(OwnedFd, usize), ShmHandshak
 pub(super) fn import(
     _: Option<&Gpu>,
     _: BorrowedFd<'_>,
+    _: &Grant,
     _: usize,
-    _: bool,
 ) -> Result<GpuMemory, ShmHandshakeError> {
     let reason = "its payloads are on a GPU, and this library was built without the feature cuda";
     Err(ShmHandshakeError::Gpu(reason.into()))

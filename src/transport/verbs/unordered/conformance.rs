@@ -1,49 +1,36 @@
-//! The suite of the contract over a device that keeps no more order than it must, as far as it takes one process.
-#![allow(dead_code, reason = "the claims that take a second process are left out")]
-
-#[macro_use]
-#[path = "../../../../tests/transport/suite.rs"]
-mod suite;
-
-#[path = "../../../../tests/transport/fixture.rs"]
-mod fixture;
-#[path = "../../../../tests/transport/handshake.rs"]
-mod handshake;
-#[path = "../../../../tests/transport/here.rs"]
-mod here;
-#[path = "../../../../tests/transport/ordering.rs"]
-mod ordering;
-#[path = "../../../../tests/transport/process.rs"]
-mod process;
-#[path = "../../../../tests/transport/requests.rs"]
-mod requests;
-#[path = "../../../../tests/transport/rights.rs"]
-mod rights;
-#[path = "../../../../tests/transport/server.rs"]
-mod server;
-#[path = "../../../../tests/transport/service.rs"]
-mod service;
+//! The suite of the contract over a device that keeps no more order than it must, as far as it takes one process; and
+//! over payloads on a scripted GPU, which the device reaches itself or which are staged.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use self::fixture::Fixture;
 use super::super::tests::connect;
 use super::Unordered;
 use crate::mem::{Access, HostMemory, MemoryError};
+use crate::transport::conformance as transport;
+use crate::transport::conformance::fixture::Fixture;
+use crate::transport::conformance::payloads::InHostMemory;
 use crate::transport::verbs::Verbs;
 use crate::transport::{Address, Offer, Transport};
 
-/// The claims, where the suite looks for them.
-mod transport {
-    pub(super) use super::{handshake, ordering, requests, rights};
+/// The device takes its steps for as long as anything of the transport is left.
+fn stepping(device: Unordered, verbs: Verbs) -> Verbs {
+    let shared = std::sync::Arc::downgrade(&verbs.shared);
+    std::thread::spawn(move || {
+        while shared.strong_count() > 0 {
+            if !device.step() {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        }
+    });
+    verbs
 }
 
 struct UnorderedFixture;
 
 impl Fixture for UnorderedFixture {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "unordered";
     /// Each device numbers its keys from 1.
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
@@ -51,19 +38,11 @@ impl Fixture for UnorderedFixture {
     const ALLOCATES_NOTHING: bool = false;
     const ROUNDS: u64 = 2_000;
 
-    /// A device of its own, which takes its steps for as long as anything of the transport is left.
+    /// A device of its own.
     fn transport() -> Verbs {
         let device = Unordered::new(0, false);
         let verbs = device.verbs(None);
-        let shared = Arc::downgrade(&verbs.shared);
-        std::thread::spawn(move || {
-            while shared.strong_count() > 0 {
-                if !device.step() {
-                    std::thread::sleep(Duration::from_micros(20));
-                }
-            }
-        });
-        verbs
+        stepping(device, verbs)
     }
 
     fn address() -> Address {
@@ -76,6 +55,7 @@ struct InFiles;
 
 impl Fixture for InFiles {
     type Transport = Verbs;
+    type Payloads = InHostMemory;
     const MODULE: &'static str = "in_dma_bufs";
     const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
     const ALLOCATES_NOTHING: bool = false;
@@ -98,6 +78,104 @@ fn in_file(bytes: usize) -> Result<HostMemory, MemoryError> {
 
 conformance!(unordered, super::UnorderedFixture, within one process);
 conformance!(in_dma_bufs, super::InFiles, within one process);
+
+#[cfg(feature = "cuda")]
+mod on_gpus {
+    use std::marker::PhantomData;
+    use std::sync::Arc;
+
+    use super::super::gpudirect::{Import, lingering};
+    use super::{UnorderedFixture, stepping};
+    use crate::cuda::{Gpu, Scripted};
+    use crate::transport::conformance as transport;
+    use crate::transport::conformance::fixture::Fixture;
+    use crate::transport::conformance::payloads::Payloads;
+    use crate::transport::conformance::{OnGpus, OnScriptedGpu, scripted_gpu};
+    use crate::transport::verbs::Verbs;
+    use crate::transport::verbs::unordered::Unordered;
+    use crate::transport::{Address, Transport};
+
+    impl OnScriptedGpu for Verbs {
+        fn scripted_gpu(&self) -> Gpu {
+            self.gpu.as_ref().expect("it has one").gpu.clone()
+        }
+    }
+
+    /// The device registers memory of the GPU, and what it writes there lingers until the GPU is flushed.
+    struct Direct<P, const BY_DMA_BUF: bool>(PhantomData<P>);
+
+    impl<P: Payloads<Verbs>, const BY_DMA_BUF: bool> Fixture for Direct<P, BY_DMA_BUF> {
+        type Transport = Verbs;
+        type Payloads = P;
+        const MODULE: &'static str = "direct";
+        const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
+        const GRANTS_END_WITH_THEIR_PART: bool = false;
+        const WRITTEN_MAY_BE_READ: bool = true;
+        const ALLOCATES_NOTHING: bool = false;
+        const ROUNDS: u64 = 120;
+        const AHEAD: u64 = 1;
+        const ADDS: u64 = 1_000;
+
+        fn transport() -> Verbs {
+            let import = if BY_DMA_BUF { Import::DmaBuf } else { Import::Peermem };
+            let (device, driver) = lingering(import, 0);
+            let (gpu, ..) = driver.open_gpu();
+            let verbs = import.reach(&device, &driver, device.verbs(None), &gpu);
+            assert!(verbs.gpu().is_some(), "the device does not reach the GPU");
+            let shared = Arc::downgrade(&verbs.shared);
+            driver.work_while(move |_| shared.strong_count() > 0);
+            stepping(device, verbs)
+        }
+
+        fn address() -> Address {
+            UnorderedFixture::address()
+        }
+    }
+
+    conformance!(scripted_gpudirect, super::Direct<super::OnGpus<true, true>, true>, within one process);
+    conformance!(
+        scripted_gpudirect_by_peermem,
+        super::Direct<super::OnGpus<true, true>, false>,
+        within one process
+    );
+    conformance!(
+        scripted_gpudirect_granted,
+        super::Direct<super::OnGpus<true, false>, true>,
+        within one process
+    );
+    conformance!(
+        scripted_gpudirect_of_ones_own,
+        super::Direct<super::OnGpus<false, true>, true>,
+        within one process
+    );
+
+    /// Payloads of a GPU that the device does not reach. What is granted is in host memory then.
+    struct Staged;
+
+    impl Fixture for Staged {
+        type Transport = Verbs;
+        type Payloads = OnGpus<false, true>;
+        const MODULE: &'static str = "staged";
+        const KEYS_ARE_OF_ONE_CONNECTION: bool = false;
+        const ALLOCATES_NOTHING: bool = false;
+        const ROUNDS: u64 = 120;
+        const AHEAD: u64 = 1;
+        const ADDS: u64 = 1_000;
+
+        fn transport() -> Verbs {
+            let device = Unordered::new(0, false);
+            let verbs = device.verbs(None).with_gpu(&scripted_gpu(Scripted::new(), 0));
+            assert!(verbs.gpu().is_none(), "the device reaches the GPU");
+            stepping(device, verbs)
+        }
+
+        fn address() -> Address {
+            UnorderedFixture::address()
+        }
+    }
+
+    conformance!(scripted_gpu_staged, super::Staged, within one process);
+}
 
 #[test]
 fn memory_in_a_dma_buf_is_registered_as_one_by_owners_and_peers() {

@@ -18,7 +18,7 @@ const SLOTS: Access = Access::REMOTE_WRITE.union(Access::RELAXED);
 
 /// The way in which memory of the GPU comes to the device.
 #[derive(Clone, Copy)]
-enum Import {
+pub(super) enum Import {
     DmaBuf,
     Peermem,
 }
@@ -33,7 +33,7 @@ impl Import {
     }
 
     /// The transport with a GPU whose memory its device reaches so.
-    fn reach(self, device: &Unordered, driver: &Arc<Scripted>, verbs: Verbs, gpu: &Gpu) -> Verbs {
+    pub(super) fn reach(self, device: &Unordered, driver: &Arc<Scripted>, verbs: Verbs, gpu: &Gpu) -> Verbs {
         match self {
             Import::DmaBuf => verbs.with_gpu(gpu),
             Import::Peermem => {
@@ -68,7 +68,7 @@ struct DirectScene {
 }
 
 /// A device that lingers, its flush, and a GPU that needs it.
-fn lingering(import: Import, seed: u64) -> (Unordered, Arc<Scripted>) {
+pub(super) fn lingering(import: Import, seed: u64) -> (Unordered, Arc<Scripted>) {
     let device = Unordered::new(seed, false);
     device.linger(Lingers::All);
     let driver = import.driver();
