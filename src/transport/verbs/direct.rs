@@ -147,9 +147,13 @@ mod with_cuda {
             Ok(GpuExport { buffer, pages })
         }
 
-        /// The same of memory of this library's own.
+        /// The same of the pages of this memory alone, at the first of which it begins.
         fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
-            let pages = memory.pages()?.into_iter().next().ok_or(GpuError::Empty)?;
+            let pages = memory.pages()?.into_iter().next_back().ok_or(GpuError::Empty)?;
+            if pages.pointer != memory.pointer() {
+                let reason = "peers name bytes from the begin of a page on: let the memory begin at a multiple of 4096";
+                return Err(GpuError::NotDirect { bytes: memory.bytes(), reason: reason.into() });
+            }
             GpuExport::new(import, memory, pages)
         }
 
@@ -182,10 +186,11 @@ mod with_cuda {
     }
 
     impl GpuRegistrations {
-        /// Exports memory of this library's own, to be registered.
+        /// Exports memory that peers are granted, to be registered.
         ///
         /// # Errors
-        /// The driver refuses; for the window of the GPU that is full, the number is that of a device that says so.
+        /// It does not begin at a page, or the driver refuses; for the window of the GPU that is full, the number is
+        /// that of a device that says so.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
             GpuExport::of(self.import, memory).map_err(|error| match error.is_of_full_window() {
                 // As a device says it, which registers by an address.
