@@ -230,3 +230,36 @@ impl Borrowed {
 fn not_passed(operation: &'static str, error: &impl std::fmt::Display) -> GpuError {
     GpuError::Socket { operation, reason: error.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::scripted::{PRIMARY, Scripted};
+    use super::*;
+
+    #[test]
+    fn what_a_peer_says_of_memory_is_held_to_what_the_driver_has_open() {
+        const BYTES: usize = 8192;
+        let [owner, reader] = [(); 2].map(|()| Arc::new(Scripted::new()));
+        let ((gpu, ..), (theirs, ..)) = (owner.open_gpu(), reader.open_gpu());
+        let pointer = owner.memory(BYTES);
+        owner.set_classic(pointer, PRIMARY);
+        let memory = super::super::memory_with_owner(&gpu, pointer, BYTES, ());
+        let (handle, _) = memory.shared_handle().unwrap();
+        let import = |offer: &[u8], bytes| {
+            let (mut sender, receiver) = UnixStream::pair().unwrap();
+            sender.write_all(offer).unwrap();
+            GpuMemory::import(&theirs, receiver.as_fd(), bytes, false).map(drop)
+        };
+        let offer = |offset| MemoryOffer { handle, uuid: [0; 16], offset, number: 0 }.to_bytes();
+        import(&offer(1), BYTES - 1).unwrap();
+        for (offset, bytes) in [(1, BYTES), (BYTES as u64 + 1, 1), (u64::MAX, 1)] {
+            let error = import(&offer(offset), bytes).unwrap_err();
+            assert!(matches!(error, GpuError::BeyondAllocation { .. }), "{error}");
+        }
+        let error = import(&offer(0)[1..], 1).unwrap_err();
+        assert!(matches!(error, GpuError::Socket { operation: OPENING, .. }), "{error}");
+        assert_eq!(reader.opened_of_others(), 0);
+    }
+}
