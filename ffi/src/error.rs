@@ -210,7 +210,9 @@ fn status_of(error: &Error) -> Status {
         )) => Status::BadArgument,
         Error::Register(RegisterError::Memory(_)) => Status::Memory,
         Error::Register(RegisterError::Device { .. }) => Status::Memory,
-        Error::Register(RegisterError::NotShareable { .. }) => Status::Unsupported,
+        Error::Register(RegisterError::NotShareable { .. } | RegisterError::GpuMemory { .. }) => {
+            Status::Unsupported
+        }
         Error::Connect(error) => connect_status(error),
         Error::Handshake { .. } => Status::Protocol,
         Error::Deadline { .. } | Error::NotHeld { .. } => Status::Deadline,

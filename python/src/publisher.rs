@@ -130,7 +130,7 @@ impl PyPublisher {
             ..ShardOptions::default()
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
-        let options = PublisherOptions { memory, begin_at, deltas, branches };
+        let options = PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() };
         PyPublisher::begin(py, table, &address, options, gpu.clone(), || {
             Ok(Named::new(fabric::fabric(secret, &address, gpu.as_ref())?, ""))
         })

@@ -89,7 +89,7 @@ impl PyTables {
             ..ShardOptions::default()
         };
         let (begin_at, deltas) = (Version::new(begin_at), differences(deltas, delta_bytes)?);
-        let options = PublisherOptions { memory, begin_at, deltas, branches };
+        let options = PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() };
         let (named, address) =
             self.ask("publishing a table", |tables| (tables.named(name), tables.address().clone()))?;
         PyPublisher::begin(py, table, &address, options, None, || Ok(named))

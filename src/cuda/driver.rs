@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::sys::{Attribute, Code, PointerAttribute};
+use super::sys::{Attribute, Code, IpcHandle, PointerAttribute};
 
 /// A context of a device. What it names is the driver's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,20 @@ pub(crate) trait Driver: Any + Send + Sync {
         bytes: usize,
         is_writable: bool,
     ) -> Result<Allocation, Code>;
+
+    /// What other processes of this host open an allocation of `cuMemAlloc` by, which begins at `pointer`.
+    fn share(&self, pointer: DevicePointer) -> Result<IpcHandle, Code>;
+
+    /// Opens an allocation that another process has shared, and returns where it begins here. The driver counts: what
+    /// is open already is at the same address, and is closed with the last [`close_shared`](Self::close_shared). A
+    /// process does not open its own.
+    fn open_shared(&self, handle: IpcHandle) -> Result<DevicePointer, Code>;
+
+    /// Closes it once.
+    ///
+    /// # Safety
+    /// Nothing uses it any more that relied on this opening.
+    unsafe fn close_shared(&self, begin: DevicePointer) -> Result<(), Code>;
 
     /// Gives it back.
     ///

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::lent::{OPENING, SHARING};
 use super::sys::Code;
 use crate::diagnostic::{Diagnostic, remedy_of};
 
@@ -11,6 +12,11 @@ const INITIALISING: &str = "initialising the driver";
 
 /// The operation that takes room in the window of the GPU on the PCI bus.
 pub(super) const EXPORTING: &str = "exporting memory of a GPU to RDMA devices";
+
+/// The remedy where memory of the caller's does not come from one process to another.
+const SHARED: &str = "CUDA passes memory of cudaMalloc on between processes of one host that see each other (not of \
+                      two containers), on one GPU or on two with peer access, without MIG and not under WSL: run \
+                      both so, leave `PublisherOptions::gpu_memory` out, or connect over TCP";
 
 /// The remedy where that window has no room for memory of a GPU.
 pub(crate) const FULL_WINDOW: &str = "the window of the GPU on the PCI bus may be full: see BAR1 in \
@@ -105,6 +111,14 @@ pub enum GpuError {
     NotOurs {
         /// The address.
         pointer: u64,
+    },
+    /// The system has no socket to pass memory of the caller's by, or the peer has passed nothing by it.
+    #[error("{operation} failed: {reason}; {}", remedy_of(self))]
+    Socket {
+        /// The call, in words.
+        operation: &'static str,
+        /// The error that the system reported.
+        reason: String,
     },
     /// The memory is that of a version that a reader has pinned, which the publisher lends to be read.
     #[error("the memory at {pointer:#x} is of a pinned version, and is not copied into; {}", remedy_of(self))]
@@ -318,7 +332,7 @@ impl Diagnostic for GpuError {
             | GpuError::BeyondAllocation { .. } => "taking memory of a GPU",
             GpuError::NotOurs { .. } => "granting memory of a GPU",
             GpuError::Lent { .. } => "copying to memory of a GPU",
-            GpuError::OnGpu { operation } => operation,
+            GpuError::OnGpu { operation } | GpuError::Socket { operation, .. } => operation,
             GpuError::OtherContext { what: "memory", .. } => "taking memory of a GPU",
             GpuError::OtherContext { .. } | GpuError::Capturing => "copying behind a stream",
             GpuError::Faulted { .. } | GpuError::NotCopied { .. } => "waiting for a copy of a GPU",
@@ -360,7 +374,13 @@ impl Diagnostic for GpuError {
             GpuError::Elements { .. } => {
                 "give at least one f32 element at a multiple of 4 bytes, and 2 bytes for each at a multiple of 2"
             }
-            GpuError::NotOurs { .. } => "allocate it with `GpuMemory::allocate`",
+            GpuError::NotOurs { .. } => {
+                "give memory of cudaMalloc (of PyTorch with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False), or of \
+                 `GpuMemory::allocate`"
+            }
+            GpuError::Socket { .. } => {
+                "raise this process's limit on open files (`ulimit -n`), or look at the log of the peer"
+            }
             GpuError::Lent { .. } => "copy into memory of this process",
             GpuError::OnGpu { .. } => "use the call for memory of a GPU, or a transport without a GPU",
             GpuError::OtherContext { .. } => {
@@ -372,6 +392,7 @@ impl Diagnostic for GpuError {
             }
             GpuError::Forked => "open the GPU after the fork, or start the process by exec",
             error if error.is_of_full_window() => FULL_WINDOW,
+            GpuError::Driver { operation: SHARING | OPENING, .. } => SHARED,
             GpuError::Driver { operation: INITIALISING, code } => remedy_of_initialisation(Code(*code)),
             GpuError::Driver { code, .. } => remedy_of_code(Code(*code)),
         }))

@@ -141,6 +141,11 @@ impl PrimaryContext {
         result
     }
 
+    /// True if both are of one driver, as all of a process are.
+    pub(super) fn has_driver_of(&self, other: &PrimaryContext) -> bool {
+        Arc::as_ptr(&self.0.driver).addr() == Arc::as_ptr(&other.0.driver).addr()
+    }
+
     pub(super) fn error(&self, operation: &'static str, code: Code) -> GpuError {
         GpuError::of_device(operation, self.0.ordinal, code)
     }

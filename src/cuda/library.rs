@@ -68,6 +68,9 @@ functions! {
     mem_export: "cuMemExportToShareableHandle" as fn(*mut c_void, u64, c_int, u64);
     mem_import: "cuMemImportFromShareableHandle" as fn(*mut u64, *mut c_void, c_int);
     mem_get_properties: "cuMemGetAllocationPropertiesFromHandle" as fn(*mut AllocationProperties, u64);
+    ipc_get_handle: "cuIpcGetMemHandle" as fn(*mut IpcHandle, DevicePointer);
+    ipc_open_handle: "cuIpcOpenMemHandle_v2" as fn(*mut DevicePointer, IpcHandle, c_uint);
+    ipc_close: "cuIpcCloseMemHandle" as fn(DevicePointer);
     mem_get_range_handle: "cuMemGetHandleForAddressRange" as fn(*mut c_void, DevicePointer, usize, c_int, u64);
     flush_rdma_writes: "cuFlushGPUDirectRDMAWrites" as fn(c_int, c_int);
     mem_address_reserve: "cuMemAddressReserve" as fn(*mut DevicePointer, usize, usize, DevicePointer, u64);
@@ -416,6 +419,24 @@ impl Driver for DriverLibrary {
     ) -> Result<Allocation, Code> {
         let handle = self.handle(file)?;
         self.map(device, handle, bytes, if is_writable { ACCESS_READ_WRITE } else { ACCESS_READ })
+    }
+
+    fn share(&self, pointer: DevicePointer) -> Result<IpcHandle, Code> {
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: as above.
+        check(unsafe { (self.functions.ipc_get_handle)(&mut handle, pointer) }).map(|()| handle)
+    }
+
+    fn open_shared(&self, handle: IpcHandle) -> Result<DevicePointer, Code> {
+        let mut begin = 0;
+        // SAFETY: as above; the handle is bytes that the driver looks at.
+        check(unsafe { (self.functions.ipc_open_handle)(&mut begin, handle, IPC_LAZY_PEER_ACCESS) })
+            .map(|()| begin)
+    }
+
+    unsafe fn close_shared(&self, begin: DevicePointer) -> Result<(), Code> {
+        // SAFETY: the caller's promise.
+        check(unsafe { (self.functions.ipc_close)(begin) })
     }
 
     unsafe fn free(&self, allocation: Allocation) -> Result<(), Code> {

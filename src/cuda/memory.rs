@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::direct::GpuRegistration;
 use super::driver::{Allocation, DevicePointer, Driver};
 use super::gpu::PrimaryContext;
+use super::lent::{Borrowed, Lender, Opened};
 use super::sys::{Code, MEMORY_TYPE_DEVICE, PointerAttribute};
 use super::{Gpu, GpuError};
 use crate::mem::OutOfBounds;
@@ -33,10 +34,10 @@ pub(super) struct GpuBlock {
 
 pub(super) enum GpuBacking {
     Own(Allocation),
-    Caller {
-        /// Dropped once no slice and no copy uses the memory any more.
-        _owner: Box<dyn Send + Sync>,
-    },
+    /// The caller's, whose owner is dropped once no slice, no copy and no peer uses the memory any more.
+    Caller(Lender),
+    /// The caller's of another process, which peers of that one read.
+    Opened(Opened),
     /// A part of a peer's, which its kernels and copies write and this process reads alone.
     Lent {
         _whole: GpuMemory,
@@ -45,8 +46,9 @@ pub(super) enum GpuBacking {
 
 impl GpuMemory {
     /// The caller's memory where it lies: `bytes` from `pointer` on, a tensor say. Neither needs any alignment. `owner`
-    /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way; it
-    /// is whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a
+    /// is dropped once nothing uses the memory any more, neither a value of this type nor a copy that is under way, nor
+    /// a process of this host that reads frames in it ([`PublisherOptions`](crate::weights::PublisherOptions)); it is
+    /// whatever keeps the memory alive, and must not wait for a copy when it is dropped. An allocator that gives a
     /// freed block out again at once, as PyTorch's does, would otherwise give it out while it is copied.
     ///
     /// # Errors
@@ -64,7 +66,7 @@ impl GpuMemory {
     ) -> Result<GpuMemory, GpuError> {
         let primary = gpu.inner().primary.clone();
         expect_memory_of(&primary, pointer, bytes)?;
-        Ok(GpuMemory::new(primary, pointer, bytes, GpuBacking::Caller { _owner: Box::new(owner) }, true))
+        Ok(GpuMemory::new(primary, pointer, bytes, GpuBacking::Caller(Lender::new(owner)), true))
     }
 
     /// `bytes` of memory of this library's own on the GPU. It is freed with its last clone, also while kernels of the
@@ -91,7 +93,7 @@ impl GpuMemory {
 
     /// Maps `bytes` of memory that another process of this host has allocated and exported, for this GPU, or for the
     /// one that the memory is on if this one has no peer access to that. It stays allocated until the last process has
-    /// let go of it. Returns the GPU whose memory it is from now on.
+    /// let go of it. Memory that this process has exported is itself. Returns the GPU whose memory it is from now on.
     ///
     /// # Errors
     /// The descriptor is none of memory of a GPU, the memory has another length, or this process cannot use the GPU
@@ -103,7 +105,16 @@ impl GpuMemory {
         is_writable: bool,
     ) -> Result<(Gpu, GpuMemory), GpuError> {
         const MAPPING: &str = "mapping memory of a GPU that a peer has granted";
+        let borrowed = Borrowed::receive(file)?;
+        if let Some(own) = borrowed.as_ref().and_then(|borrowed| borrowed.own(gpu)) {
+            let is_here = own.whole().is_of(gpu);
+            let by = if is_here { gpu.clone() } else { gpu.sibling(own.block.primary.ordinal())? };
+            return Ok((by, own));
+        }
         let map = |gpu: &Gpu| {
+            if let Some(borrowed) = &borrowed {
+                return borrowed.open(gpu, bytes, is_writable);
+            }
             let primary = gpu.inner().primary.clone();
             let device = primary.device();
             let allocation =
@@ -117,7 +128,7 @@ impl GpuMemory {
         };
         let device = gpu.inner().primary.device();
         let out_of_reach = gpu.inner().primary.call(MAPPING, |driver| {
-            let home = driver.home(file)?;
+            let home = borrowed.as_ref().map_or_else(|| driver.home(file), |memory| memory.home(driver))?;
             let is_reached = home == device || driver.reaches(device, home)?;
             // Devices are numbered as their ordinals are.
             Ok(if is_reached { None } else { u32::try_from(home).ok() })
@@ -127,21 +138,39 @@ impl GpuMemory {
         Ok((home, memory))
     }
 
-    /// What another process of this host maps it by, and the length that it maps: this memory was
-    /// [allocated](Self::allocate) here, and takes whole units of the device.
+    /// What another process of this host maps it by, and the length that it maps: all of the caller's, or of what was
+    /// [allocated](Self::allocate) here, which takes whole units of the device.
     ///
     /// # Errors
-    /// The memory is the caller's, or the driver refuses.
+    /// The memory is the caller's and of a kind that is not passed on, or a peer's; or the driver refuses.
     pub(crate) fn export(&self) -> Result<(OwnedFd, usize), GpuError> {
-        let GpuBlock { primary, pointer, backing, .. } = &*self.block;
-        let GpuBacking::Own(allocation) = *backing else {
-            return Err(GpuError::NotOurs { pointer: *pointer });
-        };
-        let exported = primary.call("exporting memory of a GPU", |driver| driver.export(allocation));
-        Ok((exported?, allocation.bytes))
+        let GpuBlock { primary, pointer, bytes, backing, .. } = &*self.block;
+        match backing {
+            GpuBacking::Own(allocation) => {
+                let exported = primary.call("exporting memory of a GPU", |driver| driver.export(*allocation));
+                Ok((exported?, allocation.bytes))
+            }
+            GpuBacking::Caller(lender) => Ok((self.lend(lender)?, *bytes)),
+            GpuBacking::Opened(_) | GpuBacking::Lent { .. } => Err(GpuError::NotOurs { pointer: *pointer }),
+        }
     }
 
-    fn new(
+    /// Checks that the driver passes it to other processes of this host.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub(crate) fn expect_exported(&self) -> Result<(), GpuError> {
+        match self.block.backing {
+            GpuBacking::Caller(_) => self.shared_handle().map(drop),
+            GpuBacking::Own(_) | GpuBacking::Opened(_) | GpuBacking::Lent { .. } => Ok(()),
+        }
+    }
+
+    pub(super) fn of_block(block: Arc<GpuBlock>) -> GpuMemory {
+        GpuMemory { block }
+    }
+
+    pub(super) fn new(
         primary: PrimaryContext,
         pointer: DevicePointer,
         bytes: usize,
@@ -155,12 +184,6 @@ impl GpuMemory {
 
     pub(super) fn block(&self) -> &Arc<GpuBlock> {
         &self.block
-    }
-
-    /// True if both are one block of memory.
-    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "RDMA alone registers it"))]
-    pub(crate) fn same_as(&self, other: &GpuMemory) -> bool {
-        Arc::ptr_eq(&self.block, &other.block)
     }
 
     /// Length in bytes.
@@ -202,12 +225,31 @@ impl GpuBlock {
 impl Drop for GpuBlock {
     fn drop(&mut self) {
         self.registrations().clear();
-        if let GpuBacking::Own(allocation) = self.backing {
-            // SAFETY: the last slice is gone, and copies that are under way hold one.
-            self.primary.give_back("freeing memory of a GPU", |driver| unsafe { driver.free(allocation) });
+        // The last slice is gone, and copies that are under way hold one.
+        match &self.backing {
+            GpuBacking::Own(allocation) => {
+                // SAFETY: as above.
+                self.primary
+                    .give_back("freeing memory of a GPU", |driver| unsafe { driver.free(*allocation) });
+            }
+            GpuBacking::Opened(opened) => {
+                // SAFETY: as above.
+                let close = |driver: &dyn Driver| unsafe { driver.close_shared(opened.begin) };
+                self.primary.give_back("closing memory that a peer shares", close);
+            }
+            GpuBacking::Caller(_) | GpuBacking::Lent { .. } => {}
         }
     }
 }
+
+/// Equal are clones: one block of memory.
+impl PartialEq for GpuMemory {
+    fn eq(&self, other: &GpuMemory) -> bool {
+        Arc::ptr_eq(&self.block, &other.block)
+    }
+}
+
+impl Eq for GpuMemory {}
 
 impl fmt::Debug for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,6 +12,7 @@
 //! | `library`, `sys` | `libcuda.so.1`, opened at run time, and what its header says |
 //! | `gpu` | a device with its primary context |
 //! | `memory`, `stream` | memory of a GPU; a stream of the caller's |
+//! | `lent` | memory of the caller's that other processes open where it lies |
 //! | `direct` | memory of a GPU as RDMA devices reach it |
 //! | `probe`, `window` | what a GPU can do, and its window on the PCI bus, for `slackline doctor` |
 //! | `bare` | the driver with nothing around it, for programs that measure and test on a GPU |
@@ -33,6 +34,7 @@ mod error;
 mod fold;
 mod gpu;
 mod kernels;
+mod lent;
 mod library;
 mod memory;
 mod model;

@@ -6,8 +6,8 @@
 //! before it takes effect or once it has, and what is not given back is counted.
 //!
 //! It fails the test where work touches memory that is not there, not locked, or for reading only, where memory is
-//! given back that work still uses, and where a stream of the caller's gets more than events. A fault ends the work of
-//! one device. The work of a stream that is ended goes on.
+//! given back that work still uses or another driver has open, and where a caller's stream gets more than events.
+//! A fault ends the work of one device. The work of a stream that is ended goes on.
 //!
 //! It shows that waits, lifetimes and errors are right. It shows nothing of DMA, of visibility or of speed.
 
@@ -16,6 +16,7 @@ mod host;
 mod kernel;
 mod memory;
 mod model;
+mod shared;
 mod streams;
 mod work;
 
@@ -30,7 +31,7 @@ use super::driver::{
 };
 use super::sys::{
     Attribute, CAPTURE_MODE_RELAXED, Code, FLUSH_OPTION_HOST, HOST_REGISTER_DEVICEMAP,
-    HOST_REGISTER_READ_ONLY, MEMORY_TYPE_DEVICE, ORDERING_OWNER, PointerAttribute,
+    HOST_REGISTER_READ_ONLY, IpcHandle, MEMORY_TYPE_DEVICE, ORDERING_OWNER, PointerAttribute,
 };
 use super::{Gpu, GpuStream};
 pub(crate) use controls::Working;
@@ -49,6 +50,8 @@ const NEXT_DEVICE: usize = 0x100;
 /// `CUDA_ERROR_INVALID_CONTEXT` and `CUDA_ERROR_INVALID_HANDLE`.
 const NO_CONTEXT: Code = Code(201);
 const INVALID_HANDLE: Code = Code(400);
+/// `CUDA_ERROR_MAP_FAILED`.
+const MAP_FAILED: Code = Code(205);
 /// `CU_MEMORYTYPE_HOST`.
 const MEMORY_TYPE_HOST: u32 = 1;
 
@@ -82,6 +85,8 @@ struct ScriptedState {
     is_window_full: bool,
     /// Whether it numbers allocations.
     has_buffer_ids: bool,
+    /// Whether it shares memory of `cuMemAlloc` with other processes, and opens theirs.
+    has_sharing: bool,
     /// Whether its kernels see in order what RDMA devices write; and what a flush does, if it has one.
     sees_rdma_writes: bool,
     flush: Option<Arc<dyn Fn() + Send + Sync>>,
@@ -127,6 +132,7 @@ impl Scripted {
                 has_dma_bufs: false,
                 is_window_full: false,
                 has_buffer_ids: true,
+                has_sharing: true,
                 sees_rdma_writes: true,
                 flush: None,
                 calls: 0,
@@ -375,6 +381,36 @@ impl Driver for Scripted {
             let pointer = imported.ok_or(Code::INVALID_VALUE)?;
             state.device.own += 1;
             Ok(Allocation { pointer, bytes, handle: 1 })
+        })
+    }
+
+    fn share(&self, pointer: DevicePointer) -> Result<IpcHandle, Code> {
+        self.within(|state| match state.has_sharing {
+            true => state.device.share(pointer).ok_or(Code::INVALID_VALUE),
+            false => Err(Code::NOT_SUPPORTED),
+        })
+    }
+
+    fn open_shared(&self, handle: IpcHandle) -> Result<DevicePointer, Code> {
+        self.within(|state| {
+            if !state.has_sharing {
+                return Err(MAP_FAILED);
+            }
+            if state.device.is_own(handle) {
+                return Err(NO_CONTEXT);
+            }
+            let device = state.device_of(state.current());
+            state.device.open(device, handle, state.are_peers).ok_or(MAP_FAILED)
+        })
+    }
+
+    unsafe fn close_shared(&self, begin: DevicePointer) -> Result<(), Code> {
+        self.within(|state| {
+            let (_, bytes) = state.device.range(begin).ok_or(Code::INVALID_VALUE)?;
+            if state.device.opens(begin) == 1 {
+                state.expect_unused(begin, bytes);
+            }
+            state.device.close(begin).ok_or(Code::INVALID_VALUE)
         })
     }
 

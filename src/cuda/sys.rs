@@ -113,6 +113,13 @@ impl PointerAttribute {
     pub(crate) const RANGE_BYTES: PointerAttribute = PointerAttribute(12);
 }
 
+/// What another process opens memory of `cuMemAlloc` by (`CUipcMemHandle`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, without which no handle is opened.
+pub(crate) const IPC_LAZY_PEER_ACCESS: u32 = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
 pub(crate) const MEMORY_TYPE_DEVICE: u32 = 2;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.

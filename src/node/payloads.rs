@@ -2,10 +2,14 @@
 
 use super::Error;
 use crate::cuda::Gpu;
+#[cfg(not(feature = "cuda"))]
+use crate::cuda::GpuMemory;
 use crate::kernel::encode;
 use crate::mem::{Access, LocalSlice};
 use crate::table::Encoding;
 use crate::transport::{PayloadMemory, PayloadSlice, Transport};
+#[cfg(feature = "cuda")]
+pub(super) use on_gpu::of_caller;
 
 /// Zeroed memory for payloads: on the GPU of the transport, if it has one.
 pub(super) fn allocate<T: Transport>(
@@ -26,6 +30,11 @@ pub(super) fn allocate<T: Transport>(
         Some(gpu) => match *gpu {},
         None => Ok(PayloadMemory::Host(transport.allocate(bytes, access)?)),
     }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn of_caller<T>(_: &T, memory: &GpuMemory, _: usize) -> Result<PayloadMemory, Error> {
+    match *memory {}
 }
 
 /// The host memory of a payload, for an operation that touches its bytes.
@@ -84,6 +93,7 @@ mod on_gpu {
     use crate::node::wait::{WaitTurn, wait};
     use crate::table::Encoding;
     use crate::time::Duration;
+    use crate::transport::{PayloadMemory, Transport};
 
     /// Blocks of host memory by way of which payloads of a GPU are read and written: one is copied by the GPU while the
     /// other one is copied by the processor.
@@ -95,10 +105,35 @@ mod on_gpu {
 
     pub(super) fn allocate(gpu: &Gpu, bytes: usize) -> Result<GpuMemory, Error> {
         let memory = GpuMemory::allocate(gpu, bytes)?;
+        clear(gpu, &memory)?;
+        Ok(memory)
+    }
+
+    /// Memory of the caller's for payloads that peers read, zeroed: on the GPU of the transport, and exactly as long.
+    pub(in crate::node) fn of_caller<T: Transport>(
+        transport: &T,
+        memory: &GpuMemory,
+        bytes: usize,
+    ) -> Result<PayloadMemory, Error> {
+        let refused = |reason| Error::Option { option: "gpu_memory", value: format!("{memory:?}"), reason };
+        let Some(gpu) = transport.gpu() else {
+            return Err(refused("the transport has payloads in host memory: give it the GPU (`with_gpu`)"));
+        };
+        if memory.bytes() != bytes {
+            let reason = "it must have the bytes of all frames, each rounded up to a multiple of 4096";
+            return Err(refused(reason));
+        }
+        gpu.expect(&memory.whole())?;
+        transport.register_on_gpu(memory)?;
+        clear(gpu, memory)?;
+        Ok(PayloadMemory::Gpu(memory.clone()))
+    }
+
+    /// Makes it zero, and waits for that.
+    fn clear(gpu: &Gpu, memory: &GpuMemory) -> Result<(), Error> {
         let mut clearing = Tickets::default();
         gpu.clear(memory.whole(), &mut clearing)?;
-        finish(&mut clearing)?;
-        Ok(memory)
+        finish(&mut clearing)
     }
 
     /// Waits for the end of the copies.

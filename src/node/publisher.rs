@@ -20,6 +20,7 @@ use super::shard::{Shard, ShardConfig, ShardOptions, ShardPeer};
 use super::tree::Tree;
 use super::wait::{WaitTurn, drive, wait};
 use crate::clock::{Clock, Version, VersionTag};
+use crate::cuda::GpuMemory;
 use crate::mem::{LocalSlice, Streaming, VolatileSlice, fence};
 use crate::param::{FrameHeader, FrameLabel, Latest, PendingDelta, Pinned, WrittenDelta};
 use crate::table::Table;
@@ -42,6 +43,11 @@ pub struct PublisherOptions {
     /// ([`Relay::join`](crate::node::Relay::join)). A version takes its link as many times as long, and the tree is as
     /// many times as wide at each step; 2 by default.
     pub branches: u16,
+    /// Memory of the caller's for the frames, on the transport's GPU; `None`, the default, for memory of the library's
+    /// own. It has exactly [`ShardOptions::frames`] times the bytes of the table, which are rounded up to a multiple of
+    /// 4096, and is cleared when the publisher begins. From then on it is written by way of this publisher alone. Over
+    /// shared memory it is of `cudaMalloc`.
+    pub gpu_memory: Option<GpuMemory>,
 }
 
 impl Default for PublisherOptions {
@@ -51,6 +57,7 @@ impl Default for PublisherOptions {
             begin_at: Version::default(),
             deltas: None,
             branches: 2,
+            gpu_memory: None,
         }
     }
 }
@@ -130,9 +137,16 @@ impl<T: Transport> Publisher<T> {
             return Err(Error::LastVersion { version: options.begin_at });
         }
         let deltas = options.deltas.map(|deltas| deltas.geometry(&table)).transpose()?;
-        let lease = options.memory.lease;
-        let config =
-            ShardConfig { table, shard: 0, shards: 1, scheme: None, options: options.memory, deltas };
+        let (lease, gpu_memory) = (options.memory.lease, options.gpu_memory);
+        let config = ShardConfig {
+            table,
+            shard: 0,
+            shards: 1,
+            scheme: None,
+            options: options.memory,
+            deltas,
+            gpu_memory,
+        };
         let mut shard = Shard::new(transport, address, config)?;
         let origin = shard.frames.epoch();
         shard.frames.set_label(shard.frames.latest().frame, FrameLabel { origin, ..FrameLabel::default() });

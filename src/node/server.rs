@@ -306,6 +306,7 @@ impl<T: Transport> Server<T> {
             scheme: Some((&options.scheme).into()),
             options: options.memory,
             deltas: None,
+            gpu_memory: None,
         };
         let mut shard = Shard::new(transport, address, config)?;
         let payload = shard.frames.payload(0);

@@ -27,6 +27,7 @@ use super::runtime::Runtime;
 use super::taken::{Applied, Taken};
 use super::tree::Tree;
 use crate::clock::{Clock, Version};
+use crate::cuda::GpuMemory;
 use crate::mem::{Access, ForkGuard};
 use crate::param::{
     ControlLayout, DECISIONS_BYTES, Decisions, DeltaGeometry, Deltas, Eviction, FrameGeometry, Frames,
@@ -107,6 +108,8 @@ pub(super) struct ShardConfig {
     pub(super) options: ShardOptions,
     /// The differences that are kept for readers.
     pub(super) deltas: Option<DeltaGeometry>,
+    /// Memory of the caller's for the frames.
+    pub(super) gpu_memory: Option<GpuMemory>,
 }
 
 /// The part of a scheme that the handshake needs.
@@ -256,7 +259,10 @@ impl<T: Transport> Shard<T> {
         let control = transport.allocate(layout.bytes(), Access::REMOTE_READ)?;
         let bytes = usize::try_from(geometry.bytes())
             .map_err(|_| option_error("frames", options.frames, "they do not fit the address space"))?;
-        let payload = payloads::allocate(&transport, bytes, Access::REMOTE_READ)?;
+        let payload = match &config.gpu_memory {
+            Some(memory) => payloads::of_caller(&transport, memory, bytes)?,
+            None => payloads::allocate(&transport, bytes, Access::REMOTE_READ)?,
+        };
         expect_plain(payload.host().is_some(), &config)?;
         let mut frames = Frames::new(control, payload, layout, geometry, random_word());
         frames.set_checksums(options.checksums);

@@ -38,6 +38,14 @@ pub enum RegisterError {
         /// A remedy that the user can try.
         remedy: String,
     },
+    /// The driver of a GPU does not pass its memory to peers.
+    #[error("cannot let peers reach memory of a GPU over {transport}: {reason}")]
+    GpuMemory {
+        /// The transport's name.
+        transport: &'static str,
+        /// What the driver says, with the remedy.
+        reason: String,
+    },
 }
 
 impl Diagnostic for RegisterError {
@@ -50,6 +58,8 @@ impl Diagnostic for RegisterError {
             RegisterError::Memory(error) => return error.remedy(),
             RegisterError::NotShareable { use_instead, .. } => format!("use {use_instead}").into(),
             RegisterError::Device { remedy, .. } => remedy.into(),
+            // Its reason ends in one.
+            RegisterError::GpuMemory { .. } => return None,
         })
     }
 

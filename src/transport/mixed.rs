@@ -136,6 +136,7 @@ impl Transport for Mixed {
     }
 
     fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+        self.shm.register_on_gpu(memory)?;
         self.verbs.as_ref().map_or(Ok(()), |verbs| verbs.register_on_gpu(memory))
     }
 

@@ -46,6 +46,11 @@ pub(crate) const GPU_MUTANTS: &[(&str, &str, &str)] = &[
         "assertion failed: !copies.are_done().unwrap() && !is_freed",
     ),
     (
+        "lent_memory_let_go_at_once",
+        "node::reader::gpu::lent::tests::memory_of_the_callers_is_kept_until_its_last_reader_has_closed_it",
+        "memory is freed that other processes have open",
+    ),
+    (
         "publish_before_copied",
         "node::publisher::gpu::scripted::tests::the_frame_of_a_dropped_draft_is_free_once_the_gpu_writes_it_no_more",
         "called `Result::unwrap_err()` on an `Ok` value",

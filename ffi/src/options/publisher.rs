@@ -114,7 +114,8 @@ impl slackline_publisher_options {
         let branches = u16::try_from(self.branches).map_err(|_| {
             Failure::bad_argument(format!("branches is {}: use at most 65,535", self.branches))
         })?;
-        Ok(PublisherOptions { memory, begin_at: Version::new(self.begin_at), deltas, branches })
+        let begin_at = Version::new(self.begin_at);
+        Ok(PublisherOptions { memory, begin_at, deltas, branches, ..PublisherOptions::default() })
     }
 }
 

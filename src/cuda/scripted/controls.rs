@@ -79,6 +79,12 @@ impl Scripted {
         self
     }
 
+    /// Makes the driver one that passes no memory of the caller's from process to process.
+    pub(crate) fn without_sharing(self) -> Scripted {
+        self.state().has_sharing = false;
+        self
+    }
+
     /// Makes its devices others than those of a driver that was given another number.
     pub(crate) fn of_host(self, host: u8) -> Scripted {
         self.state().host = host;
@@ -204,6 +210,11 @@ impl Scripted {
     /// Memory of other processes that its devices may only read.
     pub(crate) fn mapped_for_reading(&self) -> usize {
         self.state().device.for_reading()
+    }
+
+    /// How often it has memory open that other processes share, all openings together.
+    pub(crate) fn opened_of_others(&self) -> usize {
+        self.state().device.opened_of_others()
     }
 
     /// Kernels of the library's that were launched.

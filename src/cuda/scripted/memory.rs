@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering::Release};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::Release};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::MemfdFlags;
 
 use super::super::driver::{Context, DevicePointer};
+use super::super::sys::IpcHandle;
 use super::host::ScriptedHost;
+use super::shared;
 
 /// Bytes of addresses.
 const CAPACITY: usize = 8 << 30;
@@ -32,6 +34,9 @@ pub(super) struct ScriptedMemory {
     pub(super) own: usize,
     /// Blocks that there have been.
     made: u64,
+    /// The number of the driver, and what it has open of others: where, and how often.
+    id: u64,
+    opened: BTreeMap<DevicePointer, (IpcHandle, usize)>,
     /// The device that works just now: it touches what is mapped for it alone. None where a test looks.
     pub(super) working: Option<i32>,
 }
@@ -64,7 +69,9 @@ impl ScriptedMemory {
             let nothing = rustix::mm::MprotectFlags::empty();
             rustix::mm::mprotect(addresses.as_mut_ptr().cast(), CAPACITY, nothing).expect("no access");
         }
-        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0, made: 0, working: None }
+        static DRIVERS: AtomicU32 = AtomicU32::new(1);
+        let (id, opened) = (shared::driver_number(DRIVERS.fetch_add(1, Relaxed)), BTreeMap::new());
+        ScriptedMemory { addresses, blocks: BTreeMap::new(), own: 0, made: 0, id, opened, working: None }
     }
 
     fn base(&self) -> DevicePointer {
@@ -199,13 +206,76 @@ impl ScriptedMemory {
         if is_memory { self.map(device, file, bytes, is_writable) } else { None }
     }
 
+    /// What other drivers open the allocation by that begins at `pointer`.
+    pub(super) fn share(&self, pointer: DevicePointer) -> Option<IpcHandle> {
+        let block = self.blocks.get(&pointer).filter(|block| block.is_classic)?;
+        let handle = self.handle(pointer, block);
+        shared::share(handle);
+        Some(handle)
+    }
+
+    /// What others open a block by, if they may.
+    fn handle(&self, pointer: DevicePointer, block: &ScriptedBlock) -> IpcHandle {
+        let file = [block.file.as_raw_fd() as u64, block.bytes as u64];
+        shared::handle(file, [self.id, pointer, block.number])
+    }
+
+    /// True if it is of an allocation of this driver.
+    pub(super) fn is_own(&self, handle: IpcHandle) -> bool {
+        shared::driver(handle) == self.id
+    }
+
+    /// Opens an allocation of another driver, if `device` can have it, or counts.
+    pub(super) fn open(&mut self, device: i32, handle: IpcHandle, are_peers: bool) -> Option<DevicePointer> {
+        let known = self.opened.iter_mut().find(|(_, (open, _))| *open == handle);
+        if let Some((begin, (_, count))) = known {
+            *count += 1;
+            return Some(*begin);
+        }
+        let (file, bytes) = shared::open(handle)?;
+        let is_reached = are_peers || ScriptedMemory::home(file.as_fd()) == Some(device);
+        let begin = is_reached.then(|| self.map(device, file, bytes, true)).flatten();
+        let Some(begin) = begin else {
+            shared::close(handle);
+            return None;
+        };
+        self.own += 1;
+        self.opened.insert(begin, (handle, 1));
+        Some(begin)
+    }
+
+    /// All openings together.
+    pub(super) fn opened_of_others(&self) -> usize {
+        self.opened.values().map(|(_, count)| count).sum()
+    }
+
+    /// How often it is open.
+    pub(super) fn opens(&self, begin: DevicePointer) -> usize {
+        self.opened.get(&begin).map_or(0, |(_, count)| *count)
+    }
+
+    /// Closes it once.
+    pub(super) fn close(&mut self, begin: DevicePointer) -> Option<()> {
+        let (handle, count) = self.opened.get_mut(&begin)?;
+        *count -= 1;
+        if *count == 0 {
+            shared::close(*handle);
+            self.opened.remove(&begin);
+            self.free(begin);
+            self.own -= 1;
+        }
+        Some(())
+    }
+
     /// Blocks that no device may write.
     pub(super) fn for_reading(&self) -> usize {
         self.blocks.values().filter(|block| !block.is_writable).count()
     }
 
     pub(super) fn free(&mut self, pointer: DevicePointer) {
-        self.blocks.remove(&pointer);
+        if let Some(block) = self.blocks.remove(&pointer) {
+            shared::forget(self.handle(pointer, &block));
+        }
     }
 
     pub(super) fn set(&mut self, pointer: DevicePointer, is_managed: bool, ordinal: u32) {

@@ -85,6 +85,7 @@ fn values_are_those_of_the_header() {
             => header::CUflushGPUDirectRDMAWritesOptions_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST,
         ORDERING_OWNER
             => header::CUGPUDirectRDMAWritesOrdering_enum::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER,
+        IPC_LAZY_PEER_ACCESS => header::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
         MEMORY_TYPE_DEVICE => header::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
         STREAM_NON_BLOCKING => header::CUstream_flags_enum::CU_STREAM_NON_BLOCKING,
         EVENT_DISABLE_TIMING => header::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING,
@@ -108,6 +109,7 @@ fn values_are_those_of_the_header() {
 fn structures_are_laid_out_as_the_header_has_them() {
     assert_eq!(size_of::<MemoryLocation>(), size_of::<header::CUmemLocation>());
     assert_eq!(size_of::<AccessDescriptor>(), size_of::<header::CUmemAccessDesc>());
+    assert_eq!(size_of::<IpcHandle>(), size_of::<header::CUipcMemHandle>());
     assert_eq!(size_of::<AllocationProperties>(), size_of::<header::CUmemAllocationProp>());
     same! {
         offset_of!(AllocationProperties, handle_types) => offset_of!(header::CUmemAllocationProp, requestedHandleTypes),

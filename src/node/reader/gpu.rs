@@ -1,6 +1,8 @@
 //! Versions that a reader copies into memory of a GPU.
 
 #[cfg(test)]
+mod lent;
+#[cfg(test)]
 mod pinned;
 #[cfg(test)]
 mod scripted;

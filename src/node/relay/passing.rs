@@ -188,6 +188,10 @@ fn serve<T: Transport + Clone>(
     mut options: PublisherOptions,
     (begin_at, origin): (Version, u64),
 ) -> Result<Publisher<T>, Error> {
+    if let Some(memory) = options.gpu_memory {
+        let reason = "a relay has frames of its own: leave it out";
+        return Err(Error::Option { option: "gpu_memory", value: format!("{memory:?}"), reason });
+    }
     options.begin_at = begin_at;
     options.memory.frames = geometry.frames;
     options.memory.chunk_bytes = geometry.chunk_bytes;

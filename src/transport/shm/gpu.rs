@@ -20,7 +20,8 @@ use crate::mem::{Access, DeviceKeys, MemoryRegion, RemoteSlice};
 use crate::transport::staging::StagingBlocks;
 use crate::transport::wireup::{Grant, lets_write};
 use crate::transport::{
-    CompletionError, Disconnected, Endpoint, Flags, GpuPath, LocalEndpoint, Operation, PostError, WorkRequest,
+    CompletionError, Disconnected, Endpoint, Flags, GpuPath, LocalEndpoint, Operation, PostError,
+    RegisterError, WorkRequest,
 };
 
 const NOT_COPIED: Disconnected = Disconnected {
@@ -310,6 +311,13 @@ fn no_peer_access(own: &Gpu, other: &Gpu) -> String {
 /// What another process maps memory of a GPU by, and its length there.
 pub(super) fn export(memory: &GpuMemory) -> Result<(OwnedFd, usize), ShmHandshakeError> {
     memory.export().map_err(|error| ShmHandshakeError::Gpu(error.to_string()))
+}
+
+/// Checks that other processes can map memory of a GPU.
+pub(super) fn expect_exported(memory: &GpuMemory) -> Result<(), RegisterError> {
+    memory
+        .expect_exported()
+        .map_err(|error| RegisterError::GpuMemory { transport: super::NAME, reason: error.to_string() })
 }
 
 /// Maps memory of a GPU that the peer has exported as a segment, of which it has granted what is before `end`.

@@ -69,7 +69,7 @@ pub use listener::{ShmIncoming, ShmListener};
 pub(crate) use wire::{fuzz_handshake, handshake_samples};
 
 use super::{Address, AtomicDomain, Capabilities, ConnectError, Doorbell, Offer, RegisterError, Transport};
-use crate::cuda::Gpu;
+use crate::cuda::{Gpu, GpuMemory};
 use crate::mem::{Access, DeviceKeys, HostMemory, MemoryError, MemoryRegion};
 
 /// Completions that an endpoint holds until they are polled, unless [`Shm::with_queue_depth`] says otherwise.
@@ -140,6 +140,10 @@ impl Transport for Shm {
 
     fn gpu(&self) -> Option<&Gpu> {
         self.gpu.as_ref()
+    }
+
+    fn register_on_gpu(&self, memory: &GpuMemory) -> Result<(), RegisterError> {
+        gpu::expect_exported(memory)
     }
 
     fn listen(&self, address: &Address) -> Result<ShmListener, ConnectError> {

@@ -150,7 +150,7 @@ mod with_cuda {
             Ok(GpuExport { buffer, pages })
         }
 
-        /// The same of memory of this library's own.
+        /// The same of the pages of this memory alone, at the first of which it begins.
         fn of(import: GpuImport, memory: &GpuMemory) -> Result<GpuExport, GpuError> {
             GpuExport::new(import, memory, memory.pages_to_grant()?)
         }
@@ -213,10 +213,11 @@ mod with_cuda {
     }
 
     impl GpuRegistrations {
-        /// Exports memory of this library's own, to be registered.
+        /// Exports memory that peers are granted, to be registered.
         ///
         /// # Errors
-        /// The driver refuses; for the window of the GPU that is full, the number is that of a device that says so.
+        /// It does not begin at a page, or the driver refuses; for the window of the GPU that is full, the number is
+        /// that of a device that says so.
         pub(in crate::transport::verbs) fn export(&self, memory: &GpuMemory) -> io::Result<GpuExport> {
             GpuExport::of(self.import, memory).map_err(|error| match error.is_of_full_window() {
                 // As a device says it, which registers by an address.

@@ -708,7 +708,7 @@ impl LocalMemory<'_> {
     fn is_of(self, memory: &PayloadMemory) -> bool {
         match (self, memory) {
             (LocalMemory::Host(slice), PayloadMemory::Host(region)) => region.same_as(slice.region()),
-            (LocalMemory::Gpu(slice, _), PayloadMemory::Gpu(memory)) => memory.same_as(slice.memory()),
+            (LocalMemory::Gpu(slice, _), PayloadMemory::Gpu(memory)) => memory == slice.memory(),
             _ => false,
         }
     }

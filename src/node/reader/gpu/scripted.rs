@@ -42,7 +42,7 @@ mod tests {
         }
 
         /// On the GPU of this ordinal.
-        fn on(driver: Arc<Scripted>, ordinal: u32) -> Side<T> {
+        pub(in crate::node::reader::gpu) fn on(driver: Arc<Scripted>, ordinal: u32) -> Side<T> {
             let (gpu, raw, stream) = driver.open_gpu_at(ordinal);
             let weights = GpuMemory::allocate(&gpu, BYTES).unwrap();
             let transport = T::with(&gpu);
