@@ -165,17 +165,31 @@ impl GpuMemory {
         registrations.iter().filter(|one| one.keys.domain == domain).find_map(|one| one.keys.readers)
     }
 
-    /// The pages to register where peers are granted it.
+    /// The pages to register where peers are granted it, at the first of which it begins.
     ///
     /// # Errors
-    /// It is not this library's own: the pages may have bytes of others before it, and be of several allocations.
+    /// It is a peer's; or it is the caller's and does not begin at a page, before which there may be bytes of others,
+    /// or is of several allocations.
     pub(crate) fn pages_to_grant(&self) -> Result<GpuPages, GpuError> {
+        let not_direct = |reason: &str| GpuError::NotDirect { bytes: self.bytes(), reason: reason.into() };
         match &self.block().backing {
-            GpuBacking::Own(allocation) => Ok(GpuPages::of(allocation)),
-            GpuBacking::Caller { .. } | GpuBacking::Lent { .. } => {
-                Err(GpuError::NotOurs { pointer: self.pointer() })
+            GpuBacking::Own(allocation) => return Ok(GpuPages::of(allocation)),
+            GpuBacking::Caller(_) => {}
+            GpuBacking::Opened(_) | GpuBacking::Lent { .. } => {
+                return Err(GpuError::NotOurs { pointer: self.pointer() });
             }
         }
+        let pages = self.whole().pages()?.pop().ok_or(GpuError::Empty)?;
+        if pages.pointer != self.pointer() {
+            let reason = "peers name bytes from the begin of a page on: let the memory begin at a multiple of 4096";
+            return Err(not_direct(reason));
+        }
+        if pages.addresses().end < self.pointer() + self.bytes() as u64 {
+            let reason = "it was mapped piece by piece, and peers name the bytes of one piece: lend memory of one \
+                          allocation (with PyTorch: expandable_segments:False)";
+            return Err(not_direct(reason));
+        }
+        Ok(pages)
     }
 
     /// A dma-buf of these pages.

@@ -191,18 +191,18 @@ impl Borrowed {
         memory.block().primary.has_driver_of(&gpu.inner().primary).then_some(memory)
     }
 
-    /// Opens `bytes` of it for a GPU.
+    /// Opens `bytes` of it for a GPU, to be read or to be written, too.
     ///
     /// # Errors
     /// The driver refuses, or the allocation does not have as many.
-    pub(super) fn open(&self, gpu: &Gpu, bytes: usize) -> Result<GpuMemory, GpuError> {
+    pub(super) fn open(&self, gpu: &Gpu, bytes: usize, is_writable: bool) -> Result<GpuMemory, GpuError> {
         let primary = gpu.inner().primary.clone();
         let socket = self.socket.try_clone().map_err(|error| not_passed(OPENING, &error))?;
         let begin = primary.call(OPENING, |driver| driver.open_shared(self.offer.handle))?;
         // From here on it is closed with the memory.
         let opened = GpuBacking::Opened(Opened { begin, _socket: socket });
         let pointer = begin.wrapping_add(self.offer.offset);
-        let memory = GpuMemory::new(primary.clone(), pointer, bytes, opened);
+        let memory = GpuMemory::new(primary.clone(), pointer, bytes, opened, is_writable);
         let (whole, length) = primary.call(OPENING, |driver| driver.address_range(begin))?;
         let behind = (whole + length as u64).saturating_sub(begin).saturating_sub(self.offer.offset);
         match behind as usize {

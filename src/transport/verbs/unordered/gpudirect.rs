@@ -595,11 +595,18 @@ fn behind_a_piece_that_no_device_registers_a_tensor_is_staged() {
 }
 
 #[test]
-fn peers_are_granted_no_memory_of_the_caller() {
+fn peers_are_granted_the_callers_memory_only_from_a_page_on_and_of_one_piece() {
     let scene = scene(Import::DmaBuf, 15, 1, PAGE);
-    let tensor = memory_with_owner(&scene.gpu, scene.driver.memory(2 * PAGE) + 100, PAGE, ());
-    let refused = scene.verbs.register_on_gpu(&tensor).unwrap_err().to_string();
-    assert!(refused.contains("is the caller's"), "{refused}");
+    let grant = |pointer, bytes| {
+        let memory = memory_with_owner(&scene.gpu, pointer, bytes, ());
+        scene.verbs.register_on_gpu(&memory).map_err(|error| error.to_string())
+    };
+    let [first, second, _] = pieces(&scene.driver);
+    grant(second, PIECES[1]).unwrap();
+    let refused = grant(second + 100, PAGE).unwrap_err();
+    assert!(refused.contains("a multiple of 4096"), "{refused}");
+    let refused = grant(first, PIECES[0] + PIECES[1]).unwrap_err();
+    assert!(refused.contains("piece by piece"), "{refused}");
 }
 
 fn an_owner_whose_frames_no_device_registers_says_so_at_once(import: Import) {
