@@ -11,6 +11,7 @@ use slackline::internals::node::Backoff;
 use slackline::scheme::Bound as VersionBound;
 use slackline::{Address, Error, Job, Mixed, View, Worker, WorkerOptions, now};
 
+use crate::arguments::Addresses;
 use crate::errors::Failure;
 use crate::fabric::{self, SecretSource};
 use crate::gpu::{self, PyGpu, Streams};
@@ -81,7 +82,7 @@ impl PyWorker {
     #[allow(clippy::too_many_arguments, reason = "they are keywords")]
     fn new(
         py: Python<'_>,
-        servers: Vec<String>,
+        servers: Addresses,
         rank: Option<u32>,
         idle: &str,
         timeout: f64,
@@ -91,7 +92,7 @@ impl PyWorker {
         let gpu = gpu::named(gpu);
         let transport_gpu = gpu.clone();
         let timeout = seconds(timeout)?;
-        let searches = servers.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
+        let searches = servers.0.iter().map(|server| Search::of(server)).collect::<Result<Vec<_>, _>>()?;
         let idle = way_to_idle(idle)?;
         let options =
             WorkerOptions { identity: rank, waits_for_server: true, idle, ..WorkerOptions::default() };

@@ -1,0 +1,46 @@
+"""What errors say: the cause that it is, a remedy that helps, and whether to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import slackline
+
+TABLE = {"a": np.zeros(3, "float32")}
+
+
+def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
+    array: Any = np.zeros(3, "float32")
+    with slackline.Publisher(TABLE) as publisher, slackline.Reader(publisher.address) as reader:
+        with slackline.Server(TABLE) as server, slackline.Worker([server.address]) as worker:
+            wrong: Any = server.address
+            mapping, addresses = "give a mapping of names to arrays", "give a list of addresses"
+            calls: list[tuple[str, Callable[[], object]]] = [
+                (f"type list: {mapping}", lambda: publisher.publish([array])),  # type: ignore[arg-type]
+                (f"type ndarray: {mapping}", lambda: reader.pull(array)),
+                (f"type ndarray: {mapping}", lambda: worker.step(array)),
+                (f"type str: {addresses}", lambda: slackline.Worker(wrong)),
+                (f"type int: {addresses}", lambda: slackline.Worker([5])),  # type: ignore[list-item]
+                (f"type int: {addresses}", lambda: slackline.Worker(5)),  # type: ignore[arg-type]
+                ("type str: give bytes", lambda: publisher.publish(TABLE, label="abc")),  # type: ignore[arg-type]
+                (
+                    "type int: give bytes, or the path of a file",
+                    lambda: slackline.Publisher(TABLE, secret=5),  # type: ignore[arg-type]
+                ),
+            ]
+            for text, call in calls:
+                with pytest.raises(TypeError, match=text) as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+            # What is right is taken still.
+            assert publisher.publish(TABLE, label=b"abc") == 1
+            slackline.Worker((server.address,)).close()
+    (tmp_path / "secret").write_text("a secret of a job")
+    (tmp_path / "secret").chmod(0o600)
+    for secret in (b"a secret of a job", str(tmp_path / "secret"), tmp_path / "secret"):
+        slackline.Publisher(TABLE, secret=secret).close()
