@@ -1,5 +1,6 @@
 //! What the library's errors become in Python: classes of `slackline._errors`, chosen by kind and never by text.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use pyo3::IntoPyObjectExt;
@@ -76,8 +77,13 @@ impl Failure {
         }
     }
 
+    /// The same failure, with words before its message that say where it is.
+    pub(crate) fn at(self, position: impl Display) -> Failure {
+        Failure { message: format!("{position}: {}", self.message), ..self }
+    }
+
     /// A failure that this crate noticed: what was tried, what is wrong, and the remedy.
-    pub(crate) fn new(class: Class, operation: &str, cause: impl std::fmt::Display, remedy: &str) -> Failure {
+    pub(crate) fn new(class: Class, operation: &str, cause: impl Display, remedy: &str) -> Failure {
         Failure {
             class,
             message: format!("{operation}: {cause}; {remedy}"),

@@ -44,3 +44,10 @@ def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> 
     (tmp_path / "secret").chmod(0o600)
     for secret in (b"a secret of a job", str(tmp_path / "secret"), tmp_path / "secret"):
         slackline.Publisher(TABLE, secret=secret).close()
+
+
+def test_a_line_that_is_no_record_has_its_remedy_once() -> None:
+    with pytest.raises(slackline.BadOption, match="^line 1: ") as caught:
+        slackline.check(["x"])
+    assert caught.value.remedy is not None and str(caught.value).count("give lines") == 1
+    assert str(caught.value).endswith(caught.value.remedy)
