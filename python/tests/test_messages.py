@@ -46,6 +46,11 @@ def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> 
         slackline.Publisher(TABLE, secret=secret).close()
 
 
+def test_too_many_workers_are_named_as_such() -> None:
+    with pytest.raises(slackline.BadOption, match="option workers cannot be 70000: .* 65535: use fewer workers"):
+        slackline.Server(TABLE, workers=70000, scheme="asp")
+
+
 def test_a_line_that_is_no_record_has_its_remedy_once() -> None:
     with pytest.raises(slackline.BadOption, match="^line 1: ") as caught:
         slackline.check(["x"])

@@ -347,7 +347,7 @@ mod tests {
             Server::new(Shm::new(), &Address::random(), table, &[0.0; 16], options)
         };
         let error = begin(0, 5).err().expect("there is no room for two followers");
-        assert!(matches!(error, Error::Option { option: "memory.peers", .. }), "{error}");
+        assert!(matches!(error, Error::Option { option: "peers", .. }), "{error}");
         assert!(begin(0, 6).is_ok() && begin(1, 4).is_ok());
     }
 
