@@ -249,6 +249,7 @@ fn connect_class(error: &ConnectError) -> Class {
         | ConnectError::ReadingSecret { .. }
         | ConnectError::Refused { .. } => Class::Refused,
         ConnectError::Channel { source, .. } => channel_class(source),
+        ConnectError::System { .. } if !error.is_retryable() => Class::BadOption,
         ConnectError::System { .. } | ConnectError::Closed { .. } => Class::PeerGone,
         ConnectError::WrongAddress { .. } => Class::BadOption,
         ConnectError::NotBuilt { .. }

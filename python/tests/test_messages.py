@@ -14,6 +14,25 @@ import slackline
 TABLE = {"a": np.zeros(3, "float32")}
 
 
+def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    tables = slackline.Tables()
+    with slackline.Publisher(TABLE) as publisher:
+        calls: list[Callable[[], object]] = [
+            lambda: slackline.Reader(publisher.address, table="a\nb", timeout=5),
+            lambda: tables.publisher("a\nb", TABLE),
+        ]
+        for path in ("file", "file/socket", "none/socket", "open/socket", "x" * 200):
+            address = str(tmp_path / path)
+            calls.append(lambda address=address: slackline.Publisher(TABLE, address=address))  # type: ignore[misc]
+        for call in calls:
+            with pytest.raises(slackline.BadOption) as caught:
+                call()
+            assert not caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
+
+
 def test_a_wrong_type_is_a_type_error_that_says_what_to_give(tmp_path: Path) -> None:
     array: Any = np.zeros(3, "float32")
     with slackline.Publisher(TABLE) as publisher, slackline.Reader(publisher.address) as reader:
