@@ -94,6 +94,12 @@ impl Failure {
         }
     }
 
+    /// The time is over that this crate had waited, and the cause says for what.
+    pub(crate) fn late(operation: &str, waited: Duration, cause: impl Display, remedy: &str) -> Failure {
+        let message = format!("{operation} did not end within {waited:?}: {cause}; {remedy}");
+        Failure { message, ..Failure::new(Class::Deadline, operation, cause, remedy) }
+    }
+
     /// The object was closed, or another call has to come first.
     pub(crate) fn out_of_turn(operation: &str, cause: &str, remedy: &str) -> Failure {
         Failure::new(Class::OutOfTurn, operation, cause, remedy)

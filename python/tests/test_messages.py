@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,60 @@ import pytest
 
 import slackline
 
+Start = Callable[..., Any]
+
 TABLE = {"a": np.zeros(3, "float32")}
+
+
+def test_a_version_that_was_not_read_in_time_is_not_said_to_be_unpublished(python: Start) -> None:
+    child = python(
+        """
+        publisher = slackline.Publisher({"a": np.zeros(1000, "float32")}, transport="tcp", lease=30.0)
+        for value in range(1, 4):
+            publisher.publish({"a": np.full(1000, value, "float32")})
+        print(publisher.address)
+        sys.stdin.read()
+        """
+    )
+    with slackline.Reader(child.stdout.readline().strip()) as reader:
+        assert reader.pull().version == 3
+        child.send_signal(signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        calls: dict[Callable[[], object], int] = {
+            lambda: reader.pull(timeout=0.3): 3,
+            lambda: reader.pull(timeout=0.3, version=1): 1,
+            lambda: reader.pull(timeout=0.3, min_version=2): 3,
+        }
+        for call, needed in calls.items():
+            text = f"needed version {needed}, the newest is 3, and it was not read in time; its owner may not answer"
+            with pytest.raises(slackline.DeadlineError, match=text):
+                call()
+        with pytest.raises(slackline.DeadlineError, match="needed version 4, the newest is 3; it may not be published"):
+            reader.pull(timeout=0.3, min_version=4)
+
+
+@pytest.mark.parametrize("scheme", ["bsp", "ssp(0)", "k-sync(2)", "dbw", "vap(1)", "adasync"])
+def test_a_worker_that_waits_for_another_one_does_not_blame_a_silent_server(scheme: str) -> None:
+    with slackline.Server(TABLE, scheme=scheme, workers=2) as server, slackline.Worker([server.address]) as worker:
+
+        def steps() -> None:
+            for _ in range(3):
+                with worker.step(timeout=0.3) as step:
+                    step.publish(1.0, gradient={"a": np.full(3, 100, "float32")}, timeout=0.3)
+
+        text = "the server has version 0 with all clocks before 0.*a worker or the server may be slow or gone"
+        for call in (steps, lambda: worker.flush(timeout=0.3)):
+            with pytest.raises(slackline.DeadlineError, match=f"did not end within 300ms: .*{text}"):
+                call()
+
+
+def test_a_wait_for_workers_says_how_many_have_left() -> None:
+    with slackline.Server(TABLE, workers=2) as server:
+        slackline.Worker([server.address]).close()
+        server.wait(left=1)
+        with pytest.raises(slackline.DeadlineError, match="within 100ms: 1 of 2 workers have left; ") as caught:
+            server.wait(left=2, timeout=0.1)
+        assert caught.value.is_retryable and str(caught.value.remedy) in str(caught.value)
 
 
 def test_what_no_repetition_cures_is_a_bad_option_and_not_a_lost_peer(tmp_path: Path) -> None:
